@@ -1,0 +1,532 @@
+"""What a trained model is worth: sentence vectors, retrieval across languages, the geometry of the vectors.
+
+    python evaluate.py out/x                                # everything that applies, on the run's own test rows
+    python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval --json
+
+First the metrics, pure functions of vectors (N, D) that know nothing of models; then `embed`; then the tasks, whose numbers are
+named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
+"""
+import argparse
+import difflib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+import data
+import grammar
+from data import BadInput
+from model import Packed, load
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Retrieval metrics
+
+MARGINS = ("ratio", "distance", "absolute")
+
+
+def unit(z):
+    """Rows scaled to length 1, (N, D) -> (N, D) float64, since cosines of a half-collapsed encoder differ in the fifth digit; a
+    zero row stays zero. Raises ValueError for another shape, or for NaN and infinity: their ranking would look like a result."""
+    z = torch.as_tensor(z).detach().double()
+    if z.ndim != 2:
+        raise ValueError(f"vectors must be (N, D), these are {tuple(z.shape)}")
+    if not z.isfinite().all():
+        raise ValueError(f"{int((~z.isfinite()).any(1).sum())} of {len(z)} vectors hold NaN or infinity")
+    return z / z.norm(dim=1, keepdim=True).clamp(min=1e-300)
+
+
+def paired(x, y):
+    """Unit rows of two matrices whose rows i belong together. Raises ValueError if the shapes differ or there is no row."""
+    x, y = unit(x), unit(y)
+    if x.shape != y.shape or len(x) == 0:
+        raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} must have the same shape and at least one row")
+    return x, y
+
+
+def neighbours(x, y, k, block=2048):
+    """The k rows of y nearest to each row of x by cosine, exact, best first: (N, D), (M, D) -> cosines (N, k), indices (N, k).
+    Memory is block * block cosines, however large N and M. Raises ValueError unless 1 <= k <= M and the widths agree."""
+    x, y = unit(x), unit(y)
+    if not 1 <= k <= len(y) or x.shape[1] != y.shape[1]:
+        raise ValueError(f"{k} neighbours of x {tuple(x.shape)} in y {tuple(y.shape)}: k must be 1..{len(y)}, the widths equal")
+    cosines, indices = [], []
+    for queries in x.split(block):
+        best, where = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64, device=x.device)
+        for start in range(0, len(y), block):
+            top = (queries @ y[start:start + block].T).topk(min(k, len(y) - start, block), dim=1)
+            best, where = torch.cat([best, top.values], 1), torch.cat([where, top.indices + start], 1)
+            best, keep = best.topk(min(k, best.shape[1]), dim=1)         # (block, k): the best so far
+            where = where.gather(1, keep)
+        cosines.append(best)
+        indices.append(where)
+    return torch.cat(cosines), torch.cat(indices)
+
+
+def mine(x, y, margin="ratio", k=4):
+    """The row of y that margin-based mining takes for each row of x: (N, D), (M, D) -> indices (N,). Among the k nearest j of i,
+    the highest score cos / m (ratio) or cos - m (distance), m = (mean cos of i to its k nearest in y + mean cos of j to its k
+    nearest in x) / 2; "absolute" is the highest cosine. With fewer than k rows, k is what there is. [Artetxe & Schwenk 2019]"""
+    if margin not in MARGINS:
+        raise ValueError(f"margin {margin!r} is not one of {', '.join(MARGINS)}")
+    if margin == "absolute":
+        return neighbours(x, y, 1)[1][:, 0]
+    cosines, candidates = neighbours(x, y, min(k, len(y)))               # (N, k)
+    backward = neighbours(y, x, min(k, len(x)))[0].mean(1)               # (M,)
+    mean = (cosines.mean(1, keepdim=True) + backward[candidates]) / 2    # (N, k)
+    scores = cosines / mean if margin == "ratio" else cosines - mean
+    return candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0]
+
+
+def mistakes(found, texts=None):
+    """Found indices (N,) -> wrong (N,) bool. Right is the row's own index or, with `texts`, any whose text equals the row's."""
+    found = found.cpu()
+    wrong = found != torch.arange(len(found))
+    for i in wrong.nonzero()[:, 0].tolist() if texts is not None else ():
+        wrong[i] = texts[found[i]] != texts[i]
+    return wrong
+
+
+def xsim(x, y, margin="ratio", k=4, texts=None):
+    """Percent of the rows of x whose translation is not found in y: (N, D), (N, D) -> 0..100. Direction x -> y; the papers put
+    English at y. With `texts`, those of y, an equal text is as good (what LASER's command counts); without, the index must be
+    the same (what its function counts). Raises ValueError if the shapes differ. [Heffernan et al. 2022; LASER, xsim.py]"""
+    x, y = paired(x, y)
+    return 100 * mistakes(mine(x, y, margin, k), texts).double().mean().item()
+
+
+def xsim_plus(x, y, negatives, sources, types, margin="ratio", k=4, texts=None):
+    """xsim when y is joined by M altered copies of its rows, and which alteration did the harm. [Chen et al. 2023, xsim++]
+
+    negatives (M, D); sources (M,): the row of y each was made from; types (M,): the name of its error; texts: those of y, then
+    those of the negatives. -> {"xsim++": percent wrong, each type: percent that took a negative of this type made from their own
+    translation, "misaligned": percent that took anything else}: the parts add up to the whole. The larger set of targets
+    changes the margin of every row, so nothing of xsim is reused. Raises ValueError if the lengths disagree."""
+    x, y = paired(x, y)
+    negatives = torch.as_tensor(negatives, dtype=y.dtype, device=y.device).reshape(-1, y.shape[1])
+    sources, types = [int(row) for row in sources], list(types)
+    if not len(negatives) == len(sources) == len(types):
+        raise ValueError(f"{len(negatives)} negatives, {len(sources)} sources, {len(types)} types: there must be as many of each")
+    found = mine(x, torch.cat([y, negatives]), margin, k)
+    wrong = mistakes(found, texts)
+    counts = dict.fromkeys(sorted(set(types)) + ["misaligned"], 0)
+    for i in wrong.nonzero()[:, 0].tolist():
+        j = int(found[i]) - len(y)                                       # below 0: an unaltered row of y
+        own = j >= 0 and (sources[j] == i or texts is not None and texts[sources[j]] == texts[i])
+        counts[types[j] if own else "misaligned"] += 1
+    return {"xsim++": 100 * wrong.double().mean().item()} | {name: 100 * count / len(x) for name, count in counts.items()}
+
+
+def top1(x, y):
+    """Percent of the rows of x whose nearest row of y by cosine has their own index: (N, D), (N, D) -> 0..100."""
+    return 100 - xsim(x, y, "absolute")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Geometry metrics; s are singular values, u unit rows
+
+
+def spectrum(z, center):
+    """Singular values in float64, largest first: (N, D) -> (min(N, D),). By the eigenvalues of the smaller Gram matrix; what is
+    under 1e-7 of the norm is the rounding of float32 vectors and of this method, and becomes 0: one point has no directions."""
+    z = torch.as_tensor(z).detach().double()
+    floor = 1e-7 * z.norm()
+    z = z - z.mean(0) if center else z
+    s = torch.linalg.eigvalsh(z.T @ z if len(z) > z.shape[1] else z @ z.T).clamp(min=0).sqrt().flip(0)
+    return torch.where(s > floor, s, 0)
+
+
+def entropy(p):
+    """-sum p log p in nats, with 0 log 0 = 0: (n,) -> float."""
+    return -torch.special.xlogy(p, p).sum().item()
+
+
+def rankme(z, center=False, normalize=False, epsilon=1e-7):
+    """exp(-sum p log p), p = s / sum s + epsilon: (N, D) -> 1..min(N, D), the number of directions in use. [Garrido et al. 2023];
+    BERT-JEPA's code has normalize=True (unit rows) and epsilon=1e-10. It grows with N until N is far above it (the paper: 25
+    times), so compare only what was measured on equally many rows."""
+    s = spectrum(unit(z) if normalize else z, center)
+    return math.exp(entropy(s / s.sum().clamp(min=1e-300) + epsilon))
+
+
+def effective_rank(z):
+    """exp(-sum p log p), p = s / sum s, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are one point.
+    [Roy & Vetterli 2007; Predict-and-Reconstruct, eq. 12]"""
+    s = spectrum(z, center=True)
+    return math.exp(entropy(s / s.sum())) if s.sum() > 0 else 0.0
+
+
+def stable_rank(z):
+    """sum s^2 / max s^2, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are one point.
+    [Vershynin 2018; Predict-and-Reconstruct, eq. 13]"""
+    s = spectrum(z, center=True)
+    return (s.square().sum() / s[0].square()).item() if s.sum() > 0 else 0.0
+
+
+def spectral_entropy(z, squared=False, base="width"):
+    """-sum p log p / log n, centred: (N, D) -> 0..1. Paper [Predict-and-Reconstruct, eq. 11]: p = s / sum s, n = D; released:
+    p = s^2 / sum s^2 (squared=True), n = min(N, D) (base="min")."""
+    if base not in ("width", "min"):
+        raise ValueError(f'base {base!r} is not "width" or "min"')
+    s = spectrum(z, center=True)
+    s, n = s.square() if squared else s, z.shape[1] if base == "width" else min(z.shape)
+    return entropy(s / s.sum()) / math.log(n) if s.sum() > 0 and n > 1 else 0.0
+
+
+def alignment(x, y, power=2):
+    """mean |u_i - v_i|^power over matched unit rows: (N, D), (N, D) -> 0 (best)..2^power. [Wang & Isola 2020, sec. 4];
+    Predict-and-Reconstruct's code has power=4."""
+    x, y = paired(x, y)
+    return (x - y).norm(dim=1).pow(power).mean().item()
+
+
+def uniformity(z, t=2, block=1024):
+    """log mean exp(-t |u_i - u_j|^2) over all i != j: (N, D) -> -4t..0; 0 is one point, -2t = -4 the whole sphere of many
+    dimensions. Counting i = j as well would bias it upwards. Raises ValueError below two rows. [Wang & Isola 2020, sec. 4]"""
+    u, sums = unit(z), []
+    if len(u) < 2:
+        raise ValueError(f"uniformity is about pairs of rows; there are {len(u)} rows")
+    for start in range(0, len(u), block):
+        terms = -t * (2 - 2 * u[start:start + block] @ u.T).clamp(min=0)                       # (block, N)
+        terms[torch.arange(len(terms)), torch.arange(start, start + len(terms))] = -math.inf   # i = j
+        sums.append(terms.logsumexp((0, 1)))
+    return torch.stack(sums).logsumexp(0).item() - math.log(len(u) * (len(u) - 1))
+
+
+def isotropy(z):
+    """min F(c) / max F(c), F(c) = sum_i exp(c . u_i), over the eigenvectors c of U'U and their opposites: (N, D) -> e^-2 (one
+    direction)..1 (none is special). [Mu & Viswanath 2018, sec. 2], here of unit rows, so that scale does not count."""
+    u = unit(z)
+    along = u @ torch.linalg.eigh(u.T @ u).eigenvectors                  # (N, D)
+    partition = torch.cat([along, -along], 1).logsumexp(0)               # (2D,)
+    return (partition.min() - partition.max()).exp().item()
+
+
+def spread(z):
+    """Standard deviation of each dimension of the unit rows, averaged, times sqrt(D): (N, D) -> 0 (one point)..1 (healthy).
+    [Chen & He 2021, SimSiam, fig. 2]"""
+    u = unit(z)
+    return u.std(0, correction=0).mean().item() * math.sqrt(u.shape[1])
+
+
+def random_cosine(x, y=None):
+    """Mean cosine of row i of x and row j != i of y (None: of x), over all such pairs: (N, D), (N, D) -> -1..1. Exact at once:
+    all pairs together are the product of two sums. Raises ValueError below two rows. [BERT-JEPA, tables 4-7, unrelated]"""
+    x, y = paired(x, x if y is None else y)
+    if len(x) < 2:
+        raise ValueError("a random pair needs two rows; there is one")
+    return ((x.sum(0) @ y.sum(0) - (x * y).sum()) / (len(x) * (len(x) - 1))).item()
+
+
+def cosine_table(vectors):
+    """The mean cosines of BERT-JEPA's tables 4-7, {language: (N, D), aligned} -> for each language and the first
+    "same/de-en" (unrelated sentences of one language, mean of the two), "translations/de-en", "different/de-en" (unrelated, one
+    in each); and the means "same" over languages, "translations" and "different" over pairs. One language has only "same"."""
+    first, *others = vectors
+    same, table = {name: random_cosine(z) for name, z in vectors.items()}, {}
+    for other in others:
+        x, y = paired(vectors[other], vectors[first])
+        table[f"same/{other}-{first}"] = (same[other] + same[first]) / 2
+        table[f"translations/{other}-{first}"] = (x * y).sum(1).mean().item()
+        table[f"different/{other}-{first}"] = random_cosine(x, y)
+    means = {"same": sum(same.values()) / len(same)}
+    for kind in ("translations", "different") if others else ():
+        means[kind] = sum(table[f"{kind}/{other}-{first}"] for other in others) / len(others)
+    return means | table
+
+
+def geometry(vectors):
+    """Every geometry metric of {language: (N, D), aligned}, N >= 2: means over languages, or over each and the first."""
+    first, *others = vectors.values()
+    mean = lambda values: sum(values) / len(values)
+    each = lambda metric, *options: mean([metric(z, *options) for z in vectors.values()])
+    scores = {"rankme": each(rankme), "rankme_normalized": each(rankme, False, True, 1e-10)}
+    scores["rankme_share"] = 100 * scores["rankme"] / min(first.shape)
+    for metric in (effective_rank, stable_rank, spectral_entropy, uniformity, isotropy, spread):
+        scores[metric.__name__] = each(metric)
+    scores["spectral_entropy_released"] = each(spectral_entropy, True, "min")
+    if others:
+        scores["alignment"] = mean([alignment(x, first) for x in others])
+        scores["alignment_4"] = mean([alignment(x, first, 4) for x in others])
+    return scores | {f"cosine/{name}": value for name, value in cosine_table(vectors).items()}
+
+
+def health(x, y=None):
+    """Is this encoder collapsing? Vectors (N, D) of one view and, aligned, of another -> (measures and "verdict", one line)."""
+    return diagnose(geometry({"x": x} if y is None else {"x": x, "y": y}))
+
+
+def diagnose(scores):
+    """The same from scores that `geometry` or `run` have made. Collapse is all vectors pointing one way (cosine > .9) AND few
+    directions in use (RankMe < 5 %). Either alone is half of it: a pretrained BERT has a random cosine of .99 and can still be
+    trained (BERT-JEPA, table 4), and vectors on a line through 0 have one of 0. A RankMe under 2 is few at any width."""
+    keep = ("rankme", "rankme_share", "cosine/same", "cosine/translations", "uniformity", "spread")
+    scores = {name.removeprefix("geometry/"): value for name, value in scores.items()}
+    found = {name: scores[name] for name in keep if name in scores}
+    few, together = found["rankme_share"] < 5 or found["rankme"] < 2, found["cosine/same"]
+    found["verdict"] = ("COLLAPSING" if few and together > .9 else
+                        "half-collapsed (all vectors share one direction)" if together > .5 else
+                        "half-collapsed (few directions in use)" if few else "ok")
+    positive = f" | cos(pos) {found['cosine/translations']:.2f}" if "cosine/translations" in found else ""
+    return found, (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) {together:.2f}{positive} | "
+                   f"unif {found['uniformity']:.2f} | spread {found['spread']:.2f} -> {found['verdict']}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Embedding
+
+
+@torch.no_grad()
+def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progress=False):
+    """Texts -> their vectors (N, D), float32 on the CPU: rows [CLS] ids [SEP], pooled as model.config.pool says. Sorted by length
+    into batches and put back in order; what a row is batched with does not change its vector. Draws no random number, leaves the
+    model in the mode it was in. Texts longer than max_length tokens (at most the model's) are cut, and counted on stderr."""
+    mark, longest = data.special(tokenizer), min(max_length or model.config.max_length, model.config.max_length)
+    rows = [[mark.cls, *ids.tolist(), mark.sep] for ids in data.encode(tokenizer, list(texts))]
+    if cut := sum(len(row) > longest for row in rows):
+        print(f"warning: {cut} of {len(rows)} texts are longer than {longest} tokens and were cut", file=sys.stderr)
+        rows = [row if len(row) <= longest else row[:longest - 1] + [mark.sep] for row in rows]
+    batches, room = [], 0
+    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):      # longest first: memory runs out at once or never
+        if len(rows[i]) > room:
+            batches.append([])
+            room = max(tokens_per_batch, len(rows[i]))
+        batches[-1].append(i)
+        room -= len(rows[i])
+    vectors, device = torch.empty(len(rows), model.config.width), next(model.parameters()).device
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        for batch in tqdm(batches, desc="embed", leave=False, disable=not (progress and sys.stderr.isatty())):
+            packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
+            vectors[batch] = model.pool(model(packed), packed).float().cpu()                   # (R, D)
+    finally:
+        for module, training in modes:                                   # a frozen part may have been in eval mode before
+            module.training = training
+    return vectors
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tasks
+
+TASKS = ("retrieval", "geometry")
+
+
+def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False):
+    """The rows to evaluate: ({language: texts, aligned}, [(text, row, type of error), ...]). `split`: train, valid, test, or all
+    rows of a file. The second are hard negatives of the first language, which the embedded parallel data has because each of its
+    sentences comes from a known meaning; it is rendered here, in one style, so that a negative differs by its error alone."""
+    if split not in ("train", "valid", "test", "all"):
+        raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
+    part = "test" if split == "all" else split
+    if spec != "toy":
+        return data.texts(spec, part, langs, limit, holdout=split != "all", skip_bad=skip_bad), []
+    langs = langs or grammar.LANGUAGES
+    for name in langs:
+        if name not in grammar.LANGUAGES:
+            raise BadInput(f"language {name!r} is not in the embedded data: choose from {', '.join(grammar.LANGUAGES)}")
+    meanings = grammar.meanings(part, limit or 1000)
+    texts = {name: [grammar.render(meaning, name) for meaning in meanings] for name in langs}
+    gold = texts[langs[0]]
+    hard = [(grammar.render(altered, langs[0]), row, kind) for row, meaning in enumerate(meanings)
+            for kind, altered in grammar.negatives(meaning)]
+    return texts, [(text, row, kind) for text, row, kind in hard if text != gold[row]]
+
+
+def retrieval(vectors, texts, negatives=None, hard=()):
+    """Every language searched in the first: {language: (N, D)}, {language: N texts}, and of hard negatives (M, D) and (text, row,
+    type) -> {"xsim": mean over the languages, "xsim/de-en": one of them, ...}, percent. An equal text counts as right."""
+    first, *others = vectors
+    y, gold, scores = vectors[first], texts[first], {}
+    lines, sources, types = zip(*hard) if hard else ((), (), ())
+    for other in others:
+        x, pair = vectors[other], f"{other}-{first}"
+        found = {f"xsim/{pair}": xsim(x, y, texts=gold), "xsim_distance": xsim(x, y, "distance", texts=gold),
+                 "xsim_absolute": xsim(x, y, "absolute", texts=gold),
+                 f"top1/{pair}": top1(x, y), f"top1/{first}-{other}": top1(y, x)}
+        parts = xsim_plus(x, y, negatives, sources, types, texts=[*gold, *lines]) if hard else {}
+        found |= {f"xsim++/{pair}": parts.pop("xsim++")} if hard else {}
+        for name, value in found.items():
+            scores.setdefault(name.split("/")[0], []).append(value)
+            scores |= {name: [value]} if "/" in name else {}
+        for kind, value in parts.items():
+            scores.setdefault(f"xsim++/{kind}", []).append(value)
+    metrics = list(dict.fromkeys(name.split("/")[0] for name in scores))
+    ordered = sorted(scores, key=lambda name: metrics.index(name.split("/")[0]))               # a metric, then its details
+    return {name: sum(scores[name]) / len(scores[name]) for name in ordered}
+
+
+def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000, skip_bad=False, progress=False):
+    """Evaluate a Model on at most `limit` rows of a data set -> {"task/metric": number}, as in eval.json. tasks=None is all that
+    apply: retrieval needs two languages. Raises BadInput for a task that is unknown or that the data cannot serve."""
+    for task in tasks or ():
+        if task not in TASKS:
+            near = difflib.get_close_matches(task, TASKS, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadInput(f"task {task!r} is unknown: choose from {', '.join(TASKS)}{hint}")
+    if limit is not None and limit < 2:
+        raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
+    texts, hard = test_rows(spec, langs, split, limit, skip_bad)
+    count = len(next(iter(texts.values())))
+    if count < 2:
+        raise BadInput(f"the {split} split of {spec} has {count} rows: an evaluation needs at least 2")
+    if len(texts) == 1 and "retrieval" in (tasks or ()):
+        raise BadInput(f"task 'retrieval' looks for translations, and {spec} has one text a row: choose --tasks geometry")
+    tasks = tasks or (TASKS if len(texts) > 1 else ("geometry",))
+    hard = hard if "retrieval" in tasks else []
+    lines = [line for column in texts.values() for line in column] + [line for line, _, _ in hard]
+    vectors = embed(model, tokenizer, lines, progress=progress)
+    if bad := int((~vectors.isfinite()).any(1).sum()):
+        raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
+    *parts, negatives = vectors.split([count] * len(texts) + [len(hard)])
+    vectors, results = dict(zip(texts, parts)), {}
+    for task in tasks:
+        scores = retrieval(vectors, texts, negatives, hard) if task == "retrieval" else geometry(vectors)
+        results |= {f"{task}/rows": count} | {f"{task}/{name}": value for name, value in scores.items()}
+    return results
+
+
+class Translation(NamedTuple):
+    query: str
+    found: str  # what the model takes for its translation into the first language
+    gold: str
+    right: bool
+
+
+def translations(model, tokenizer, texts, n=5):
+    """n examples of retrieval to read: {language: texts, aligned} -> list of Translation, the languages in turn, the rows spread
+    evenly, each found among all texts of the first language as `xsim` does. No example if there is one language."""
+    first, *others = texts
+    count = len(texts[first])
+    if not others or not count:
+        return []
+    vectors = dict(zip(texts, embed(model, tokenizer, [line for column in texts.values() for line in column]).split(count)))
+    found = {other: mine(vectors[other], vectors[first]).tolist() for other in others[:n]}
+    n, examples = min(n, count), []
+    for turn in range(n):
+        other, row = others[turn % len(others)], turn * count // n
+        gold, taken = texts[first][row], texts[first][found[other][row]]
+        examples.append(Translation(texts[other][row], taken, gold, taken == gold))
+    return examples
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+ABOUT = {  # metric -> unit, which way is better, what it is
+    "xsim": ("%", "lower", "wrong translation found: ratio margin, k = 4"),
+    "xsim_distance": ("%", "lower", "the same by distance margin"),
+    "xsim_absolute": ("%", "lower", "the same by cosine alone"),
+    "top1": ("%", "higher", "nearest by cosine is the translation, both directions"),
+    "xsim++": ("%", "lower", "wrong translation found among hard negatives"),
+    "rankme": ("", "higher", "directions in use"),
+    "rankme_normalized": ("", "higher", "the same of unit rows (BERT-JEPA's code)"),
+    "rankme_share": ("%", "higher", "rankme as a share of the most possible"),
+    "effective_rank": ("", "higher", "directions in use, centred"),
+    "stable_rank": ("", "higher", "variance over that of its largest direction"),
+    "spectral_entropy": ("", "higher", "log effective rank, 0 to 1"),
+    "spectral_entropy_released": ("", "higher", "the same of squares (Predict-and-Reconstruct's code)"),
+    "uniformity": ("", "lower", "0 is one point, -4 the whole sphere"),
+    "isotropy": ("", "higher", ".14 is one direction, 1 none"),
+    "spread": ("", "higher", "deviation of unit rows, 0 is one point, 1 healthy"),
+    "alignment": ("", "lower", "squared distance of translations"),
+    "alignment_4": ("", "lower", "4th power of it (Predict-and-Reconstruct's code)"),
+    "cosine/same": ("", "lower", "unrelated sentences, one language"),
+    "cosine/translations": ("", "higher", "translations"),
+    "cosine/different": ("", "lower", "unrelated sentences, two languages"),
+    "rows": ("", "", "sentences per language"),
+}
+
+
+def table(results):
+    """Results -> aligned lines: name, value, unit, which way is better, what it is. Cosines of single pairs are in the file."""
+    shown = [name for name in results if not (name.startswith("geometry/cosine/") and name.count("/") > 2)]
+    width, lines = max(map(len, shown)), []
+    for name in shown:
+        metric = name.partition("/")[2]
+        sign, better, about = ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")      # a detail has its metric's unit
+        value = f"{results[name]}" if metric == "rows" else f"{results[name]:.{2 if sign else 4}f}"
+        lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}".rstrip())
+    return "\n".join(lines)
+
+
+def read_config(folder):
+    """The config of a run, the first line of its log. Raises BadInput that says what is missing."""
+    if not folder.is_dir():
+        raise BadInput(f"there is no run {folder}: give a folder that train.py wrote, such as out/mexma")
+    if not (folder / "model.pt").is_file():
+        raise BadInput(f"{folder} has no model.pt: it is no run, or was stopped before its first checkpoint")
+    try:
+        return json.loads((folder / "log.jsonl").open(encoding="utf-8").readline())["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{folder / 'log.jsonl'} does not begin with the config of the run: copy the run's folder whole") from None
+
+
+def write_results(folder, name, results):
+    """Write results to folder/name, whole or not at all. Other tasks' numbers stay if they are newer than the model."""
+    path, kept, tasks = folder / name, {}, {key.split("/")[0] for key in results}
+    if path.is_file() and path.stat().st_mtime >= (folder / "model.pt").stat().st_mtime:
+        kept = {key: value for key, value in json.loads(path.read_text()).items() if key.split("/")[0] not in tasks}
+    data.write_atomic(path, (json.dumps(kept | results, indent=1, allow_nan=False) + "\n").encode())
+
+
+def evaluate_run(arguments):
+    """`evaluate.py RUN`: numbers to stdout and RUN/eval.json. Rows other than the run's own test rows get a file of their own,
+    named by what was given, RUN/eval-DATA-SPLIT-LANGUAGES.json, so that the eval.json of all runs hold the same thing."""
+    folder = Path(arguments.run)
+    config = read_config(folder)
+    own = config.get("eval_data") or config["data"]
+    spec = arguments.data or own
+    langs = arguments.langs or (names(config.get("langs") or "") if spec == own else None)
+    held_out = spec in data.EMBEDDED or spec == config["data"]           # other files were not trained on: all their rows serve
+    split = arguments.split or ("test" if held_out else "all")
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
+        raise BadInput(f"device {device!r} cannot be used here: leave --device out, or give cpu") from None
+    model = load(folder / "model.pt", device)
+    results = run(model, data.read_tokenizer(folder / "tokenizer.json"), spec, langs, split, arguments.tasks, arguments.limit,
+                  skip_bad=bool(config.get("skip_bad")), progress=True)
+    parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
+    parts += [arguments.split] if arguments.split else []
+    write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)
+    if arguments.json:
+        print(json.dumps(results))
+        return
+    print(table(results))
+    if "geometry/rankme" in results:
+        print(diagnose(results)[1])
+    if "retrieval/xsim" not in results and not arguments.tasks:
+        print(f"note: retrieval was left out, {spec} has one text a row", file=sys.stderr)
+
+
+def names(text):
+    """"a,b" -> ["a", "b"], the type of a flag that takes several."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def main(argv=None):
+    """Returns the exit status: 0, or 2 for bad input, which is one line on stderr."""
+    parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
+    parser.add_argument("--data", help="other data than the run's own: toy, or files as for train.py")
+    parser.add_argument("--langs", type=names, help="languages, such as en,de; the first is searched in (default: the run's)")
+    parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
+    parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply)")
+    parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    try:
+        evaluate_run(parser.parse_args(argv))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""The transformer, and the one flat line of tokens it runs on.
+
+Axes, here and in every other file:
+    T tokens of the packed line     R rows (sentences, pairs, documents)     D width
+    H heads     K = D // H          V vocabulary                             N selected positions or items
+"""
+
+import io
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from data import BadInput, write_atomic
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Packed: a batch is one line of tokens, and every token says what it may see
+
+
+class View(NamedTuple):
+    """One stretch of a row. `causal`: a token sees the view up to itself; otherwise the whole view.
+    `shares` = (index of an earlier view of the row, how many of its first tokens): those are visible too, and
+    positions continue after them. `positions` overrides the running count (a masked row whose hidden tokens are gone)."""
+    tokens: np.ndarray
+    causal: bool = False
+    shares: tuple[int, int] | None = None
+    positions: np.ndarray | None = None
+
+
+@dataclass
+class Packed:
+    """A batch of R rows as one line of T tokens: no padding, and one visibility rule.
+
+    tokens (T,) int64, positions (T,) int64, rows (R+1,) int32: where each row starts.
+    sees (T, 4) int32: token i may attend to key j  iff  sees[i,0] <= j < sees[i,1]  or  sees[i,2] <= j < sees[i,3].
+    The rest is the plan of the `sdpa` back end, made here once per batch and used by every layer:
+    gather (P,) padded slot -> token; scatter (T,) token -> its slot; classes: (rows, length, mask) of each length class.
+    """
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    sees: torch.Tensor
+    rows: torch.Tensor
+    gather: torch.Tensor
+    scatter: torch.Tensor
+    classes: list[tuple[int, int, torch.Tensor | None]]
+
+    @staticmethod
+    def of(rows, causal=False):
+        """Pack plain rows: each an array of ids that sees itself (all of it, or causally) and nothing else."""
+        return Packed.views([[View(np.asarray(row), causal)] for row in rows])
+
+    @staticmethod
+    def views(rows):
+        """Pack rows of views (list of lists of View). Rows never see each other."""
+        views = [view for row in rows for view in row]
+        lengths = np.array([len(view.tokens) for view in views])
+        if not len(views) or lengths.min() == 0:
+            raise BadInput("a batch holds an empty row or view: every view needs at least one token")
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        shared = np.zeros((len(views), 2), np.int64)                     # the block each view shares: start, length
+        index = 0
+        for row in rows:
+            for place, view in enumerate(row):
+                if view.shares:
+                    shared[index] = starts[index - place + view.shares[0]], view.shares[1]
+                index += 1
+        of = np.repeat(np.arange(len(views)), lengths)                   # (T,): the view of each token
+        place = np.arange(len(of))
+        causal = np.array([view.causal for view in views])[of]
+        start, length = shared[of].T
+        sees = np.stack([starts[of], np.where(causal, place + 1, ends[of]), start, start + length], 1)
+        positions = place - starts[of] + length
+        for view, s in zip(views, starts):
+            if view.positions is not None:
+                positions[s:s + len(view.tokens)] = view.positions
+        bounds = np.cumsum([0] + [sum(len(view.tokens) for view in row) for row in rows])
+        tokens = np.concatenate([view.tokens for view in views]).astype(np.int64)
+        return Packed(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(sees.astype(np.int32)),
+                      torch.from_numpy(bounds.astype(np.int32)), *_plan(sees, bounds))
+
+    def to(self, device, non_blocking=False):
+        move = lambda x: None if x is None else x.to(device, non_blocking=non_blocking)
+        values = {f.name: move(getattr(self, f.name)) for f in fields(self) if f.name != "classes"}
+        return Packed(**values, classes=[(n, length, move(mask)) for n, length, mask in self.classes])
+
+    def __len__(self):
+        return len(self.rows) - 1
+
+
+def length_classes(lengths, most=4):
+    """Split sorted row lengths into at most `most` classes so that the padded square area, sum of rows x longest^2,
+    is least; (R,) ints, ascending -> list of (first, last+1). Dynamic programme over at most 64 distinct lengths."""
+    values, first = np.unique(-(-lengths // max(1, lengths[-1] // 64)), return_index=True)
+    edges = np.append(first, len(lengths))                               # groups of (nearly) equal length
+    groups, longest = len(values), lengths[edges[1:] - 1].astype(float)
+    price = (edges[None, 1:] - edges[:-1, None]) * longest[None] ** 2    # price[a, b]: one class of groups a..b
+    price[np.tril_indices(groups, -1)] = np.inf
+    best, cuts = price[0], []
+    for _ in range(min(most, groups) - 1):
+        split = best[:-1, None] + price[1:]                              # earlier classes end at a, the last is a+1..b
+        cuts.append(split.argmin(0))
+        best = np.minimum(best, split.min(0))
+    bounds, last = [], groups - 1
+    for cut in reversed(cuts):                                           # walk back through the cheapest cuts
+        bounds.append((edges[cut[last] + 1], edges[last + 1]))
+        last = cut[last]
+    return [(0, edges[last + 1])] + bounds[::-1]
+
+
+def _plan(sees, bounds):
+    """The padded layout of the `sdpa` back end: rows sorted by length into a few classes, each padded to its longest."""
+    lengths = np.diff(bounds)
+    order = np.argsort(lengths, kind="stable")
+    gather, classes, scatter, base = [], [], np.empty(bounds[-1], np.int64), 0
+    for first, last in length_classes(lengths[order]):
+        rows = order[first:last]
+        longest = int(lengths[rows[-1]])
+        offset = np.arange(longest)
+        real = offset < lengths[rows, None]                              # (n, L)
+        token = np.where(real, bounds[rows, None] + offset, bounds[rows, None])
+        scatter[token[real]] = base + np.flatnonzero(real.ravel())
+        low, high, low2, high2 = np.moveaxis(sees[token], -1, 0)         # (n, L) each
+        start, end = bounds[rows, None], bounds[rows + 1, None]
+        if ((low == start) & (high == end))[real].all():                 # every token sees its whole row
+            mask = None if real.all() else real[:, None, None]           # (n, 1, 1, L)
+        else:
+            key = (start + offset)[:, None]                              # (n, 1, L)
+            mask = (low[..., None] <= key) & (key < high[..., None]) | (low2[..., None] <= key) & (key < high2[..., None])
+            mask = (mask & real[:, None] | np.eye(longest, dtype=bool) & ~real[..., None])[:, None]   # padding sees itself
+        gather.append(token.ravel())
+        classes.append((len(rows), longest, None if mask is None else torch.from_numpy(mask)))
+        base += token.size
+    return torch.from_numpy(np.concatenate(gather)), torch.from_numpy(scatter), classes
+
+
+class Rearrange(torch.autograd.Function):
+    """y = x[index] where `inverse` undoes it: the backward is a gather too, never a scatter-add."""
+
+    @staticmethod
+    def forward(ctx, x, index, inverse, padded):
+        ctx.save_for_backward(index, inverse)
+        ctx.padded, ctx.rows = padded, len(x)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        index, inverse = ctx.saved_tensors
+        if ctx.padded:                                                   # line -> padded; padding slots carry no gradient
+            return grad.index_select(0, inverse), None, None, None
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, index, grad), None, None, None
+
+
+def attention(qkv, heads, kv_heads, packed):
+    """Attention over the packed line under `packed.sees`, by PyTorch's own kernel on rows padded per length class.
+    qkv (T, (H + 2 Hkv) K), the heads of q, then k, then v -> (T, H K). Softmax scale 1 / sqrt(K)."""
+    padded = Rearrange.apply(qkv, packed.gather, packed.scatter, True)   # (P, ...): padding repeats a row's first token
+    outputs, base = [], 0
+    for rows, length, mask in packed.classes:
+        part = padded[base:base + rows * length].view(rows, length, heads + 2 * kv_heads, -1).transpose(1, 2)
+        q, k, v = part.split([heads, kv_heads, kv_heads], 1)             # (n, heads, L, K)
+        out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=heads != kv_heads)
+        outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
+        base += rows * length
+    return Rearrange.apply(torch.cat(outputs), packed.scatter, packed.gather, False)      # (T, H K)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The transformer
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    vocab: int = 1200  # V, size of the vocabulary
+    width: int = 128  # D, the width of the states
+    layers: int = 3  # blocks
+    heads: int = 4  # H, attention heads
+    kv_heads: int = 0  # heads of keys and values; 0: as many as heads
+    hidden: int = 512  # width inside the feed-forward
+    max_length: int = 512  # longest view in tokens, [CLS] and [SEP] included
+    norm: str = "layernorm"  # layernorm or rmsnorm
+    norm_place: str = "post"  # post (BERT, XLM-R) or pre (Llama)
+    norm_epsilon: float = 1e-5  # added to the variance (BERT: 1e-12)
+    positions: str = "learned"  # learned, sinusoidal or rotary
+    position_offset: int = 0  # unused rows before position 0 of the learned table (XLM-R: 2)
+    theta: float = 10000.0  # base wavelength of rotary positions
+    activation: str = "gelu"  # gelu or swiglu
+    bias: bool = True  # biases in every linear map
+    tied: bool = True  # the vocabulary projection is the embedding matrix
+    head: str = "none"  # before the vocabulary: none, bias, or transform (BERT: dense, GELU, norm, bias)
+    dropout: float = 0.1  # on embeddings and on both branches of a block; none inside attention
+    causal: bool = False  # the model was trained left to right
+    pool: str = "cls"  # sentence vector: cls, mean, max or last
+
+    def __post_init__(self):
+        choices = dict(norm=("layernorm", "rmsnorm"), norm_place=("post", "pre"), activation=("gelu", "swiglu"),
+                       positions=("learned", "sinusoidal", "rotary"), head=("none", "bias", "transform"), pool=POOLS)
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise BadInput(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
+        for name in ("vocab", "width", "heads", "hidden", "max_length"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.width % self.heads:
+            raise BadInput(f"width {self.width} is not a multiple of heads {self.heads}: change one of them")
+        if self.heads % (self.kv_heads or self.heads):
+            raise BadInput(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}: change one of them")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            raise BadInput(f"rotary positions need an even head size, not {self.width // self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise BadInput(f"dropout is {self.dropout}: it must be in [0, 1)")
+
+
+POOLS = ("cls", "mean", "max", "last")
+_XLMR = dict(position_offset=2, head="none")
+SIZES = {   # encoder shapes; base and large are XLM-R's
+    "toy": dict(width=128, layers=3, heads=4, hidden=512, dropout=0.0),
+    "small": dict(width=384, layers=6, heads=6, hidden=1536),
+    "base": dict(width=768, layers=12, heads=12, hidden=3072, **_XLMR),
+    "large": dict(width=1024, layers=24, heads=16, hidden=4096, **_XLMR),
+}
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean x^2 + epsilon) * weight, computed in float32 (or wider) [Zhang & Sennrich 2019, eq. 4]."""
+
+    def __init__(self, width, epsilon):
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.ones(width)), epsilon
+
+    def forward(self, x):
+        wide = x.float() if x.element_size() < 4 else x
+        return (wide * (wide.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()).to(x.dtype) * self.weight
+
+
+def make_norm(config, width=None):
+    make = nn.LayerNorm if config.norm == "layernorm" else RMSNorm
+    return make(width or config.width, config.norm_epsilon)
+
+
+def sinusoids(positions, width):
+    """(T,) -> (T, D): sine on even, cosine on odd dimensions, wavelengths 2 pi 10000^(2i/D) [Vaswani et al. 2017, 3.5]."""
+    rates = 10000.0 ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+    angles = positions[:, None].float() * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
+
+
+def rotary(positions, size, theta):
+    """(T,) -> cosines and sines (T, 1, K): the angle of dimension pair (i, i + K/2) is position * theta^(-2i/K) [Su et al. 2021]."""
+    rates = theta ** (-torch.arange(0, size, 2, device=positions.device, dtype=torch.float64) / size)
+    angles = (positions[:, None].double() * rates).repeat(1, 2)[:, None]
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x, angles):
+    """Turn x (T, heads, K) by its positions' angles; the two halves of K are the two coordinates of each plane."""
+    cosine, sine = (a.to(x.dtype) for a in angles)
+    left, right = x.chunk(2, -1)
+    return x * cosine + torch.cat([-right, left], -1) * sine
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each with a residual branch: (T, D) -> (T, D)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, c = config, config
+        self.kv_heads, self.size = c.kv_heads or c.heads, c.width // c.heads
+        self.qkv = nn.Linear(c.width, (c.heads + 2 * self.kv_heads) * self.size, c.bias)
+        self.out = nn.Linear(c.width, c.width, c.bias)
+        self.up = nn.Linear(c.width, c.hidden * (2 if c.activation == "swiglu" else 1), c.bias)
+        self.down = nn.Linear(c.hidden, c.width, c.bias)
+        self.norm1, self.norm2 = make_norm(c), make_norm(c)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def attend(self, x, packed, angles):
+        qkv = self.qkv(x)                                                # (T, (H + 2 Hkv) K)
+        if angles is not None:
+            turned, v = qkv.view(len(x), -1, self.size).split([self.config.heads + self.kv_heads, self.kv_heads], 1)
+            qkv = torch.cat([rotate(turned, angles), v], 1).flatten(1)
+        return self.dropout(self.out(attention(qkv, self.config.heads, self.kv_heads, packed)))
+
+    def feed(self, x):
+        x = self.up(x)
+        if self.config.activation == "swiglu":
+            gate, x = x.chunk(2, -1)
+            x = F.silu(gate) * x
+        else:
+            x = F.gelu(x)
+        return self.dropout(self.down(x))
+
+    def forward(self, x, packed, angles=None):
+        if self.config.norm_place == "post":
+            x = self.norm1(x + self.attend(x, packed, angles))
+            return self.norm2(x + self.feed(x))
+        x = x + self.attend(self.norm1(x), packed, angles)
+        return x + self.feed(self.norm2(x))
+
+
+def initialise(module, width):
+    """Normal weights, zero biases, norms the identity. BERT's deviation is .02 at width 768; it goes with 1 / sqrt(width), so that
+    the branches of a narrow model start as strong beside the residual as BERT's do [BERT, sec. A.2]."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02 * (768 / width) ** 0.5)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+class Model(nn.Module):
+    """One transformer for both directions: what a token sees is the batch's business, not the model's."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, c = config, config
+        self.embed = nn.Embedding(c.vocab, c.width)
+        if c.positions == "learned":
+            self.place = nn.Embedding(c.max_length + c.position_offset, c.width)
+        self.norm = make_norm(c)                                         # post: after the embeddings; pre: after the last block
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        if c.head == "transform":
+            self.transform, self.transform_norm = nn.Linear(c.width, c.width), make_norm(c)
+        if c.head != "none":
+            self.vocabulary_bias = nn.Parameter(torch.zeros(c.vocab))
+        if not c.tied:
+            self.vocabulary = nn.Linear(c.width, c.vocab, bias=False)
+        self.apply(lambda module: initialise(module, c.width))
+
+    def forward(self, packed):
+        """Packed -> states (T, D) of the last layer, after the final norm."""
+        c, angles = self.config, None
+        x = self.embed(packed.tokens)                                    # (T, D)
+        if c.positions == "learned":
+            x = x + self.place(packed.positions + c.position_offset)
+        elif c.positions == "sinusoidal":
+            x = x + sinusoids(packed.positions, c.width).to(x.dtype)
+        else:
+            angles = rotary(packed.positions, c.width // c.heads, c.theta)
+        x = self.dropout(self.norm(x) if c.norm_place == "post" else x)
+        for block in self.blocks:
+            x = block(x, packed, angles)
+        return x if c.norm_place == "post" else self.norm(x)
+
+    def logits(self, states):
+        """(N, D) -> (N, V): call it on scored positions only."""
+        if self.config.head == "transform":
+            states = self.transform_norm(F.gelu(self.transform(states)))
+        return F.linear(states, self.embed.weight if self.config.tied else self.vocabulary.weight,
+                        self.vocabulary_bias if self.config.head != "none" else None)
+
+    def pool(self, states, packed, how=None):
+        """States (T, D) -> one vector a row (R, D): its first state (cls), its last, their mean or their maximum."""
+        how = how or self.config.pool
+        if how in ("cls", "last"):
+            return states[(packed.rows[:-1] if how == "cls" else packed.rows[1:] - 1).long()]
+        lengths = packed.rows.diff().long()                              # (R,)
+        of = torch.repeat_interleave(lengths, output_size=len(states))   # (T,): the row of each token
+        if how == "mean":
+            return states.new_zeros(len(lengths), states.shape[1]).index_add_(0, of, states) / lengths[:, None]
+        empty = states.new_full((len(lengths), states.shape[1]), -torch.inf)
+        return empty.scatter_reduce(0, of[:, None].expand_as(states), states, "amax")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def save(model, path):
+    """Write config and weights as one file that `load` rebuilds alone; the file is whole or absent."""
+    write_torch({"config": asdict(model.config), "weights": model.state_dict()}, path)
+
+
+def load(path, device="cpu"):
+    """Rebuild a saved Model, in eval mode. BadInput if the file is missing, damaged, or its weights contradict its config."""
+    saved = read_torch(path, device)
+    if not isinstance(saved, dict) or not {"config", "weights"} <= set(saved):
+        raise BadInput(f"{path} is not a model file: it lacks 'config' or 'weights'; point to the model.pt of a run")
+    known = {field.name for field in fields(ModelConfig)}
+    if set(saved["config"]) != known:
+        raise BadInput(f"{path}: its config fields differ from this version's: {sorted(set(saved['config']) ^ known)}")
+    model = Model(ModelConfig(**saved["config"])).to(device)
+    load_weights(model, saved["weights"], path)
+    return model.eval()
+
+
+def load_weights(module, weights, path):
+    """Strict load; BadInput lists every missing, extra or misshapen name."""
+    own = module.state_dict()
+    wrong = [f"missing {name}" for name in own if name not in weights]
+    wrong += [f"unknown {name}" for name in weights if name not in own]
+    wrong += [f"{name} has shape {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
+              for name in own if name in weights and weights[name].shape != own[name].shape]
+    if wrong:
+        raise BadInput(f"{path} does not fit this architecture: {'; '.join(wrong)}")
+    module.load_state_dict(weights)
+
+
+def write_torch(value, path):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    write_atomic(path, buffer.getbuffer())
+
+
+def read_torch(path, device="cpu"):
+    if not os.path.isfile(path):
+        raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:                                           # torch raises a dozen types for a bad file
+        raise BadInput(f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is damaged or of another kind")
+
+
+def size_config(size, **changes):
+    """The ModelConfig of a named size with `changes` applied; BadInput for an unknown size."""
+    if size not in SIZES:
+        raise BadInput(f"size {size!r} is unknown: choose one of {', '.join(SIZES)}")
+    return replace(ModelConfig(**SIZES[size]), **changes)

@@ -1,0 +1,486 @@
+"""data.py: files in all their spellings, what is said about bad ones, the token store, the order of rows, the masks."""
+import gzip
+import json
+import lzma
+import threading
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import data
+from data import BadInput, Batches, open_corpus
+
+PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
+
+
+def write(path, text, encoding="utf-8"):
+    """A text file, compressed as its name says."""
+    raw = text if isinstance(text, bytes) else text.encode(encoding)
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(raw))
+    return str(path)
+
+
+def tsv(path, rows, header="en\tde\n"):
+    return write(path, header + "".join("\t".join(row) + "\n" for row in rows))
+
+
+def lines(*objects):
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects)
+
+
+def small(path, **options):
+    return open_corpus(str(path), cache=path.parent / "cache", vocab=300, **options)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return open_corpus("toy", count=600, vocab=500)
+
+
+# ------------------------------------------------------------------------------------------------------------------- files
+
+FORMATS = {
+    "a.tsv": ("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS), ("en", "de")),
+    "b.tsv": ("".join(f"{a}\t{b}\r\n" for a, b in PAIRS), ("src", "tgt")),
+    "c.csv": ("src,trg\n" + "".join(f'"{a}",{b}\n' for a, b in PAIRS), ("src", "trg")),
+    "d.jsonl": (lines(*({"translation": {"en": a, "de": b}} for a, b in PAIRS)), ("en", "de")),
+    "e.jsonl": (lines(*({"src": a, "tgt": b} for a, b in PAIRS)), ("src", "tgt")),
+    "f.jsonl": (lines(*({"src": a, "trg": b, "src_lang": "en", "trg_lang": "de"} for a, b in PAIRS)), ("en", "de")),
+    "g.jsonl": (lines(*({"anchor": a, "positive": b, "negative": "x"} for a, b in PAIRS)), ("anchor", "positive")),
+    "h": ("\ufeff" + "".join(f"{a}\t{b}\n" for a, b in PAIRS).removesuffix("\n"), ("src", "tgt")),
+}
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_plain_or_compressed_gives_the_same_rows(tmp_path, name, ending):
+    text, columns = FORMATS[name]
+    found = data.texts(write(tmp_path / (name + ending), text), holdout=False)
+    assert tuple(found) == columns and list(zip(*found.values(), strict=True)) == PAIRS
+
+
+@pytest.mark.parametrize("record", [{"system": "s", "user": "u", "assistant": "a"},
+                                    {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+                                                  {"role": "assistant", "content": "a"}]}])
+def test_a_chat_has_two_views_and_its_system_text_is_none_of_them(tmp_path, record):
+    corpus = small(tmp_path / "chat.jsonl") if write(tmp_path / "chat.jsonl", lines(record)) else None
+    assert corpus.columns == ("user", "assistant", "system")
+    seen = [corpus.example(0, 2, choice) for choice in range(5)] + [corpus.example(0, 1, choice) for choice in range(5)]
+    system = corpus.ids(0, "system")
+    assert corpus.tokenizer.decode(system) == "s" and not any(np.array_equal(ids, system) for views in seen for ids in views)
+
+
+def test_moses_files_are_put_side_by_side_and_others_one_after_the_other(tmp_path):
+    moses = [write(tmp_path / f"corpus.de-en.{lang}.gz", "".join(f"{pair[place]}\n" for pair in PAIRS))
+             for place, lang in ((1, "de"), (0, "en"))]
+    assert data.texts(",".join(moses), holdout=False) == {"de": [b for _, b in PAIRS], "en": [a for a, _ in PAIRS]}
+    flores = [write(tmp_path / f"{code}.dev", f"{code}\n") for code in ("eng_Latn", "deu_Latn")]
+    assert data.texts(flores, holdout=False) == {"eng_Latn": ["eng_Latn"], "deu_Latn": ["deu_Latn"]}
+    two = [tsv(tmp_path / "x.tsv", [("a", "b")]), tsv(tmp_path / "y.tsv", [("c", "d")], "en\tfr\n")]
+    source = data.Source(two)
+    assert source.columns == ("en", "de", "fr") and [row for _, row in source.rows()] == [("a", "b", ""), ("c", "", "d")]
+
+
+def test_only_line_ends_are_stripped_and_a_text_file_has_one_row_on_a_line(tmp_path):
+    path = write(tmp_path / "a.txt", "  two  spaces \u2028 inside \r\n\n   \nlast")
+    assert data.texts(path, holdout=False) == {"text": ["  two  spaces \u2028 inside ", "last"]}
+    path = write(tmp_path / "b.jsonl", lines({"text": "one\n\ntwo", "title": "t"}))
+    assert data.texts(path, holdout=False) == {"text": ["one", "two"]}
+    assert data.texts(path, langs="title,text", holdout=False) == {"title": ["t"], "text": ["one\n\ntwo"]}
+
+
+def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path, capsys):
+    rows = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("3", "g", "", ""), ("4", "", "h", "i")]
+    path = tsv(tmp_path / "w.tsv", rows, "id\ten\tde\tfr\n")
+    corpus = small(tmp_path / "w.tsv", holdout=False)
+    assert corpus.columns == ("en", "de", "fr") and len(corpus) == 3
+    assert "left out 0 bad lines and 1 rows with too little text" in capsys.readouterr().err
+    text = lambda views: tuple(corpus.tokenizer.decode(ids) for ids in views)
+    assert {text(corpus.example(0, 2, choice)) for choice in range(9)} == {("a", "b"), ("a", "c")}
+    assert {text(corpus.example(1, 2, choice)) for choice in range(9)} == {("d", "f")}
+    assert {text(corpus.example(2, 2, choice)) for choice in range(9)} == {("h", "i"), ("i", "h")}
+    assert {text(corpus.example(1, 1, choice)) for choice in range(9)} == {("d",), ("f",)} and len(corpus.ids(1, "de")) == 0
+    assert data.texts(path, langs="fr,en", holdout=False) == {"fr": ["c", "f"], "en": ["a", "d"]}
+
+
+BAD = [
+    ("a.tsv", "en\tde\na\tb\na\tb\tc\n", "a.tsv:3: too many tabs"),
+    ("a.tsv", "en\tde\na\tb\na\n", "a.tsv:3: too few tabs"),
+    ("a.tsv", "en\tde\na\tb\n \tb\n", "a.tsv:3: empty 'en'"),
+    ("a.tsv", b"en\tde\na\tb\na\tb\xff\n", "a.tsv:3: not UTF-8 (byte 4"),
+    ("a.csv", "src,trg\na,b\na,b,c\n", "a.csv:3: 3 cells"),
+    ("a.csv", b"src,trg\na,b\n\xff,b\n", "a.csv:3: not UTF-8"),
+    ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: "),
+    ("a.jsonl", '{"text": "x"}\n\n{"text"}\n', "a.jsonl:3: not JSON"),
+    ("a.jsonl", lines({"src": "a", "tgt": "b"}, {"src": "a"}), "a.jsonl:2: no known keys among 'src'"),
+    ("a.jsonl", lines({"text": "a"}, [1]), "a.jsonl:2: a JSON list"),
+    ("a.jsonl", lines({"text": "a"}, {"text": 5}), "a.jsonl:2: 'text' is int"),
+    ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: 'text' holds half a surrogate"),
+    ("a.jsonl", lines({"src": "a", "tgt": "b"}, {"src": "a", "tgt": ""}), "a.jsonl:2: empty 'tgt'"),
+    ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user", "content": "x"}]}),
+     'a.jsonl:2: "messages" must be one user turn'),
+    ("a.txt", b"fine\n\xe4\n", "a.txt:2: not UTF-8 (byte 1 of the line is 0xe4)")]
+
+
+@pytest.mark.parametrize("name, text, said", BAD)
+def test_a_bad_line_is_named_with_its_file_and_number_and_can_be_skipped(tmp_path, capsys, name, text, said):
+    write(tmp_path / name, text)
+    with pytest.raises(BadInput) as error:
+        small(tmp_path / name)
+    assert said in str(error.value) and "--skip-bad" in str(error.value) and "\n" not in str(error.value)
+    assert not list((tmp_path / "cache").rglob("meta.json"))
+    corpus = small(tmp_path / name, skip_bad=True)
+    assert len(corpus) == 1 and "left out 1 bad lines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("a.txt", "", "is empty"), ("a.txt.gz", "", "is empty"), ("a.jsonl", "hello", "a.jsonl:1: not JSON"),
+    ("a.tsv", "one column\n", "a.tsv:1: no tab"), ("a.csv", "A b.,C d.\n", "does not name them"),
+    ("a.tsv", "A b.\tC d.\tE f.\n", "a.tsv:1: 3 columns, but the first line does not name them"),
+    ("a.jsonl", '{"question": "q", "answer": "a"}', "a.jsonl:1: no known keys among 'question', 'answer'")])
+def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, name, text, said):
+    write(tmp_path / name, text)
+    with pytest.raises(BadInput, match="^[^\n]*$") as error:
+        small(tmp_path / name)
+    assert said in str(error.value)
+
+
+def test_wrong_names_are_answered_with_the_right_ones(tmp_path):
+    path = tsv(tmp_path / "a.tsv", PAIRS)
+    for make, said in ((lambda: data.texts(path, langs="en,dee"), "--langs dee: .*a.tsv has the columns en, de; did you mean de"),
+                       (lambda: data.texts("toy", langs="dd"), "--langs dd: toy has the columns en, de"),
+                       (lambda: open_corpus("toyy"), "neither a file nor one of toy, regex, pydoc; did you mean toy"),
+                       (lambda: open_corpus(str(tmp_path / "none.tsv")), "there is no file .*none.tsv"),
+                       (lambda: open_corpus(str(tmp_path)), "is a folder"),
+                       (lambda: open_corpus("toy", split="dev"), "choose train, valid or test"),
+                       (lambda: small(tmp_path / "a.tsv").ids(99, "en"), "row 99 of 36"),
+                       (lambda: data.train_tokenizer([], 200), "--vocab 200 is too small"),
+                       (lambda: data.read_tokenizer(path), "is not a tokenizer.json"),
+                       (lambda: data.read_tokenizer(tmp_path / "x.json"), "cannot read the tokenizer")):
+        with pytest.raises((BadInput, IndexError), match=said):
+            make()
+
+
+def test_moses_files_of_unequal_length_are_refused_even_when_bad_lines_are_skipped(tmp_path):
+    paths = [write(tmp_path / "c.de", "a\nb\n"), write(tmp_path / "c.en", "a\nb\nextra line\nmore\n")]
+    with pytest.raises(BadInput, match=r"c.de has 2 lines, .*c.en has 4 lines.*c.en:3: 'extra line'"):
+        data.texts(paths, skip_bad=True)
+    write(tmp_path / "c.de", b"a\n\xff\nc\nd\n")
+    assert data.texts(paths, holdout=False, skip_bad=True) == {"de": ["a", "c", "d"], "en": ["a", "extra line", "more"]}
+
+
+def test_a_cut_off_archive_is_an_error_and_not_a_short_file(tmp_path):
+    for name in ("a.txt.gz", "a.txt.xz"):
+        write(tmp_path / name, "line\n" * 99_999)
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+        with pytest.raises(BadInput, match="damaged or cut short"):
+            data.texts(str(tmp_path / name))
+
+
+def test_reading_is_lazy(tmp_path):
+    path = write(tmp_path / "big.txt.gz", "a line of text that is repeated\n" * 60_000)
+    tracemalloc.start()
+    assert sum(1 for _ in data.Source([path]).rows()) == 60_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 400_000  # of 2 million characters
+
+
+# ----------------------------------------------------------------------------------------------------------- splits, store
+
+def test_held_out_rows_are_the_same_for_any_columns_and_never_trained_on(tmp_path):
+    rows = [(f"a{i}", f"b{i}" if i % 3 else "", f"c{i}") for i in range(3000)]
+    path = tsv(tmp_path / "w.tsv", rows, "en\tde\tfr\n")
+    train, valid = small(tmp_path / "w.tsv"), small(tmp_path / "w.tsv", split="valid")
+    text = lambda corpus, column="en": [corpus.tokenizer.decode(corpus.ids(row, column)) for row in range(len(corpus))]
+    assert len(valid) == 200 and len(train) == 2800 and sorted(text(train) + text(valid)) == sorted(row[0] for row in rows)
+    assert data.texts(path, "valid", langs="en,fr")["en"] == text(valid)
+    assert set(text(small(tmp_path / "w.tsv", langs="en,de", split="test"))) < set(text(valid))
+    assert set(data.texts(path, "train", langs="en,de")["en"]).isdisjoint(text(valid))
+    assert len(small(tmp_path / "w.tsv", split="test", holdout=False)) == 3000
+    assert [len(data._held_out(n)) for n in (9, 100, 1999, 2000, 50_000, 10 ** 8)] == [0, 10, 199, 200, 500, 1000]
+
+
+def test_the_store_holds_what_encoding_in_memory_gives_and_is_used_again(tmp_path, capsys):
+    tsv(tmp_path / "a.tsv", PAIRS)
+    first = small(tmp_path / "a.tsv", holdout=False)
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.*")}
+    again = small(tmp_path / "a.tsv", holdout=False)
+    given = open_corpus(str(tmp_path / "a.tsv"), first.tokenizer, cache=tmp_path / "cache", holdout=False)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.*")} == made and not capsys.readouterr().err
+    assert first.hash == again.hash == given.hash != small(tmp_path / "a.tsv").hash
+    expected = data.encode(first.tokenizer, [text for pair in PAIRS for text in pair])
+    for corpus in (first, again, given):
+        assert corpus.tokens.dtype == np.uint32 and np.array_equal(corpus.tokens, np.concatenate(expected))
+        assert all(np.array_equal(corpus.ids(row, name), expected[2 * row + place])
+                   for row in range(40) for place, name in enumerate(("en", "de")))
+
+
+def test_the_store_is_made_anew_when_the_source_or_the_tokenizer_changed_and_says_so(tmp_path, capsys):
+    path = tsv(tmp_path / "a.tsv", PAIRS)
+    first = small(tmp_path / "a.tsv")
+    tsv(tmp_path / "a.tsv", [("the dog number 0 sleeps", PAIRS[0][1]), *PAIRS[1:]])  # one character fewer, and another text
+    second = small(tmp_path / "a.tsv")
+    assert second.hash != first.hash
+    assert capsys.readouterr().err == "a.tsv: preparing anew, the content of a.tsv is not what it was\n"
+    other = data.train_tokenizer(["something else"] * 3, 290)
+    assert data.tokenizer_hash(open_corpus(path, other, cache=tmp_path / "cache").tokenizer) == data.tokenizer_hash(other)
+    assert capsys.readouterr().err.splitlines() == ["a.tsv: preparing anew, the tokenizer is another one"]
+    tsv(tmp_path / "a.tsv", PAIRS[:-1])
+    assert len(small(tmp_path / "a.tsv", holdout=False)) == 39 and "the size of a.tsv" in capsys.readouterr().err
+    assert len(list((tmp_path / "cache").rglob("*.bin"))) == 2  # nothing of earlier generations is left
+    assert first.tokenizer.decode(first.ids(0, "en")).startswith("the cat")  # and what was open stays readable
+
+
+def test_an_interrupted_prepare_leaves_nothing_that_is_taken_for_whole(tmp_path, monkeypatch):
+    tsv(tmp_path / "a.tsv", PAIRS)
+    def stopped(*_):
+        raise KeyboardInterrupt
+    for name in ("encode", "write_atomic"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(data, name, stopped)
+            small(tmp_path / "a.tsv")
+        assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert len(small(tmp_path / "a.tsv", holdout=False)) == 40
+
+
+def test_two_programs_that_prepare_at_once_both_get_the_whole_corpus(tmp_path):
+    tsv(tmp_path / "a.tsv", PAIRS * 20)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(small(tmp_path / "a.tsv", holdout=False))) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(found) == 4 and all(np.array_equal(corpus.tokens, found[0].tokens) and len(corpus) == 800 for corpus in found)
+
+
+def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path):
+    path = tmp_path / "deep" / "file"
+    data.write_atomic(path, b"old")
+    def fail(file):
+        file.write(b"half")
+        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        data.write_atomic(path, fail)
+    assert path.read_bytes() == b"old" and list(path.parent.iterdir()) == [path]
+    data.write_atomic(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+
+
+def test_the_command_prepares_and_reports_and_bad_input_ends_with_status_2(tmp_path, capsys):
+    path, cache = tsv(tmp_path / "a.tsv", PAIRS), ["--cache", str(tmp_path / "cache")]
+    assert data.main(["prepare", path, "--vocab", "300", *cache]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("a: 40 rows, 2 columns") and out[2].split()[:2] == ["en", "40"] and len(out) == 4
+    assert data.main(["prepare", path, "--langs", "xx", *cache]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: --langs xx") and said.err.count("\n") == 1 and not said.out
+
+
+# ------------------------------------------------------------------------------------------------------------- tokenizers
+
+def test_training_a_tokenizer_twice_gives_the_same_file_and_it_decodes_to_the_text(tmp_path):
+    texts = [text for pair in PAIRS for text in pair] + ["日本語 and русский, too — naïve!"]
+    one, two = data.train_tokenizer(texts, 400), data.train_tokenizer(texts, 400)
+    assert data.tokenizer_hash(one) == data.tokenizer_hash(two) != data.tokenizer_hash(data.train_tokenizer(texts, 300))
+    for text in (*texts, "never seen: 🙂\t¼ ½", "[MASK] spelled out is text"):
+        ids, = data.encode(one, [text])
+        assert one.decode(ids) == text and not data._is_special(ids, data.special(one)).any()
+    one.enable_truncation(3)
+    one.enable_padding(length=9)
+    data.write_tokenizer(one, tmp_path / "t.json")
+    assert data.tokenizer_hash(data.read_tokenizer(tmp_path / "t.json")) == data.tokenizer_hash(two)
+    assert [one.id_to_token(place) for place in range(15)] == list(data.ROLES) and data.special(one).preds == tuple(range(5, 15))
+
+
+def test_roles_are_found_in_tokenizers_of_bert_and_of_xlm_r_and_a_missing_one_is_named():
+    bert = Tokenizer(models.WordPiece({name: place for place, name in enumerate(
+        ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"))}, unk_token="[UNK]"))
+    bert.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    found = data.special(bert)
+    assert found[:6] == (0, 2, 3, 4, (), 8) and found.ids.tolist() == [0, 1, 2, 3, 4]
+    assert found.starts[5:].tolist() == [True, False, True]
+    pieces = ("<s>", "<pad>", "</s>", "<unk>", "▁play", "ing", ",", "é", "語", "<mask>")
+    xlm = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=3))
+    xlm.pre_tokenizer = pre_tokenizers.Metaspace()
+    xlm.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    found = data.special(xlm)
+    assert found[:6] == (1, 0, 2, 9, (), 10) and found.ids.tolist() == [0, 1, 2, 3, 9]
+    assert found.starts[4:9].tolist() == [True, False, True, False, True]
+    with pytest.raises(BadInput, match=r"no mask token \(\[MASK\] or <mask>\)"):
+        data.special(Tokenizer(models.WordLevel({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2})))
+
+
+@pytest.mark.parametrize("name, columns", [("toy", data.grammar.LANGUAGES), ("regex", ("english", "regex")),
+                                           ("pydoc", ("text",))])
+def test_an_embedded_corpus_is_the_same_every_time_and_its_splits_share_no_row(name, columns):
+    one, two = (open_corpus(name, count=300, vocab=400) for _ in range(2))
+    assert one.columns == columns and one.hash == two.hash and np.array_equal(one.tokens, two.tokens)
+    assert open_corpus(name, one.tokenizer, split="test", count=300).hash != one.hash
+    rows = {split: set(data._embedded(name, split, 300, 0)[1]) for split in ("train", "valid", "test")}
+    assert all(rows.values()) and all(rows[a].isdisjoint(rows[b]) for a in rows for b in rows if a != b)
+
+
+# ---------------------------------------------------------------------------------------------------------------- batches
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 64, 1000])
+def test_the_shuffle_visits_every_row_once_and_differs_by_epoch_and_seed(count):
+    orders = [data.permutation(np.arange(count), count, seed, np.full(count, epoch)) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    assert all(np.array_equal(np.sort(order), np.arange(count)) for order in orders)
+    if count == 1000:
+        assert all((orders[0] == other).sum() < 12 for other in (orders[1], orders[2], np.arange(count)))
+        assert abs(np.corrcoef(orders[0], np.arange(count))[0, 1]) < 0.1
+
+
+def test_a_shuffle_of_a_hundred_million_rows_costs_no_memory():
+    tracemalloc.start()
+    rows = data.permutation(np.arange(64), 10 ** 8, 3, np.zeros(64))
+    assert tracemalloc.get_traced_memory()[1] < 100_000 and len(set(rows.tolist())) == 64 and rows.max() > 5 * 10 ** 7
+    tracemalloc.stop()
+
+
+def test_every_row_comes_once_an_epoch_over_steps_and_ranks(toy):
+    ranks = [Batches(toy, 2, 25, seed=5, rank=rank, world=2) for rank in range(2)]
+    first = lambda epoch: [example[0].tobytes() for step in range(12 * epoch, 12 * epoch + 12)
+                           for one in ranks for example in one.examples(step)]
+    everything = sorted(toy.ids(row, "en").tobytes() for row in range(600))
+    assert sorted(first(0)) == sorted(first(1)) == everything and first(0) != first(1)
+
+
+def test_a_batch_depends_on_seed_step_and_rank_alone(toy):
+    key = lambda batches, step: [tuple(ids.tobytes() for ids in example) for example in batches.examples(step)]
+    one, two = Batches(toy, 2, 8, 7, distinct=True), Batches(toy, 2, 8, 7, distinct=True)
+    forwards = [key(one, step) for step in range(6)]
+    assert [key(two, step) for step in reversed(range(6))] == forwards[::-1]
+    assert key(Batches(toy, 2, 8, 8), 0) != forwards[0] != key(Batches(toy, 2, 8, 7, rank=1, world=2), 0)
+    draw = lambda batches, step: batches.rng(step).random()
+    assert draw(one, 3) == draw(two, 3) != draw(one, 4) and draw(one, 3) != draw(Batches(toy, 2, 8, 7, rank=1, world=2), 3)
+    assert {len(ids) for example in Batches(toy, 1, 8, 7, max_length=4).examples(0) for ids in example} == {4}
+
+
+def test_no_text_occurs_twice_in_a_distinct_batch(tmp_path):
+    tsv(tmp_path / "a.tsv", [(f"hello {i // 4}", f"hallo {i} {i % 7}") for i in range(80)])  # 20 different first sides
+    corpus = small(tmp_path / "a.tsv", holdout=False)
+    for batch in (12, 20):
+        for step in range(10):
+            examples = Batches(corpus, 2, batch, 1, distinct=True).examples(step)
+            assert len({ids.tobytes() for example in examples for ids in example}) == 2 * batch
+    with pytest.raises(BadInput, match="--batch 21: a has only 20 rows"):
+        Batches(corpus, 2, 21, 1, distinct=True)
+    assert len(Batches(corpus, 2, 200, 1).examples(0)) == 200
+    with pytest.raises(BadInput, match="pydoc has the single column 'text'"):
+        Batches(open_corpus("pydoc", vocab=300), 2, 4, 1)
+
+
+def test_prefetch_keeps_the_order_hands_on_errors_and_ends_when_closed():
+    assert list(data.prefetch(lambda step: step * step, 3, 40)) == [step * step for step in range(3, 40)]
+    made = []
+    supply = data.prefetch(lambda step: made.append(step) or 1 / (3 - step), 0, 9)
+    assert [next(supply) for _ in range(3)] and made[0] == 0
+    with pytest.raises(ZeroDivisionError):
+        next(supply)
+    supply = data.prefetch(lambda step: step, 0, 10 ** 9, depth=2)
+    assert next(supply) == 0
+    start = time.perf_counter()
+    supply.close()
+    assert time.perf_counter() - start < 1 and not [one for one in threading.enumerate() if one.name == "prefetch"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ masks
+
+@pytest.fixture(scope="module")
+def line(toy):
+    """100,000 tokens in sentences that begin with [CLS] and end with [SEP]."""
+    mark = toy.special
+    row = [part for row in range(600) for name in toy.columns for part in ([mark.cls], toy.ids(row, name), [mark.sep])]
+    return np.resize(np.concatenate(row), 100_000).astype(np.uint32)
+
+
+def near(count, total, ratio):
+    return abs(count - total * ratio) < 3 * np.sqrt(total * ratio * (1 - ratio))
+
+
+def test_choose_keeps_its_ratio_and_spares_special_tokens(toy, line):
+    barred = np.isin(line, toy.special.ids)
+    chosen = data.choose(line, .4, np.random.default_rng(1), toy.special)
+    assert near(chosen.sum(), (~barred).sum(), .4) and not (chosen & barred).any()
+    everything = data.choose(line, .15, np.random.default_rng(1), toy.special, exempt=False)
+    assert near(everything.sum(), len(line), .15) and near((everything & barred).sum(), barred.sum(), .15)
+    other = data.choose(line, .4, np.random.default_rng(2), toy.special)
+    assert near((chosen & other).sum(), (~barred).sum(), .16)  # two sides draw independent masks
+    twice = np.random.default_rng(1)
+    assert np.array_equal(chosen, data.choose(line, .4, twice, toy.special)) and \
+        not np.array_equal(chosen, data.choose(line, .4, twice, toy.special))
+
+
+def test_at_least_and_exactly_are_kept_also_where_little_is_eligible(toy):
+    mark, rng = toy.special, np.random.default_rng(0)
+    for words in range(5):
+        ids = np.array([mark.cls, *range(20, 20 + words), mark.sep])
+        for wanted in range(4):
+            chosen = data.choose(ids, 0, rng, mark, at_least=wanted)
+            assert chosen.sum() == min(wanted, words) and not chosen[[0, -1]].any()
+        assert data.choose_exact(ids, .15, rng, mark).sum() == min(words, 1)
+    assert data.choose_exact(np.arange(15, 115), .299, rng, mark).sum() == 29
+    counts = sum(data.choose(np.array([mark.cls, 20, 21, 22, 23]), 0, rng, mark, at_least=1) for _ in range(4000))
+    assert counts[0] == 0 and all(near(count, 4000, .25) for count in counts[1:])
+
+
+def test_whole_words_are_chosen_whole(toy, line):
+    chosen = data.choose_words(line, .3, np.random.default_rng(3), toy.special)
+    barred = np.isin(line, toy.special.ids)
+    inside = ~toy.special.starts[line] & ~barred
+    inside[1:] &= ~barred[:-1]  # a token that continues the word before it
+    assert inside.sum() > 5000 and (chosen[1:] == chosen[:-1])[inside[1:]].all() and not (chosen & barred).any()
+    assert near(chosen[~inside & ~barred].sum(), (~inside & ~barred).sum(), .3)  # words; tokens in words vary more
+
+
+def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_of_letters():
+    tokenizer = data.train_tokenizer([], 300)  # no merges: every byte is a token
+    ids, = data.encode(tokenizer, ["für 12, 日本"])
+    starts = data.special(tokenizer).starts[ids]
+    text = " für 12, 日本".encode()
+    assert [text[place:place + 1] for place in np.flatnonzero(starts)] == [b" ", b" ", b",", b" "]
+    merged = data.train_tokenizer(["füü üü für"] * 3, 300)
+    starts, pieces = data.special(merged).starts, merged.get_vocab()
+    assert sum("Ã¼" in piece for piece in pieces) > 2
+    assert all(starts[place] == piece.startswith("Ġ") for piece, place in pieces.items() if "Ã¼" in piece)
+
+
+@pytest.mark.parametrize("ratio, mean", [(.15, 3), (.5, 3), (.3, 6)])
+def test_spans_have_the_ratio_and_the_mean_length_asked_for(toy, ratio, mean):
+    ids = np.full(100_000, 20)
+    chosen = data.choose_spans(ids, ratio, np.random.default_rng(4), toy.special, mean)
+    edges = np.diff(np.concatenate([[0], chosen.astype(int), [0]]))
+    lengths = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
+    assert abs(chosen.mean() - ratio) < 3 * np.sqrt(ratio * (1 - ratio) * 2 * mean / len(ids))  # a span counts as few draws
+    assert abs(lengths.mean() - mean) < 3 * np.sqrt(mean * (mean - 1) / len(lengths))
+    assert near((lengths == 1).sum(), len(lengths), 1 / mean)
+    short = sum(data.choose_spans(ids[:7], ratio, np.random.default_rng(seed), toy.special, mean) for seed in range(4000))
+    assert all(abs(count - 4000 * ratio) < 4 * np.sqrt(4000 * ratio * (1 - ratio)) for count in short)  # at every place
+    assert not data.choose_spans(np.array([2, 3, 0]), ratio, np.random.default_rng(5), toy.special, mean).any()
+
+
+def test_spans_at_the_edges_of_what_can_be_asked(toy):
+    ids, rng = np.arange(15, 40), np.random.default_rng(0)
+    assert not data.choose_spans(ids, 0, rng, toy.special).any() and len(data.choose_spans(ids[:0], .2, rng, toy.special)) == 0
+    with pytest.raises(BadInput, match="at most 0.75"):
+        data.choose_spans(ids, .9, rng, toy.special)
+
+
+def test_corruption_is_80_10_10_and_leaves_the_rest_alone(toy, line):
+    mark = toy.special
+    ids = np.where(np.isin(line, mark.ids), 20, line).astype(np.uint32)
+    before, chosen = ids.copy(), data.choose(ids, .5, np.random.default_rng(5), mark)
+    new = data.corrupt(ids, chosen, np.random.default_rng(6), mark)
+    total = int(chosen.sum())
+    assert np.array_equal(ids, before) and np.array_equal(new[~chosen], ids[~chosen]) and new.dtype == ids.dtype
+    share = 1 / mark.vocab
+    assert near((new[chosen] == mark.mask).sum(), total, .8 + .1 * share)
+    assert near((new[chosen] == ids[chosen]).sum(), total, .1 + .1 * share)
+    drawn = np.isin(new, mark.ids) & chosen & (new != mark.mask)
+    assert near(drawn.sum(), total, .1 * 14 * share)  # random ids come from the whole vocabulary
+    plain = data.corrupt(ids, np.ones(len(ids), bool), np.random.default_rng(7), mark, mask=0, random=1, random_specials=False)
+    assert not np.isin(plain, mark.ids).any() and set(plain.tolist()) == set(range(mark.vocab)) - set(mark.ids.tolist())

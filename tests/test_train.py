@@ -1,0 +1,331 @@
+"""Flags, schedule, the loop, exact resume, kills, refusals."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import data
+import evaluate
+import train
+from data import BadInput
+from objectives import OBJECTIVES
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--width", "16", "--layers", "1", "--heads", "2", "--hidden", "32", "--batch", "8", "--eval-limit", "20", "--vocab", "300"]
+HEAD = ["--head-layers", "1", "--head-heads", "2", "--head-hidden", "16"]
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    """A small TSV of made-up pairs, the same words under a cipher, and its folder."""
+    folder = tmp_path_factory.mktemp("pairs")
+    words = "sun moon tree river stone bird fish cloud road house".split()
+    lines = [f"{' '.join(words[i // 10 ** k % 10] for k in range(3))}\t{' '.join(words[i // 10 ** k % 10][::-1] for k in range(3))}" for i in range(400)]
+    (folder / "pairs.tsv").write_text("a\tb\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def command(pairs, out, objective="mexma", *more):
+    head = HEAD if objective == "mexma" else []
+    return ["--objective", objective, "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--out", str(out), *SMALL, *head,
+            "--dropout", "0.1", *map(str, more)]
+
+
+def states(folder):
+    saved = torch.load(folder / "train.pt", weights_only=True)
+    return {name: saved[name] for name in ("objective", "optimizer", "random", "step", "tokens", "first")}
+
+
+def assert_equal(one, two, where=""):
+    assert type(one) is type(two), where
+    if isinstance(one, dict):
+        assert one.keys() == two.keys(), where
+        for key in one:
+            assert_equal(one[key], two[key], f"{where}/{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(two), where
+        for i, pair in enumerate(zip(one, two)):
+            assert_equal(*pair, f"{where}/{i}")
+    else:
+        assert torch.equal(one, two) if torch.is_tensor(one) else one == two, where
+
+
+def logged(folder):
+    return [{k: v for k, v in record.items() if "second" not in k} for record in train.read_log(folder)[1:]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------- schedule
+
+@pytest.mark.parametrize("schedule, middle, last", [("cosine", 0.5, None), ("linear", 0.5, 1 / 90), ("constant", 1.0, 1.0)])
+def test_the_learning_rate_is_a_closed_form_of_the_step(schedule, middle, last):
+    config = train.TrainConfig(steps=100, lr=2.0, warmup=0.1, schedule=schedule)
+    assert train.learning_rate(0, config) == pytest.approx(0.2) and train.learning_rate(9, config) == 2.0 == train.learning_rate(10, config)
+    assert train.learning_rate(55, config) == pytest.approx(2 * middle)
+    expected = last if last is not None else (1 + math.cos(math.pi * 89 / 90)) / 2
+    assert train.learning_rate(99, config) == pytest.approx(2 * expected)
+
+
+def test_a_warm_up_of_the_whole_run_only_rises():
+    config = train.TrainConfig(steps=10, lr=1.0, warmup=1.0, schedule="cosine")
+    assert [train.learning_rate(step, config) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+
+
+def test_biases_norms_and_scalars_are_not_decayed(pairs, tmp_path):
+    run = train.Run(command(pairs, tmp_path / "run", "mlm", "--steps", 1, "--weight-decay", 0.3))
+    names = {id(p): name for name, p in run.objective.named_parameters()}
+    decayed, spared = ([names[id(p)] for p in group["params"]] for group in run.optimizer.param_groups)
+    assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.3, 0.0]
+    assert len(decayed) + len(spared) == len(names) and "model.embed.weight" in decayed
+    assert all("bias" in name or "norm" in name for name in spared) and not any("bias" in name or "norm" in name for name in decayed)
+
+
+# -------------------------------------------------------------------------------------------------------------------------- flags
+
+@pytest.mark.parametrize("words, message", [
+    (["--stepz", "5"], "unknown flag --stepz: did you mean --steps?"),
+    (["--objective", "mexmaa"], "did you mean mexma?"),
+    (["--objective", "mlm", "--koleo-weight", "1"], "--koleo-weight belongs to objective mexma"),
+    (["--objective", "mlm", "--no-symmetrical"], "--no-symmetrical belongs to objective mexma"),
+    (["--size", "huge"], "size 'huge' is unknown: choose one of toy"),
+    (["--steps", "many"], "invalid int value: 'many'"),
+    (["--steps", "0"], "steps is 0"), (["--lr", "-1"], "lr -1"), (["--warmup", "500"], "warmup is 500"),
+    (["--batch", "10", "--accumulate", "3"], "batch 10 cannot be split into 3"),
+    (["--batch", "4", "--accumulate", "4"], "needs at least 2"),
+    (["--schedule", "cosin"], "schedule is 'cosin'"), (["--device", "cuda:7"], "device 'cuda:7' cannot be used"),
+    (["--precision", "float16", "--device", "cpu"], "precision float16 needs"), (["--heads", "3"], "width 128 is not a multiple of heads 3"),
+    (["--data", "nowhere.tsv"], "nowhere.tsv"), (["--langs", "en,xx"], "xx"), (["--cut", "600"], "cut 600"), (["stray"], "'stray' is not expected"),
+    (["--align", "cosin"], "align is 'cosin'")])
+def test_a_mistake_is_one_clear_line_and_status_2_and_leaves_nothing(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*words, *([] if "--data" in words else ["--data", "toy"])]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
+def test_help_shows_every_flag_with_its_default_and_marks_whose_it_is(kind, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--objective", kind.name, "--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0 and f"objective {kind.name}" in text
+    values, _ = train.defaults(kind, "toy")
+    owned = text[text.index(f"objective {kind.name}"):]
+    for name in [f.name for f in train.fields(kind.Config)]:
+        assert "--" + name.replace("_", "-") in owned
+    assert f"[{values['lr']}]" in text and f"[{values['steps']}]" in text
+
+
+def test_toy_values_are_told_with_the_papers_and_give_way_to_flags():
+    _, settings, _, config, notes = train.parse(["--objective", "mexma"])
+    assert any("koleo_weight 1.0 (paper: 0.01)" in note for note in notes) and config.koleo_weight == 1.0
+    _, settings, _, config, notes = train.parse(["--objective", "mexma", "--koleo-weight", "0.01", "--lr", "0.5"])
+    assert config.koleo_weight == 0.01 and settings.lr == 0.5 and not any("koleo" in note or note.startswith("lr") for note in notes)
+    _, settings, _, config, notes = train.parse(["--objective", "mexma", "--size", "base"])
+    assert (config.koleo_weight, config.head_layers, config.head_hidden, settings.lr, settings.batch, notes) == (0.01, 6, 3072, 1e-4, 150, [])
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs and resume
+
+@pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
+def test_every_objective_trains_logs_and_is_evaluated_from_its_folder_alone(kind, pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, kind.name, "--steps", 12, "--log-every", 5, "--eval-every", 6)) == 0
+    shown = capsys.readouterr().out
+    assert "health:" in shown and "step 0" in shown and "minutes left" in shown
+    records = train.read_log(out)
+    assert records[0]["config"]["objective"] == kind.name and records[0]["parameters"] > 0
+    steps = [record for record in records[1:] if "loss" in record]
+    assert [record["step"] for record in steps] == [5, 10, 12] and all(math.isfinite(record["loss"]) for record in steps)
+    assert {"lr", "grad_norm", "tokens", "seconds", "tokens_per_second"} < steps[0].keys()
+    assert [record["step"] for record in records if "eval" in record] == [0, 6, 12]
+    assert {"model.pt", "train.pt", "tokenizer.json", "log.jsonl", "eval.json"} == {p.name for p in out.iterdir()}
+    assert evaluate.main([str(out), "--json"]) in (0, None)
+    assert "geometry/rankme" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(kind, pairs, tmp_path, monkeypatch):
+    flags = ["--steps", 9, "--save-every", 4, "--log-every", 2, "--eval-every", 5]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train.main(command(pairs, whole, kind.name, *flags)) == 0
+    for until in (1, 2, 6, None):
+        if until:
+            monkeypatch.setattr(train.Run, "agree", lambda self, number, until=until: signal.SIGTERM if self.step >= until else 0)
+            assert train.main(command(pairs, parts, kind.name, *flags)) == 128 + signal.SIGTERM
+            monkeypatch.undo()
+        else:
+            assert train.main(command(pairs, parts, kind.name, *flags)) == 0
+    assert_equal(states(whole), states(parts))
+    drop = lambda records: [r for r in records]
+    assert drop(logged(whole))[-1] == drop(logged(parts))[-1]
+    assert [r for r in logged(whole) if "eval" in r] == [r for r in logged(parts) if "eval" in r]
+    one, two = (torch.load(folder / "model.pt", weights_only=True) for folder in (whole, parts))
+    assert_equal(one, two)
+
+
+def test_the_same_command_after_the_end_says_that_the_run_is_finished(pairs, tmp_path, capsys):
+    words = command(pairs, tmp_path / "run", "contrastive", "--steps", 2)
+    assert train.main(words) == 0
+    before = (tmp_path / "run" / "train.pt").read_bytes()
+    capsys.readouterr()
+    assert train.main(words) == 0
+    assert "this run is finished: 2 steps" in capsys.readouterr().out and (tmp_path / "run" / "train.pt").read_bytes() == before
+
+
+def test_resuming_with_other_settings_lists_the_differences_and_touches_nothing(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "mexma", "--steps", 2)) == 0
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    capsys.readouterr()
+    assert train.main(command(pairs, out, "mexma", "--steps", 4, "--layers", 2, "--koleo-weight", 0.3, "--seed", 1)) == 2
+    error = capsys.readouterr().err
+    for text in ("mexma.koleo_weight was 1.0, is 0.3", "model.layers was 1, is 2", "seed was 0, is 1", "--out"):
+        assert text in error
+    assert train.main(command(pairs, out, "contrastive", "--steps", 2)) == 2
+    assert "objective was mexma, is contrastive" in capsys.readouterr().err
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def test_resuming_on_changed_data_or_tokenizer_is_refused(pairs, tmp_path, capsys):
+    source = tmp_path / "pairs.tsv"
+    source.write_bytes((pairs / "pairs.tsv").read_bytes())
+    words = [str(source) if word == str(pairs / "pairs.tsv") else word for word in command(pairs, tmp_path / "run", "mlm", "--steps", 2)]
+    assert train.main(words) == 0
+    source.write_bytes(source.read_bytes() + b"new\twen\n")
+    assert train.main([*words, "--steps", "4"]) == 2
+    assert "the data differs" in capsys.readouterr().err
+    source.write_bytes((pairs / "pairs.tsv").read_bytes())
+    tokenizer = json.loads((tmp_path / "run" / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
+    (tmp_path / "run" / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    assert train.main([*words, "--steps", "4"]) == 2
+    assert "the tokenizer differs" in capsys.readouterr().err
+
+
+def test_more_steps_may_be_asked_of_a_run_and_are_told(pairs, tmp_path, capsys):
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 2)) == 0
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 3)) == 0
+    assert "steps was 2, is 3" in capsys.readouterr().out
+
+
+def test_a_damaged_checkpoint_is_named_and_never_silently_restarted(pairs, tmp_path, capsys):
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 2)) == 0
+    path = tmp_path / "run" / "train.pt"
+    path.write_bytes(path.read_bytes()[:5000])
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 4)) == 2
+    assert "train.pt cannot be read" in capsys.readouterr().err
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(pairs, tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    assert train.main(command(pairs, tmp_path, "mlm", "--steps", 2)) == 2
+    assert "holds no run" in capsys.readouterr().err and [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_and_keeps_the_batch(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "mexma", "--steps", 30, "--lr", "1e30", "--warmup", 0, "--clip", 0, "--save-every", 1)) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"error: step \d+: the loss is not finite \(loss \w+, mlm \w+, align \w+, koleo \w+\)", error)
+    bad = torch.load(out / "bad_batch.pt", weights_only=True)
+    assert bad["step"] == torch.load(out / "train.pt", weights_only=True)["step"] and "tokens" in bad["parts"][0]["packed"]
+
+
+def test_accumulation_takes_one_step_of_the_same_size(pairs, tmp_path):
+    for parts in (1, 4):
+        assert train.main(command(pairs, tmp_path / str(parts), "mlm", "--steps", 3, "--accumulate", parts, "--dropout", 0)) == 0
+    one, four = (torch.load(tmp_path / name / "train.pt", weights_only=True) for name in ("1", "4"))
+    assert one["tokens"] == four["tokens"] and four["step"] == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- processes and signals
+
+def start(words, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, str(ROOT / "train.py"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+                            **options)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_prints_the_command_that_resumes(number, pairs, tmp_path):
+    out = tmp_path / "run"
+    process = start(command(pairs, out, "contrastive", "--steps", 100000, "--eval-every", 100000, "--save-every", 100000))
+    while "a step" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "stopped and saved at step" in shown, errors
+    assert f"python train.py --objective contrastive --data {pairs / 'pairs.tsv'}" in shown
+    step = torch.load(out / "train.pt", weights_only=True)["step"]
+    assert step >= 10 and f"step {step}" in shown
+
+
+KILLER = """
+import os, random, signal, sys, time
+import torch
+import train
+torch.set_num_threads(1)
+words, kills, chance = sys.argv[2:], 0, random.Random(int(sys.argv[1]))
+while True:
+    child = os.fork()
+    if not child:
+        sys.stdout = open(os.devnull, "w")
+        os._exit(train.main(words))
+    wait, status = chance.uniform(0.05, 0.8) if kills < 20 else 60, None
+    end = time.time() + wait
+    while time.time() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.002)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        kills += 1
+        continue
+    if status:
+        sys.exit(f"status {status} after {kills} kills")
+    if kills >= 20:
+        break
+    words[words.index("--steps") + 1] = str(int(words[words.index("--steps") + 1]))
+    kills = 20
+print(kills)
+"""
+
+
+def test_after_kills_at_random_moments_nothing_is_lost_but_the_steps_since_the_last_checkpoint(pairs, tmp_path):
+    """Checkpoints after every step, so that many of the 20 kills fall into the writing of one."""
+    flags = ["--steps", 250, "--save-every", 1, "--log-every", 5, "--eval-every", 1000]
+    assert train.main(command(pairs, tmp_path / "whole", "contrastive", *flags)) == 0
+    process = subprocess.run([sys.executable, "-c", KILLER, "0", *command(pairs, tmp_path / "killed", "contrastive", *flags)], capture_output=True, text=True,
+                             cwd=ROOT, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert process.returncode == 0 and process.stdout.strip() == "20", process.stdout + process.stderr
+    assert_equal(states(tmp_path / "whole"), states(tmp_path / "killed"))
+    assert logged(tmp_path / "whole") == logged(tmp_path / "killed")
+
+
+def test_two_processes_train_as_one_with_twice_the_batch(pairs, tmp_path):
+    """In-batch losses gather the other rank's vectors with gradients: the weights after three steps agree."""
+    flags = ["--steps", "3", "--dropout", "0", "--lr", "0.01", "--seed", "3"]
+    words = [word for word in command(pairs, tmp_path / "two", "contrastive")]
+    words = words + flags
+    shared = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py"), *words],
+                         capture_output=True, text=True, env=shared, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert train.main([*command(pairs, tmp_path / "one", "contrastive"), *flags, "--batch", "16"]) == 0
+    one, two = (torch.load(tmp_path / name / "train.pt", weights_only=True) for name in ("one", "two"))
+    assert one["tokens"] == two["tokens"]
+    for name, weight in one["objective"].items():
+        assert (weight - two["objective"][name]).abs().max() < 1e-5, name

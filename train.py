@@ -1,0 +1,588 @@
+"""Train any objective: flags, the one loop, schedule, checkpoints, resume.
+
+    python train.py --objective mexma                 # embedded data, CPU, a few minutes, ends in a table
+    python train.py --objective mexma --help          # every flag, its default, and whose it is
+    torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
+
+The same command again resumes. Everything of a run is in its folder: model.pt, train.pt, tokenizer.json, log.jsonl, eval.json.
+"""
+
+import argparse
+import contextlib
+import difflib
+import inspect
+import json
+import math
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+import data
+import evaluate
+from data import BadInput
+from model import SIZES, Model, ModelConfig, load_weights, read_torch, save, size_config, write_torch
+from objectives import OBJECTIVES
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    data: str = "toy"  # toy, regex, pydoc, or files: TSV, CSV, JSONL, text, a Moses pair a.de,a.en; .gz and .xz too
+    langs: str = ""  # columns of the data to use, as en,de; the first is the pivot; default: all
+    eval_data: str = ""  # file to evaluate on; default: rows held out from the data
+    skip_bad: bool = False  # drop and count bad lines instead of stopping at the first
+    vocab: int | None = None  # size of the tokenizer trained on the data; default: 1200 embedded, 8000 files
+    cut: int = 128  # longest view in tokens; the rest is cut off
+    cache: str = "cache"  # where token stores of files are kept
+    size: str = "toy"  # shape of the model: toy, small, base, large
+    steps: int | None = None  # optimiser steps
+    batch: int | None = None  # examples per step and process
+    accumulate: int = 1  # split a batch into so many forward passes; negatives come only from one's own part
+    lr: float | None = None  # peak learning rate
+    warmup: float | None = None  # share of the steps in which the rate rises linearly
+    schedule: str | None = None  # after that: cosine, linear (both to 0), or constant
+    weight_decay: float | None = None  # on matrices and embeddings; never on biases and norms
+    clip: float | None = None  # longest gradient; 0: no limit
+    seed: int = 0  # of weights, batches, masks
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    precision: str = "auto"  # auto, float32, bfloat16, float16
+    out: str = ""  # folder of the run; default: out/OBJECTIVE
+    log_every: int = 10  # steps between lines of log.jsonl
+    eval_every: int = 150  # steps between evaluations; there is one at step 0 and one at the end anyway
+    eval_limit: int = 500  # rows in the evaluations during training
+    save_every: int = 100  # steps between checkpoints
+
+
+FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache"}   # may change when a run is resumed
+GROUPS = {"data": "data langs eval_data skip_bad vocab cut cache", "optimisation": "steps batch accumulate lr warmup schedule weight_decay clip seed",
+          "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Flags: generated from the dataclasses; the comment beside a field is its help
+
+
+def comments(config):
+    """{field: the comment beside it}"""
+    return dict(re.findall(r"^ +(\w+): [^#\n]+#\s*(.+)$", inspect.getsource(config), re.M))
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise BadInput(f"{message} (see python train.py --help)")
+
+
+def find_objective(name):
+    by_name = {objective.name: objective for objective in OBJECTIVES}
+    if name not in by_name:
+        close = difflib.get_close_matches(name, by_name, 1)
+        raise BadInput(f"objective {name!r} is unknown: choose one of {', '.join(by_name)}" + (f"; did you mean {close[0]}?" if close else ""))
+    return by_name[name]
+
+
+def defaults(objective, size):
+    """-> ({flag: default}, {flag: (toy value, paper's value, reason)}) for an objective at a size: the recipe, then the toy scale."""
+    values = {f.name: f.default for f in fields(TrainConfig)} | {"schedule": "cosine", "weight_decay": 0.01, "clip": 1.0}
+    values |= {f.name: f.default for f in fields(objective.Config)} | objective.recipe
+    toy = {}
+    if size == "toy":
+        toy = {name: (value, values[name], reason) for name, (value, reason) in objective.toy.items()}
+        values |= {name: value for name, (value, _, _) in toy.items()}
+    return values, toy
+
+
+def add_flags(group, config, values, skip=()):
+    notes = comments(config)
+    for field in fields(config):
+        if field.name in skip:
+            continue
+        kind = {"int": int, "float": float, "bool": bool}.get(getattr(field.type, "__name__", str(field.type)).split(" ")[0], None)
+        kind = kind or next((t for t in (int, float) if t.__name__ in str(field.type)), str)
+        options = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind, metavar=kind.__name__.upper())
+        shown = values.get(field.name)
+        note = notes.get(field.name, "").replace("%", "%%")
+        group.add_argument("--" + field.name.replace("_", "-"), default=None,
+                           help=note + ("" if shown in (None, "") else f" [{shown}]"), **options)
+
+
+def make_parser(objective, size):
+    values, _ = defaults(objective, size)
+    parser = Parser(prog="train.py", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
+    parser.add_argument("--objective", default="mexma", metavar="NAME",
+                        help=f"what to train: {', '.join(o.name for o in OBJECTIVES)}; with --help shows its flags [mexma]")
+    for title, names in GROUPS.items():
+        skip = {f.name for f in fields(TrainConfig)} - set(names.split())
+        add_flags(parser.add_argument_group(title), TrainConfig, values, skip)
+    group = parser.add_argument_group("model")
+    add_flags(group, TrainConfig, values, {f.name for f in fields(TrainConfig)} - {"size"})
+    shape = asdict(ModelConfig()) | SIZES[size] | {"pool": objective.pool}
+    add_flags(group, ModelConfig, shape, {"vocab", "causal", "head"})
+    owned = parser.add_argument_group(f"objective {objective.name} (only this objective has these; defaults are the paper's but for the toy scale)")
+    add_flags(owned, objective.Config, values)
+    return parser
+
+
+def parse(arguments):
+    """Command line -> (objective class, TrainConfig, ModelConfig changes, its Config, notes to print). BadInput for anything odd."""
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--objective", default="mexma")
+    first.add_argument("--size", default="toy")
+    known, _ = first.parse_known_args(arguments)
+    objective = find_objective(known.objective)
+    if known.size not in SIZES:
+        raise BadInput(f"size {known.size!r} is unknown: choose one of {', '.join(SIZES)}")
+    parser = make_parser(objective, known.size)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise BadInput(explain_unknown(unknown[0], parser, objective))
+    given = {name: value for name, value in vars(options).items() if value is not None and name != "objective"}
+    values, toy = defaults(objective, known.size)
+    values |= given
+    notes = [f"{name} {value} (paper: {paper}): {reason}" for name, (value, paper, reason) in toy.items() if name not in given]
+    pick = lambda config: {f.name: values[f.name] for f in fields(config) if f.name in values}
+    train = TrainConfig(**pick(TrainConfig))
+    shape = {f.name: given[f.name] for f in fields(ModelConfig) if f.name in given and f.name != "vocab"}
+    shape = dict(causal=objective.causal, head=objective.head, pool=objective.pool) | shape
+    return objective, check(train, objective), shape, objective.Config(**pick(objective.Config)), notes
+
+
+def explain_unknown(word, parser, objective):
+    flag = word.split("=")[0]
+    if not flag.startswith("-"):
+        return f"{word!r} is not expected here: every value follows a --flag"
+    for other in OBJECTIVES:
+        if other is not objective and flag[2:].replace("no-", "").replace("-", "_") in {f.name for f in fields(other.Config)}:
+            return f"flag {flag} belongs to objective {other.name}, not to {objective.name}: drop it or add --objective {other.name}"
+    known = [option for action in parser._actions for option in action.option_strings]
+    close = difflib.get_close_matches(flag, known, 1)
+    return f"unknown flag {flag}" + (f": did you mean {close[0]}?" if close else ": see python train.py --help")
+
+
+def check(train, objective):
+    """Refuse values that would fail or mislead later."""
+    for name in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
+        if getattr(train, name) < 1:
+            raise BadInput(f"{name} is {getattr(train, name)}: it must be at least 1")
+    for name, allowed in dict(schedule=("cosine", "linear", "constant"), precision=("auto", "float32", "bfloat16", "float16")).items():
+        if getattr(train, name) not in allowed:
+            raise BadInput(f"{name} is {getattr(train, name)!r}: choose one of {', '.join(allowed)}")
+    if train.batch % train.accumulate:
+        raise BadInput(f"batch {train.batch} cannot be split into {train.accumulate} equal parts: make it a multiple of --accumulate")
+    if objective.distinct and train.batch // train.accumulate < 2:
+        raise BadInput(f"batch {train.batch} / accumulate {train.accumulate}: {objective.name} compares examples and needs at least 2 at a time")
+    if not 0 <= train.warmup <= 1:
+        raise BadInput(f"warmup is {train.warmup}: it is a share of the steps, between 0 and 1")
+    if train.lr <= 0 or train.weight_decay < 0 or train.clip < 0:
+        raise BadInput(f"lr {train.lr} must be positive, weight_decay {train.weight_decay} and clip {train.clip} not negative")
+    return replace(train, out=train.out or f"out/{objective.name}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parts of the loop
+
+
+def learning_rate(step, train):
+    """Rate of step 0..steps-1: linear warm-up to the peak over warmup x steps, then cosine or linear to 0 at `steps`, or constant."""
+    warm = max(1, round(train.warmup * train.steps))
+    if step < warm:
+        return train.lr * (step + 1) / warm
+    rest = (step - warm) / max(1, train.steps - warm)
+    return train.lr * {"cosine": (1 + math.cos(math.pi * rest)) / 2, "linear": 1 - rest, "constant": 1.0}[train.schedule]
+
+
+def make_optimizer(objective, train):
+    """AdamW; decay on matrices and embeddings only: a bias, a norm or a lone scalar has no direction to shrink."""
+    trained = [p for p in objective.parameters() if p.requires_grad]
+    groups = [dict(params=[p for p in trained if p.ndim >= 2], weight_decay=train.weight_decay),
+              dict(params=[p for p in trained if p.ndim < 2], weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=train.lr, fused=True)
+
+
+def choose_device(train):
+    """-> (device, dtype of autocast or None, one line that says why)"""
+    name = train.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except Exception:
+        have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise BadInput(f"device {name!r} cannot be used here: there is {', '.join(have)}; --device auto chooses") from None
+    why = "chosen by --device" if train.device != "auto" else "the first of cuda, mps, cpu that is here"
+    if train.precision != "auto":
+        kind, reason = train.precision, "chosen by --precision"
+    elif device.type == "cuda":
+        good = torch.cuda.is_bf16_supported(including_emulation=False)
+        kind, reason = ("bfloat16", "this GPU has it") if good else ("float16", "this GPU lacks bfloat16")
+    else:
+        kind, reason = "float32", f"the safe choice on {device.type}"
+    if kind == "float16" and device.type != "cuda":
+        raise BadInput("precision float16 needs a CUDA GPU for its loss scaling: use bfloat16 or float32")
+    dtype = None if kind == "float32" else getattr(torch, kind)
+    return device, dtype, f"device {device} ({why}), precision {kind} ({reason}), {torch.get_num_threads()} threads"
+
+
+def to_device(value, device):
+    if isinstance(value, dict):
+        return {name: to_device(item, device) for name, item in value.items()}
+    return value.to(device, non_blocking=True) if hasattr(value, "to") else value
+
+
+def share_counts(parts, world):
+    """Token losses divide by the number of scored tokens of the whole step: replace each part's own counts by the mean over
+    parts and ranks, so that averaging the parts gives exactly the gradient of one big batch."""
+    mean = torch.stack([part["scored"] for part in parts]).mean(0)
+    if world > 1 and len(mean):
+        dist.all_reduce(mean)
+        mean /= world
+    for part in parts:
+        part["scored"] = mean
+    return parts
+
+
+def mean_over_ranks(values, world):
+    if world > 1:
+        dist.all_reduce(values)
+        values /= world
+    return values
+
+
+class Stop:
+    """SIGINT and SIGTERM ask the loop to stop after the step at hand; a second signal stops at once."""
+
+    def __init__(self):
+        self.signal = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.ask)
+
+    def ask(self, number, frame):
+        if self.signal:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.signal = number
+        print("stopping after this step; once more to stop at once", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The run folder
+
+
+def git_commit():
+    try:
+        run = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent, timeout=5)
+        return run.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def log_line(folder, record):
+    """Append one JSON object to log.jsonl; numbers that JSON cannot write (nan, inf) become strings."""
+    clean = lambda x: str(x) if isinstance(x, float) and not math.isfinite(x) else x
+    with open(folder / "log.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({name: clean(value) for name, value in record.items()}) + "\n")
+
+
+def read_log(folder):
+    """The objects of log.jsonl; a last line cut short by a kill is left out."""
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    records = []
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return records
+
+
+def rewind_log(folder, step):
+    """Drop what was logged after the checkpoint: those steps come again, with the same numbers."""
+    kept = [record for record in read_log(folder) if record.get("step", 0) <= step]
+    data.write_atomic(folder / "log.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+
+def differences(old, new, prefix=""):
+    """The settings of a saved run that this command would change, one text each."""
+    found = []
+    for name in sorted(set(old) | set(new)):
+        was, now = old.get(name, "absent"), new.get(name, "absent")
+        if isinstance(was, dict) and isinstance(now, dict):
+            found += differences(was, now, f"{prefix}{name}.")
+        elif was != now and name not in FREE:
+            found.append(f"{prefix}{name} was {was}, is {now}")
+    return found
+
+
+def check_same(saved, config, folder, corpus):
+    changed = differences(saved["config"], config)
+    for name, value in dict(tokenizer=data.tokenizer_hash(corpus.tokenizer), data=corpus.hash).items():
+        if saved[f"{name}_hash"] != value:
+            changed.append(f"the {name} differs (hash {saved[f'{name}_hash'][:8]}, now {value[:8]})")
+    if changed:
+        raise BadInput(f"{folder} holds a run with other settings: {'; '.join(changed)}. Use another --out, or delete the folder")
+
+
+def random_state(device):
+    return {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_state(state, device):
+    torch.set_rng_state(state["cpu"].cpu())
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The loop
+
+
+class Run:
+    """One training run: everything that a step needs, and how it is saved, resumed, evaluated and reported."""
+
+    def __init__(self, arguments):
+        self.kind, self.train, shape, self.config, notes = parse(arguments)
+        self.command = "python train.py " + " ".join(arguments)
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.device, self.dtype, device_note = choose_device(self.train)
+        if self.world > 1:
+            if self.device.type == "cuda":
+                self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+                torch.cuda.set_device(self.device)
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        train, self.folder = self.train, Path(self.train.out)
+        self.say(f"nanoJEPA: {self.kind.name}, size {train.size}, {train.steps} steps of {train.batch} examples -> {self.folder}")
+        self.say(device_note)
+        for note in notes:
+            self.say(f"  toy scale: {note}")
+        self.langs = [name for name in train.langs.split(",") if name] or None
+        saved = read_torch(self.folder / "train.pt") if (self.folder / "train.pt").exists() else None
+        self.open_data(saved)
+        shape = dict(vocab=self.corpus.special.vocab) | shape
+        torch.manual_seed(train.seed)
+        model = Model(size_config(train.size, **shape))
+        if train.cut + 2 > model.config.max_length:
+            raise BadInput(f"cut {train.cut} leaves no room for [CLS] and [SEP] in max_length {model.config.max_length}: lower --cut")
+        self.objective = self.kind(model, self.config).to(self.device)
+        self.optimizer = make_optimizer(self.objective, train)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        self.step, self.tokens, self.seconds, self.first = 0, 0, 0.0, None
+        self.settings = {"objective": self.kind.name, **asdict(train), "model": asdict(model.config), self.kind.name: asdict(self.config)}
+        torch.manual_seed(train.seed + 1 + self.rank)                    # dropout differs between ranks, weights do not
+        if saved:
+            self.resume(saved)
+        else:
+            self.begin()
+
+    def say(self, text):
+        if self.rank == 0:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def open_data(self, saved):
+        """The corpus and its batches. A resumed run reads the tokenizer of its folder: training one anew could change the ids."""
+        train = self.train
+        tokenizer = data.read_tokenizer(self.folder / "tokenizer.json") if saved else None
+        if not saved and self.folder.exists() and any(self.folder.iterdir()):
+            if not set(p.name for p in self.folder.iterdir()) <= {"tokenizer.json", "log.jsonl", "model.pt"}:
+                raise BadInput(f"{self.folder} is not empty and holds no run: use another --out")
+        self.corpus = data.open_corpus(train.data, tokenizer, langs=self.langs, vocab=train.vocab, skip_bad=train.skip_bad,
+                                       cache=train.cache, holdout=not train.eval_data)
+        self.batches = data.Batches(self.corpus, self.kind.views, train.batch, train.seed, self.rank, self.world,
+                                    self.kind.distinct, train.cut)
+        self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns)}; "
+                 f"tokenizer of {self.corpus.special.vocab:,}")
+
+    def begin(self):
+        if self.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "log.jsonl").write_text("", encoding="utf-8")
+            data.write_atomic(self.folder / "tokenizer.json", self.corpus.tokenizer.to_str().encode())
+            count = sum(p.numel() for p in self.objective.parameters())
+            log_line(self.folder, {"config": self.settings, "command": self.command, "parameters": count, "device": str(self.device),
+                                   "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
+        self.say(f"{sum(p.numel() for p in self.objective.model.parameters()):,} parameters in the model, "
+                 f"{sum(p.numel() for p in self.objective.parameters()):,} with what only training needs")
+
+    def resume(self, saved):
+        check_same(saved, self.settings, self.folder, self.corpus)
+        if saved["config"]["steps"] != self.train.steps:
+            self.say(f"steps was {saved['config']['steps']}, is {self.train.steps}: the schedule is that of the new number from here on")
+        load_weights(self.objective, saved["objective"], self.folder / "train.pt")
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.scaler.load_state_dict(saved["scaler"])
+        self.step, self.tokens, self.seconds, self.first = (saved[name] for name in ("step", "tokens", "seconds", "first"))
+        set_random_state(saved["random"], self.device)
+        if self.rank == 0:
+            rewind_log(self.folder, self.step)
+        self.say(f"resuming at step {self.step} of {self.train.steps}")
+
+    def save(self):
+        """model.pt first: a kill between the two leaves an old train.pt, whose resumed steps write the same model.pt again."""
+        if self.rank:
+            return
+        save(self.objective.model, self.folder / "model.pt")
+        write_torch({"config": self.settings, "objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(),
+                     "scaler": self.scaler.state_dict(), "random": random_state(self.device), "step": self.step, "tokens": self.tokens,
+                     "seconds": self.seconds, "first": self.first, "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer),
+                     "data_hash": self.corpus.hash}, self.folder / "train.pt")
+
+    def make_batch(self, step):
+        """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
+        examples, rng, part = self.batches.examples(step), self.batches.rng(step), self.train.batch // self.train.accumulate
+        return [self.kind.collate(examples[i:i + part], rng, self.config, self.corpus.special)
+                for i in range(0, self.train.batch, part)]
+
+    def train_step(self, parts, forward):
+        """One optimiser step -> (loss, {term: value}, gradient norm), means over parts and ranks."""
+        train, total = self.train, {}
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, train)
+        parts = share_counts([to_device(part, self.device) for part in parts], self.world)
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            with contextlib.nullcontext() if last or self.world == 1 else forward.no_sync():
+                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                    loss, terms = forward(part)
+                self.scaler.scale(loss / len(parts)).backward()
+            for name, value in {"loss": loss.detach(), **terms}.items():
+                total[name] = total.get(name, 0) + value / len(parts)
+        values = mean_over_ranks(torch.stack([value.float() for value in total.values()]), self.world)
+        values = dict(zip(total, values.tolist()))
+        if not all(map(math.isfinite, values.values())):
+            self.fail(values, parts)
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), train.clip or math.inf)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return values, norm
+
+    def fail(self, values, parts):
+        """A loss that is not finite: nothing after it can be trusted, so keep the evidence and stop before the weights are touched."""
+        path = self.folder / "bad_batch.pt"
+        if self.rank == 0:
+            plain = [{name: vars(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in parts]
+            write_torch({"step": self.step, "values": values, "parts": plain}, path)
+        terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        raise BadInput(f"step {self.step}: the loss is not finite ({terms}). The batch is in {path}, the last good state in train.pt; "
+                       "try a lower --lr, --precision float32, or a smaller --clip")
+
+    def evaluate(self):
+        """Evaluate, log and print one line; -> results. Only rank 0 works, the others wait at the next collective."""
+        if self.rank:
+            return {}
+        train = self.train
+        results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
+                               "all" if train.eval_data else "valid", limit=train.eval_limit)
+        log_line(self.folder, {"step": self.step, "eval": results})
+        found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++") if name in results]
+        self.say(f"step {self.step:>5}  " + "  ".join(found + [evaluate.diagnose(results)[1]]))
+        return results
+
+    def loop(self):
+        train, stop = self.train, Stop()
+        if self.step >= train.steps:
+            self.say(f"this run is finished: {self.step} steps. Evaluate it: python evaluate.py {self.folder}")
+            return 0
+        forward = self.objective
+        if self.world > 1:
+            forward = torch.nn.parallel.DistributedDataParallel(self.objective, device_ids=[self.device] if self.device.type == "cuda" else None)
+        if self.step == 0:
+            self.first = self.evaluate()
+        begun = self.step
+        bar = tqdm(total=train.steps, initial=self.step, file=sys.stderr, disable=self.rank > 0 or not sys.stderr.isatty(), dynamic_ncols=True,
+                   leave=False)
+        window, start = [], time.perf_counter()
+        self.objective.train()
+        with contextlib.closing(data.prefetch(self.make_batch, self.step, train.steps)) as supply:
+            for parts in supply:
+                values, norm = self.train_step(parts, forward)
+                self.step += 1
+                self.objective.after_step(self.step / train.steps)
+                window.append((values, float(norm), sum(len(part["packed"].tokens) for part in parts) * self.world))
+                bar.update()
+                if self.step % train.log_every == 0 or self.step == train.steps:
+                    bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+                    start, window = self.log(window, start), []
+                if self.step == begun + 10:
+                    pace = (time.perf_counter() - start + self.seconds) / self.step if train.log_every > 10 else self.seconds / self.step
+                    self.say(f"{pace:.2f} s a step: about {(train.steps - self.step) * pace / 60:.1f} minutes left, evaluations apart. "
+                             "Ctrl-C saves; the same command resumes")
+                if self.step % train.eval_every == 0 and self.step < train.steps:
+                    pause = time.perf_counter()
+                    self.evaluate()
+                    start += time.perf_counter() - pause
+                stopped = self.agree(stop.signal)
+                if self.step % train.save_every == 0 or stopped or self.step == train.steps:
+                    self.save()
+                if stopped and self.step < train.steps:
+                    bar.close()
+                    self.say(f"stopped and saved at step {self.step}. To resume: {self.command}")
+                    return 128 + stopped
+        bar.close()
+        self.finish()
+        return 0
+
+    def agree(self, number):
+        """All ranks stop together if one was asked to."""
+        if self.world > 1:
+            asked = torch.tensor(number, device=self.device)
+            dist.all_reduce(asked, dist.ReduceOp.MAX)
+            number = int(asked)
+        return number
+
+    def log(self, window, start):
+        now, count = time.perf_counter(), sum(tokens for _, _, tokens in window)
+        self.tokens, self.seconds = self.tokens + count, self.seconds + now - start
+        if self.rank == 0:
+            mean = lambda values: sum(values) / len(values)
+            record = {"step": self.step} | {name: mean([values[name] for values, _, _ in window]) for name in window[0][0]}
+            record |= {"lr": learning_rate(self.step - 1, self.train), "grad_norm": mean([norm for _, norm, _ in window])}
+            log_line(self.folder, record | {"tokens": self.tokens, "seconds": round(self.seconds, 3),
+                                            "tokens_per_second": round(count / (now - start), 1)})
+        return now
+
+    def finish(self):
+        """The last evaluation, a table of before and after, five translations, and what to do next."""
+        results = self.evaluate()
+        if self.rank:
+            return
+        data.write_atomic(self.folder / "eval.json", json.dumps(results, indent=1).encode())
+        self.say("\n" + table(self.first or {}, results))
+        train = self.train
+        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", train.eval_limit)[0]
+        for example in evaluate.translations(self.objective.model, self.corpus.tokenizer, texts):
+            self.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}" +
+                     ("" if example.right else f"\n    instead of {example.gold}"))
+        self.say(f"\n{self.tokens:,} tokens in {self.seconds:.0f} s, {self.tokens / self.seconds:,.0f} a second. The run is in {self.folder}\n"
+                 f"next: python evaluate.py {self.folder}")
+
+
+def table(before, after):
+    """The headline numbers at step 0 and now, aligned."""
+    names = [name for name in after if name.count("/") == 1 or name.startswith(("retrieval/xsim++/", "geometry/cosine"))]
+    names = [name for name in names if name.split("/")[-1].count("-") == 0]
+    width = max(map(len, names))
+    lines = [f"{'':{width}} {'step 0':>9} {'now':>9}"]
+    return "\n".join(lines + [f"{name:{width}} {before.get(name, math.nan):9.2f} {after[name]:9.2f}" for name in names])
+
+
+def main(arguments):
+    try:
+        return Run(arguments).loop()
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
