@@ -445,8 +445,8 @@ def texts(spec, split: str = "valid", langs=None, limit: int | None = None, *, h
     else:
         source = Source(_paths(spec), _languages(langs), skip_bad)
         held = source.held() if holdout else None
-        columns = source.columns
-        rows = (row for record, row in source.rows() if held is None or (record in held) == (split != "train"))
+        columns = source.columns[:source.sides]                          # of a chat the question and the answer, not the system text
+        rows = (row[:source.sides] for record, row in source.rows() if held is None or (record in held) == (split != "train"))
     rows = list(itertools.islice((row for row in rows if all(row)), limit))
     return {name: [row[place] for row in rows] for place, name in enumerate(columns)}
 

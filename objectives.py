@@ -151,8 +151,8 @@ class Contrastive(Objective):
     """A bi-encoder trained with symmetric InfoNCE over translation pairs (the baseline of MEXMA's table 6, and LaBSE's family)."""
     name, views, distinct = "contrastive", 2, True
     recipe = dict(lr=1e-4, batch=1200, steps=300_000, warmup=0.3, schedule="cosine", weight_decay=0.0, clip=1.2)
-    toy = dict(lr=(1e-3, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(600, "minutes on a CPU"),
-               warmup=(0.1, "600 steps in all"))
+    toy = dict(lr=(5e-4, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(1000, "minutes on a CPU"),
+               warmup=(0.1, "1000 steps in all"))
 
     @dataclass(frozen=True)
     class Config:

@@ -4,7 +4,7 @@
     python train.py --objective mexma --help          # every flag, its default, and whose it is
     torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
 
-The same command again resumes. Everything of a run is in its folder: model.pt, train.pt, tokenizer.json, log.jsonl, eval.json.
+The same command again resumes. Everything of a run is in its folder: model.pt, train.pt, tokenizer.json, log.jsonl; evaluate.py adds eval.json.
 """
 
 import argparse
@@ -361,17 +361,18 @@ class Run:
         for note in notes:
             self.say(f"  toy scale: {note}")
         self.langs = [name for name in train.langs.split(",") if name] or None
+        config = size_config(train.size, **shape)                        # a shape that cannot work is refused before the data is read
+        if train.cut + 2 > config.max_length:
+            raise BadInput(f"cut {train.cut} leaves no room for [CLS] and [SEP] in max_length {config.max_length}: lower --cut")
         saved = read_torch(self.folder / "train.pt") if (self.folder / "train.pt").exists() else None
         self.open_data(saved)
-        shape = dict(vocab=self.corpus.special.vocab) | shape
         torch.manual_seed(train.seed)
-        model = Model(size_config(train.size, **shape))
-        if train.cut + 2 > model.config.max_length:
-            raise BadInput(f"cut {train.cut} leaves no room for [CLS] and [SEP] in max_length {model.config.max_length}: lower --cut")
+        model = Model(replace(config, vocab=self.corpus.special.vocab))
         self.objective = self.kind(model, self.config).to(self.device)
         self.optimizer = make_optimizer(self.objective, train)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.step, self.tokens, self.seconds, self.first = 0, 0, 0.0, None
+        self.window = []                                                 # [values, gradient norm] of the steps since the last log line
         self.settings = {"objective": self.kind.name, **asdict(train), "model": asdict(model.config), self.kind.name: asdict(self.config)}
         torch.manual_seed(train.seed + 1 + self.rank)                    # dropout differs between ranks, weights do not
         if saved:
@@ -416,7 +417,8 @@ class Run:
         load_weights(self.objective, saved["objective"], self.folder / "train.pt")
         self.optimizer.load_state_dict(saved["optimizer"])
         self.scaler.load_state_dict(saved["scaler"])
-        self.step, self.tokens, self.seconds, self.first = (saved[name] for name in ("step", "tokens", "seconds", "first"))
+        for name in ("step", "tokens", "seconds", "first", "window"):
+            setattr(self, name, saved[name])
         set_random_state(saved["random"], self.device)
         if self.rank == 0:
             rewind_log(self.folder, self.step)
@@ -429,7 +431,7 @@ class Run:
         save(self.objective.model, self.folder / "model.pt")
         write_torch({"config": self.settings, "objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(),
                      "scaler": self.scaler.state_dict(), "random": random_state(self.device), "step": self.step, "tokens": self.tokens,
-                     "seconds": self.seconds, "first": self.first, "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer),
+                     "seconds": self.seconds, "first": self.first, "window": self.window, "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer),
                      "data_hash": self.corpus.hash}, self.folder / "train.pt")
 
     def make_batch(self, step):
@@ -439,7 +441,7 @@ class Run:
                 for i in range(0, self.train.batch, part)]
 
     def train_step(self, parts, forward):
-        """One optimiser step -> (loss, {term: value}, gradient norm), means over parts and ranks."""
+        """One optimiser step -> ({loss, terms, tokens}, gradient norm), means over parts and ranks."""
         train, total = self.train, {}
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, train)
@@ -452,6 +454,7 @@ class Run:
                 self.scaler.scale(loss / len(parts)).backward()
             for name, value in {"loss": loss.detach(), **terms}.items():
                 total[name] = total.get(name, 0) + value / len(parts)
+        total["tokens"] = torch.tensor(float(sum(len(part["packed"].tokens) for part in parts)), device=self.device)
         values = mean_over_ranks(torch.stack([value.float() for value in total.values()]), self.world)
         values = dict(zip(total, values.tolist()))
         if not all(map(math.isfinite, values.values())):
@@ -469,7 +472,7 @@ class Run:
         if self.rank == 0:
             plain = [{name: vars(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in parts]
             write_torch({"step": self.step, "values": values, "parts": plain}, path)
-        terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        terms = ", ".join(f"{name} {value:g}" for name, value in values.items() if name != "tokens")
         raise BadInput(f"step {self.step}: the loss is not finite ({terms}). The batch is in {path}, the last good state in train.pt; "
                        "try a lower --lr, --precision float32, or a smaller --clip")
 
@@ -479,10 +482,13 @@ class Run:
             return {}
         train = self.train
         results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
-                               "all" if train.eval_data else "valid", limit=train.eval_limit)
+                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad)
         log_line(self.folder, {"step": self.step, "eval": results})
         found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++") if name in results]
-        self.say(f"step {self.step:>5}  " + "  ".join(found + [evaluate.diagnose(results)[1]]))
+        health = evaluate.diagnose(results)[1]
+        if self.step == 0:
+            health = health.split(" -> ")[0] + " -> untrained"           # random weights look collapsed: that is no verdict on training
+        self.say(f"step {self.step:>5}  " + "  ".join(found + [health]))
         return results
 
     def loop(self):
@@ -498,18 +504,18 @@ class Run:
         begun = self.step
         bar = tqdm(total=train.steps, initial=self.step, file=sys.stderr, disable=self.rank > 0 or not sys.stderr.isatty(), dynamic_ncols=True,
                    leave=False)
-        window, start = [], time.perf_counter()
+        start = time.perf_counter()
         self.objective.train()
         with contextlib.closing(data.prefetch(self.make_batch, self.step, train.steps)) as supply:
             for parts in supply:
                 values, norm = self.train_step(parts, forward)
                 self.step += 1
                 self.objective.after_step(self.step / train.steps)
-                window.append((values, float(norm), sum(len(part["packed"].tokens) for part in parts) * self.world))
+                self.window.append([values, float(norm)])
                 bar.update()
                 if self.step % train.log_every == 0 or self.step == train.steps:
                     bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
-                    start, window = self.log(window, start), []
+                    start = self.log(start)
                 if self.step == begun + 10:
                     pace = (time.perf_counter() - start + self.seconds) / self.step if train.log_every > 10 else self.seconds / self.step
                     self.say(f"{pace:.2f} s a step: about {(train.steps - self.step) * pace / 60:.1f} minutes left, evaluations apart. "
@@ -537,13 +543,15 @@ class Run:
             number = int(asked)
         return number
 
-    def log(self, window, start):
-        now, count = time.perf_counter(), sum(tokens for _, _, tokens in window)
+    def log(self, start):
+        """One line with the means of the steps since the last -> the time now."""
+        window, self.window = self.window, []
+        now, count = time.perf_counter(), round(sum(values.pop("tokens") for values, _ in window) * self.world)
         self.tokens, self.seconds = self.tokens + count, self.seconds + now - start
         if self.rank == 0:
             mean = lambda values: sum(values) / len(values)
-            record = {"step": self.step} | {name: mean([values[name] for values, _, _ in window]) for name in window[0][0]}
-            record |= {"lr": learning_rate(self.step - 1, self.train), "grad_norm": mean([norm for _, norm, _ in window])}
+            record = {"step": self.step} | {name: mean([values[name] for values, _ in window]) for name in window[0][0]}
+            record |= {"lr": learning_rate(self.step - 1, self.train), "grad_norm": mean([norm for _, norm in window])}
             log_line(self.folder, record | {"tokens": self.tokens, "seconds": round(self.seconds, 3),
                                             "tokens_per_second": round(count / (now - start), 1)})
         return now
@@ -553,10 +561,9 @@ class Run:
         results = self.evaluate()
         if self.rank:
             return
-        data.write_atomic(self.folder / "eval.json", json.dumps(results, indent=1).encode())
-        self.say("\n" + table(self.first or {}, results))
         train = self.train
-        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", train.eval_limit)[0]
+        self.say("\n" + table(self.first or {}, results))
+        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad)[0]
         for example in evaluate.translations(self.objective.model, self.corpus.tokenizer, texts):
             self.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}" +
                      ("" if example.right else f"\n    instead of {example.gold}"))

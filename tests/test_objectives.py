@@ -159,7 +159,7 @@ def test_losses_are_computed_in_float32_from_half_precision():
 
 def test_an_untrained_mlm_costs_the_logarithm_of_the_vocabulary():
     objective = build(Mlm, torch.float32)
-    assert abs(objective(batch_of(objective, items=examples(Mlm, 50)))[0] - math.log(60)) < 0.1
+    assert abs(objective(batch_of(objective, items=examples(Mlm, 50)))[0] - math.log(60)) < 0.3
 
 
 # -------------------------------------------------------------------------------- independent re-computations, padded, float64
