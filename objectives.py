@@ -19,13 +19,27 @@ from model import Block, Packed
 # Losses: float32 (or wider) whatever the precision of the run
 
 
+class AllRanks(torch.autograd.Function):
+    """(N, D) of this rank -> (world x N, D) of all; backward: the sum over ranks of what each wants of these rows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        torch.distributed.all_reduce(grad)
+        return grad.chunk(torch.distributed.get_world_size())[torch.distributed.get_rank()]
+
+
 def gather(x):
     """Rows of all ranks, with gradients: (N, D) -> (world x N, D). One process: x itself. Every rank then computes the same
-    loss over all rows; the backward sums what the ranks contribute, so DDP's mean is the gradient of one big batch."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return x
-    from torch.distributed.nn.functional import all_gather
-    return torch.cat(all_gather(x.contiguous()))
+    loss over all rows, and DDP's mean over ranks of the summed gradients is the gradient of one big batch."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return AllRanks.apply(x) if several else x
 
 
 def wide(x):

@@ -533,6 +533,8 @@ class Run:
                     return 128 + stopped
         bar.close()
         self.finish()
+        if self.world > 1:
+            dist.barrier()                                               # the others wait for rank 0's last evaluation
         return 0
 
     def agree(self, number):
