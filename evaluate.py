@@ -1,12 +1,14 @@
-"""What a trained model is worth: sentence vectors, retrieval across languages, the geometry of the vectors.
+"""What a trained model is worth: sentence vectors, retrieval across languages, the geometry of the vectors, written answers.
 
     python evaluate.py out/x                                # everything that applies, on the run's own test rows
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval --json
+    python evaluate.py out/y --tasks generate               # of a causal model: does it write the second column, given the first?
 
-First the metrics, pure functions of vectors (N, D) that know nothing of models; then `embed`; then the tasks, whose numbers are
-named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
+First the metrics, pure functions of vectors (N, D) that know nothing of models; then `embed` and `generate`; then the tasks, whose
+numbers are named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
 """
 import argparse
+import contextlib
 import difflib
 import json
 import math
@@ -15,12 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 import data
 import grammar
 from data import BadInput
-from model import Packed, load
+from model import Packed, load, rotary, rotate, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Retrieval metrics
@@ -276,10 +279,35 @@ def diagnose(scores):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Embedding
+# Embedding and generating
 
 
-@torch.no_grad()
+@contextlib.contextmanager
+def in_eval_mode(model):
+    """Without dropout and gradients; afterwards each module is in the mode it was in: a frozen part may have been in eval mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def batches(lengths, tokens):
+    """Rows of these lengths in batches of at most `tokens` tokens (a longer row alone) -> lists of row numbers, the longest rows
+    first, so that memory runs out at once or never."""
+    made, room = [], 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if lengths[i] > room:
+            made.append([])
+            room = max(tokens, lengths[i])
+        made[-1].append(i)
+        room -= lengths[i]
+    return made
+
+
 def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progress=False):
     """Texts -> their vectors (N, D), float32 on the CPU: rows [CLS] ids [SEP], pooled as model.config.pool says. Sorted by length
     into batches and put back in order; what a row is batched with does not change its vector. Draws no random number, leaves the
@@ -289,30 +317,87 @@ def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progr
     if cut := sum(len(row) > longest for row in rows):
         print(f"warning: {cut} of {len(rows)} texts are longer than {longest} tokens and were cut", file=sys.stderr)
         rows = [row if len(row) <= longest else row[:longest - 1] + [mark.sep] for row in rows]
-    batches, room = [], 0
-    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):      # longest first: memory runs out at once or never
-        if len(rows[i]) > room:
-            batches.append([])
-            room = max(tokens_per_batch, len(rows[i]))
-        batches[-1].append(i)
-        room -= len(rows[i])
     vectors, device = torch.empty(len(rows), model.config.width), next(model.parameters()).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        for batch in tqdm(batches, desc="embed", leave=False, disable=not (progress and sys.stderr.isatty())):
+    with in_eval_mode(model):
+        plan = batches([len(row) for row in rows], tokens_per_batch)
+        for batch in tqdm(plan, desc="embed", leave=False, disable=not (progress and sys.stderr.isatty())):
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
             vectors[batch] = model.pool(model(packed), packed).float().cpu()                   # (R, D)
-    finally:
-        for module, training in modes:                                   # a frozen part may have been in eval mode before
-            module.training = training
     return vectors
+
+
+def extend(model, tokens, start, cache):
+    """Feed the next n tokens of each row (R, n), the first at place `start` -> logits (R, V) of what comes then. `cache`: each
+    layer's keys and values (R, Hkv, L, K), filled in place. Causal attention is asked for at start 0; later n must be 1."""
+    c, angles, end = model.config, None, start + tokens.shape[1]
+    post, places = c.norm_place == "post", torch.arange(start, end, device=tokens.device)
+    x = model.embed(tokens)                                              # (R, n, D)
+    if c.positions == "learned":
+        x = x + model.place(places + c.position_offset)
+    elif c.positions == "sinusoidal":
+        x = x + sinusoids(places, c.width).to(x.dtype)
+    else:
+        angles = rotary(places, c.width // c.heads, c.theta)
+    x = model.norm(x) if post else x
+    for block, past in zip(model.blocks, cache):
+        qkv = block.qkv(x if post else block.norm1(x)).unflatten(-1, (-1, block.size))         # (R, n, H + 2 Hkv, K)
+        q, k, v = qkv.split([c.heads, block.kv_heads, block.kv_heads], 2)
+        q, k = (q, k) if angles is None else (rotate(q, angles), rotate(k, angles))
+        for kept, new in zip(past, (k, v)):
+            kept[:, :, start:end] = new.transpose(1, 2)
+        k, v = (kept[:, :, :end] for kept in past)                       # (R, Hkv, end, K)
+        out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=start == 0, enable_gqa=c.heads != block.kv_heads)
+        out = block.out(out.transpose(1, 2).flatten(2))                  # (R, n, D)
+        x = block.norm1(x + out) if post else x + out
+        x = block.norm2(x + block.feed(x)) if post else x + block.feed(block.norm2(x))
+    return model.logits(x[:, -1] if post else model.norm(x[:, -1]))
+
+
+def generate(model, prompts, stop, max_new, tokens_per_batch=16384, progress=False):
+    """Greedy continuations of prompts (lists of ids) -> (lists of ids without the stop token, did each end with it?). An answer is
+    cut after max_new tokens (the stop token is one), or where the row is as long as the model allows. All rows of a batch are at
+    the same place, some still inside of their prompt: no padding, nothing to mask. ValueError for an empty or too long prompt."""
+    c, device = model.config, next(model.parameters()).device
+    if wrong := [len(prompt) for prompt in prompts if not 0 < len(prompt) <= c.max_length]:
+        raise ValueError(f"a prompt has {wrong[0]} tokens: it must have 1 to {c.max_length}")
+    limits = [min(len(prompt) + max_new, c.max_length) for prompt in prompts]
+    rows, stopped = [list(prompt) for prompt in prompts], [False] * len(prompts)
+    todo = [i for i, row in enumerate(rows) if len(row) < limits[i]]     # the others have no room for an answer
+    with in_eval_mode(model):
+        plan = [[todo[place] for place in batch] for batch in batches([limits[i] for i in todo], tokens_per_batch)]
+        for batch in tqdm(plan, desc="generate", leave=False, disable=not (progress and sys.stderr.isatty())):
+            shape = len(batch), c.kv_heads or c.heads, max(limits[i] for i in batch), c.width // c.heads
+            cache = [[torch.empty(shape, dtype=model.embed.weight.dtype, device=device) for _ in "kv"] for _ in model.blocks]
+            start, end = 0, min(len(rows[i]) for i in batch)
+            while batch:
+                logits = extend(model, torch.tensor([rows[i][start:end] for i in batch], device=device), start, cache)   # (R, V)
+                if logits.isnan().any():
+                    raise BadInput("the model gives NaN in place of a next token: its training has diverged")
+                for i, token in zip(batch, logits.argmax(1).tolist()):
+                    if len(rows[i]) == end:                              # else its prompt says what comes here
+                        stopped[i] = token == stop
+                        rows[i] += [] if stopped[i] else [token]
+                keep = [place for place, i in enumerate(batch) if not stopped[i] and len(rows[i]) < limits[i]]
+                if len(keep) < len(batch):                               # a finished row leaves the batch
+                    batch, cache = [batch[place] for place in keep], [[kept[keep] for kept in past] for past in cache]
+                start, end = end, end + 1
+    return [row[len(prompt):] for row, prompt in zip(rows, prompts)], stopped
+
+
+def exact(generated, gold):
+    """The same text, apart from space around it. Nothing generated is wrong, whatever the gold text."""
+    return bool(generated.strip()) and generated.strip() == gold.strip()
+
+
+def starts_with(generated, gold):
+    """The text begins with the gold text: what one can ask of a model that never learned to stop [LLM-JEPA, sec. A.7]."""
+    return bool(gold.strip()) and generated.strip().startswith(gold.strip())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tasks
 
-TASKS = ("retrieval", "geometry")
+TASKS = ("retrieval", "geometry", "generate")
 
 
 def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False):
@@ -359,14 +444,46 @@ def retrieval(vectors, texts, negatives=None, hard=()):
     return {name: sum(scores[name]) / len(scores[name]) for name in ordered}
 
 
-def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000, skip_bad=False, progress=False):
+def seen(spec, langs=None, holdout=True, skip_bad=False):
+    """All texts of the training split of a data set, a set: what `generation` needs to tell recall from more than that."""
+    columns = data.texts(spec, "train", langs, holdout=holdout, skip_bad=skip_bad).values()
+    return {text.strip() for column in columns for text in column}
+
+
+def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progress=False):
+    """What a causal model writes after [CLS] prompt [SEP], up to the next [SEP], against the gold texts -> percentages and counts.
+    max_new: by default twice the longest gold text + 8 tokens. `known`, the texts of the training data, adds the exact match on rows
+    whose prompt, or whose gold text, is none of them. A prompt that fills the whole model is cut, to leave room for an answer."""
+    mark, longest = data.special(tokenizer), model.config.max_length
+    max_new = max_new or 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
+    rows = [[mark.cls, *ids.tolist(), mark.sep] for ids in data.encode(tokenizer, prompts)]
+    cut, most = sum(len(row) >= longest for row in rows), max(longest // 2, longest - max_new)
+    rows = [row if len(row) < longest else row[:most - 1] + [mark.sep] for row in rows]
+    written, stopped = generate(model, rows, mark.sep, max_new, progress=progress)
+    written = [tokenizer.decode(ids) for ids in written]
+    right = [exact(*pair) for pair in zip(written, golds)]
+    share = lambda flags: 100 * sum(flags) / len(flags)
+    scores = {"exact": share(right), "startswith": share([starts_with(*pair) for pair in zip(written, golds)]),
+              "stop": share(stopped), "truncated": 100 - share(stopped), "prompts_cut": 100 * cut / len(rows), "rows": len(rows)}
+    for name, texts in () if known is None else (("new_prompt", prompts), ("unseen", golds)):
+        new = [flag for flag, text in zip(right, texts) if text.strip() not in known]
+        scores |= {f"exact_{name}": share(new)} if new else {}
+        scores[f"rows_{name}"] = len(new)
+    return scores
+
+
+def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000, skip_bad=False, progress=False, known=None,
+        answer_limit=200):
     """Evaluate a Model on at most `limit` rows of a data set -> {"task/metric": number}, as in eval.json. tasks=None is all that
-    apply: retrieval needs two languages. Raises BadInput for a task that is unknown or that the data cannot serve."""
+    apply: retrieval needs two languages; generate a causal model and two columns, and takes at most `answer_limit` rows; `known` is
+    for it, from `seen`. Raises BadInput for a task that is unknown or that the model or the data cannot serve."""
     for task in tasks or ():
         if task not in TASKS:
             near = difflib.get_close_matches(task, TASKS, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise BadInput(f"task {task!r} is unknown: choose from {', '.join(TASKS)}{hint}")
+    if "generate" in (tasks or ()) and not model.config.causal:
+        raise BadInput("task 'generate' needs a causal model (objectives ntp, llm-jepa), this one reads both ways: leave it out")
     if limit is not None and limit < 2:
         raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
     texts, hard = test_rows(spec, langs, split, limit, skip_bad)
@@ -375,16 +492,23 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
         raise BadInput(f"the {split} split of {spec} has {count} rows: an evaluation needs at least 2")
     if len(texts) == 1 and "retrieval" in (tasks or ()):
         raise BadInput(f"task 'retrieval' looks for translations, and {spec} has one text a row: choose --tasks geometry")
-    tasks = tasks or (TASKS if len(texts) > 1 else ("geometry",))
+    if len(texts) != 2 and "generate" in (tasks or ()):
+        raise BadInput(f"task 'generate' answers one column with another, and {spec} has {len(texts)}: choose two with --langs a,b")
+    applies = {"retrieval": len(texts) > 1, "geometry": True, "generate": model.config.causal and len(texts) == 2}
+    tasks, results = tasks or [task for task in TASKS if applies[task]], {}
     hard = hard if "retrieval" in tasks else []
-    lines = [line for column in texts.values() for line in column] + [line for line, _, _ in hard]
-    vectors = embed(model, tokenizer, lines, progress=progress)
-    if bad := int((~vectors.isfinite()).any(1).sum()):
-        raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
-    *parts, negatives = vectors.split([count] * len(texts) + [len(hard)])
-    vectors, results = dict(zip(texts, parts)), {}
+    if set(tasks) != {"generate"}:
+        lines = [line for column in texts.values() for line in column] + [line for line, _, _ in hard]
+        vectors = embed(model, tokenizer, lines, progress=progress)
+        if bad := int((~vectors.isfinite()).any(1).sum()):
+            raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
+        *parts, negatives = vectors.split([count] * len(texts) + [len(hard)])
+        vectors = dict(zip(texts, parts))
     for task in tasks:
-        scores = retrieval(vectors, texts, negatives, hard) if task == "retrieval" else geometry(vectors)
+        if task == "generate":
+            scores = generation(model, tokenizer, *(column[:answer_limit] for column in texts.values()), known, progress=progress)
+        else:
+            scores = retrieval(vectors, texts, negatives, hard) if task == "retrieval" else geometry(vectors)
         results |= {f"{task}/rows": count} | {f"{task}/{name}": value for name, value in scores.items()}
     return results
 
@@ -437,7 +561,16 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "cosine/same": ("", "lower", "unrelated sentences, one language"),
     "cosine/translations": ("", "higher", "translations"),
     "cosine/different": ("", "lower", "unrelated sentences, two languages"),
-    "rows": ("", "", "sentences per language"),
+    "exact": ("%", "higher", "greedy answer is the gold text"),
+    "startswith": ("%", "higher", "it begins with the gold text"),
+    "stop": ("%", "higher", "it ended with the stop token"),
+    "truncated": ("%", "lower", "it did not, and was cut"),
+    "prompts_cut": ("%", "lower", "prompts that fill the whole model"),
+    "exact_new_prompt": ("%", "higher", "exact, where the prompt is not in the training data"),
+    "exact_unseen": ("%", "higher", "exact, where the gold text is not in the training data"),
+    "rows": ("", "", "rows of the data"),
+    "rows_new_prompt": ("", "", "those whose prompt is not in the training data"),
+    "rows_unseen": ("", "", "those whose gold text is not in the training data"),
 }
 
 
@@ -448,7 +581,7 @@ def table(results):
     for name in shown:
         metric = name.partition("/")[2]
         sign, better, about = ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")      # a detail has its metric's unit
-        value = f"{results[name]}" if metric == "rows" else f"{results[name]:.{2 if sign else 4}f}"
+        value = f"{results[name]}" if metric.startswith("rows") else f"{results[name]:.{2 if sign else 4}f}"
         lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}".rstrip())
     return "\n".join(lines)
 
@@ -489,8 +622,14 @@ def evaluate_run(arguments):
     except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
         raise BadInput(f"device {device!r} cannot be used here: leave --device out, or give cpu") from None
     model = load(folder / "model.pt", device)
+    known, skip_bad = None, bool(config.get("skip_bad"))
+    if model.config.causal and "generate" in (arguments.tasks or TASKS):
+        try:
+            known = seen(config["data"], names(config.get("langs") or ""), not config.get("eval_data"), skip_bad)
+        except BadInput as error:                                        # the data may be on another machine
+            print(f"note: generate/exact_unseen and exact_new_prompt are left out: {error}", file=sys.stderr)
     results = run(model, data.read_tokenizer(folder / "tokenizer.json"), spec, langs, split, arguments.tasks, arguments.limit,
-                  skip_bad=bool(config.get("skip_bad")), progress=True)
+                  skip_bad, progress=True, known=known, answer_limit=arguments.limit)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
     write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)

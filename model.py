@@ -216,7 +216,8 @@ class ModelConfig:
 
 
 POOLS = ("cls", "mean", "max", "last")
-_XLMR = dict(position_offset=2, head="none")
+_XLMR = dict(position_offset=2)
+DECODER = dict(norm="rmsnorm", norm_place="pre", positions="rotary", position_offset=0, activation="swiglu", bias=False)   # Llama's choices
 SIZES = {   # encoder shapes; base and large are XLM-R's
     "toy": dict(width=128, layers=3, heads=4, hidden=512, dropout=0.0),
     "small": dict(width=384, layers=6, heads=6, hidden=1536),
@@ -244,16 +245,21 @@ def make_norm(config, width=None):
 
 def sinusoids(positions, width):
     """(T,) -> (T, D): sine on even, cosine on odd dimensions, wavelengths 2 pi 10000^(2i/D) [Vaswani et al. 2017, 3.5]."""
-    rates = 10000.0 ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
-    angles = positions[:, None].float() * rates
+    angles = turns(positions, width, 10000.0)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
 
 
 def rotary(positions, size, theta):
     """(T,) -> cosines and sines (T, 1, K): the angle of dimension pair (i, i + K/2) is position * theta^(-2i/K) [Su et al. 2021]."""
-    rates = theta ** (-torch.arange(0, size, 2, device=positions.device, dtype=torch.float64) / size)
-    angles = (positions[:, None].double() * rates).repeat(1, 2)[:, None]
-    return angles.cos().float(), angles.sin().float()
+    angles = turns(positions, size, theta).repeat(1, 2)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def turns(positions, size, theta):
+    """position * theta^(-2i/size) for i in 0..size/2: (T,) -> (T, size/2), float64 where the device has it."""
+    exact = torch.float32 if positions.device.type == "mps" else torch.float64
+    rates = theta ** (-torch.arange(0, size, 2, device=positions.device, dtype=exact) / size)
+    return positions[:, None].to(exact) * rates
 
 
 def rotate(x, angles):

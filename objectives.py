@@ -4,6 +4,8 @@ A class owns the model and everything that exists only for training. Its `collat
 chance is there), its `forward` turns the batch into a loss (no chance but dropout): read the two together.
 """
 
+import copy
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,8 +14,8 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import nn
 
-from data import BadInput, choose, corrupt
-from model import Block, Packed
+from data import BadInput, choose, choose_exact, choose_spans, choose_words, corrupt
+from model import Block, Packed, View, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Losses: float32 (or wider) whatever the precision of the run
@@ -68,20 +70,92 @@ def koleo(x, normalise=True, epsilon=1e-8):
     return -(F.pairwise_distance(x, x[nearest], eps=epsilon) + epsilon).log().mean()
 
 
-def info_nce(x, y, temperature, within=True, keep_self=False):
+def info_nce(x, y, temperature, within=True, keep_self=False, both=True):
     """Each vector must find its partner among all others: x (N, D), y (N, D) -> mean of 2N cross-entropies of cosine / temperature
     [van den Oord et al. 2018, eq. 4; both directions]. `within`: vectors of the same side are negatives too (2N - 2 of them).
-    `keep_self`: leave the vector's similarity with itself in the denominator, as BERT-JEPA's code (its floor is then ln 2)."""
+    `keep_self`: leave the vector's similarity with itself in the denominator, as BERT-JEPA's code (its floor is then ln 2).
+    `both=False`: x finds y only, among N, as LLM-JEPA's code."""
     x, y = F.normalize(wide(x), dim=-1), F.normalize(wide(y), dim=-1)
     n = len(x)
-    if not within:
+    if not within or not both:
         logits, target = x @ y.T / temperature, torch.arange(n, device=x.device)
-        return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+        one = F.cross_entropy(logits, target)
+        return (one + F.cross_entropy(logits.T, target)) / 2 if both else one
     z = torch.cat([x, y])                                                # (2N, D)
     logits = z @ z.T / temperature
     if not keep_self:
         logits = logits.masked_fill(torch.eye(2 * n, dtype=torch.bool, device=x.device), -torch.inf)
     return F.cross_entropy(logits, torch.arange(2 * n, device=x.device).roll(n))
+
+
+def cosine_distance(x, y):
+    """mean_i 1 - cos(x_i, y_i): (N, D), (N, D) -> 0..2 [LLM-JEPA, sec. 3; Predict-and-Reconstruct, eq. 7]."""
+    return (1 - F.cosine_similarity(wide(x), wide(y), dim=-1)).mean()
+
+
+def l2_distance(x, y):
+    """mean_i |x_i - y_i| on raw vectors [LLM-JEPA's code, --jepa_l2]."""
+    return torch.linalg.vector_norm(wide(x) - wide(y), dim=-1).mean()
+
+
+def vicreg(x, y, invariance=25.0, variance=25.0, covariance=1.0):
+    """Pull partners together, keep every dimension's deviation above 1, decorrelate dimensions; raw vectors (N, D), N >= 2
+    [Bardes et al. 2022, eq. 1-6; the released BERT-JEPA sums the two sides' covariance terms and averages their variance terms]."""
+    x, y = wide(x), wide(y)
+
+    def side(z):
+        z = z - z.mean(0)
+        square = (z.T @ z / (len(z) - 1)).square()
+        return F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean(), (square.sum() - square.diagonal().sum()) / z.shape[1]
+
+    (spread_x, tie_x), (spread_y, tie_y) = side(x), side(y)
+    return invariance * F.mse_loss(x, y) + variance * (spread_x + spread_y) / 2 + covariance * (tie_x + tie_y)
+
+
+def barlow_twins(x, y, off_diagonal=0.005):
+    """Make the cross-correlation of the two sides the identity: sum (1 - C_ii)^2 + .005 sum_{i != j} C_ij^2 [Zbontar et al. 2021, eq. 1]."""
+    unit = lambda z: (z - z.mean(0)) / (z.std(0, correction=0) + 1e-6)
+    square = (unit(wide(x)).T @ unit(wide(y)) / len(x))                  # (D, D)
+    diagonal = square.diagonal()
+    return (1 - diagonal).square().sum() + off_diagonal * (square.square().sum() - diagonal.square().sum())
+
+
+def epps_pulley(z, seed, slices=256, points=17, reach=3.0):
+    """How far the projections of z (N, D) on random unit directions are from a standard normal: the mean over slices of
+    N * integral |empirical characteristic function - exp(-t^2/2)|^2 exp(-t^2/2) dt over |t| <= 3, by the trapezoid rule
+    [Epps & Pulley 1983; LeJEPA, Balestriero & LeCun 2025]. The directions are drawn from `seed`, the same on every rank."""
+    z = wide(z)
+    chance = torch.Generator().manual_seed(seed)
+    directions = F.normalize(torch.randn(z.shape[1], slices, generator=chance, dtype=torch.float64), dim=0).to(z)
+    t = torch.linspace(0, reach, points, device=z.device, dtype=z.dtype)
+    weight = torch.full_like(t, 2 * reach / (points - 1))                # both signs of t: the integrand is even
+    weight[[0, -1]] /= 2
+    normal = (-t.square() / 2).exp()
+    angle = (z @ directions)[..., None] * t                              # (N, slices, points)
+    error = (angle.cos().mean(0) - normal).square() + angle.sin().mean(0).square()
+    return len(z) * (error @ (weight * normal)).mean()
+
+
+def sigreg(x, y, seed, share=0.05):
+    """(1 - share) invariance + share * distance of either side from an isotropic Gaussian [LeJEPA, eq. 7; raw vectors]."""
+    return (1 - share) * mse(x, y) + share * (epps_pulley(x, seed) + epps_pulley(y, seed)) / 2
+
+
+ALIGN = ("mse", "mse_unit", "cosine", "l2", "smooth_l1", "info_nce", "vicreg", "barlow", "sigreg", "none")
+
+
+def align(kind, x, y, temperature, seed=0, **info_nce_options):
+    """The alignment loss named `kind` of partners x (N, D), y (N, D). mse_unit is MSE of unit vectors (BERT-JEPA's variant)."""
+    if kind == "info_nce":
+        return info_nce(x, y, temperature, **info_nce_options)
+    if kind == "mse_unit":
+        return mse(F.normalize(wide(x), dim=-1), F.normalize(wide(y), dim=-1))
+    if kind == "smooth_l1":
+        return F.smooth_l1_loss(wide(x), wide(y))
+    if kind == "sigreg":
+        return sigreg(x, y, seed)
+    simple = dict(mse=mse, cosine=cosine_distance, l2=l2_distance, vicreg=vicreg, barlow=barlow_twins, none=lambda x, y: 0 * wide(x).sum())
+    return simple[kind](x, y)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,19 +176,27 @@ class Objective(nn.Module):
     def after_step(self, progress):
         """Called after every optimiser step with progress in (0, 1]: where a teacher follows its student."""
 
+    def warning(self):
+        """A line for the log when something goes wrong in a way that the loss does not show."""
+        return ""
+
 
 def row(ids, special):
     """[CLS] ids [SEP]"""
     return np.concatenate([[special.cls], ids, [special.sep]]).astype(np.int64)
 
 
-def mask_rows(rows, ratio, rng, special):
-    """Choose and corrupt over all rows of one side at once -> corrupted rows, indices of the targets in their line, targets.
-    At least one token of the side is a target (MEXMA's code redraws until so) unless the ratio is 0."""
+def corrupt_rows(rows, chosen, rng, special):
+    """Rows and the chosen positions of their line (T,) bool -> corrupted rows, indices of the targets in the line, targets."""
     line = np.concatenate(rows)
-    chosen = choose(line, ratio, rng, special, at_least=1 if ratio else 0)
     corrupted = corrupt(line, chosen, rng, special)
-    return np.split(corrupted, np.cumsum([len(r) for r in rows])[:-1]), np.flatnonzero(chosen), line[chosen]
+    return np.split(corrupted, np.cumsum([len(one) for one in rows])[:-1]), np.flatnonzero(chosen), line[chosen]
+
+
+def mask_rows(rows, ratio, rng, special):
+    """Choose over all rows of one side at once, and corrupt. At least one token of the side is a target (MEXMA's code redraws until
+    so) unless the ratio is 0."""
+    return corrupt_rows(rows, choose(np.concatenate(rows), ratio, rng, special, at_least=1 if ratio else 0), rng, special)
 
 
 def check(config, positive=(), shares=(), **choices):
@@ -212,7 +294,7 @@ class Mexma(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        align: str = "mse"  # how the two sentence vectors are aligned: mse, info_nce, or none
+        align: str = "mse"  # how the two vectors are aligned: mse, mse_unit, cosine, l2, smooth_l1, info_nce, vicreg, barlow, sigreg, none
         align_weight: float = 1.0  # alpha of the paper
         align_views: str = "clean"  # clean: both vectors from clean sentences; dirty: A's from its masked sentence
         mlm_weight: float = 1.0  # on the mean of the two sides (the paper's beta = 1/2 on their sum)
@@ -229,7 +311,7 @@ class Mexma(Objective):
 
         def __post_init__(self):
             check(self, positive=["align_weight", "mlm_weight", "koleo_weight", "head_layers"], shares=["mask_first", "mask_second"],
-                  align=("mse", "info_nce", "none"), align_views=("clean", "dirty"), koleo_input=("normalised", "raw"))
+                  align=ALIGN, align_views=("clean", "dirty"), koleo_input=("normalised", "raw"))
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: add --align-views dirty or --align none")
             if self.mlm_weight and not self.mask_first:
@@ -258,7 +340,7 @@ class Mexma(Objective):
             targets.append(what)
             base += sum(map(len, rows))
         visible = clean[0] + clean[1] if config.symmetrical else clean[1]
-        return dict(packed=Packed.of(masked + visible), head=Packed.of(masked), sides=[len(t) for t in targets],
+        return dict(packed=Packed.of(masked + visible), head=Packed.of(masked), seed=int(rng.integers(1 << 31)), sides=[len(t) for t in targets],
                     labels=torch.from_numpy(np.concatenate(labels)), targets=torch.from_numpy(np.concatenate(targets)),
                     scored=torch.tensor([float(max(1, len(t))) for t in targets]))
 
@@ -276,11 +358,10 @@ class Mexma(Objective):
         logits = self.unmask_logits(states[:len(head.tokens)], others, batch).split(batch["sides"])
         sides = zip(logits, batch["targets"].split(batch["sides"]), batch["scored"])
         mlm = sum(token_loss(*side) for side in sides) / len(logits)     # mean of the two languages
-        x, y = map(gather, pair)
-        align = {"mse": lambda: mse(x, y), "info_nce": lambda: info_nce(x, y, c.temperature), "none": lambda: x.new_zeros(())}[c.align]()
-        apart = sum(koleo(gather(side), c.koleo_input == "normalised") for side in spread) / 2 if c.koleo_weight else x.new_zeros(())
-        loss = c.align_weight * align + c.mlm_weight * mlm + c.koleo_weight * apart
-        return loss, {"mlm": mlm.detach(), "align": align.detach(), "koleo": apart.detach()}
+        aligned = align(c.align, *map(gather, pair), c.temperature, batch["seed"])
+        apart = sum(koleo(gather(side), c.koleo_input == "normalised") for side in spread) / 2 if c.koleo_weight else 0 * mlm
+        loss = c.align_weight * aligned + c.mlm_weight * mlm + c.koleo_weight * apart
+        return loss, {"mlm": mlm.detach(), "align": aligned.detach(), "koleo": apart.detach()}
 
     def unmask_logits(self, states, others, batch):
         """Masked states (T', D) of A and B, sentence vectors (2N, D) of B and A -> logits of the masked positions, A's then B's."""
@@ -293,4 +374,415 @@ class Mexma(Objective):
         return F.linear(states[batch["labels"]], self.model.embed.weight, self.vocabulary_bias)
 
 
-OBJECTIVES = (Mexma, Mlm, Contrastive)
+# ---------------------------------------------------------------------------------------------------------------------
+# BERT-JEPA
+
+
+class Bepa(Objective):
+    """Masked-language modelling on translation pairs, and InfoNCE between the two sentences' [CLS] vectors
+    [BERT-JEPA, arXiv 2601.00366, sec. 3].
+
+        loss = mlm + align_weight * align(predictor(CLS_1), CLS_2)
+
+    One packed forward holds the masked rows and, for each sentence, the pass that hides the other one from it.
+    """
+    name, views, head, distinct = "bepa", 2, "transform", True
+    recipe = dict(lr=2e-5, batch=64, steps=21_875, warmup=500 / 21_875, schedule="linear", weight_decay=0.01, clip=1.0)
+    toy = dict(lr=(1e-3, "a small model from scratch"), steps=(600, "minutes on a CPU"), warmup=(0.1, "600 steps in all"))
+
+    @dataclass(frozen=True)
+    class Config:
+        align: str = "info_nce"  # alignment loss: info_nce, mse, mse_unit, cosine, l2, smooth_l1, vicreg, barlow, sigreg, none
+        align_weight: float = 1.0  # lambda of the paper
+        align_ramp: float = 0.0  # share of the run in which lambda rises linearly from 0
+        temperature: float = 0.07  # of info_nce
+        keep_self: bool = False  # leave a vector's similarity with itself in the denominator (released code)
+        packing: str = "bilingual"  # rows of the MLM: bilingual pairs, monolingual pairs of one language, separate sentences (released)
+        cls_view: str = "hidden"  # the other sentence is hidden by visibility, masked (replaced by mask tokens), or clean (own rows; released)
+        predictor: str = "identity"  # between the first vector and its target: identity, linear, mlp
+        mask_ratio: float = 0.15  # share of the tokens that become targets
+
+        def __post_init__(self):
+            check(self, positive=["align_weight"], shares=["align_ramp", "mask_ratio"], align=ALIGN, predictor=("identity", "linear", "mlp"),
+                  packing=("bilingual", "monolingual", "separate"), cls_view=("hidden", "masked", "clean"))
+            if self.temperature <= 0:
+                raise BadInput(f"temperature is {self.temperature}: it must be positive")
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        if model.config.pool != "cls" and config.cls_view == "masked":
+            raise BadInput(f"cls_view masked reads [CLS] inside the pair, so pool {model.config.pool!r} has no meaning: use --pool cls")
+        d = model.config.width
+        self.predictor = {"identity": nn.Identity, "linear": lambda: nn.Linear(d, d),
+                          "mlp": lambda: nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))}[config.predictor]()
+        self.register_buffer("progress", torch.zeros(()))
+
+    @staticmethod
+    def collate(examples, rng, config, special):
+        first, second = ([row(pair[side], special) for pair in examples] for side in (0, 1))
+        if config.packing == "bilingual":
+            clean = [np.concatenate(pair) for pair in zip(first, second)]
+        elif config.packing == "monolingual":                            # neighbours of one language; an odd one stays alone
+            clean = [np.concatenate(side[i:i + 2]) for side in (first, second) for i in range(0, len(side), 2)]
+        else:
+            clean = first + second
+        if config.packing == "separate":                                 # released: exactly max(1, floor(ratio n)) of each sentence
+            chosen = np.concatenate([choose_exact(one, config.mask_ratio, rng, special) for one in clean])
+            rows, labels, targets = corrupt_rows(clean, chosen, rng, special)
+        else:
+            rows, labels, targets = mask_rows(clean, config.mask_ratio, rng, special)
+        views = [[View(one)] for one in rows]
+        for a in first:
+            if config.cls_view == "masked":                              # CLS_2, T_2, SEP become [MASK]
+                b = second[len(views) - len(rows)]
+                views.append([View(np.concatenate([a, np.full_like(b, special.mask)]))])
+            else:
+                views.append([View(a)])
+        for a, b in zip(first, second):
+            if config.cls_view == "masked":                              # as released: T_1 and SEP become [MASK], CLS_1 stays
+                views.append([View(np.concatenate([a[:1], np.full_like(a[1:], special.mask), b]))])
+            else:                                                        # hidden: the sentence keeps its place behind the hidden one
+                place = len(a) if config.cls_view == "hidden" else 0
+                views.append([View(b, positions=place + np.arange(len(b)))])
+        packed, n = Packed.views(views), len(examples)
+        firsts = packed.rows[len(rows):-1].long()
+        if config.cls_view == "masked":
+            firsts = firsts + torch.tensor([0] * n + [len(a) for a in first])
+        return dict(packed=packed, labels=torch.from_numpy(labels), targets=torch.from_numpy(targets), firsts=firsts,
+                    seed=int(rng.integers(1 << 31)), scored=torch.tensor([float(max(1, len(targets)))]))
+
+    def forward(self, batch):
+        c, packed, firsts = self.config, batch["packed"], batch["firsts"]
+        states = self.model(packed)                                      # (T, D): masked rows, then one pass per sentence
+        mlm = token_loss(self.model.logits(states[batch["labels"]]), batch["targets"], batch["scored"][0])
+        if self.model.config.pool == "cls":
+            vectors = states[firsts]                                     # (2N, D)
+        else:
+            vectors = self.model.pool(states, packed)[-len(firsts):]
+        x, y = vectors.chunk(2)
+        aligned = align(c.align, gather(self.predictor(x)), gather(y), c.temperature, batch["seed"], keep_self=c.keep_self)
+        weight = c.align_weight * (self.progress / c.align_ramp).clamp(max=1) if c.align_ramp else c.align_weight
+        return mlm + weight * aligned, {"mlm": mlm.detach(), "align": aligned.detach()}
+
+    def after_step(self, progress):
+        self.progress.fill_(progress)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# LLM-JEPA and its baseline
+
+
+class Ntp(Objective):
+    """Next-token prediction of the second view after the first: [CLS] text [SEP] code [SEP], left to right. The last [SEP] is the
+    token that stops a generation, and it is a target."""
+    name, views, causal, pool = "ntp", 2, True, "last"
+    recipe = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0, clip=1.0)
+    toy = dict(lr=(2e-3, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(600, "minutes on a CPU"),
+               warmup=(0.1, "600 steps in all"))
+
+    @dataclass(frozen=True)
+    class Config:
+        labels: str = "answer"  # scored tokens: the answer with its stop token, or all but the stop token (as the released code trains)
+
+        def __post_init__(self):
+            check(self, labels=("answer", "all"))
+
+    @staticmethod
+    def collate(examples, rng, config, special):
+        rows = [[View(start(text, special), True), View(answer(code, special), True, (0, len(text) + 1))] for text, code in examples]
+        return next_token_batch(rows, [0] * len(rows), [1] * len(rows), examples, config.labels, special)
+
+    def next_token(self, states, batch):
+        return token_loss(self.model.logits(states[batch["labels"]]), batch["targets"], batch["scored"][0])
+
+    def forward(self, batch):
+        loss = self.next_token(self.model(batch["packed"]), batch)
+        return loss, {"ntp": loss.detach()}
+
+
+def start(ids, special):
+    """[CLS] ids"""
+    return np.concatenate([[special.cls], ids]).astype(np.int64)
+
+
+def answer(ids, special):
+    """[SEP] ids: what the model reads while it writes the answer ids [SEP]"""
+    return np.concatenate([[special.sep], ids]).astype(np.int64)
+
+
+def next_token_batch(rows, text_view, answer_view, examples, labels, special):
+    """Pack rows of views; for each example the place (row-major number of its view) of its Text and answer give the scored
+    positions: those that predict the answer and its stop token, or, with labels "all", every token but the stop."""
+    packed = Packed.views(rows)
+    lengths = [len(view.tokens) for one in rows for view in one]
+    begin = np.cumsum([0] + lengths)                                     # where each view starts in the line
+    first = np.cumsum([0] + [len(one) for one in rows])                  # the number of each row's first view
+    where, what = [], []
+    for i, (text, code) in enumerate(examples):
+        text_at, answer_at = begin[first[i] + text_view[i]], begin[first[i] + answer_view[i]]
+        if labels == "answer":
+            where.append(answer_at + np.arange(len(code) + 1))
+            what.append(np.append(code, special.sep))
+        else:
+            where += [text_at + np.arange(len(text) + 1), answer_at + np.arange(len(code))]
+            what += [text, [special.sep], code]
+    where, what = np.concatenate(where).astype(np.int64), np.concatenate(what).astype(np.int64)
+    return dict(packed=packed, labels=torch.from_numpy(where), targets=torch.from_numpy(what), scored=torch.tensor([float(len(what))]))
+
+
+class LlmJepa(Ntp):
+    """Next-token prediction, and the Text's vector predicts the Code's vector [LLM-JEPA, arXiv 2509.14252, eq. 2].
+
+        loss = gamma * ntp + jepa_weight * distance(Enc(Text [PRED]_k .. [PRED]_1), Enc(Code))
+
+    Mode one-forward: Text and its [PRED]s, the answer that shares the Text, and the isolated Code are three views of one row.
+    """
+    name = "llm-jepa"
+    toy = Ntp.toy
+
+    @dataclass(frozen=True)
+    class Config:
+        gamma: float = 1.0  # weight of the next-token loss
+        jepa_weight: float = 1.0  # lambda of the paper, whose grid is .5, 1, 2, 4
+        predictors: int = 1  # k: [PRED] tokens behind the predicting view; 0: its last token predicts
+        place: str = "append"  # where the [PRED]s stand: append, or prepend (the last token of the view then predicts)
+        reverse: bool = False  # the Code predicts the Text
+        distance: str = "cosine"  # cosine, l2, mse, info_nce (one direction), smooth_l1, vicreg, barlow, sigreg, mse_unit
+        temperature: float = 0.07  # of info_nce
+        jepa_dropout: float = 0.0  # share of the steps that skip the views and their compute
+        rescale: bool = False  # divide lambda by 1 - jepa_dropout
+        mode: str = "one-forward"  # one-forward, two-row (the official additive mask), three-row (separate rows): equal in value
+        labels: str = "answer"  # scored tokens: the answer with its stop token, or all but the stop token (as the released code trains)
+
+        def __post_init__(self):
+            check(self, positive=["gamma", "jepa_weight", "predictors"], shares=["jepa_dropout"], place=("append", "prepend"), labels=("answer", "all"),
+                  distance=ALIGN[:-1], mode=("one-forward", "two-row", "three-row"))
+            if self.predictors > 10:
+                raise BadInput(f"predictors is {self.predictors}: the tokenizers that are trained here have 10 [PRED] tokens")
+            if self.jepa_dropout == 1:
+                raise BadInput("jepa_dropout is 1: no step would have a JEPA loss; use --objective ntp for that")
+            if self.temperature <= 0:
+                raise BadInput(f"temperature is {self.temperature}: it must be positive")
+
+    @staticmethod
+    def collate(examples, rng, config, special):
+        if rng.random() < config.jepa_dropout:
+            return Ntp.collate(examples, rng, config, special)
+        if config.predictors > len(special.preds):
+            raise BadInput(f"predictors is {config.predictors}, but the tokenizer has {len(special.preds)} [PRED] tokens: lower it")
+        marks = special.preds[:config.predictors]                        # [PRED_1] is the one that is read
+        jepa = {}
+        for number, view in enumerate(("text", "code")):
+            plain = [start(pair[number], special) for pair in examples]
+            if number != config.reverse or not marks:
+                jepa[view] = plain
+            elif config.place == "append":
+                jepa[view] = [np.concatenate([ids, marks[::-1]]) for ids in plain]
+            else:
+                jepa[view] = [np.concatenate([ids[:1], marks, ids[1:]]) for ids in plain]
+        prefix = jepa["text"] if config.place == "append" or config.reverse or not marks else None      # begins with [CLS] Text
+        rows, text_view, answer_view, lasts = [], [], [], []
+        if config.mode == "one-forward" and prefix is not None:
+            for i, (text, code) in enumerate(examples):
+                rows.append([View(prefix[i], True), View(answer(code, special), True, (0, len(text) + 1)), View(jepa["code"][i], True)])
+            text_view, answer_view, at = [0] * len(rows), [1] * len(rows), [(0, 2)] * len(rows)
+        else:                                                            # the next-token rows first, then the views' own
+            rows = [[View(start(text, special), True), View(answer(code, special), True, (0, len(text) + 1))] for text, code in examples]
+            text_view, answer_view = [0] * len(rows), [1] * len(rows)
+            pairs = [[View(text, True), View(code, True)] for text, code in zip(jepa["text"], jepa["code"])]
+            rows += pairs if config.mode != "three-row" else [[pair[side]] for side in (0, 1) for pair in pairs]
+        batch = next_token_batch(rows, text_view, answer_view, examples, config.labels, special)
+        ends = np.cumsum([len(view.tokens) for one in rows for view in one]) - 1
+        n = len(examples)
+        if len(rows) == n:
+            lasts = ends.reshape(n, 3)[:, [0, 2]].T
+        else:
+            lasts = ends[2 * n:].reshape(n, 2).T if config.mode != "three-row" else ends[2 * n:].reshape(2, n)
+        return batch | dict(lasts=torch.from_numpy(np.ascontiguousarray(lasts)), seed=int(rng.integers(1 << 31)))
+
+    def forward(self, batch):
+        c = self.config
+        states = self.model(batch["packed"])                             # (T, D)
+        ntp = self.next_token(states, batch)
+        if "lasts" not in batch:                                         # jepa_dropout: this step has no views
+            return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
+        text, code = states[batch["lasts"][0]], states[batch["lasts"][1]]         # (N, D) each
+        source, target = (code, text) if c.reverse else (text, code)
+        jepa = align(c.distance, source, target, c.temperature, batch["seed"], both=False)
+        weight = c.jepa_weight / (1 - c.jepa_dropout if c.rescale else 1)
+        return c.gamma * ntp + weight * jepa, {"ntp": ntp.detach(), "jepa": jepa.detach()}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predict and Reconstruct
+
+
+class Hybrid(Objective):
+    """Latent prediction of hidden blocks against an EMA teacher, and masked-language modelling, over one encoder
+    [Predict and Reconstruct, arXiv 2606.05173, sec. 3].
+
+        loss = lambda * latent(predictor(context states), teacher states of the blocks) + (1 - lambda) * mlm,  lambda = sigmoid(w)
+
+    The student's one packed forward holds the corrupted rows (MLM) and their context blocks, whose hidden tokens are not in the
+    line at all. Its context rows give the predictor's input; each target block is predicted alone, from positions and a mask token.
+    """
+    name, pool = "hybrid", "mean"
+    recipe = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine", weight_decay=0.05, clip=0.0)
+    toy = dict(lr=(1e-3, "a small model from scratch"), batch=(128, "as many sentences as 64 pairs"), steps=(600, "minutes on a CPU"),
+               warmup=(0.1, "600 steps in all"), min_keep=(4, "a sentence has about 14 tokens, not 512"), predictor_width=(64, "half the encoder's"),
+               predictor_layers=(2, "the encoder has 3"), predictor_heads=(4, "as the encoder"))
+
+    @dataclass(frozen=True)
+    class Config:
+        latent: str = "cosine"  # distance to the teacher: cosine, smooth_l1, mse, vicreg, barlow
+        balance: str = "learned"  # lambda: learned, fixed, scheduled, or uncertainty (two learned variances instead)
+        balance_start: float = 0.5  # lambda at step 0, or its fixed value
+        balance_end: float = 0.5  # lambda at the last step, if scheduled
+        targets: int = 2  # blocks to predict in each row
+        target_low: float = 0.10  # smallest block, share of the row
+        target_high: float = 0.25  # largest block
+        context_low: float = 0.65  # smallest context block
+        context_high: float = 0.85  # largest context block
+        min_keep: int = 32  # a context with fewer tokens takes all that are not targets
+        leak: bool = False  # targets may stay visible in the context (as the released code's sampler lets them)
+        momentum: float = 0.996  # of the teacher at the start; it rises to 1 over the run
+        teacher_norm: bool = False  # layer-normalise the teacher's states, without weights (released code)
+        predictor_width: int = 512  # width of the predictor (512 in the paper, 192 in the released config)
+        predictor_layers: int = 6  # its blocks
+        predictor_heads: int = 8  # its attention heads
+        mask_ratio: float = 0.15  # share of the tokens that MLM restores
+        masking: str = "token"  # what MLM hides: token, word (whole), span
+        mask_special: bool = False  # [CLS] and [SEP] may be hidden too (released code; token masking only)
+
+        def __post_init__(self):
+            check(self, positive=["targets", "predictor_layers", "min_keep"], latent=("cosine", "smooth_l1", "mse", "vicreg", "barlow"),
+                  balance=("learned", "fixed", "scheduled", "uncertainty"), masking=("token", "word", "span"),
+                  shares=["target_low", "target_high", "context_low", "context_high", "momentum", "mask_ratio", "balance_start", "balance_end"])
+            for low, high in (("target_low", "target_high"), ("context_low", "context_high")):
+                if getattr(self, low) > getattr(self, high):
+                    raise BadInput(f"{low} {getattr(self, low)} is above {high} {getattr(self, high)}: swap them")
+            if self.targets < 1 or self.targets * self.target_high >= 1:
+                raise BadInput(f"targets {self.targets} of up to {self.target_high} of the row leave no context: lower one of them")
+            if self.balance == "learned" and not 0 < self.balance_start < 1:
+                raise BadInput(f"balance_start is {self.balance_start}: a learned lambda starts strictly between 0 and 1")
+            if self.mask_special and self.masking != "token":
+                raise BadInput(f"mask_special needs token masking, not {self.masking!r}: drop one of the two")
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        c, d, v = config, model.config.width, model.config.vocab
+        shape = replace(model.config, width=c.predictor_width, heads=c.predictor_heads, kv_heads=0, hidden=4 * c.predictor_width, norm="layernorm",
+                        norm_place="pre", activation="gelu", bias=True)
+        self.narrow, self.widen = nn.Linear(d, c.predictor_width), nn.Linear(c.predictor_width, d)
+        self.mask_token = nn.Parameter(torch.randn(c.predictor_width) * 0.02)
+        self.predictor = nn.ModuleList(Block(shape) for _ in range(c.predictor_layers))
+        self.predictor_norm = nn.LayerNorm(c.predictor_width)
+        self.regressor = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.LayerNorm(d), nn.Linear(d, v))     # W2 LN(GELU(W1 z)), eq. 9
+        if c.balance == "learned":
+            self.balance = nn.Parameter(torch.tensor(math.log(c.balance_start / (1 - c.balance_start))))
+        if c.balance == "uncertainty":
+            self.log_variance = nn.Parameter(torch.zeros(2))             # [Kendall et al. 2018, eq. 10]
+        self.teacher = copy.deepcopy(model).requires_grad_(False).eval()
+        self.register_buffer("progress", torch.zeros(()))
+
+    def train(self, mode=True):
+        """The teacher stays in eval mode: its targets have no dropout."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    @staticmethod
+    def collate(examples, rng, config, special):
+        clean = [row(ids, special) for ids, in examples]
+        line = np.concatenate(clean)
+        hide = dict(token=choose, word=choose_words, span=choose_spans)[config.masking]
+        chosen = hide(line, config.mask_ratio, rng, special, **(dict(exempt=not config.mask_special) if config.masking == "token" else {}))
+        if not chosen.any():
+            chosen = choose(line, 0.0, rng, special, at_least=1)
+        corrupted, labels, targets = corrupt_rows(clean, chosen, rng, special)
+        target_share = rng.uniform(config.target_low, config.target_high)                # one size a batch, as I-JEPA
+        context_share = rng.uniform(config.context_low, config.context_high)
+        contexts, predictions, slots, goals, base = [], [], [], [], 0
+        for one in corrupted:
+            context, blocks = draw_blocks(len(one), target_share, context_share, config, rng)
+            contexts.append([View(one[context], positions=context)])
+            for block in blocks:                                         # the predictor's rows: context, then the block's mask tokens
+                predictions.append([View(np.zeros(len(context) + len(block), np.int64), positions=np.concatenate([context, block]))])
+                slots.append(np.arange(len(context) + len(block)) >= len(context))
+                goals.append(base + block)
+            base += len(one)
+        # Context states are read from the line: rows of the MLM first, then the contexts, each as often as there are blocks.
+        starts = base + np.cumsum([0] + [len(view.tokens) for view, in contexts])
+        sources = [start + np.arange(len(view.tokens)) for start, (view,) in zip(starts, contexts) for _ in range(config.targets)]
+        slot = np.concatenate(slots)
+        return dict(packed=Packed.views([[View(one)] for one in corrupted] + contexts), clean=Packed.of(clean), predict=Packed.views(predictions),
+                    sources=torch.from_numpy(np.concatenate(sources)), fill=torch.from_numpy(np.flatnonzero(~slot)),
+                    slots=torch.from_numpy(np.flatnonzero(slot)), goals=torch.from_numpy(np.concatenate(goals)),
+                    labels=torch.from_numpy(labels), targets=torch.from_numpy(targets),
+                    scored=torch.tensor([float(len(targets)), float(slot.sum())]))
+
+    def forward(self, batch):
+        c = self.config
+        states = self.model(batch["packed"])                             # (T, D): corrupted rows, then their contexts
+        mlm = token_loss(self.regressor(states[batch["labels"]]), batch["targets"], batch["scored"][0])
+        with torch.no_grad():
+            goals = self.teacher(batch["clean"])[batch["goals"]]         # (N, D): the teacher's states of the hidden blocks
+            goals = F.layer_norm(wide(goals), goals.shape[-1:]) if c.teacher_norm else goals
+        guesses = self.predict(states, batch)                            # (N, D)
+        latent = align(c.latent, guesses, goals, 1.0)
+        if c.latent in ("cosine", "smooth_l1", "mse"):                   # means over tokens: weigh micro-batches by their tokens
+            latent = latent * (len(guesses) / batch["scored"][1])
+        if c.balance == "uncertainty":
+            weights = (-self.log_variance).exp()
+            share = weights[0] / weights.sum()
+            loss = weights[0] * latent + weights[1] * mlm + self.log_variance.sum()
+        else:
+            share = self.share()
+            loss = share * latent + (1 - share) * mlm
+        return loss, {"mlm": mlm.detach(), "latent": latent.detach(), "lambda": share.detach()}
+
+    def share(self):
+        """lambda, the weight of the latent loss."""
+        c = self.config
+        if c.balance == "learned":
+            return self.balance.sigmoid()
+        return c.balance_start + (c.balance_end - c.balance_start) * (self.progress if c.balance == "scheduled" else 0 * self.progress)
+
+    def predict(self, states, batch):
+        """States (T, D) -> the predicted states of all target blocks (N, D)."""
+        packed = batch["predict"]
+        x = self.mask_token.to(states.dtype).expand(len(packed.tokens), -1)
+        x = x.index_copy(0, batch["fill"], self.narrow(states[batch["sources"]]).to(x.dtype))     # (T', P)
+        x = x + sinusoids(packed.positions, x.shape[1]).to(x.dtype)
+        for block in self.predictor:
+            x = block(x, packed)
+        return self.widen(self.predictor_norm(x[batch["slots"]]))
+
+    def after_step(self, progress):
+        """teacher <- m teacher + (1 - m) student, m from `momentum` to 1 [eq. 3]."""
+        self.progress.fill_(progress)
+        m = self.config.momentum + (1 - self.config.momentum) * progress
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.teacher.parameters()), list(self.model.parameters()), 1 - m)
+
+    def warning(self):
+        if self.config.balance != "learned" or 0.05 <= (share := float(self.share())) <= 0.95:
+            return ""
+        starved = "mlm" if share > 0.5 else "latent"
+        return f"the learned lambda is {share:.3f}: it falls to the smaller loss and starves {starved}; --balance fixed holds it"
+
+
+def draw_blocks(length, target_share, context_share, config, rng):
+    """Context positions (sorted) and `config.targets` blocks of one row [I-JEPA, Assran et al. 2023, sec. 3; the paper's sec. 3.2]."""
+    size = max(1, int(length * target_share))
+    blocks = [start + np.arange(size) for start in rng.integers(0, length - size + 1, config.targets)]
+    wide_size = max(1, int(length * context_share))
+    begin = rng.integers(0, length - wide_size + 1)
+    hidden = np.zeros(length, bool)
+    if not config.leak:
+        hidden[np.concatenate(blocks)] = True
+    context = np.flatnonzero(~hidden & (np.arange(length) >= begin) & (np.arange(length) < begin + wide_size))
+    return (context if len(context) >= max(1, config.min_keep) else np.flatnonzero(~hidden)), blocks
+
+
+OBJECTIVES = (Mexma, Bepa, Hybrid, LlmJepa, Mlm, Ntp, Contrastive)

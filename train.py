@@ -30,7 +30,7 @@ from tqdm import tqdm
 import data
 import evaluate
 from data import BadInput
-from model import SIZES, Model, ModelConfig, load_weights, read_torch, save, size_config, write_torch
+from model import DECODER, SIZES, Model, ModelConfig, load_weights, read_torch, save, size_config, write_torch
 from objectives import OBJECTIVES
 
 
@@ -99,6 +99,11 @@ def defaults(objective, size):
     return values, toy
 
 
+def architecture(objective):
+    """What an objective asks of its model, whatever the size: a causal one is a Llama, the others are XLM-R's kind."""
+    return dict(causal=objective.causal, head=objective.head, pool=objective.pool) | (DECODER if objective.causal else {})
+
+
 def add_flags(group, config, values, skip=()):
     notes = comments(config)
     for field in fields(config):
@@ -123,7 +128,7 @@ def make_parser(objective, size):
         add_flags(parser.add_argument_group(title), TrainConfig, values, skip)
     group = parser.add_argument_group("model")
     add_flags(group, TrainConfig, values, {f.name for f in fields(TrainConfig)} - {"size"})
-    shape = asdict(ModelConfig()) | SIZES[size] | {"pool": objective.pool}
+    shape = asdict(ModelConfig()) | SIZES[size] | architecture(objective)
     add_flags(group, ModelConfig, shape, {"vocab", "causal", "head"})
     owned = parser.add_argument_group(f"objective {objective.name} (only this objective has these; defaults are the paper's but for the toy scale)")
     add_flags(owned, objective.Config, values)
@@ -150,7 +155,7 @@ def parse(arguments):
     pick = lambda config: {f.name: values[f.name] for f in fields(config) if f.name in values}
     train = TrainConfig(**pick(TrainConfig))
     shape = {f.name: given[f.name] for f in fields(ModelConfig) if f.name in given and f.name != "vocab"}
-    shape = dict(causal=objective.causal, head=objective.head, pool=objective.pool) | shape
+    shape = architecture(objective) | shape
     return objective, check(train, objective), shape, objective.Config(**pick(objective.Config)), notes
 
 
@@ -396,6 +401,7 @@ class Run:
                                        cache=train.cache, holdout=not train.eval_data)
         self.batches = data.Batches(self.corpus, self.kind.views, train.batch, train.seed, self.rank, self.world,
                                     self.kind.distinct, train.cut)
+        self.known = evaluate.seen(train.data, self.langs, not train.eval_data, train.skip_bad) if self.kind.causal and self.rank == 0 else None
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns)}; "
                  f"tokenizer of {self.corpus.special.vocab:,}")
 
@@ -482,10 +488,13 @@ class Run:
             return {}
         train = self.train
         results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
-                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad)
+                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad, known=self.known)
         log_line(self.folder, {"step": self.step, "eval": results})
-        found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++") if name in results]
+        found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++", "generate/exact") if name in results]
         health = evaluate.diagnose(results)[1]
+        if warning := self.objective.warning():
+            log_line(self.folder, {"step": self.step, "warning": warning})
+            self.say(f"warning at step {self.step}: {warning}")
         if self.step == 0:
             health = health.split(" -> ")[0] + " -> untrained"           # random weights look collapsed: that is no verdict on training
         self.say(f"step {self.step:>5}  " + "  ".join(found + [health]))

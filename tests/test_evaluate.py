@@ -12,7 +12,7 @@ import torch
 import data
 import evaluate
 from data import BadInput
-from model import Model, ModelConfig, save
+from model import Model, ModelConfig, Packed, save
 
 ROOT = Path(__file__).parent.parent
 
@@ -312,6 +312,92 @@ def test_texts_that_are_cut_are_counted(tokenizer, capsys):
     assert "4 tokens" in capsys.readouterr().err
 
 
+# ---- generate
+
+
+SHAPES = {
+    "learned": dict(position_offset=2, head="transform"),
+    "sinusoidal": dict(positions="sinusoidal", head="bias"),
+    "llama": dict(positions="rotary", norm="rmsnorm", norm_place="pre", activation="swiglu", bias=False, kv_heads=2),
+    "rotary post": dict(positions="rotary", kv_heads=1),
+    "learned pre": dict(norm_place="pre"),
+}
+
+
+def writer(shape, dropout=.1):
+    """A random causal model whose next token depends on all of the prompt."""
+    torch.manual_seed(4)
+    model = Model(ModelConfig(vocab=40, width=32, layers=2, heads=4, hidden=64, max_length=24, causal=True, tied=False,
+                              dropout=dropout, **SHAPES[shape])).double()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data *= 3
+    return model
+
+
+def plain_generate(model, prompt, stop, max_new):
+    row = list(prompt)
+    for _ in range(max_new):
+        if len(row) == model.config.max_length:
+            break
+        token = int(model.logits(model(Packed.of([row], causal=True))[-1:]).argmax())
+        if token == stop:
+            return row[len(prompt):], True
+        row.append(token)
+    return row[len(prompt):], False
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_generating_is_greedy_decoding_by_whole_forwards_for_prompts_of_any_length(shape):
+    model, rng = writer(shape).eval(), np.random.default_rng(0)
+    prompts = [rng.integers(40, size=length).tolist() for length in (1, 5, 2, 20, 9, 9, 24, 13, 23, 3, 6, 11)]
+    free, _ = evaluate.generate(model, prompts, -1, 9)
+    assert free == [plain_generate(model, prompt, -1, 9)[0] for prompt in prompts] and len({*map(tuple, free)}) > 8
+    stop = max(range(40), key=lambda token: sum(token in answer[2:6] for answer in free))
+    wanted = [plain_generate(model, prompt, stop, 9) for prompt in prompts]
+    assert 1 < sum(stopped for _, stopped in wanted) < 11
+    assert wanted[6] == ([], False) and len(wanted[3][0]) <= 4           # no room; little room
+    for tokens_per_batch in (1, 40, 100, 10_000):
+        found = evaluate.generate(model, prompts, stop, 9, tokens_per_batch)
+        assert list(zip(*found)) == wanted
+    backwards = evaluate.generate(model, prompts[::-1], stop, 9)
+    assert list(zip(*backwards))[::-1] == wanted
+
+
+def test_generating_leaves_no_trace_and_takes_no_impossible_prompt():
+    model = writer("llama", dropout=.5).train()
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    first = evaluate.generate(model, [[1, 2], [3]], 0, 5)
+    assert first == evaluate.generate(model, [[1, 2], [3]], 0, 5)        # no dropout
+    assert modes == [module.training for module in model.modules()] and torch.equal(state, torch.get_rng_state())
+    assert evaluate.generate(model, [], 0, 5) == ([], []) and evaluate.generate(model, [[1]], 0, 0) == ([[]], [False])
+    for prompt in ([], [1] * 25):
+        with pytest.raises(ValueError, match=f"a prompt has {len(prompt)} tokens: it must have 1 to 24"):
+            evaluate.generate(model, [[1], prompt], 0, 5)
+    model.embed.weight.data.fill_(math.nan)
+    with pytest.raises(BadInput, match="has diverged"):
+        evaluate.generate(model, [[1]], 0, 5)
+
+
+@pytest.mark.parametrize("generated, gold, exact, begins", [
+    ("(.*)(dog)", "(.*)(dog)", True, True),
+    ("  (.*)(dog)\n", "(.*)(dog) ", True, True),                         # space around does not count
+    ("(.*)( dog)", "(.*)(dog)", False, False),                           # space inside does
+    ("(.*)(dog)(.*)", "(.*)(dog)", False, True),                         # trailing text
+    ("(.*)(dog) and more", "(.*)(dog)", False, True),
+    ("(.*)(do", "(.*)(dog)", False, False),                              # cut short
+    ("(.*)(DOG)", "(.*)(dog)", False, False),                            # case counts
+    ("say (.*)(dog)", "(.*)(dog)", False, False),
+    ("1,000", "1000", False, False),                                     # no number is normalised
+    ("", "(.*)(dog)", False, False),                                     # nothing generated is always wrong
+    (" \n", "(.*)(dog)", False, False),
+    ("", "", False, False), (" ", "", False, False), ("", " ", False, False),
+    ("anything", "", False, False),                                      # and does not begin with nothing
+])
+def test_which_answers_count_as_right(generated, gold, exact, begins):
+    assert (evaluate.exact(generated, gold), evaluate.starts_with(generated, gold)) == (exact, begins)
+
+
 # ---- tasks
 
 
@@ -366,6 +452,49 @@ def test_rows_or_vectors_that_cannot_be_evaluated_are_bad_input(tokenizer, tmp_p
         evaluate.run(model, tokenizer, "toy", limit=3)
 
 
+def scripted(monkeypatch, tokenizer, said):
+    """Whatever the model is, it answers `said`: (text, stopped) for each prompt in turn."""
+    asked = []
+
+    def generate(model, prompts, stop, max_new, progress=False):
+        asked.append((prompts, stop, max_new))
+        ids = [data.encode(tokenizer, [text])[0].tolist() for text, _ in said]
+        return ids[:len(prompts)], [stopped for _, stopped in said][:len(prompts)]
+
+    monkeypatch.setattr(evaluate, "generate", generate)
+    return asked
+
+
+def test_the_scores_of_known_answers(tokenizer, monkeypatch):
+    prompts, golds = ["the cat", "seven dogs", "the cat sees", "dogs " * 100], ["Katze", "Hunde", "Katze sieht", "sieben"]
+    said = [("Katze", True), ("Hunde sieben", False), ("Katze sieht", False), ("", True)]
+    asked = scripted(monkeypatch, tokenizer, said)
+    found = evaluate.generation(tiny(causal=True), tokenizer, prompts, golds, {"seven dogs", "Katze", "the cat"})
+    assert found == {"exact": 50, "startswith": 75, "stop": 50, "truncated": 50, "prompts_cut": 25, "rows": 4,
+                     "exact_new_prompt": 50, "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3), "rows_unseen": 3}
+    rows, stop, max_new = asked[0]
+    assert max_new == 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
+    assert rows[0] == [2, *data.encode(tokenizer, ["the cat"])[0], 3] and stop == 3
+    assert len(rows[3]) == max(24, 48 - max_new) and rows[3][-1] == 3    # cut, with room for an answer
+    found = evaluate.generation(tiny(causal=True), tokenizer, prompts, golds, {*prompts, *golds})
+    assert found["rows_unseen"] == 0 and "exact_unseen" not in found     # a share of no rows is no number
+    assert "rows_unseen" not in evaluate.generation(tiny(causal=True), tokenizer, prompts, golds)
+
+
+def test_a_causal_model_is_asked_when_there_are_two_columns(tokenizer, tmp_path):
+    model = tiny("last", causal=True)
+    found = evaluate.run(model, tokenizer, "regex", limit=12, answer_limit=7)
+    assert found["generate/rows"] == 7 and found["retrieval/rows"] == found["geometry/rows"] == 12
+    assert found["generate/stop"] + found["generate/truncated"] == 100 and "generate/rows 7" in " ".join(evaluate.table(found).split())
+    assert set(evaluate.run(model, tokenizer, "regex", tasks=["generate"], limit=2)) == {n for n in found if n.startswith("gen")}
+    assert not any(name.startswith("generate") for name in evaluate.run(tiny(), tokenizer, "regex", limit=9))
+    assert not any(name.startswith("generate") for name in evaluate.run(model, tokenizer, "toy", limit=9))
+    with pytest.raises(BadInput, match="needs a causal model"):
+        evaluate.run(tiny(), tokenizer, "regex", tasks=["generate"])
+    with pytest.raises(BadInput, match="choose two with --langs"):
+        evaluate.run(model, tokenizer, "toy", tasks=["generate"], limit=9)
+
+
 def test_translations_show_what_was_found(tokenizer):
     texts, _ = evaluate.test_rows("toy", ["en", "de", "fr"], "test", 12)
     examples = evaluate.translations(tiny().eval(), tokenizer, texts)
@@ -403,6 +532,25 @@ def test_other_data_goes_to_a_file_of_its_own(run_folder, tmp_path, capsys):
     assert written == json.loads(capsys.readouterr().out)
 
 
+def test_the_command_knows_which_answers_were_in_the_training_data(tokenizer, tmp_path, capsys):
+    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
+    train.write_text("".join(f"say {count}\tanswer {count % 7}\n" for count in range(30)))
+    test.write_text("".join(f"say {count}\tanswer {count % 9}\n" for count in range(36)))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save(tiny("last", causal=True), folder / "model.pt")
+    data.write_tokenizer(tokenizer, folder / "tokenizer.json")
+    (folder / "log.jsonl").write_text(json.dumps({"config": {"data": str(train), "langs": "", "eval_data": str(test)}}) + "\n")
+    assert evaluate.main([str(folder), "--tasks", "generate", "--device", "cpu"]) == 0
+    written = json.loads((folder / "eval.json").read_text())
+    assert [written[f"generate/rows{name}"] for name in ("", "_new_prompt", "_unseen")] == [36, 6, 8]
+    assert "generate/rows_unseen" in capsys.readouterr().out
+    train.unlink()
+    assert evaluate.main([str(folder), "--tasks", "generate", "--device", "cpu", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "generate/rows_unseen" not in json.loads(shown.out) and "left out: there is no file" in shown.err
+
+
 def test_bad_input_is_one_line_and_status_2(run_folder, tmp_path):
     command = [sys.executable, str(ROOT / "evaluate.py"), str(tmp_path / "nothing")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -412,7 +560,7 @@ def test_bad_input_is_one_line_and_status_2(run_folder, tmp_path):
 
 @pytest.mark.parametrize("flags, message", [
     (["--tasks", "retreival"], "did you mean retrieval?"), (["--langs", "en,xx"], "'xx'"), (["--split", "exam"], "'exam'"),
-    (["--device", "abacus"], "'abacus'"), (["--limit", "-1"], "-1")])
+    (["--tasks", "generate"], "needs a causal model"), (["--device", "abacus"], "'abacus'"), (["--limit", "-1"], "-1")])
 def test_each_mistake_is_named(run_folder, capsys, flags, message):
     assert evaluate.main([str(run_folder), *flags]) == 2
     shown = capsys.readouterr()

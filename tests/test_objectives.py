@@ -12,11 +12,13 @@ import data
 import train
 from data import BadInput
 from model import Model, ModelConfig
-from objectives import OBJECTIVES, Contrastive, Mexma, Mlm, info_nce, koleo, mse
+from objectives import (ALIGN, OBJECTIVES, Bepa, Contrastive, Hybrid, LlmJepa, Mexma, Mlm, Ntp, align, barlow_twins, draw_blocks, epps_pulley,
+                        info_nce, koleo, mse, vicreg)
 
-SPECIAL = data.Special(0, 2, 3, 4, (), 60, np.arange(5), np.ones(60, bool))
+SPECIAL = data.Special(0, 2, 3, 4, (57, 58, 59), 60, np.array([0, 1, 2, 3, 4, 57, 58, 59]), np.arange(60) % 3 != 0)
 SHAPE = ModelConfig(vocab=60, width=16, layers=2, heads=2, hidden=32, max_length=64, dropout=0.0)
-SMALL = {Mexma: dict(head_layers=2, head_heads=4, head_hidden=24, koleo_weight=0.5)}
+SMALL = {Mexma: dict(head_layers=2, head_heads=4, head_hidden=24, koleo_weight=0.5),
+         Hybrid: dict(predictor_width=12, predictor_layers=2, predictor_heads=3, min_keep=2)}
 
 
 def build(kind, dtype=torch.float64, shape=SHAPE, **changes):
@@ -27,7 +29,7 @@ def build(kind, dtype=torch.float64, shape=SHAPE, **changes):
 
 def examples(kind, count=5, seed=0):
     rng = np.random.default_rng(seed)
-    return [tuple(rng.integers(5, 60, rng.integers(2, 12)) for _ in range(kind.views)) for _ in range(count)]
+    return [tuple(rng.integers(5, 57, rng.integers(2, 12)) for _ in range(kind.views)) for _ in range(count)]
 
 
 def batch_of(objective, seed=0, items=None):
@@ -99,19 +101,20 @@ def test_half_precision_gives_the_same_loss_to_its_precision_and_computes_losses
     assert half.dtype == torch.float32 and abs(half - objective(batch)[0]) < 0.15
 
 
-@every
-def test_accumulated_token_losses_give_the_gradient_of_one_big_batch(kind):
-    if kind.distinct:
-        return                                                           # in-batch losses compare examples: parts are not a whole
-    objective, items = build(kind), examples(kind, 8)
+@pytest.mark.parametrize("kind, changes, which", [(Mlm, {}, 0), (Ntp, {}, 0), (Hybrid, dict(balance="fixed", balance_start=0.0), 0),
+                                                  (Hybrid, dict(balance="fixed", balance_start=1.0), 1)])
+def test_accumulated_token_losses_give_the_gradient_of_one_big_batch(kind, changes, which):
+    objective, items = build(kind, **changes), examples(kind, 8)
     parts = [batch_of(objective, i, items[i * 2:i * 2 + 2]) for i in range(4)]
-    counts = [float(part["scored"][0]) for part in parts]
+    counts = [float(part["scored"][which]) for part in parts]
+    trained = [p for p in objective.parameters() if p.requires_grad]
     assert len(set(counts)) > 1
-    single = [torch.autograd.grad(objective(part)[0] * count / sum(counts), list(objective.parameters())) for part, count in zip(parts, counts)]
+    single = [torch.autograd.grad(objective(part)[0] * count / sum(counts), trained, allow_unused=True) for part, count in zip(parts, counts)]
     for part in train.share_counts(parts, 1):
         (objective(part)[0] / 4).backward()
-    for parameter, *grads in zip(objective.parameters(), *single):
-        assert (parameter.grad - sum(grads)).abs().max() < 1e-12
+    for parameter, *grads in zip(trained, *single):
+        expected = sum((grad for grad in grads if grad is not None), torch.zeros(()))
+        assert ((0 if parameter.grad is None else parameter.grad) - expected).abs().max() < 1e-8
 
 
 # ----------------------------------------------------------------------------------------------------------------- golden numbers
@@ -172,20 +175,28 @@ def padded(rows):
     return grid, torch.arange(grid.shape[1]) < torch.tensor([len(one) for one in rows])[:, None]
 
 
-def run_blocks(blocks, x, real, heads):
-    """Post-norm BERT blocks on a padded grid (R, L, D), written from the textbook."""
+def run_blocks(blocks, x, real, heads, causal=False, pre=False):
+    """BERT blocks (post-norm, or pre-norm) on a padded grid (R, L, D), written from the textbook."""
     for b in blocks:
-        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in b.qkv(x).chunk(3, -1))
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in b.qkv(b.norm1(x) if pre else x).chunk(3, -1))
         scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~real[:, None, None], -1e30)
+        if causal:
+            scores = scores.masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -1e30)
+        if pre:
+            x = x + b.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            x = x + b.down(F.gelu(b.up(b.norm2(x))))
+            continue
         x = b.norm1(x + b.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
         x = b.norm2(x + b.down(F.gelu(b.up(x))))
     return x
 
 
-def encode(model, rows):
+def encode(model, rows, positions=None):
+    """Rows of ids -> states (R, L, D) and which of them are real; causal if the model is."""
     grid, real = padded(rows)
-    x = model.norm(model.embed(grid) + model.place(torch.arange(grid.shape[1])))
-    return run_blocks(model.blocks, x, real, model.config.heads), real
+    places = torch.arange(grid.shape[1]) if positions is None else padded(positions)[0]
+    x = model.norm(model.embed(grid) + model.place(places))
+    return run_blocks(model.blocks, x, real, model.config.heads, model.config.causal), real
 
 
 def rows_of(packed):
@@ -241,21 +252,174 @@ def slow_mexma(objective, batch):
     return c.align_weight * align + c.mlm_weight * sum(losses) / len(losses) + c.koleo_weight * spread
 
 
-VARIANTS = [(Mlm, slow_mlm, {}), (Contrastive, slow_contrastive, {})] + [(Mexma, slow_mexma, changes) for changes in (
+def head(model, states):
+    """BERT's vocabulary head."""
+    hidden = model.transform_norm(F.gelu(model.transform(states)))
+    return hidden @ model.embed.weight.T + model.vocabulary_bias
+
+
+def slow_align(kind, x, y, seed, temperature=0.07, **options):
+    """The alignment losses from their papers' formulas, loops where a formula has sums."""
+    n, d = x.shape
+    if kind == "info_nce" and options.get("both") is False:
+        scores = F.normalize(x) @ F.normalize(y).T / temperature
+        return sum(torch.logsumexp(scores[i], 0) - scores[i, i] for i in range(n)) / n
+    if kind == "info_nce":
+        z = F.normalize(torch.cat([x, y]))
+        total = 0
+        for i in range(2 * n):
+            others = [j for j in range(2 * n) if j != i or options.get("keep_self")]
+            total = total + torch.logsumexp(torch.stack([z[i] @ z[j] for j in others]) / temperature, 0) - z[i] @ z[(i + n) % (2 * n)] / temperature
+        return total / (2 * n)
+    if kind == "vicreg":
+        covariance = sum(sum(torch.cov(z.T)[i, j] ** 2 for i in range(d) for j in range(d) if i != j) / d for z in (x, y))
+        hinge = sum(sum(torch.relu(1 - torch.sqrt(z[:, i].var() + 1e-4)) for i in range(d)) / d for z in (x, y)) / 2
+        return 25 * ((x - y) ** 2).mean() + 25 * hinge + covariance
+    if kind == "barlow":
+        a, b = ((z - z.mean(0)) / (z.std(0, unbiased=False) + 1e-6) for z in (x, y))
+        c = torch.stack([torch.stack([(a[:, i] * b[:, j]).mean() for j in range(d)]) for i in range(d)])
+        return sum((1 - c[i, j]) ** 2 if i == j else 0.005 * c[i, j] ** 2 for i in range(d) for j in range(d))
+    if kind == "sigreg":
+        directions = F.normalize(torch.randn(d, 256, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=0)
+        total = 0
+        for z in (x, y):
+            t = torch.linspace(0, 3, 17, dtype=torch.float64)
+            waves = torch.exp(1j * (z @ directions)[..., None] * t).mean(0) - torch.exp(-t ** 2 / 2)
+            total = total + n * 2 * torch.trapezoid(waves.abs() ** 2 * torch.exp(-t ** 2 / 2), t).mean() / 2
+        return 0.95 * ((x - y) ** 2).mean() + 0.05 * total
+    return {"cosine": lambda: sum(1 - x[i] @ y[i] / x[i].norm() / y[i].norm() for i in range(n)) / n, "mse": lambda: ((x - y) ** 2).mean(),
+            "l2": lambda: sum((x[i] - y[i]).norm() for i in range(n)) / n, "none": lambda: 0 * x.sum(),
+            "mse_unit": lambda: ((F.normalize(x) - F.normalize(y)) ** 2).mean(),
+            "smooth_l1": lambda: torch.where((x - y).abs() < 1, (x - y) ** 2 / 2, (x - y).abs() - 0.5).mean()}[kind]()
+
+
+@pytest.mark.parametrize("kind", ALIGN)
+def test_every_alignment_loss_equals_its_formula_written_out(kind):
+    torch.manual_seed(1)
+    x, y = torch.randn(2, 6, 5, dtype=torch.float64)
+    for scale in (1.0, 0.1, 3.0):
+        assert abs(align(kind, scale * x, y, 0.07, seed=9) - slow_align(kind, scale * x, y, 9)) < 1e-9
+
+
+def test_the_remedies_against_collapse_prefer_a_spread_cloud_and_the_plain_distances_do_not():
+    torch.manual_seed(0)
+    spread, point = torch.randn(64, 8, dtype=torch.float64), torch.ones(64, 8, dtype=torch.float64)
+    for kind in ALIGN[:-1]:
+        collapsed, healthy = (float(align(kind, z, z.clone(), 0.07, seed=0)) for z in (point + 1e-3 * spread, spread))
+        if kind in ("info_nce", "vicreg", "sigreg"):
+            assert collapsed > healthy + 0.1, kind
+        elif kind != "barlow":
+            assert collapsed < 1e-6 and healthy < 1e-6, kind
+    assert epps_pulley(torch.randn(4096, 8), 0) < 0.1 * epps_pulley(0.1 * torch.randn(4096, 8), 0)
+    assert barlow_twins(spread, spread) < 1 and vicreg(spread, spread) < vicreg(point, point)
+
+
+def slow_bepa(objective, batch):
+    c, rows, model = objective.config, rows_of(batch["packed"]), objective.model
+    n = len(batch["firsts"]) // 2
+    masked, views = rows[:-2 * n], rows[-2 * n:]
+    states, real = encode(model, masked)
+    mlm = F.cross_entropy(head(model, states[real][batch["labels"]]), batch["targets"])
+    first, _ = encode(model, views[:n])
+    if c.cls_view == "masked":                                           # CLS_2 stands behind [CLS] T1 [SEP] of its own length
+        second, _ = encode(model, views[n:])
+        lengths = [one.index(SPECIAL.cls, 1) for one in views[n:]]
+        y = torch.stack([second[i, place] for i, place in enumerate(lengths)])
+    else:
+        shift = [len(views[i]) if c.cls_view == "hidden" else 0 for i in range(n)]
+        second, _ = encode(model, views[n:], [[shift[i] + j for j in range(len(one))] for i, one in enumerate(views[n:])])
+        y = second[:, 0]
+    weight = c.align_weight * (min(1.0, float(objective.progress) / c.align_ramp) if c.align_ramp else 1)
+    return mlm + weight * slow_align(c.align, objective.predictor(first[:, 0]), y, batch["seed"], keep_self=c.keep_self)
+
+
+def slow_ntp(objective, batch, items):
+    """Whole rows [CLS] text [SEP] code [SEP], padded; every next token, then the scored ones."""
+    rows = [[SPECIAL.cls, *text, SPECIAL.sep, *code, SPECIAL.sep] for text, code in items]
+    states, _ = encode(objective.model, [one[:-1] for one in rows])
+    logits = states @ objective.model.embed.weight.T
+    losses = []
+    for i, (text, code) in enumerate(items):
+        wanted = range(len(text) + 1, len(rows[i]) - 1) if objective.config.labels == "answer" else range(len(rows[i]) - 2)
+        losses += [F.cross_entropy(logits[i, j], torch.tensor(rows[i][j + 1])) for j in wanted]
+    return sum(losses) / len(losses)
+
+
+def slow_llm_jepa(objective, batch, items):
+    c = objective.config
+    marks = list(SPECIAL.preds[:c.predictors])
+    views = [[[SPECIAL.cls, *pair[side]] for pair in items] for side in (0, 1)]
+    views[c.reverse] = [one + marks[::-1] if c.place == "append" else [one[0], *marks, *one[1:]] for one in views[c.reverse]]
+    vectors = []
+    for side in views:
+        states, _ = encode(objective.model, side)
+        vectors.append(torch.stack([states[i, len(one) - 1] for i, one in enumerate(side)]))
+    text, code = vectors[::-1] if c.reverse else vectors
+    weight = c.jepa_weight / (1 - c.jepa_dropout if c.rescale else 1)
+    return c.gamma * slow_ntp(objective, batch, items) + weight * slow_align(c.distance, text, code, batch["seed"], both=False)
+
+
+def slow_hybrid(objective, batch):
+    c, model = objective.config, objective.model
+    clean, rows = rows_of(batch["clean"]), rows_of(batch["packed"])
+    n = len(clean)
+    states, real = encode(model, rows[:n])
+    mlm = F.cross_entropy(objective.regressor(states[real][batch["labels"]]), batch["targets"])
+    places = batch["packed"].positions.split(batch["packed"].rows.diff().tolist())[n:]
+    contexts, _ = encode(model, rows[n:], [one.tolist() for one in places])
+    teacher, _ = encode(objective.teacher, clean)
+    starts, guesses, goals, at = batch["clean"].rows.tolist(), [], [], 0
+    for number, (length, where) in enumerate(zip(batch["predict"].rows.diff().tolist(), batch["predict"].positions.split(batch["predict"].rows.diff().tolist()))):
+        i = number // c.targets
+        block = where[len(places[i]):].tolist()
+        x = torch.cat([objective.narrow(contexts[i, :len(places[i])]), objective.mask_token.expand(len(block), -1)])
+        d = x.shape[1]
+        angle = where[:, None] / 10000 ** (torch.arange(d).double() // 2 * 2 / d)
+        x = x + torch.where(torch.arange(d) % 2 == 0, angle.sin(), angle.cos())
+        x = run_blocks(objective.predictor, x[None], torch.ones(1, length, dtype=torch.bool), c.predictor_heads, pre=True)[0]
+        guesses.append(objective.widen(objective.predictor_norm(x[-len(block):])))
+        goals.append(teacher[i, block].detach())
+        assert (batch["goals"][at:at + len(block)] - starts[i]).tolist() == block
+        at += len(block)
+    guesses, goals = torch.cat(guesses), torch.cat(goals)
+    if c.teacher_norm:
+        goals = (goals - goals.mean(-1, keepdim=True)) / torch.sqrt(goals.var(-1, unbiased=False, keepdim=True) + 1e-5)
+    latent = slow_align(c.latent, guesses, goals, 0)
+    if c.balance == "uncertainty":
+        s = objective.log_variance
+        return torch.exp(-s[0]) * latent + torch.exp(-s[1]) * mlm + s[0] + s[1]
+    share = {"learned": lambda: torch.sigmoid(objective.balance), "fixed": lambda: c.balance_start,
+             "scheduled": lambda: c.balance_start + float(objective.progress) * (c.balance_end - c.balance_start)}[c.balance]()
+    return share * latent + (1 - share) * mlm
+
+
+VARIANTS = ([(Mlm, slow_mlm, {}), (Contrastive, slow_contrastive, {})] + [(Mexma, slow_mexma, changes) for changes in (
     {}, dict(align_weight=3.0, mlm_weight=0.7), dict(token_gradients=False), dict(koleo_weight=0.0), dict(align_views="dirty"), dict(align="info_nce"),
     dict(symmetrical=False, align_views="dirty"), dict(symmetrical=False, align="none"), dict(mask_first=0.8, mask_second=0.1))]
+    + [(Bepa, slow_bepa, changes) for changes in ({}, dict(keep_self=True), dict(packing="monolingual"), dict(packing="separate"), dict(cls_view="masked"),
+       dict(cls_view="clean", align="vicreg"), dict(predictor="linear", align="cosine"), dict(predictor="mlp", align="sigreg", align_weight=0.3),
+       dict(align_ramp=0.5))]
+    + [(Ntp, slow_ntp, changes) for changes in ({}, dict(labels="all"))]
+    + [(LlmJepa, slow_llm_jepa, changes) for changes in ({}, dict(predictors=0), dict(predictors=3, reverse=True), dict(place="prepend", predictors=2),
+       dict(mode="two-row", labels="all"), dict(mode="three-row", distance="info_nce"), dict(distance="l2", gamma=0.5, jepa_weight=2.0))]
+    + [(Hybrid, slow_hybrid, changes) for changes in ({}, dict(teacher_norm=True, latent="smooth_l1"), dict(latent="vicreg", balance="fixed"),
+       dict(latent="barlow", balance="uncertainty"), dict(latent="mse", balance="scheduled", balance_end=1.0), dict(leak=True, masking="word"),
+       dict(targets=3, masking="span"), dict(mask_special=True))])
 
 
 @pytest.mark.parametrize("kind, slow, changes", VARIANTS, ids=[f"{k.name} {c}" for k, _, c in VARIANTS])
 def test_the_loss_and_its_gradients_equal_a_plain_padded_recomputation(kind, slow, changes):
     for seed in range(2):
-        objective = build(kind, **changes)
-        for parameter in objective.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)                    # not the tame initial weights
-        batch = batch_of(objective, seed, examples(kind, 5, seed))
-        results = []
-        for loss in (objective(batch)[0], slow(objective, batch)):
-            grads = torch.autograd.grad(loss, list(objective.parameters()), allow_unused=True)
+        shape = replace(SHAPE, positions="learned", norm_place="post")
+        objective, items = build(kind, shape=shape, **changes), examples(kind, 5, seed)
+        for name, parameter in objective.named_parameters():
+            torch.nn.init.normal_(parameter, std=0.3)                    # not the tame initial weights, and a teacher of its own
+        if hasattr(objective, "progress"):
+            objective.progress.fill_(0.25)
+        batch = batch_of(objective, seed, items)
+        results, trained = [], [p for p in objective.parameters() if p.requires_grad]
+        for loss in (objective(batch)[0], slow(objective, batch, items) if kind in (Ntp, LlmJepa) else slow(objective, batch)):
+            grads = torch.autograd.grad(loss, trained, allow_unused=True)
             results.append([loss] + [torch.zeros(1) if grad is None else grad for grad in grads])
         for ours, expected in zip(*results):
             assert (ours - expected).abs().max() <= 1e-10 * max(1, float(expected.detach().abs().max()))
@@ -354,3 +518,275 @@ def build_mean():
     objective = build(Mexma)
     objective.model.config = replace(objective.model.config, pool="mean")
     return objective
+
+
+# ------------------------------------------------------------------------------------------------------------- bepa: visibility
+
+def moved(objective, batch, changed):
+    """(T,) bool: which states of the packed line change when the token at place `changed` changes."""
+    packed = batch["packed"]
+    tokens = packed.tokens.clone()
+    tokens[changed] = 5 + (tokens[changed] - 4) % 50
+    return (objective.model(packed) != objective.model(replace(packed, tokens=tokens))).any(1)
+
+
+@pytest.mark.parametrize("view", ["hidden", "clean"])
+def test_bepas_sentence_vector_never_sees_the_other_sentence(view):
+    objective = build(Bepa, torch.float32, cls_view=view)
+    batch = batch_of(objective)
+    packed, n = batch["packed"], len(batch["firsts"]) // 2
+    rows = packed.rows.tolist()
+    for i in range(n):
+        for own, other in ((len(packed) - 2 * n + i, len(packed) - n + i), (len(packed) - n + i, len(packed) - 2 * n + i)):
+            touched = moved(objective, batch, rows[own] + 1)
+            assert touched[rows[own]] and not touched[rows[other]] and touched.sum() == rows[own + 1] - rows[own]
+
+
+def test_bepas_hidden_sentence_keeps_its_place_in_the_pair_and_the_first_is_as_if_alone():
+    hidden, clean, masked = (batch_of(build(Bepa, cls_view=view)) for view in ("hidden", "clean", "masked"))
+    firsts = hidden["packed"].positions[hidden["firsts"]].tolist()
+    assert firsts[:5] == [0] * 5 and firsts[5:] == [len(a) + 2 for a, _ in examples(Bepa)]
+    assert clean["packed"].positions[clean["firsts"]].tolist() == [0] * 10
+    assert masked["packed"].positions[masked["firsts"]].tolist() == firsts
+    assert (masked["packed"].tokens[masked["firsts"]] == SPECIAL.cls).all()
+    pair = masked["packed"].tokens[masked["packed"].rows[5]:masked["packed"].rows[6]].tolist()          # the pass that reads CLS_1
+    a, b = examples(Bepa)[0]
+    assert pair == [SPECIAL.cls, *a, SPECIAL.sep] + [SPECIAL.mask] * (len(b) + 2)
+
+
+def test_bepas_masked_row_sees_both_sentences():
+    objective = build(Bepa, torch.float32)
+    batch = batch_of(objective)
+    end = int(batch["packed"].rows[1])
+    touched = moved(objective, batch, end - 2)
+    assert touched[:end].all() and not touched[end:].any()
+
+
+def test_bepas_ramp_follows_the_run():
+    objective = build(Bepa, align_ramp=0.5, mask_ratio=0.0)
+    batch, losses = batch_of(objective), []
+    for progress in (0.0, 0.25, 0.5, 1.0):
+        objective.after_step(progress)
+        losses.append(float(objective(batch)[0]))
+    assert losses[0] == 0 and losses[1] == pytest.approx(losses[2] / 2) and losses[2] == losses[3] > 0
+
+
+# ---------------------------------------------------------------------------------------------------------- llm-jepa: three forms
+
+@pytest.mark.parametrize("predictors", [0, 1, 3])
+@pytest.mark.parametrize("place", ["append", "prepend"])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_one_forward_two_rows_and_three_rows_are_equal_in_loss_and_gradient(predictors, place, reverse, positions):
+    results, tokens = [], []
+    shape = replace(SHAPE, positions=positions, norm="rmsnorm", norm_place="pre", activation="swiglu", bias=False)
+    items = examples(LlmJepa, 7)
+    for mode in ("one-forward", "two-row", "three-row"):
+        objective = build(LlmJepa, shape=shape, mode=mode, predictors=predictors, place=place, reverse=reverse)
+        batch = batch_of(objective, items=items)
+        loss = objective(batch)[0]
+        results.append([loss, *torch.autograd.grad(loss, list(objective.parameters()))])
+        tokens.append(len(batch["packed"].tokens))
+    for other in results[1:]:
+        for ours, expected in zip(results[0], other):
+            assert (ours - expected).abs().max() < 1e-12
+    text, code = (sum(len(pair[side]) + 1 for pair in items) for side in (0, 1))
+    marks = predictors * len(items)
+    shared = place == "append" or reverse or not predictors               # otherwise the Text view needs a row of its own
+    assert tokens == [text + 2 * code + marks + (0 if shared else text)] + [2 * text + 2 * code + marks] * 2
+
+
+def test_no_view_of_llm_jepa_sees_what_it_must_not():
+    """The answer sees the Text but no [PRED]; the Code view sees the Code alone; the Text view sees no answer; nothing sees ahead."""
+    objective = build(LlmJepa, torch.float32, predictors=2)
+    items = examples(LlmJepa, 3)
+    batch, at = batch_of(objective, items=items), 0
+    for text, code in items:
+        parts = np.cumsum([at, len(text) + 1, 2, len(code) + 1, len(code) + 1])
+        text_at, pred_at, answer_at, code_at, end = parts.tolist()
+        inside = lambda low, high: set(range(low, high))
+        touched = lambda place: set(moved(objective, batch, place).nonzero()[:, 0].tolist())
+        assert touched(text_at + 1) == inside(text_at + 1, code_at)
+        assert touched(pred_at) == inside(pred_at, answer_at)
+        assert touched(answer_at + 1) == inside(answer_at + 1, code_at)
+        assert touched(code_at + 1) == inside(code_at + 1, end)
+        at = end
+
+
+@pytest.mark.parametrize("predictors, place, reverse, read", [(0, "append", False, "text"), (1, "append", False, 57), (3, "append", False, 57), (2, "prepend", False, "text"),
+                                                              (2, "append", True, 57)])
+@pytest.mark.parametrize("mode", ["one-forward", "two-row", "three-row"])
+def test_the_read_position_is_the_last_pred_or_the_last_token_of_the_view(predictors, place, reverse, read, mode):
+    objective = build(LlmJepa, predictors=predictors, place=place, reverse=reverse, mode=mode)
+    items = examples(LlmJepa, 4)
+    batch = batch_of(objective, items=items)
+    seen = batch["packed"].tokens[batch["lasts"]].tolist()
+    texts, codes = ([int(pair[side][-1]) for pair in items] for side in (0, 1))
+    source, target = (1, 0) if reverse else (0, 1)
+    assert seen[target] == (texts if reverse else codes)
+    assert seen[source] == ([read] * 4 if read != "text" else texts)
+
+
+@pytest.mark.parametrize("labels", ["answer", "all"])
+def test_the_labels_of_next_token_prediction_spell_the_answer_and_its_stop_token(labels):
+    items = examples(Ntp, 4)
+    batch = batch_of(build(Ntp, labels=labels), items=items)
+    stop = [SPECIAL.sep]
+    wanted = [[*code, *stop] if labels == "answer" else [*text, *stop, *code] for text, code in items]
+    assert batch["targets"].tolist() == [int(one) for row in wanted for one in row]
+    if labels == "answer":
+        assert (batch["targets"] == SPECIAL.sep).sum() == len(items)     # one stop token a row
+
+
+def test_jepa_dropout_skips_the_views_and_their_tokens_at_its_rate():
+    objective = build(LlmJepa, jepa_dropout=0.75)
+    batches = [batch_of(objective, seed) for seed in range(400)]
+    skipped = [batch for batch in batches if "lasts" not in batch]
+    assert abs(len(skipped) / 400 - 0.75) < 0.07
+    plain = batch_of(build(Ntp), items=examples(LlmJepa))
+    assert all(torch.equal(batch["packed"].tokens, plain["packed"].tokens) for batch in skipped)
+    loss, terms = objective(skipped[0])
+    assert float(terms["jepa"]) == 0 and loss == objective.config.gamma * terms["ntp"]
+
+
+def test_both_views_of_llm_jepa_learn():
+    objective = build(LlmJepa, gamma=0.0)
+    batch = batch_of(objective)
+    states = objective.model(batch["packed"])
+    states.retain_grad()
+    objective.model.forward = lambda packed: states
+    objective(batch)[0].backward()
+    assert set(states.grad.abs().sum(1).nonzero()[:, 0].tolist()) == set(batch["lasts"].flatten().tolist())
+
+
+# ------------------------------------------------------------------------------------------------------------------------- hybrid
+
+def test_the_context_never_holds_a_target_and_keeps_enough():
+    rng, config = np.random.default_rng(0), Hybrid.Config(min_keep=32)
+    for _ in range(1000):
+        length = int(rng.integers(70, 512))
+        context, blocks = draw_blocks(length, rng.uniform(0.10, 0.25), rng.uniform(0.65, 0.85), config, rng)
+        assert not np.isin(context, np.concatenate(blocks)).any() and len(context) >= 32 and (np.diff(context) > 0).all()
+        assert all((np.diff(block) == 1).all() and 0 <= block[0] and block[-1] < length for block in blocks)
+    for length in range(3, 12):
+        for _ in range(50):
+            context, blocks = draw_blocks(length, rng.uniform(0.10, 0.25), rng.uniform(0.65, 0.85), config, rng)
+            assert len(context) and all(len(block) for block in blocks)
+
+
+def test_blocks_have_the_sizes_of_their_scales_and_every_place_is_drawn():
+    rng, config = np.random.default_rng(1), Hybrid.Config()
+    seen, sizes, contexts = np.zeros(128), [], []
+    for _ in range(4000):
+        share, context_share = rng.uniform(0.10, 0.25), rng.uniform(0.65, 0.85)
+        context, blocks = draw_blocks(128, share, context_share, replace(config, leak=True), rng)
+        assert all(len(block) == int(128 * share) for block in blocks) and len(context) == int(128 * context_share)
+        sizes.append(len(blocks[0]) / 128)
+        contexts.append(len(context) / 128)
+        for block in blocks:
+            seen[block] += 1
+    assert abs(np.mean(sizes) - 0.175) < 0.01 and abs(np.mean(contexts) - 0.75) < 0.01 and seen.min() > 0
+    middle = seen[32:96]
+    assert middle.max() / middle.min() < 1.3
+
+
+def test_with_leak_targets_stay_visible_as_in_the_released_code():
+    rng, config = np.random.default_rng(2), Hybrid.Config(leak=True)
+    shares = []
+    for _ in range(500):
+        context, blocks = draw_blocks(128, 0.175, 0.75, config, rng)
+        shares.append(np.isin(np.concatenate(blocks), context).mean())
+    assert np.mean(shares) > 0.6
+
+
+def test_no_guess_depends_on_the_hidden_block_and_every_goal_does():
+    objective = build(Hybrid, torch.float32, mask_ratio=0.0)
+    batch = batch_of(objective, items=examples(Hybrid, 1))
+    guesses = objective.predict(objective.model(batch["packed"]), batch)
+    goals = objective.teacher(batch["clean"])[batch["goals"]]
+    length = int(batch["clean"].rows[1])
+    context = set(batch["packed"].positions[length:].tolist())
+    for hidden in set(batch["goals"].tolist()):
+        assert hidden not in context
+        tokens, clean = batch["packed"].tokens.clone(), batch["clean"].tokens.clone()
+        for line in (tokens, clean):                                     # the corrupted row and the clean one
+            line[hidden] = 5 + (line[hidden] - 4) % 50
+        changed = objective.predict(objective.model(replace(batch["packed"], tokens=tokens)), batch)
+        assert torch.equal(changed, guesses)
+        assert not torch.equal(objective.teacher(replace(batch["clean"], tokens=clean))[batch["goals"]], goals)
+
+
+def test_target_blocks_do_not_see_each_other_in_the_predictor():
+    objective = build(Hybrid)
+    batch = batch_of(objective)
+    rows = batch["predict"].rows
+    assert len(batch["predict"]) == 2 * len(batch["clean"])
+    for row in range(len(batch["predict"])):
+        assert (batch["predict"].sees[rows[row]:rows[row + 1], :2] == torch.tensor([rows[row], rows[row + 1]])).all()
+
+
+def test_a_batch_of_ragged_rows_weighs_every_hidden_token_alike():
+    objective = build(Hybrid, balance="fixed", balance_start=1.0)
+    batch = batch_of(objective, items=examples(Hybrid, 3))
+    with torch.no_grad():
+        guesses = objective.predict(objective.model(batch["packed"]), batch)
+        goals = objective.teacher(batch["clean"])[batch["goals"]]
+    each = 1 - F.cosine_similarity(guesses, goals, dim=-1)
+    assert objective(batch)[1]["latent"] == pytest.approx(float(each.mean()), abs=1e-9)
+
+
+def test_the_teacher_has_no_gradient_no_dropout_and_follows_the_schedule():
+    shape = replace(SHAPE, dropout=0.5)
+    objective = build(Hybrid, torch.float32, shape)
+    assert not any(p.requires_grad for p in objective.teacher.parameters())
+    objective.train()
+    batch = batch_of(objective)
+    assert not objective.teacher.training and torch.equal(objective.teacher(batch["clean"]), objective.teacher(batch["clean"]))
+    objective(batch)[0].backward()
+    assert all(p.grad is None for p in objective.teacher.parameters())
+    with torch.no_grad():
+        for p in objective.model.parameters():
+            p.add_(1.0)
+    before = {name: p.clone() for name, p in objective.teacher.named_parameters()}
+    objective.after_step(0.5)                                            # m = .996 + .004 * .5 = .998
+    for name, p in objective.teacher.named_parameters():
+        assert torch.allclose(p, before[name] + 0.002, atol=1e-6)
+    before = {name: p.clone() for name, p in objective.teacher.named_parameters()}
+    objective.after_step(1.0)                                            # m = 1 at the last step: it stands still
+    assert all(torch.equal(p, before[name]) for name, p in objective.teacher.named_parameters())
+    copycat = build(Hybrid, torch.float32, momentum=0.0)
+    with torch.no_grad():
+        for p in copycat.model.parameters():
+            p.add_(1.0)
+    copycat.after_step(0.0)
+    assert all(torch.equal(p, q) for p, q in zip(copycat.teacher.parameters(), copycat.model.parameters()))
+
+
+def test_the_learned_lambda_drifts_to_the_smaller_loss_and_warns():
+    """d loss / d w = lambda (1 - lambda) (latent - mlm): with constant losses plain gradient descent follows that to the end."""
+    objective = build(Hybrid)
+    assert float(objective.share()) == pytest.approx(0.5) and objective.warning() == ""
+    w, rate = 0.0, 0.5
+    for _ in range(40):
+        share = objective.share()
+        loss = share * 0.1 + (1 - share) * 5.0
+        objective.balance.grad = torch.autograd.grad(loss, objective.balance)[0]
+        with torch.no_grad():
+            objective.balance -= rate * objective.balance.grad
+        s = 1 / (1 + math.exp(-w))
+        w -= rate * s * (1 - s) * (0.1 - 5.0)
+    assert float(objective.balance) == pytest.approx(w) and "starves mlm" in objective.warning()
+    with torch.no_grad():
+        objective.balance.fill_(2.0)
+    assert float(objective.share()) == pytest.approx(0.881, abs=1e-3)
+
+
+def test_special_tokens_are_hidden_by_mlm_only_when_asked():
+    plain, asked = (batch_of(build(Hybrid, mask_special=flag, mask_ratio=0.5), items=examples(Hybrid, 60)) for flag in (False, True))
+    assert not np.isin(plain["targets"].numpy(), SPECIAL.ids).any() and np.isin(asked["targets"].numpy(), SPECIAL.ids).any()
+
+
+def test_the_papers_encoder_has_the_parameters_of_its_logs():
+    """34,804,736 = tokens + fixed positions + 6 blocks + final norm [FACTS: every log]; ours computes the positions: 262,144 fewer."""
+    shape = ModelConfig(vocab=30522, width=512, layers=6, heads=8, hidden=2048, norm_place="pre", positions="sinusoidal", dropout=0.0)
+    assert sum(p.numel() for p in Model(shape).parameters()) == 34_804_736 - 262_144
