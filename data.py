@@ -5,10 +5,12 @@
 A row holds the same content in several columns (languages, captions, question and answer); a *view* is one cell of it. Everything
 random is a pure function of (seed, step, rank), so that nothing has to be replayed on resume.
 
-    python data.py prepare corpus.de-en.de corpus.de-en.en --vocab 16000
+    python data.py prepare corpus.de-en.de corpus.de-en.en --vocab 16000      # tokenizer and token store of files
+    python data.py inspect --objective mexma --step 3                         # what one batch of an objective looks like
 """
+
 import argparse
-import contextlib
+import collections
 import csv
 import difflib
 import gzip
@@ -17,15 +19,16 @@ import itertools
 import json
 import lzma
 import os
-import queue
 import re
 import secrets
+import shutil
 import sys
-import threading
+import textwrap
 import unicodedata
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -38,7 +41,8 @@ class BadInput(ValueError):
     """A mistake of the user's: one line that names the value, the rule and the way out. Programs print it and exit with 2."""
 
 
-# ------------------------------------------------------------------------------------------------------------ tokenizer
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokenizer
 
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") + tuple(f"[PRED_{place}]" for place in range(1, 11))
 SPELLINGS = {"pad": ("[PAD]", "<pad>"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
@@ -46,7 +50,7 @@ TRAIN_CHARACTERS = 20_000_000  # a vocabulary of some ten thousand pieces does n
 
 
 class Special(NamedTuple):
-    """Ids that have a role. `ids`: all special ids, sorted; `starts` (vocab,): the token begins a word; `preds` may be ()."""
+    """Ids that have a role. `ids`: all special ids, sorted; `starts` (V,): the token begins a word; `preds` may be ()."""
     pad: int
     cls: int
     sep: int
@@ -57,10 +61,9 @@ class Special(NamedTuple):
     starts: np.ndarray
 
 
-def train_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:
+def train_tokenizer(texts, vocab):
     """A byte-level BPE of at most `vocab` pieces, specials included (ids 0..14). Of the trainers in the library this is the one
-    that gives the same file for the same text every time. It adds no [CLS] or [SEP]: collators do. Raises BadInput if `vocab`
-    has no room for the specials and the 256 bytes."""
+    that gives the same file for the same text every time. It adds no [CLS] or [SEP]: collators do."""
     if vocab < len(ROLES) + 257:
         raise BadInput(f"--vocab {vocab} is too small: {len(ROLES)} special tokens, 256 bytes and some merges need at least 300")
     tokenizer = Tokenizer(models.BPE())
@@ -71,58 +74,53 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:
     return tokenizer
 
 
-def read_tokenizer(path: str | Path) -> Tokenizer:
+def read_tokenizer(path):
     """A tokenizer.json, with padding and truncation off, whatever it was saved with: both would change the data unseen."""
     try:
         tokenizer = Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read the tokenizer {path}: {error.strerror}; give the path of a tokenizer.json") from None
     except Exception as error:  # the library raises plain Exception for whatever it cannot parse
-        raise BadInput(f"{path} is not a tokenizer.json of the tokenizers library: {str(error).splitlines()[0]}") from None
+        raise BadInput(f"cannot read the tokenizer {path}: {str(error).splitlines()[0]}; give the path of a tokenizer.json") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
-def write_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
-    """Write tokenizer.json whole or not at all."""
+def write_tokenizer(tokenizer, path):
     write_atomic(path, tokenizer.to_str(pretty=True).encode())
 
 
-def tokenizer_hash(tokenizer: Tokenizer) -> str:
+def tokenizer_hash(tokenizer):
     """Hex digest of everything that decides which ids a text gets."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
-def special(tokenizer: Tokenizer) -> Special:
+def special(tokenizer):
     """The roles of our own, BERT's or XLM-R's special tokens, found by name. Raises BadInput naming a role that is missing."""
     pieces = tokenizer.get_vocab(with_added_tokens=True)
-    roles = {}
-    for role, names in SPELLINGS.items():
-        roles[role] = next((pieces[name] for name in names if name in pieces), None)
-        if roles[role] is None:
-            raise BadInput(f"the tokenizer has no {role} token ({' or '.join(names)}); add it, or use another tokenizer")
+    roles = {role: next((pieces[name] for name in names if name in pieces), None) for role, names in SPELLINGS.items()}
+    for role, place in roles.items():
+        if place is None:
+            raise BadInput(f"the tokenizer has no {role} token ({' or '.join(SPELLINGS[role])}); add it, or use another tokenizer")
     preds = tuple(itertools.takewhile(lambda place: place is not None, (pieces.get(name) for name in ROLES[5:])))
     added = tokenizer.get_added_tokens_decoder()
-    marked = {place for place, token in added.items() if token.special}
     vocab = max(pieces.values()) + 1
     byte_level, word_piece = "ByteLevel" in f"{tokenizer.pre_tokenizer}", isinstance(tokenizer.model, models.WordPiece)
     starts = np.ones(vocab, bool)
     for piece, place in pieces.items():
         if place not in added:
             starts[place] = not piece.startswith("##") if word_piece else _begins_word(piece, byte_level)
-    ids = np.array(sorted(marked | set(roles.values()) | set(preds)), np.int64)
-    return Special(**roles, preds=preds, vocab=vocab, ids=ids, starts=starts)
+    marked = {place for place, token in added.items() if token.special}
+    return Special(**roles, preds=preds, vocab=vocab, ids=np.array(sorted(marked | {*roles.values(), *preds}), np.int64), starts=starts)
 
 
-def _begins_word(piece: str, byte_level: bool) -> bool:
+def _begins_word(piece, byte_level):
     if byte_level:  # back to the characters that its bytes spell; what is only a part of a character comes out as U+FFFD
         piece = decoders.ByteLevel().decode([piece]).lstrip("\ufffd")
     # A space mark or punctuation does; and in Chinese and Japanese, which write no spaces, each character
     return bool(piece) and (unicodedata.category(piece[0])[0] not in "LNM" or "\u2e80" <= piece[0] <= "\u9fff")
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+def encode(tokenizer, texts):
     """Texts -> one uint32 array of ids each, without [CLS] and the like. A special token spelled out in a text stays plain text:
     a web page that contains "</s>" must not end a row. An empty text gives no ids, any other at least one."""
     before, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, True
@@ -137,23 +135,24 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
     return made
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
 
+KINDS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text"}
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}([_-][A-Za-z0-9]{1,10})*")
 CODE = re.compile(r"[a-z]{2,3}[0-9]*([_-][A-Za-z0-9]{1,8})*")  # en, deu, en1, zh-CN, eng_Latn
 NAMES = set("src tgt trg source target text anchor positive negative s1 s2 sentence1 sentence2 id ref label score".split())
 NOT_TEXT = {"id", "ref", "label", "score"}  # columns that are read only when --langs names them
-TABLES, OBJECTS, PLAIN = {".tsv", ".tab"}, {".jsonl", ".json", ".ndjson"}, {".txt", ".text", ""}
 
 
-def write_atomic(path: str | Path, content: bytes | Callable) -> None:
-    """Write a file whole or not at all. `content`: bytes, or a function that writes into the binary file that it is given."""
+def write_atomic(path, content):
+    """Write bytes into a file, whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
         with open(part, "wb") as file:
-            content(file) if callable(content) else file.write(content)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())  # otherwise a power cut can leave the new name on old or no content
         os.replace(part, path)
@@ -161,27 +160,22 @@ def write_atomic(path: str | Path, content: bytes | Callable) -> None:
         part.unlink(missing_ok=True)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _plain(path):
+    return Path(path.name.removesuffix(".gz").removesuffix(".xz"))
+
+
+def _lines(path):
     """(line number, line without its end) of a plain, .gz or .xz file."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 yield number, line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").rstrip(b"\r\n")
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise BadInput(f"{path} is damaged or cut short ({error}); download or compress it again") from None
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise BadInput(f"cannot read {path}: {error}" + "; it is damaged or cut short" * (opener is not open)) from None
 
 
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte {error.start + 1} of the line is 0x{raw[error.start]:02x})") from None
-
-
-def _record(line: str, langs: tuple[str, ...]) -> list[dict[str, str]]:
+def _record(line, langs):
     """One line of JSON -> its rows {column: text}: one, or one per paragraph of a "text". Raises ValueError with the reason."""
     try:
         found = json.loads(line)
@@ -194,29 +188,21 @@ def _record(line: str, langs: tuple[str, ...]) -> list[dict[str, str]]:
         if sorted(str(role) for role, _ in turns if role != "system") != ["assistant", "user"] or len(dict(turns)) != len(turns):
             raise ValueError('"messages" must be one user turn, one assistant turn and at most one system turn')
         found = dict(turns)
-    other = next((key for key in ("tgt", "trg") if key in found), "tgt")
-    if langs and set(langs) <= found.keys():
-        row = {name: found[name] for name in langs}
-    elif isinstance(found.get("translation"), dict):
+    if "user" in found and "assistant" in found:
+        found.setdefault("system", "")
+    known = (langs, ("src", "tgt"), ("src", "trg"), ("anchor", "positive"), ("user", "assistant", "system"), ("text",))
+    if isinstance(found.get("translation"), dict) and not (langs and found.keys() >= set(langs)):
         row = found["translation"]
-    elif "src" in found and other in found:
-        row = {found.get("src_lang", "src"): found["src"], found.get(f"{other}_lang", other): found[other]}
-    elif "anchor" in found and "positive" in found:
-        row = {"anchor": found["anchor"], "positive": found["positive"]}
-    elif "user" in found and "assistant" in found:
-        row = {name: found.get(name) or "" for name in ("user", "assistant", "system")}
-    elif "text" in found:
-        row = {"text": found["text"]}
+    elif names := next((names for names in known if names and found.keys() >= set(names)), ()):
+        row = {name: found[name] for name in names}
     else:
-        keys = ", ".join(map(repr, found)) or "none"
-        raise ValueError(f"no known keys among {keys}: translation, src + tgt, anchor + positive, "
+        raise ValueError(f"no known keys among {', '.join(map(repr, found)) or 'none'}: translation, src + tgt, anchor + positive, "
                          "user + assistant, messages or text (or name two of its keys with --langs)")
     row = {name: "" if text is None else text for name, text in row.items()}
     for name, text in row.items():
         if not isinstance(text, str):
             raise ValueError(f"{name!r} is {type(text).__name__}, not a string")
-        if "\\u" in line and re.search("[\ud800-\udfff]", text):
-            raise ValueError(f"{name!r} holds half a surrogate pair, which is no character")
+        text.encode()  # a ValueError if it holds half a surrogate pair, which is no character
     return [{"text": part} for part in row["text"].splitlines() if part.strip()] if list(row) == ["text"] else [row]
 
 
@@ -225,72 +211,68 @@ class Source:
     (all but a chat's system text). `dropped` counts the bad lines left out (`skip_bad`), `sparse` the rows of a many-column table
     with too little text in the chosen columns. Every error is a BadInput, with FILE:LINE if it is about a line."""
 
-    def __init__(self, paths: list[str], langs: tuple[str, ...] = (), skip_bad: bool = False):
+    def __init__(self, paths, langs=(), skip_bad=False):
         self.paths, self.langs, self.skip_bad = [Path(path) for path in paths], langs, skip_bad
         self.dropped, self.sparse, self.counts = 0, 0, []
         for path in self.paths:
             if not path.is_file():
                 raise BadInput(f"{path} is a folder; name the files in it" if path.is_dir() else f"there is no file {path}")
-        endings = [Path(path.name.removesuffix(".gz").removesuffix(".xz")) for path in self.paths]
-        self.parallel = len(paths) > 1 and not any(name.suffix.lower() in TABLES | OBJECTS | PLAIN | {".csv"} for name in endings)
-        if self.parallel:  # corpus.de-en.de + corpus.de-en.en, or eng_Latn.dev + deu_Latn.dev
-            names = [name.suffix[1:] if len({name.stem for name in endings}) == 1 else name.stem for name in endings]
-            self.layouts = [("moses", names)]
+        plain = [_plain(path) for path in self.paths]
+        if len(paths) > 1 and all(name.suffix and name.suffix.lower() not in KINDS for name in plain):
+            same = len({name.stem for name in plain}) == 1  # corpus.de-en.de + corpus.de-en.en; else eng_Latn.dev + deu_Latn.dev
+            self.layouts = [("moses", [name.suffix[1:] if same else name.stem for name in plain])]
         else:
-            self.layouts = [self._layout(path, name.suffix.lower()) for path, name in zip(self.paths, endings, strict=True)]
+            self.layouts = [self._layout(path, name.suffix.lower()) for path, name in zip(self.paths, plain)]
         known = list(dict.fromkeys(name for _, names in self.layouts for name in names))
         _languages(langs, known, self.paths[0])
         self.columns = tuple(langs or (name for name in known if name not in NOT_TEXT) or known)
         self.sides = 2 if self.columns == ("user", "assistant", "system") else len(self.columns)
 
-    def _layout(self, path: Path, ending: str) -> tuple[str, list[str]]:
+    def _layout(self, path, ending):
         """How to read a file, by its extension and its first line, and the names of all its columns."""
         first = next((raw.decode("utf-8", errors="replace") for _, raw in _lines(path) if raw.strip()), None)
         if first is None:
             raise BadInput(f"{path} is empty")
-        known = ending in TABLES | OBJECTS | PLAIN - {""} | {".csv"}
-        if ending in OBJECTS or not known and first.startswith("{"):
+        kind = KINDS.get(ending) or ("jsonl" if first.startswith("{") else "tsv" if "\t" in first else "text")
+        if kind == "text":
+            return kind, ["text"]
+        if kind == "jsonl":
             names = {}
             for number, raw in itertools.islice(_lines(path), 10_000):  # a file may name a language late
                 try:
-                    names |= {name: None for row in _record(_text(raw), self.langs) for name in row} if raw.strip() else {}
+                    names |= {name: None for row in _record(raw.decode(), self.langs) for name in row} if raw.strip() else {}
                 except ValueError as error:
                     if not names and not self.skip_bad:
                         raise BadInput(f"{path}:{number}: {error}") from None
-            return "jsonl", list(names)
-        if ending not in TABLES | {".csv"} and (known or "\t" not in first):
-            return "text", ["text"]
-        kind = "csv" if ending == ".csv" else "tsv"
+            return kind, list(names)
         cells = next(csv.reader([first])) if kind == "csv" else first.split("\t")
         shape = CODE if len(cells) == 2 and kind == "tsv" else IDENTIFIER  # "Hello<TAB>Hallo" is a row, not two names
-        named = all(shape.fullmatch(cell) or cell in NAMES for cell in cells) or set(self.langs) <= set(cells) and self.langs
+        named = all(shape.fullmatch(cell) or cell in NAMES for cell in cells) or self.langs and set(self.langs) <= set(cells)
         if named and len(set(cells)) == len(cells) > 1:
             return kind, cells
         if kind == "tsv" and len(cells) == 2:
             return "pairs", ["src", "tgt"]
-        if kind == "tsv" and len(cells) == 1:
-            raise BadInput(f"{path}:1: no tab; a .tsv has two columns or more (plain text, one row on a line, belongs in a .txt)")
-        raise BadInput(f"{path}:1: {len(cells)} columns, but the first line does not name them; add a header such as "
-                       f"{'en<TAB>de<TAB>fr' if kind == 'tsv' else 'src,tgt'}")
+        raise BadInput(f"{path}:1: {len(cells)} column{'s' * (len(cells) > 1)}, but the first line does not name them; add a header such as "
+                       f"{'en,de' if kind == 'csv' else 'en<TAB>de'} (plain text, one row on a line, belongs in a .txt)")
 
-    def _bad(self, path: Path, number: int, reason: object) -> None:
+    def _bad(self, path, number, reason):
         if not self.skip_bad:
             raise BadInput(f"{path}:{number}: {reason}; mend the line, or leave out such lines with --skip-bad")
         self.dropped += 1
 
-    def held(self) -> set[int]:
+    def held(self):
         """Numbers of the records kept for evaluation: the same whichever columns are chosen. Reads the files once, to count."""
         self.dropped, self.counts = 0, [sum(1 for _ in self._read(place)) for place in range(len(self.layouts))]
         return set(_held_out(sum(self.counts)).tolist())
 
-    def rows(self, characters: int | None = None) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def rows(self, characters=None):
         """(number of the record, one text a column, "" for none). `characters`: stop after so many, as many from each file."""
         self.dropped = self.sparse = 0
         for place, (_, names) in enumerate(self.layouts):
             left = (characters or 0) / len(self.layouts)
             for record, (number, row) in enumerate(self._read(place), sum(self.counts[:place])):
                 found = tuple("" if (text := row.get(name, "")).isspace() else text for name in self.columns)
-                empty = [name for name, text in zip(self.columns[:self.sides], found[:self.sides], strict=True) if not text]
+                empty = [name for name, text in zip(self.columns[:self.sides], found) if not text]
                 if len(names) - ("system" in names) <= 2 and not set(empty).isdisjoint(names):  # a pair must be whole;
                     self._bad(self.paths[place], number, f"empty {empty[0]!r}")                 # in a wide table "" is no text
                 elif self.sides - len(empty) < min(2, self.sides):
@@ -301,86 +283,56 @@ class Source:
                 if characters and left <= 0:
                     break
 
-    def _read(self, place: int) -> Iterator[tuple[int, dict[str, str]]]:
-        """The records of one file (of all, if parallel): (line number, {column: text})."""
-        kind, names = self.layouts[place]
+    def _read(self, place):
+        """The records of one file (of all, if they are parallel): (line number, {column: text})."""
+        (kind, names), path = self.layouts[place], self.paths[place]
         if kind == "moses":
-            return self._moses(names)
-        return self._csv(self.paths[place], names) if kind == "csv" else self._file(self.paths[place], kind, names)
-
-    def _file(self, path: Path, kind: str, names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
+            yield from self._moses(names)
+            return
         for number, raw in _lines(path):
             try:
-                line = _text(raw)
-                if kind == "text":
-                    if line and not line.isspace():
-                        yield number, {"text": line}
-                elif kind == "jsonl":
+                line = raw.decode()
+                if kind == "jsonl":
                     for row in _record(line, self.langs) if line.strip() else ():
                         if not self.langs and (late := row.keys() - names):
                             raise ValueError(f"{min(late)!r} is no column of the lines before; choose columns with --langs")
                         yield number, row
+                elif kind == "text":
+                    if line and not line.isspace():
+                        yield number, {"text": line}
                 elif number > 1 or kind == "pairs":
-                    cells = line.split("\t")
-                    if len(cells) != len(names):
-                        raise ValueError(f"too {'many' if len(cells) > len(names) else 'few'} tabs: {len(cells)} cells, "
-                                         f"{len(names)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})")
-                    yield number, dict(zip(names, cells, strict=True))
-            except ValueError as error:
+                    cells = next(csv.reader([line], strict=True)) if kind == "csv" else line.split("\t")
+                    if cells and len(cells) != len(names):
+                        raise ValueError(f"{len(cells)} cells, but {len(names)} columns ({', '.join(names[:6])})")
+                    if cells:
+                        yield number, dict(zip(names, cells))
+            except (ValueError, csv.Error) as error:
                 self._bad(path, number, error)
 
-    def _csv(self, path: Path, names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-        def decoded():
-            for number, raw in _lines(path):
-                try:
-                    yield _text(raw) + "\n"
-                except ValueError as error:
-                    self._bad(path, number, error)
-                    yield "\n"  # keeps the count of lines right; an empty line is no row
-        reader, first = csv.reader(decoded(), strict=True), True
-        while True:
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                self._bad(path, reader.line_num, error)
-                continue
-            if cells and not first:
-                if len(cells) == len(names):
-                    yield reader.line_num, dict(zip(names, cells, strict=True))
-                else:
-                    self._bad(path, reader.line_num, f"{len(cells)} cells, but {len(names)} columns ({', '.join(names)})")
-            first = False
-
-    def _moses(self, names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-        for lines in itertools.zip_longest(*(_lines(path) for path in self.paths)):
+    def _moses(self, names):
+        for lines in itertools.zip_longest(*map(_lines, self.paths)):
             if None in lines:  # never skipped: where one line is missing, all after it may be misaligned
-                counts = [sum(1 for _ in _lines(path)) for path in self.paths]
-                longest = counts.index(max(counts))
-                number, raw = lines[longest]
-                said = ", ".join(f"{path} has {count:,} lines" for path, count in zip(self.paths, counts, strict=True))
-                raise BadInput(f"{said}; line N of all must be one sentence. First extra line: {self.paths[longest]}:{number}: "
-                               f"{raw[:60].decode('utf-8', errors='replace')!r}")
+                place, (number, raw) = next((place, line) for place, line in enumerate(lines) if line)
+                raise BadInput(f"{self.paths[lines.index(None)]} has {number - 1:,} lines, {self.paths[place]} has more; line N of all must be "
+                               f"one sentence. First extra line: {self.paths[place]}:{number}: {raw[:60].decode(errors='replace')!r}")
             row = {}
-            for path, name, (number, raw) in zip(self.paths, names, lines, strict=True):
-                try:
-                    row[name] = _text(raw)
-                except ValueError as error:
-                    self._bad(path, number, error)
-                    break
+            try:
+                for path, name, (number, raw) in zip(self.paths, names, lines):  # noqa: B007
+                    row[name] = raw.decode()
+            except ValueError as error:
+                self._bad(path, number, error)
             else:
                 yield number, row
 
 
-# ---------------------------------------------------------------------------------------------------------------- corpora
+# ---------------------------------------------------------------------------------------------------------------------
+# Corpora
 
 EMBEDDED = ("toy", "regex", "pydoc")
 EMBEDDED_VOCAB = 4096  # nearly a piece for every word form of the five languages: short rows, and words can be matched
-STORE = 1  # version of the token store's layout
 
 
-def _embedded(name: str, split: str, count: int, seed: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _embedded(name, split, count, seed):
     """Columns and rows of a corpus that needs no file. `count` is for "train"; the two others have at most 1000 rows."""
     count = count if split == "train" else min(count, 1000)
     if name == "toy":
@@ -391,51 +343,49 @@ def _embedded(name: str, split: str, count: int, seed: int) -> tuple[tuple[str, 
         np.searchsorted([90, 95], hashlib.sha256(text.encode()).digest()[0] * 100 // 256, side="right")]]
 
 
-def _paragraphs() -> list[str]:
+def _paragraphs():
     """The prose of the language reference that comes with Python: no titles, grammar rules, code or headings of lists."""
-    try:
-        from pydoc_data import topics
-    except ImportError:
-        raise BadInput("pydoc: this Python has no pydoc_data; install the full standard library, or use --data toy") from None
+    from pydoc_data import topics
     blocks = itertools.chain.from_iterable(re.split(r"\n\s*\n", text) for text in topics.topics.values())
-    prose = (" ".join(block.removeprefix("* ").split()) for block in blocks
-             if not re.search(r"^[*=~-]{3}|::=|>>>|\n *\* ", block, re.M))
+    prose = (" ".join(block.removeprefix("* ").split()) for block in blocks if not re.search(r"^[*=~-]{3}|::=|>>>|\n *\* ", block, re.M))
     return [text for text in dict.fromkeys(prose) if re.fullmatch(r"\(?[A-Z].+[.:)]", text) and text.count(" ") >= 7]
 
 
-def _paths(spec: str | Path | Iterable[str]) -> list[str]:
+def _nearest(word, known, otherwise=""):
+    near = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {near[0]}?" if near else otherwise
+
+
+def _paths(spec):
     if isinstance(spec, (str, Path)):
         spec = [str(spec)] if Path(spec).exists() else [part.strip() for part in str(spec).split(",")]
     paths = [str(path) for path in spec]
     if len(paths) == 1 and not Path(paths[0]).exists() and not Path(paths[0]).suffix:
-        near = difflib.get_close_matches(paths[0], EMBEDDED, 1)
         raise BadInput(f"--data {paths[0]}: neither a file nor one of {', '.join(EMBEDDED)}"
-                       + (f"; did you mean {near[0]}?" if near else "; give the path of a file"))
+                       + _nearest(paths[0], EMBEDDED, "; give the path of a file"))
     return paths
 
 
-def _languages(langs: str | Iterable[str] | None, known: Iterable[str] = (), name: object = "") -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(part.strip() for part in (langs.split(",") if isinstance(langs, str) else langs or ())))
+def _languages(langs, known=(), name=""):
+    parts = langs.split(",") if isinstance(langs, str) else langs or ()
+    chosen = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if wrong := [lang for lang in chosen if known and lang not in known]:
-        near = difflib.get_close_matches(wrong[0], known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadInput(f"--langs {wrong[0]}: {name} has the columns {', '.join(known)}{hint}")
+        raise BadInput(f"--langs {wrong[0]}: {name} has the columns {', '.join(known)}{_nearest(wrong[0], known)}")
     return chosen
 
 
-def _without(index: np.ndarray, removed: np.ndarray) -> np.ndarray:
+def _without(index, removed):
     """The index-th of the whole numbers that are not in `removed` (sorted): [0, 1, 2] without [1] -> [0, 2, 3]."""
     return index + np.searchsorted(removed - np.arange(len(removed)), index, side="right")
 
 
-def _held_out(count: int) -> np.ndarray:
+def _held_out(count):
     """Which of `count` records are kept for evaluation: 1 %, at least 200 of 2,000 or a tenth of fewer, at most 1,000."""
     size = min(1000, max(count // 100, min(200, count // 10)))
     return permutation(np.arange(size), count, 0, np.zeros(size, int)) if size else np.zeros(0, int)
 
 
-def texts(spec, split: str = "valid", langs=None, limit: int | None = None, *, holdout: bool = True, skip_bad: bool = False,
-          seed: int = 0) -> dict[str, list[str]]:
+def texts(spec, split="valid", langs=None, limit=None, *, holdout=True, skip_bad=False, seed=0):
     """Raw texts {column: [text]} of a split, aligned by row; a row with an empty column is left out. Of a file, "valid" and
     "test" are the rows that training never sees, or all rows with holdout=False."""
     if spec in EMBEDDED:
@@ -445,7 +395,7 @@ def texts(spec, split: str = "valid", langs=None, limit: int | None = None, *, h
     else:
         source = Source(_paths(spec), _languages(langs), skip_bad)
         held = source.held() if holdout else None
-        columns = source.columns[:source.sides]                          # of a chat the question and the answer, not the system text
+        columns = source.columns[:source.sides]  # of a chat the question and the answer, not the system text
         rows = (row[:source.sides] for record, row in source.rows() if held is None or (record in held) == (split != "train"))
     rows = list(itertools.islice((row for row in rows if all(row)), limit))
     return {name: [row[place] for row in rows] for place, name in enumerate(columns)}
@@ -456,24 +406,21 @@ class Corpus:
     tokens[offsets[i]:offsets[i + 1]], i = row * len(columns) + column; both arrays may lie on disk. `hash` says what
     the data is: source, tokenizer, columns, split."""
 
-    def __init__(self, name: str, columns: tuple[str, ...], tokenizer: Tokenizer, tokens: np.ndarray, offsets: np.ndarray,
-                 identity: object, sides: int | None = None, split: str = "all", held: Iterable[int] = (),
-                 max_length: int | None = None):
+    def __init__(self, name, columns, tokenizer, tokens, offsets, identity, sides=None, split="all", held=(), max_length=None):
         self.name, self.columns, self.sides, self.max_length = name, tuple(columns), sides or len(columns), max_length
         self.tokenizer, self.special, self.tokens, self.offsets = tokenizer, special(tokenizer), tokens, offsets
         self.held, self.split = np.array(held, np.int64), split
         whole = (len(offsets) - 1) // len(columns)
         self.rows = {"all": whole, "train": whole - len(self.held)}.get(split, len(self.held))
         if not self.rows:
-            reason = f": {whole} rows are too few to hold some out" if whole else ""
-            raise BadInput(f"{name} has no rows for {split!r}{reason}")
+            raise BadInput(f"{name} has no rows for {split!r}" + (f": {whole} rows are too few to hold some out" if whole else ""))
         said = [identity, self.columns, tokenizer_hash(tokenizer), split]
         self.hash = hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.rows
 
-    def _cells(self, row: int) -> list[np.ndarray]:
+    def _cells(self, row):
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} of {self.rows}")
         if self.split != "all":
@@ -482,11 +429,11 @@ class Corpus:
         ends = self.offsets[row:row + len(self.columns) + 1].tolist()
         return [self.tokens[start:end] for start, end in itertools.pairwise(ends)]
 
-    def ids(self, row: int, column: str | int) -> np.ndarray:
-        """(n,) uint32, read-only; empty: the row has no text in this column."""
+    def ids(self, row, column):
+        """(n,) uint32, read-only, of a column by name or number; empty: the row has no text in it."""
         return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
 
-    def example(self, row: int, views: int, choice: int) -> tuple[np.ndarray, ...]:
+    def example(self, row, views, choice):
         """The row as one or two views. Two: the first column, which is the pivot, and one of the others; without a pivot any two.
         `choice`: a whole number that the caller draws; it selects among the columns that have text."""
         cells = self._cells(row)[:self.sides]
@@ -500,9 +447,8 @@ class Corpus:
         return filled[first], others[choice % len(others)]
 
 
-def open_corpus(spec, tokenizer: Tokenizer | None = None, *, split: str = "train", langs=None, vocab: int | None = None,
-                skip_bad: bool = False, cache: str | Path = "cache", count: int = 20_000, seed: int = 0,
-                max_length: int | None = 128, holdout: bool = True) -> Corpus:
+def open_corpus(spec, tokenizer=None, *, split="train", langs=None, vocab=None, skip_bad=False, cache="cache", count=20_000, seed=0,
+                max_length=128, holdout=True):
     """"toy", "regex", "pydoc" or files -> Corpus. Of several files, Moses files are put side by side, others one after the other.
     Without a tokenizer, one of `vocab` pieces (4096; 8000 for files) is trained on the start of the training text. Files go
     through a store in the folder `cache`, made once. `count`, `seed`: rows of toy and regex. `holdout`: keep back rows of a file
@@ -514,8 +460,7 @@ def open_corpus(spec, tokenizer: Tokenizer | None = None, *, split: str = "train
         tokenizer, tokens, offsets, meta = _store(source, tokenizer, vocab or 8000, Path(cache))
         contents = [(one["size"], one["sha256"]) for one in meta["sources"]]
         split, held = (split, meta["held"]) if holdout else ("all", ())
-        return Corpus(_stem(source), source.columns, tokenizer, tokens, offsets, [contents, skip_bad], source.sides, split, held,
-                      max_length)
+        return Corpus(_stem(source), source.columns, tokenizer, tokens, offsets, [contents, skip_bad], source.sides, split, held, max_length)
     known, rows = _embedded(spec, split, count, seed)
     columns = _languages(langs, known, spec) or known
     places = [known.index(name) for name in columns]
@@ -528,134 +473,111 @@ def open_corpus(spec, tokenizer: Tokenizer | None = None, *, split: str = "train
     return Corpus(spec, columns, tokenizer, np.concatenate(ids), offsets, identity, max_length=max_length)
 
 
-# ------------------------------------------------------------------------------------------------------------ token store
+# ---------------------------------------------------------------------------------------------------------------------
+# Token store
 
-def _stem(source: Source) -> str:
-    names = (path.name.removesuffix(".gz").removesuffix(".xz") for path in source.paths)
-    return "+".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))[:80]
+STORE = 2  # version of its layout
+ARRAYS = {"tokens.bin": np.uint32, "offsets.bin": np.int64}
 
 
-def _fingerprint(path: Path) -> dict:
+def _stem(source):
+    return "+".join(dict.fromkeys(_plain(path).stem for path in source.paths))[:80]
+
+
+def _fingerprint(path):
     """What a file is, without reading all of it: size, time, and the digest of its first and last million bytes."""
     with open(path, "rb") as file:
-        digest = hashlib.sha256(file.read(1_000_000))
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1_000_000))
-        digest.update(file.read())
-    return {"name": path.name, "size": size, "mtime_ns": path.stat().st_mtime_ns, "sha256": digest.hexdigest()}
+        start, found = file.read(1_000_000), os.fstat(file.fileno())
+        file.seek(max(0, found.st_size - 1_000_000))
+        return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "sha256": hashlib.sha256(start + file.read()).hexdigest()}
 
 
-Stored = tuple[Tokenizer, np.ndarray, np.ndarray, dict]  # tokenizer, tokens (uint32), offsets (int64), meta
-
-
-def _store(source: Source, tokenizer: Tokenizer | None, vocab: int, cache: Path) -> Stored:
-    """The store in the folder `cache` if it still is what the source and the tokenizer would give, else one made anew, with a
-    line that says why. meta.json is written last and names the other files of its generation, so a store is either whole or
-    not there, also when two processes make it at once (the last one wins)."""
-    what = [[str(path.resolve()) for path in source.paths], source.columns, source.skip_bad]
-    folder = cache / f"{_stem(source)}-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:10]}"
-    wanted = {"version": STORE, "sources": [_fingerprint(path) for path in source.paths],
-              "asked": tokenizer_hash(tokenizer) if tokenizer else f"its own, of {vocab}"}
-    for _ in range(3):  # another process may replace the store between our reading of meta.json and of what it names
-        try:
-            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            if reason := _difference(meta, wanted):
-                print(f"{source.paths[0].name}: preparing anew, {reason}", file=sys.stderr)
-                break
-            source.dropped, source.sparse = meta["dropped"], meta["sparse"]
-            return tokenizer or read_tokenizer(folder / meta["tokenizer_file"]), *_mapped(folder, meta), meta
-        except (FileNotFoundError, BadInput):
-            continue
+def _store(source, tokenizer, vocab, cache):
+    """-> tokenizer, tokens (uint32), offsets (int64), meta: mapped from the folder cache/FILES/CONTENT-TOKENIZER, which is made
+    first if there is none for what the files hold now. Several tokenizers may lie side by side."""
+    digest = lambda value: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:10]
+    sources = [_fingerprint(path) for path in source.paths]
+    base = cache / f"{_stem(source)}-{digest([[str(path.resolve()) for path in source.paths], source.columns, source.skip_bad])}"
+    content = digest([STORE, sources])
+    own = base / f"{content}-{vocab}.json"  # the tokenizer trained on these files
+    folder = lambda: base / f"{content}-{tokenizer_hash(tokenizer)[:10]}"
     try:
-        return _prepare(source, tokenizer, vocab, folder, wanted)
+        asked, tokenizer = tokenizer, tokenizer or (read_tokenizer(own) if own.exists() else None)
+        if tokenizer is None or not folder().exists():
+            old = [path for path in base.glob("[!.]*") if not path.name.startswith(content)]  # of what the files were before
+            if old:
+                print(f"{source.paths[0].name}: preparing anew, the data is not what it was", file=sys.stderr)
+            held = source.held()
+            start = (row for record, row in source.rows(TRAIN_CHARACTERS) if record not in held)
+            tokenizer = tokenizer or train_tokenizer((text for row in start for text in row if text), vocab)
+            _prepare(source, tokenizer, folder(), {"sources": sources, "columns": source.columns}, held)
+            for path in old:  # Windows keeps what somebody has mapped
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if asked is None and not own.exists():
+            write_tokenizer(tokenizer, own)
+        meta = json.loads((folder() / "meta.json").read_text(encoding="utf-8"))
+        tokens, offsets = (np.memmap(folder() / name, kind, "r").view(np.ndarray) for name, kind in ARRAYS.items())
+        return tokenizer, tokens, offsets, meta
     except OSError as error:
-        raise BadInput(f"cannot write the token store {folder}: {error.strerror}; choose another folder with --cache") from None
+        raise BadInput(f"cannot write the token store {base}: {error.strerror}; choose another folder with --cache") from None
 
 
-def _mapped(folder: Path, meta: dict) -> list[np.ndarray]:
-    kinds = {"tokens": np.uint32, "offsets": np.int64}
-    return [np.memmap(folder / meta[name], kind, "r").view(np.ndarray) for name, kind in kinds.items()]
-
-
-def _difference(meta: dict, wanted: dict) -> str:
-    if meta["version"] != wanted["version"]:
-        return "the store is of another version of data.py"
-    for old, new in zip(meta["sources"], wanted["sources"], strict=True):
-        for key, said in (("size", "size"), ("sha256", "content"), ("mtime_ns", "time of change")):
-            if old[key] != new[key]:
-                return f"the {said} of {new['name']} is not what it was"
-    return "" if wanted["asked"] in (meta["tokenizer"], meta["asked"]) else "the tokenizer is another one"
-
-
-def _prepare(source: Source, tokenizer: Tokenizer | None, vocab: int, folder: Path, wanted: dict) -> Stored:
-    """Text -> token store, in constant memory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mine, rows, end, held, held_rows = secrets.token_hex(4), 0, 0, source.held(), []
-    start = (row for record, row in source.rows(TRAIN_CHARACTERS) if record not in held)
-    tokenizer = tokenizer or train_tokenizer((text for row in start for text in row if text), vocab)
-    names = {"tokens": f"tokens-{mine}.bin", "offsets": f"offsets-{mine}.bin", "tokenizer_file": f"tokenizer-{mine}.json"}
-    stale = names  # files to remove at the end: our own, until meta.json names them
+def _prepare(source, tokenizer, folder, meta, held):
+    """Text -> token store, in constant memory. It is made under another name and then renamed, so it is whole or not there, also
+    when two processes make it at once (the first one wins)."""
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.part")
+    part.mkdir(parents=True)
+    rows, end, held_rows, width = 0, 0, [], len(source.columns)
+    texts, totals, longest = np.zeros((3, width), np.int64)  # of each column, in tokens
     try:
-        with open(folder / names["tokens"], "wb") as tokens, open(folder / names["offsets"], "wb") as offsets, \
+        with open(part / "tokens.bin", "wb") as tokens, open(part / "offsets.bin", "wb") as offsets, \
                 tqdm(desc=f"prepare {_stem(source)}", unit=" rows", unit_scale=True, disable=None, mininterval=0.5) as bar:
             offsets.write(np.zeros(1, np.int64).tobytes())
-            for chunk in _chunks(source.rows()):
+            lines = source.rows()
+            for chunk in iter(lambda: list(itertools.islice(lines, 1024)), []):
                 ids = encode(tokenizer, [text for _, row in chunk for text in row])
+                lengths = np.array([len(cell) for cell in ids], np.int64)
                 held_rows += [place for place, (record, _) in enumerate(chunk, rows) if record in held]
-                ends = end + np.cumsum([len(cell) for cell in ids])
                 tokens.write(np.concatenate(ids).tobytes())
-                offsets.write(ends.astype(np.int64).tobytes())
-                rows, end = rows + len(chunk), int(ends[-1])
+                offsets.write((end + np.cumsum(lengths)).tobytes())
+                rows, end, lengths = rows + len(chunk), end + int(lengths.sum()), lengths.reshape(-1, width)
+                texts, totals, longest = texts + (lengths > 0).sum(0), totals + lengths.sum(0), np.maximum(longest, lengths.max(0))
                 bar.update(len(chunk))
-        columns = ", ".join(source.columns[:6])
-        left_out = f"{source.dropped:,} bad lines and {source.sparse:,} rows with too little text in {columns}"
+        left_out = f"{source.dropped:,} bad lines and {source.sparse:,} rows with too little text in {', '.join(source.columns[:6])}"
         if not rows:
             raise BadInput(f"{source.paths[0]}: no usable row, only {left_out}; check the file and --langs")
-        write_tokenizer(tokenizer, folder / names["tokenizer_file"])
-        meta = wanted | names | {"tokenizer": tokenizer_hash(tokenizer), "columns": source.columns, "rows": rows,
-                                 "held": held_rows, "dropped": source.dropped, "sparse": source.sparse}
-        made = (tokenizer, *_mapped(folder, meta), meta)  # mapped before others can see, and replace, them
-        old = json.loads((folder / "meta.json").read_text(encoding="utf-8")) if (folder / "meta.json").exists() else {}
-        write_atomic(folder / "meta.json", json.dumps(meta, indent=1).encode())
-        stale = {key: old[key] for key in names if key in old}
+        meta |= {"rows": rows, "held": held_rows, "dropped": source.dropped, "sparse": source.sparse, "texts": texts.tolist(),
+                 "tokens": totals.tolist(), "longest": longest.tolist()}
+        write_atomic(part / "meta.json", json.dumps(meta, indent=1).encode())
+        try:
+            part.rename(folder)
+        except OSError:
+            if not folder.exists():  # otherwise another process was first, with the same content
+                raise
     finally:
-        for name in stale.values():
-            with contextlib.suppress(OSError):  # Windows keeps what somebody has mapped
-                (folder / name).unlink()
+        shutil.rmtree(part, ignore_errors=True)
     if source.dropped or source.sparse:
         print(f"{source.paths[0].name}: kept {rows:,} rows, left out {left_out}", file=sys.stderr)
-    return made
 
 
-def _chunks(rows: Iterator[tuple[int, tuple[str, ...]]]) -> Iterator[list[tuple[int, tuple[str, ...]]]]:
-    chunk, size = [], 0
-    for record, row in rows:
-        chunk.append((record, row))
-        size += sum(map(len, row))
-        if len(chunk) == 4096 or size > 2_000_000:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+# ---------------------------------------------------------------------------------------------------------------------
+# Batches
 
-
-# ----------------------------------------------------------------------------------------------------------------- batches
-
-def _mix(value: np.ndarray) -> np.ndarray:
+def _mix(value):
     """splitmix64's finaliser: whole numbers (N,) uint64 -> (N,) that look independent; overflow is meant."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
-def permutation(places: np.ndarray, count: int, seed: int, epochs: np.ndarray) -> np.ndarray:
+def permutation(places, count, seed, epochs):
     """Where a shuffle of range(count) puts `places` (N,), another shuffle for each seed and epoch (N,), in O(N) memory: a Feistel
     network permutes the next even power of two, and what falls outside of the range is sent through again."""
     half = np.uint64(max(1, (int(count - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half) - np.uint64(1)
     keys = _mix(np.asarray(epochs, np.uint64) + _mix(np.array([seed % 2 ** 64], np.uint64)))
 
-    def network(value: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def network(value, keys):
         left, right = value >> half, value & low
         for turn in range(6):
             left, right = right, left ^ (_mix(_mix(keys + np.uint64(turn)) + right) & low)
@@ -669,11 +591,11 @@ def permutation(places: np.ndarray, count: int, seed: int, epochs: np.ndarray) -
 
 class Batches:
     """The examples of every step, as a pure function of (seed, step, rank): resuming replays nothing, and the order of calls does
-    not matter. Every row comes once an epoch. `distinct`: no text occurs in two examples of a batch, where it would be a false
-    negative; a repeat gives way to another row. Raises BadInput at once if the data has not enough views or distinct rows."""
+    not matter. Every row comes once an epoch. `distinct`: no text occurs in two examples of a step, whichever ranks they are on,
+    where it would be a false negative; a repeat gives way to another row. Raises BadInput at once if the data has not enough
+    views or distinct rows."""
 
-    def __init__(self, corpus: Corpus, views: int, batch: int, seed: int, rank: int = 0, world: int = 1, distinct: bool = False,
-                 max_length: int | None = None):
+    def __init__(self, corpus, views, batch, seed, rank=0, world=1, distinct=False, max_length=None):
         self.corpus, self.views, self.batch, self.seed, self.rank, self.world = corpus, views, batch, seed, rank, world
         self.distinct, self.max_length = distinct, max_length or corpus.max_length
         if views > corpus.sides:
@@ -683,93 +605,73 @@ class Batches:
             seen, found = set(), 0
             for row in range(len(corpus)):
                 found += self._is_new(self._example(row, 0), seen)
-                if found == batch:
+                if found == batch * world:
                     break
             else:
-                raise BadInput(f"--batch {batch}: {corpus.name} has only {found} rows ({len(corpus)} with repeats) that share no "
-                               f"text, and the objective takes the rest of a batch for negatives; use --batch {found} or less")
+                on = f" on each of {world} ranks" if world > 1 else ""
+                raise BadInput(f"--batch {batch}{on}: {corpus.name} has only {found} rows ({len(corpus)} with repeats) that share no "
+                               f"text, and the objective takes the rest of a batch for negatives; use --batch {found // world} or less")
 
-    def rng(self, step: int) -> np.random.Generator:
-        """The chance that the objective's collate gets."""
-        return self._generator(0, step)
+    def rng(self, step, purpose=0, rank=None):
+        """The chance that the objective's collate gets (purpose 0), or that of the examples (1)."""
+        return np.random.Generator(np.random.Philox([self.seed % 2 ** 64, purpose, step, self.rank if rank is None else rank]))
 
-    def _generator(self, purpose: int, step: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox([self.seed % 2 ** 64, purpose, step, self.rank]))
-
-    def _example(self, row: int, choice: int) -> tuple[np.ndarray, ...]:
+    def _example(self, row, choice):
         return tuple(ids[:self.max_length] for ids in self.corpus.example(int(row), self.views, int(choice)))
 
-    def _is_new(self, example: tuple[np.ndarray, ...], seen: set[bytes]) -> bool:
+    def _is_new(self, example, seen):
         texts = {ids.tobytes() for ids in example}
         if new := seen.isdisjoint(texts):
             seen |= texts
         return new
 
-    def examples(self, step: int) -> list[tuple[np.ndarray, ...]]:
+    def examples(self, step):
         """`batch` tuples of `views` arrays of ids, none longer than max_length."""
-        count = len(self.corpus)
-        places = (step * self.world + self.rank) * self.batch + np.arange(self.batch)
-        rows = permutation(places % count, count, self.seed, places // count)
-        rng = self._generator(1, step)
-        made = [self._example(row, choice) for row, choice in zip(rows, rng.integers(2 ** 31, size=self.batch), strict=True)]
         if not self.distinct:
-            return made
-        seen = set()
-        repeats = [place for place, example in enumerate(made) if not self._is_new(example, seen)]
-        for place in repeats:
+            return self._draw(step * self.world + self.rank, self.batch, self.rng(step, 1))
+        rng = self.rng(step, 1, rank=0)  # every rank makes the examples of all and takes its own
+        made, seen, count = self._draw(step, self.batch * self.world, rng), set(), len(self.corpus)
+        for place in [place for place, example in enumerate(made) if not self._is_new(example, seen)]:
             start = int(rng.integers(count))  # luck first, and for a corpus of few distinct rows a walk through it
             tries = itertools.chain(rng.integers(count, size=64), ((start + more) % count for more in range(min(count, 10_000))))
-            choices = rng.integers(2 ** 31)
-            made[place] = next((example for row in tries if self._is_new(example := self._example(row, choices), seen)), None)
+            choice = rng.integers(2 ** 31)
+            made[place] = next((example for row in tries if self._is_new(example := self._example(row, choice), seen)), None)
             if made[place] is None:
-                raise BadInput(f"--batch {self.batch}: {self.corpus.name} gave no {self.batch} rows without a text in common; "
+                raise BadInput(f"--batch {self.batch}: {self.corpus.name} gave no {len(made)} rows without a text in common; "
                                "use a smaller batch or more varied data")
-        return made
+        return made[self.rank * self.batch:(self.rank + 1) * self.batch]
+
+    def _draw(self, turn, number, rng):
+        """The examples turn * number and so on of the endless shuffled row of epochs."""
+        count, places = len(self.corpus), turn * number + np.arange(number)
+        rows = permutation(places % count, count, self.seed, places // count)
+        return [self._example(row, choice) for row, choice in zip(rows, rng.integers(2 ** 31, size=number))]
 
 
-def prefetch(make: Callable, start: int, stop: int, depth: int = 4) -> Iterator:
+def prefetch(make, start, stop, depth=4):
     """make(start), ..., make(stop - 1), in order, computed ahead by one thread. An exception there is raised here. Closing
-    the iterator ends the thread, at the latest after the make() that it is in."""
-    made, closed = queue.Queue(depth), threading.Event()
-
-    def offer(item: tuple) -> None:
-        while not closed.is_set():
-            try:
-                return made.put(item, timeout=0.1)
-            except queue.Full:
-                pass
-
-    def work() -> None:
-        try:
-            for step in range(start, stop):
-                offer((make(step), None))
-                if closed.is_set():
-                    return
-        except BaseException as error:  # whatever it is, it belongs to the consumer
-            offer((None, error))
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)  # daemon: never keeps the program from ending
-    thread.start()
+    the iterator ends the thread after the make() that it is in."""
+    steps, ahead, pool = iter(range(start, stop)), collections.deque(), ThreadPoolExecutor(1, "prefetch")
+    submit = lambda number: ahead.extend(pool.submit(make, step) for step in itertools.islice(steps, number))
     try:
-        for _ in range(start, stop):
-            item, error = made.get()
-            if error is not None:
-                raise error
-            yield item
+        submit(depth)
+        while ahead:
+            made = ahead.popleft().result()
+            submit(1)
+            yield made
     finally:
-        closed.set()
-        thread.join(timeout=1)
+        pool.shutdown(cancel_futures=True)
 
 
-# ------------------------------------------------------------------------------------------------------------------- masks
+# ---------------------------------------------------------------------------------------------------------------------
+# Masks
 
-def _is_special(ids: np.ndarray, special: Special) -> np.ndarray:
+def _is_special(ids, special):
     place = np.searchsorted(special.ids, ids)
     return special.ids[np.minimum(place, len(special.ids) - 1)] == ids
 
 
-def choose(ids: np.ndarray, ratio: float, rng: np.random.Generator, special: Special, at_least: int = 0,
-           exempt: bool = True) -> np.ndarray:
+def choose(ids, ratio, rng, special, at_least=0, exempt=True):
     """(n,) bool: each token with probability `ratio`, special ones never if `exempt`. Were fewer than `at_least` drawn, others
     are added at random as long as there are some."""
     eligible = ~_is_special(ids, special) if exempt else np.ones(len(ids), bool)
@@ -780,7 +682,7 @@ def choose(ids: np.ndarray, ratio: float, rng: np.random.Generator, special: Spe
     return chosen
 
 
-def choose_exact(ids: np.ndarray, ratio: float, rng: np.random.Generator, special: Special) -> np.ndarray:
+def choose_exact(ids, ratio, rng, special):
     """(n,) bool: exactly max(1, floor(ratio * e)) of the e tokens that are not special; none if e is 0."""
     eligible = np.flatnonzero(~_is_special(ids, special))
     chosen = np.zeros(len(ids), bool)
@@ -788,7 +690,7 @@ def choose_exact(ids: np.ndarray, ratio: float, rng: np.random.Generator, specia
     return chosen
 
 
-def choose_words(ids: np.ndarray, ratio: float, rng: np.random.Generator, special: Special) -> np.ndarray:
+def choose_words(ids, ratio, rng, special):
     """(n,) bool: each whole word with probability `ratio`, so the expected share of tokens is `ratio` too."""
     barred = _is_special(ids, special)
     starts = special.starts[ids] | barred
@@ -797,8 +699,7 @@ def choose_words(ids: np.ndarray, ratio: float, rng: np.random.Generator, specia
     return (rng.random(len(ids) + 1) < ratio)[words] & ~barred
 
 
-def choose_spans(ids: np.ndarray, ratio: float, rng: np.random.Generator, special: Special,
-                 mean_length: float = 3) -> np.ndarray:
+def choose_spans(ids, ratio, rng, special, mean_length=3):
     """(n,) bool: spans of geometric length, apart from each other; any token is in one with probability `ratio`.
     Spans and gaps alternate, both memoryless, so a row may begin and end inside of either. Special tokens are cut out."""
     leave, enter = 1 / mean_length, ratio / ((1 - ratio) * mean_length) if ratio < 1 else 2
@@ -813,8 +714,7 @@ def choose_spans(ids: np.ndarray, ratio: float, rng: np.random.Generator, specia
     return np.repeat(inside[:last], lengths[:last])[:len(ids)] & ~_is_special(ids, special)
 
 
-def corrupt(ids: np.ndarray, chosen: np.ndarray, rng: np.random.Generator, special: Special, mask: float = .8, random: float = .1,
-            random_specials: bool = True) -> np.ndarray:
+def corrupt(ids, chosen, rng, special, mask=.8, random=.1, random_specials=True):
     """New ids (n,): of the chosen, the share `mask` becomes the mask token, `random` any token of the vocabulary (special ones
     too, as in all released codes, unless told otherwise), the rest stays. [Devlin et al. 2019, sec. 3.1]"""
     fate = np.where(chosen, rng.random(len(ids)), 2.0)
@@ -823,32 +723,114 @@ def corrupt(ids: np.ndarray, chosen: np.ndarray, rng: np.random.Generator, speci
     return np.where(fate < mask, special.mask, np.where(fate < mask + random, drawn, ids)).astype(ids.dtype)
 
 
-# ------------------------------------------------------------------------------------------------------------ command line
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
 
-def prepare(options: argparse.Namespace) -> None:
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise BadInput(f"{message} (see python data.py --help)")
+
+
+def prepare(options, rest):
     """Build tokenizer and store of files, and say what is in them."""
+    if rest:
+        raise BadInput(f"prepare has no flag {rest[0]} (see python data.py prepare --help)")
     source = Source(_paths(options.files), _languages(options.langs), options.skip_bad)
     tokenizer = read_tokenizer(options.tokenizer) if options.tokenizer else None
-    tokenizer, tokens, offsets, meta = _store(source, tokenizer, options.vocab, Path(options.cache))
-    width, block, longest = len(source.columns), 1 << 20, 1 << 16
-    print(f"{_stem(source)}: {meta['rows']:,} rows, {width} columns, {len(tokens):,} tokens, vocabulary of "
-          f"{tokenizer.get_vocab_size():,}; left out {source.dropped:,} bad lines, {source.sparse:,} rows with too little text")
-    print(f"{'column':>12} {'texts':>12} {'tokens':>14} {'mean':>8} {'95 %':>8} {'longest':>8}")
-    for place, name in enumerate(source.columns):
-        counts = np.zeros(longest + 1, np.int64)  # how many texts of each length, block by block: offsets may not fit in memory
-        for start in range(0, len(offsets) - 1, block * width):
-            lengths = np.diff(offsets[start:start + block * width + 1])[place::width]
-            counts += np.bincount(np.minimum(lengths, longest), minlength=longest + 1)
-        counts[0] = 0  # no text in this column
-        number, total = max(1, counts.sum()), (counts * np.arange(longest + 1)).sum()
-        high, top = np.searchsorted(np.cumsum(counts), .95 * number), counts.nonzero()[0].max(initial=0)
-        print(f"{name:>12} {counts.sum():12,} {total:14,} {total / number:8.1f} {high:8,} {top:8,}")
+    tokenizer, tokens, _, meta = _store(source, tokenizer, options.vocab, Path(options.cache))
+    print(f"{_stem(source)}: {meta['rows']:,} rows, {len(source.columns)} columns, {len(tokens):,} tokens, vocabulary of "
+          f"{tokenizer.get_vocab_size():,}; left out {meta['dropped']:,} bad lines, {meta['sparse']:,} rows with too little text")
+    print(f"{'column':>12} {'texts':>12} {'tokens':>14} {'mean':>8} {'longest':>8}")
+    for name, texts, total, longest in zip(source.columns, meta["texts"], meta["tokens"], meta["longest"]):
+        print(f"{name:>12} {texts:12,} {total:14,} {total / max(1, texts):8.1f} {longest:8,}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="data.py", description="Prepare text for training.", allow_abbrev=False)
+def inspect(options, rest):
+    """Print one batch of any objective, readable. All it knows is what every objective keeps to: a batch is a dict; a value with
+    `sees` is a Packed; `labels` are places in the line of `packed`, and `targets` the ids wanted there."""
+    import train  # the one place that looks up the chain of imports, and only when called: it shows where the data ends up
+    objective, config, _, settings, _ = train.parse(rest)
+    if options.step < 0 or options.rows < 0 or options.width < 20:
+        raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
+    corpus = open_corpus(config.data, langs=config.langs, vocab=config.vocab, skip_bad=config.skip_bad, cache=config.cache,
+                         holdout=not config.eval_data)
+    batches = Batches(corpus, objective.views, config.batch, config.seed, 0, 1, objective.distinct, config.cut)
+    examples = batches.examples(options.step)[:config.batch // config.accumulate]
+    batch = objective.collate(examples, batches.rng(options.step), settings, corpus.special)
+    print(f"{objective.name}: step {options.step}, seed {config.seed}, {len(examples)} examples of {corpus.name}\n"
+          "a target: _word_ if it stands there, [word→target] if another word or the mask does")
+    wanted = dict(zip(np.ravel(batch.get("labels", [])).tolist(), np.ravel(batch.get("targets", [])).tolist()))
+    for name, value in batch.items():
+        if hasattr(value, "sees"):
+            _show(name, value, corpus, options, wanted if name == "packed" else {})
+        else:
+            said = f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else type(value).__name__
+            print(textwrap.shorten(f"{name}: {said} {value.tolist() if hasattr(value, 'tolist') else value}", options.width, placeholder=" ..."))
+
+
+def _show(name, packed, corpus, options, wanted):
+    """Totals of a Packed, then its first rows: the tokens, their positions, what each sees (numbers count from the row's start)."""
+    tokens, bounds = packed.tokens.tolist(), packed.rows.tolist()
+    lengths, scored = np.diff(bounds), np.unique(np.searchsorted(bounds, list(wanted), side="right")) - 1  # rows that have targets
+    print(f"\n{name}: {len(lengths):,} rows, {len(tokens):,} tokens; a row has {lengths.min()} / {lengths.mean():.1f} / {lengths.max()} "
+          f"(least / mean / most); {tokens.count(corpus.special.mask) / len(tokens):.1%} masks")
+    if wanted:
+        print(f"  {len(wanted):,} targets, {len(wanted) / lengths[scored].sum():.1%} of the tokens of the {len(scored):,} rows that have any")
+    for row, (start, end) in enumerate(itertools.pairwise(bounds[:options.rows + 1])):
+        line = "".join(_marked(corpus, tokens[place], wanted.get(place)) for place in range(start, end)).strip()
+        positions, seen = _counted(packed.positions[start:end].tolist()), _seen(packed.sees[start:end] - start)
+        for said in (f"row {row}: {line}", f"  positions {positions}", f"  {seen}"):
+            print(textwrap.fill(said, options.width, initial_indent="  ", subsequent_indent="      "))
+
+
+def _marked(corpus, token, target):
+    """A token as text, with the space before it, and marked if it is a target."""
+    def piece(token):
+        name = corpus.tokenizer.id_to_token(token)
+        if token in corpus.special.ids:
+            return f" {name}"
+        return decoders.ByteLevel().decode([name]) if "ByteLevel" in f"{corpus.tokenizer.pre_tokenizer}" else name
+    text, wanted = piece(token), piece(token if target is None else target)
+    space, word, bare = " " * wanted.startswith(" "), wanted.strip(), text[2:-1] if token in corpus.special.ids else text.strip()
+    return text if target is None else f"{space}_{word}_" if token == target else f"{space}[{bare}→{word}]"
+
+
+def _span(first, last):
+    return f"{first}-{last}" if last > first else f"{first}"
+
+
+def _counted(numbers):
+    """[0, 1, 2, 0, 1] -> "0-2, 0-1" """
+    runs = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(_span(*run) for run in runs)
+
+
+def _seen(sees):
+    """(n, 4) of one row, from its start -> "0-5 see 0-5; 6-9 see 6..itself and 0-5": tokens that see alike are one run."""
+    runs = []  # [first token, last token, (start, shared start, shared end), ends of their interval that fit all: a number, "itself"]
+    for place, (low, high, low2, high2) in enumerate(sees.tolist()):
+        block, ends = (low, low2, high2), {high, "itself"} if high == place + 1 else {high}
+        if runs and runs[-1][2] == block and runs[-1][3] & ends:
+            runs[-1][1:] = place, block, runs[-1][3] & ends
+        else:
+            runs.append([place, place, block, ends])
+    said = []
+    for first, last, (low, low2, high2), ends in runs:
+        own = f"{low}..itself" if ends == {"itself"} else _span(low, min(ends - {"itself"}) - 1)
+        said.append(f"{_span(first, last)} {'see' if last > first else 'sees'} {own}" + f" and {_span(low2, high2 - 1)}" * (high2 > low2))
+    return "; ".join(said)
+
+
+def main(arguments=None):
+    parser = Parser(prog="data.py", description="Prepare text for training; look at what is trained on.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("prepare", help="build the tokenizer and the token store of files; say what is in them")
+    one = commands.add_parser("prepare", allow_abbrev=False, help="build the tokenizer and the token store of files; say what is in them")
     one.add_argument("files", nargs="+", metavar="FILE", help="TSV, CSV, JSONL, plain text or a Moses pair; also .gz and .xz")
     one.add_argument("--langs", help="columns to take, for example en,de (default: all)")
     one.add_argument("--vocab", type=int, default=8000, help="size of the tokenizer that is trained (default: 8000)")
@@ -856,9 +838,14 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("--cache", default="cache", metavar="FOLDER", help="where token stores lie (default: cache)")
     one.add_argument("--skip-bad", action="store_true", help="leave out bad lines and count them")
     one.set_defaults(run=prepare)
-    options = parser.parse_args(arguments)
+    two = commands.add_parser("inspect", allow_abbrev=False, help="print one batch of an objective; takes every flag of train.py too",
+                              epilog="and every flag of train.py, such as --objective mexma --data pairs.tsv --langs en,de --seed 1")
+    for name, value, said in (("--step", 0, "which batch"), ("--rows", 2, "rows of it to print"), ("--width", 100, "columns of the screen")):
+        two.add_argument(name, type=int, default=value, metavar="N", help=f"{said} (default: {value})")
+    two.set_defaults(run=inspect)
     try:
-        options.run(options)
+        options, rest = parser.parse_known_args(arguments)
+        options.run(options, rest)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -869,4 +856,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import data  # the module as train.py sees it: this file run as a program is another one, with a BadInput of its own
+    sys.exit(data.main())

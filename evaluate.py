@@ -602,7 +602,7 @@ def write_results(folder, name, results):
     """Write results to folder/name, whole or not at all. Other tasks' numbers stay if they are newer than the model."""
     path, kept, tasks = folder / name, {}, {key.split("/")[0] for key in results}
     if path.is_file() and path.stat().st_mtime >= (folder / "model.pt").stat().st_mtime:
-        kept = {key: value for key, value in json.loads(path.read_text()).items() if key.split("/")[0] not in tasks}
+        kept = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key.split("/")[0] not in tasks}
     data.write_atomic(path, (json.dumps(kept | results, indent=1, allow_nan=False) + "\n").encode())
 
 

@@ -365,6 +365,9 @@ class Run:
         self.say(device_note)
         for note in notes:
             self.say(f"  toy scale: {note}")
+        if train.accumulate > 1 and self.kind.distinct:
+            self.say(f"note: {self.kind.name} compares the examples of a batch, and with --accumulate {train.accumulate} only those of the same "
+                     f"{train.batch // train.accumulate}: this is not the loss of a batch of {train.batch}")
         self.langs = [name for name in train.langs.split(",") if name] or None
         config = size_config(train.size, **shape)                        # a shape that cannot work is refused before the data is read
         if train.cut + 2 > config.max_length:
@@ -401,7 +404,6 @@ class Run:
                                        cache=train.cache, holdout=not train.eval_data)
         self.batches = data.Batches(self.corpus, self.kind.views, train.batch, train.seed, self.rank, self.world,
                                     self.kind.distinct, train.cut)
-        self.known = evaluate.seen(train.data, self.langs, not train.eval_data, train.skip_bad) if self.kind.causal and self.rank == 0 else None
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns)}; "
                  f"tokenizer of {self.corpus.special.vocab:,}")
 
@@ -488,7 +490,7 @@ class Run:
             return {}
         train = self.train
         results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
-                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad, known=self.known)
+                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad)
         log_line(self.folder, {"step": self.step, "eval": results})
         found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++", "generate/exact") if name in results]
         health = evaluate.diagnose(results)[1]

@@ -57,7 +57,7 @@ def execute(job):
                            text=True, check=True)
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     short = lambda text: " ".join(word.rsplit("/", 1)[-1] if word.endswith(".xz") else word for word in text.split())
-    curve = {record["step"]: {key: value for key, value in record["eval"].items() if key in ("retrieval/xsim", "retrieval/xsim++", "geometry/rankme",
+    curve = {str(record["step"]): {key: value for key, value in record["eval"].items() if key in ("retrieval/xsim", "retrieval/xsim++", "geometry/rankme",
              "geometry/cosine/same", "geometry/cosine/translations")} for record in log if "eval" in record}
     last = [record for record in log if "loss" in record][-1]
     return dict(label=label, seed=seed, train="python train.py " + short(" ".join(words)), test=short(f"python evaluate.py out/results/{run} {test}"),
@@ -79,24 +79,30 @@ COLUMNS = {"xsim %": "retrieval/xsim", "xsim++ %": "retrieval/xsim++", "RankMe":
 ERRORS = ("number", "entity", "role", "tense", "cause", "negation", "misaligned")
 
 
+def table(labels, of, columns, last=None):
+    """Markdown lines: one row a label, one column each of {title: key}, and with {label: text} a last column."""
+    titles = [*columns] + (["paper: xsim / xsim++ / SentEval"] if last else [])
+    lines = ["| run | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    for label in labels:
+        cells = [mean(of[label], key) for key in columns.values()] + ([last[label]] if last else [])
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def report(name, records):
     """The Markdown of an experiment: one row a label, mean ± standard deviation over its seeds."""
     labels = list(dict.fromkeys(record["label"] for record in records))
     of = {label: [record for record in records if record["label"] == label] for label in labels}
     hard = any("retrieval/xsim++" in record["eval"] for record in records)
     columns = {title: key for title, key in COLUMNS.items() if hard or "++" not in title}
-    extra = {"step 0 xsim %": lambda record: record["curve"][0]["retrieval/xsim"], "CPU minutes": lambda record: record["seconds"] / 60}
+    columns |= {"step 0 xsim %": lambda record: record["curve"]["0"]["retrieval/xsim"], "minutes": lambda record: record["seconds"] / 60}
+    seeds = f"mean ± standard deviation over {len(of[labels[0]])} seeds" if len(of[labels[0]]) > 1 else "one seed"
+    lines = [f"# {name}", "", f"`python results/run.py {name}{' --files FOLDER' if name == 'multi30k' else ''}`: {seeds}, {records[0]['eval']['retrieval/rows']} test "
+             "rows; step 0 is measured on the validation rows; minutes of training with one thread a run on a machine that others used.", ""]
+    lines += table(labels, of, columns, {label: ABLATIONS[label][1] for label in labels} if name == "ablations" else {})
     if hard:
-        extra |= {error: f"retrieval/xsim++/{error}" for error in ERRORS}
-    titles = [*columns, *extra] + (["paper: xsim / xsim++ / SentEval"] if name == "ablations" else [])
-    lines = [f"# {name}", "", f"`python results/run.py {name}{' --files FOLDER' if name == 'multi30k' else ''}`; one thread a run. Mean ± standard deviation over "
-             f"{len(of[labels[0]])} seed(s), {records[0]['eval']['retrieval/rows']} test rows. Error types are shares of the queries, %; "
-             "step 0 is measured on the validation rows." if hard else f"`python results/run.py {name} --files FOLDER`; one thread a run, "
-             f"one seed, {records[0]['eval']['retrieval/rows']} test rows; step 0 is measured on the validation rows.", "",
-             "| run | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
-    for label in labels:
-        cells = [mean(of[label], key) for key in [*columns.values(), *extra.values()]] + ([ABLATIONS[label][1]] if name == "ablations" else [])
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines += ["", "What was found instead of the translation among the hard negatives, % of the queries:", ""]
+        lines += table(labels, of, {error: f"retrieval/xsim++/{error}" for error in ERRORS})
     lines += ["", "xsim in percent along training (seed 0, validation rows):", ""]
     for label in labels:
         curve = of[label][0]["curve"]
@@ -111,13 +117,18 @@ def main():
     parser.add_argument("name", choices=("toy", "ablations", "multi30k"))
     parser.add_argument("--files", default="", help="folder of the Multi30k files")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--report", action="store_true", help="only write the Markdown again from the recorded JSON lines")
     options = parser.parse_args()
+    folder = ROOT / "results"
+    if options.report:
+        records = [json.loads(line) for line in (folder / f"{options.name}.jsonl").read_text(encoding="utf-8").splitlines()]
+        (folder / f"{options.name}.md").write_text(report(options.name, records), encoding="utf-8")
+        return
     if options.name == "multi30k" and not (Path(options.files) / "multi30k_train.tsv.xz").is_file():
         parser.error(f"--files {options.files!r} must be the folder that holds multi30k_train.tsv.xz, multi30k_val.tsv.xz and multi30k_test_2016_flickr.tsv.xz")
     jobs = plan(options.name, options.files and Path(options.files).resolve())
     with ThreadPoolExecutor(options.jobs) as pool:
         records = list(tqdm(pool.map(execute, jobs), total=len(jobs), disable=not sys.stderr.isatty()))
-    folder = ROOT / "results"
     (folder / f"{options.name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     (folder / f"{options.name}.md").write_text(report(options.name, records), encoding="utf-8")
     print(report(options.name, records))

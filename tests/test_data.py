@@ -1,5 +1,6 @@
 """data.py: files in all their spellings, what is said about bad ones, the token store, the order of rows, the masks."""
 import gzip
+import itertools
 import json
 import lzma
 import threading
@@ -11,7 +12,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import data
+import train
 from data import BadInput, Batches, open_corpus
+from model import Packed, View
+from objectives import OBJECTIVES
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
 
@@ -48,7 +52,7 @@ FORMATS = {
     "c.csv": ("src,trg\n" + "".join(f'"{a}",{b}\n' for a, b in PAIRS), ("src", "trg")),
     "d.jsonl": (lines(*({"translation": {"en": a, "de": b}} for a, b in PAIRS)), ("en", "de")),
     "e.jsonl": (lines(*({"src": a, "tgt": b} for a, b in PAIRS)), ("src", "tgt")),
-    "f.jsonl": (lines(*({"src": a, "trg": b, "src_lang": "en", "trg_lang": "de"} for a, b in PAIRS)), ("en", "de")),
+    "f.jsonl": (lines(*({"src": a, "trg": b, "id": 1} for a, b in PAIRS)), ("src", "trg")),
     "g.jsonl": (lines(*({"anchor": a, "positive": b, "negative": "x"} for a, b in PAIRS)), ("anchor", "positive")),
     "h": ("\ufeff" + "".join(f"{a}\t{b}\n" for a, b in PAIRS).removesuffix("\n"), ("src", "tgt")),
 }
@@ -107,22 +111,23 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path,
 
 
 BAD = [
-    ("a.tsv", "en\tde\na\tb\na\tb\tc\n", "a.tsv:3: too many tabs"),
-    ("a.tsv", "en\tde\na\tb\na\n", "a.tsv:3: too few tabs"),
+    ("a.tsv", "en\tde\na\tb\na\tb\tc\n", "a.tsv:3: 3 cells, but 2 columns (en, de)"),
+    ("a.tsv", "en\tde\na\tb\na\n", "a.tsv:3: 1 cells"),
     ("a.tsv", "en\tde\na\tb\n \tb\n", "a.tsv:3: empty 'en'"),
-    ("a.tsv", b"en\tde\na\tb\na\tb\xff\n", "a.tsv:3: not UTF-8 (byte 4"),
+    ("a.tsv", b"en\tde\na\tb\na\tb\xff\n", "a.tsv:3: 'utf-8' codec can't decode byte 0xff in position 3"),
     ("a.csv", "src,trg\na,b\na,b,c\n", "a.csv:3: 3 cells"),
-    ("a.csv", b"src,trg\na,b\n\xff,b\n", "a.csv:3: not UTF-8"),
+    ("a.csv", b"src,trg\na,b\n\xff,b\n", "a.csv:3: 'utf-8' codec"),
     ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: "),
+    ("a.csv", 'src,trg\na,b\n"a cell must end,b\n', "a.csv:3: unexpected end of data"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}\n', "a.jsonl:3: not JSON"),
     ("a.jsonl", lines({"src": "a", "tgt": "b"}, {"src": "a"}), "a.jsonl:2: no known keys among 'src'"),
     ("a.jsonl", lines({"text": "a"}, [1]), "a.jsonl:2: a JSON list"),
     ("a.jsonl", lines({"text": "a"}, {"text": 5}), "a.jsonl:2: 'text' is int"),
-    ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: 'text' holds half a surrogate"),
+    ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates"),
     ("a.jsonl", lines({"src": "a", "tgt": "b"}, {"src": "a", "tgt": ""}), "a.jsonl:2: empty 'tgt'"),
     ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user", "content": "x"}]}),
      'a.jsonl:2: "messages" must be one user turn'),
-    ("a.txt", b"fine\n\xe4\n", "a.txt:2: not UTF-8 (byte 1 of the line is 0xe4)")]
+    ("a.txt", b"fine\n\xe4\n", "a.txt:2: 'utf-8' codec can't decode byte 0xe4 in position 0")]
 
 
 @pytest.mark.parametrize("name, text, said", BAD)
@@ -138,7 +143,7 @@ def test_a_bad_line_is_named_with_its_file_and_number_and_can_be_skipped(tmp_pat
 
 @pytest.mark.parametrize("name, text, said", [
     ("a.txt", "", "is empty"), ("a.txt.gz", "", "is empty"), ("a.jsonl", "hello", "a.jsonl:1: not JSON"),
-    ("a.tsv", "one column\n", "a.tsv:1: no tab"), ("a.csv", "A b.,C d.\n", "does not name them"),
+    ("a.tsv", "one column\n", "a.tsv:1: 1 column, but the first line does not name them"), ("a.csv", "A b.,C d.\n", "does not name them"),
     ("a.tsv", "A b.\tC d.\tE f.\n", "a.tsv:1: 3 columns, but the first line does not name them"),
     ("a.jsonl", '{"question": "q", "answer": "a"}', "a.jsonl:1: no known keys among 'question', 'answer'")])
 def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, name, text, said):
@@ -158,7 +163,7 @@ def test_wrong_names_are_answered_with_the_right_ones(tmp_path):
                        (lambda: open_corpus("toy", split="dev"), "choose train, valid or test"),
                        (lambda: small(tmp_path / "a.tsv").ids(99, "en"), "row 99 of 36"),
                        (lambda: data.train_tokenizer([], 200), "--vocab 200 is too small"),
-                       (lambda: data.read_tokenizer(path), "is not a tokenizer.json"),
+                       (lambda: data.read_tokenizer(path), "cannot read the tokenizer .*a.tsv: "),
                        (lambda: data.read_tokenizer(tmp_path / "x.json"), "cannot read the tokenizer")):
         with pytest.raises((BadInput, IndexError), match=said):
             make()
@@ -166,7 +171,7 @@ def test_wrong_names_are_answered_with_the_right_ones(tmp_path):
 
 def test_moses_files_of_unequal_length_are_refused_even_when_bad_lines_are_skipped(tmp_path):
     paths = [write(tmp_path / "c.de", "a\nb\n"), write(tmp_path / "c.en", "a\nb\nextra line\nmore\n")]
-    with pytest.raises(BadInput, match=r"c.de has 2 lines, .*c.en has 4 lines.*c.en:3: 'extra line'"):
+    with pytest.raises(BadInput, match=r"c.de has 2 lines, .*c.en has more.*c.en:3: 'extra line'"):
         data.texts(paths, skip_bad=True)
     write(tmp_path / "c.de", b"a\n\xff\nc\nd\n")
     assert data.texts(paths, holdout=False, skip_bad=True) == {"de": ["a", "c", "d"], "en": ["a", "extra line", "more"]}
@@ -219,20 +224,22 @@ def test_the_store_holds_what_encoding_in_memory_gives_and_is_used_again(tmp_pat
                    for row in range(40) for place, name in enumerate(("en", "de")))
 
 
-def test_the_store_is_made_anew_when_the_source_or_the_tokenizer_changed_and_says_so(tmp_path, capsys):
+def test_the_store_is_made_anew_when_the_source_changed_and_says_so(tmp_path, capsys):
     path = tsv(tmp_path / "a.tsv", PAIRS)
     first = small(tmp_path / "a.tsv")
-    tsv(tmp_path / "a.tsv", [("the dog number 0 sleeps", PAIRS[0][1]), *PAIRS[1:]])  # one character fewer, and another text
+    tsv(tmp_path / "a.tsv", [("the dog number 0 sleeps", PAIRS[0][1]), *PAIRS[1:]])  # another text of the same length
     second = small(tmp_path / "a.tsv")
     assert second.hash != first.hash
-    assert capsys.readouterr().err == "a.tsv: preparing anew, the content of a.tsv is not what it was\n"
+    assert capsys.readouterr().err == "a.tsv: preparing anew, the data is not what it was\n"
+    stores = lambda: len(list((tmp_path / "cache").rglob("tokens.bin")))
+    assert stores() == 1 and first.tokenizer.decode(first.ids(0, "en")).startswith("the cat")  # what was open stays readable
     other = data.train_tokenizer(["something else"] * 3, 290)
-    assert data.tokenizer_hash(open_corpus(path, other, cache=tmp_path / "cache").tokenizer) == data.tokenizer_hash(other)
-    assert capsys.readouterr().err.splitlines() == ["a.tsv: preparing anew, the tokenizer is another one"]
+    third = open_corpus(path, other, cache=tmp_path / "cache")
+    assert data.tokenizer_hash(third.tokenizer) == data.tokenizer_hash(other) and stores() == 2
+    assert small(tmp_path / "a.tsv").hash == second.hash != third.hash and stores() == 2  # both tokenizers keep their stores
     tsv(tmp_path / "a.tsv", PAIRS[:-1])
-    assert len(small(tmp_path / "a.tsv", holdout=False)) == 39 and "the size of a.tsv" in capsys.readouterr().err
-    assert len(list((tmp_path / "cache").rglob("*.bin"))) == 2  # nothing of earlier generations is left
-    assert first.tokenizer.decode(first.ids(0, "en")).startswith("the cat")  # and what was open stays readable
+    assert not capsys.readouterr().err and len(small(tmp_path / "a.tsv", holdout=False)) == 39 and stores() == 1
+    assert "preparing anew" in capsys.readouterr().err
 
 
 def test_an_interrupted_prepare_leaves_nothing_that_is_taken_for_whole(tmp_path, monkeypatch):
@@ -256,16 +263,14 @@ def test_two_programs_that_prepare_at_once_both_get_the_whole_corpus(tmp_path):
     assert len(found) == 4 and all(np.array_equal(corpus.tokens, found[0].tokens) and len(corpus) == 800 for corpus in found)
 
 
-def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path):
+def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
     path = tmp_path / "deep" / "file"
     data.write_atomic(path, b"old")
-    def fail(file):
-        file.write(b"half")
-        raise RuntimeError
-    with pytest.raises(RuntimeError):
-        data.write_atomic(path, fail)
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(data.os, "fsync", lambda file: (_ for _ in ()).throw(OSError("the disk is full")))
+        data.write_atomic(path, b"half")
     assert path.read_bytes() == b"old" and list(path.parent.iterdir()) == [path]
-    data.write_atomic(path, lambda file: file.write(b"new"))
+    data.write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
 
 
@@ -374,6 +379,20 @@ def test_no_text_occurs_twice_in_a_distinct_batch(tmp_path):
         Batches(open_corpus("pydoc", vocab=300), 2, 4, 1)
 
 
+def test_no_text_occurs_twice_in_the_distinct_batches_of_two_ranks_together(tmp_path):
+    tsv(tmp_path / "a.tsv", [(f"hello {i // 4}", f"hallo {i} {i % 7}") for i in range(80)])
+    corpus = small(tmp_path / "a.tsv", holdout=False)
+    text = lambda examples: [tuple(ids.tobytes() for ids in example) for example in examples]
+    for batch, views in ((6, 2), (10, 2), (10, 1)):
+        ranks = [Batches(corpus, views, batch, 1, rank, 2, distinct=True) for rank in range(2)]
+        for step in range(10):
+            both = [text(one.examples(step)) for one in ranks]
+            assert [len(one) for one in both] == [batch, batch] and len({ids for pair in both[0] + both[1] for ids in pair}) == 2 * batch * views
+            assert both[0] + both[1] == text(Batches(corpus, views, 2 * batch, 1, distinct=True).examples(step))  # as one rank with all
+    with pytest.raises(BadInput, match="--batch 11 on each of 2 ranks: a has only 20 rows.*use --batch 10 or less"):
+        Batches(corpus, 2, 11, 1, world=2, distinct=True)
+
+
 def test_prefetch_keeps_the_order_hands_on_errors_and_ends_when_closed():
     assert list(data.prefetch(lambda step: step * step, 3, 40)) == [step * step for step in range(3, 40)]
     made = []
@@ -386,6 +405,50 @@ def test_prefetch_keeps_the_order_hands_on_errors_and_ends_when_closed():
     start = time.perf_counter()
     supply.close()
     assert time.perf_counter() - start < 1 and not [one for one in threading.enumerate() if one.name == "prefetch"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- inspect
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
+def test_inspect_shows_a_batch_of_every_objective(toy, capsys, monkeypatch, objective):
+    monkeypatch.setattr(data, "open_corpus", lambda *_, **__: toy)
+    assert data.main(["inspect", "--objective", objective.name, "--batch", "8", "--step", "2", "--rows", "3", "--width", "90"]) == 0
+    said = capsys.readouterr()
+    out = said.out.splitlines()
+    config = train.parse(["--objective", objective.name])[3]
+    batches = Batches(toy, objective.views, 8, 0, distinct=objective.distinct, max_length=128)
+    batch = objective.collate(batches.examples(2), batches.rng(2), config, toy.special)
+    assert out[0] == f"{objective.name}: step 2, seed 0, 8 examples of toy" and not said.err
+    packed = batch["packed"]
+    assert any(line.startswith(f"packed: {len(packed):,} rows, {len(packed.tokens):,} tokens; a row has ") for line in out)
+    assert all(any(line.startswith(f"{name}: ") for line in out) for name in batch) and max(map(len, out[2:])) <= 120
+    shown = sum(min(3, len(value)) for value in batch.values() if hasattr(value, "sees"))
+    assert len([line for line in out if line.startswith("  row ")]) == shown
+    if "labels" in batch:
+        assert any(line.startswith(f"  {len(batch['labels']):,} targets, ") for line in out)
+        own = (batch["labels"] < packed.rows[min(3, len(packed))]).sum()
+        start = next(place for place, line in enumerate(out) if line.startswith("packed: "))
+        text = "".join(itertools.takewhile(lambda line: line.startswith("  "), out[start + 1:]))
+        assert text.count("→") + text.replace("[PRED_", "").count("_") / 2 == own
+
+
+def test_inspect_reads_files_marks_words_and_refuses_bad_input_in_one_line(tmp_path, capsys):
+    tsv(tmp_path / "a.tsv", PAIRS)
+    flags = ["inspect", "--data", str(tmp_path / "a.tsv"), "--cache", str(tmp_path / "cache"), "--vocab", "300"]
+    assert data.main([*flags, "--objective", "mexma", "--batch", "4", "--langs", "de,en", "--mask-first", "1", "--rows", "1"]) == 0
+    assert "4 examples of a" in (out := capsys.readouterr().out) and "[MASK→" in out and "see 0-" in out
+    for wrong in (["--objective", "mexmo"], ["--bogus"], ["--step", "x"], ["--step", "-1"], ["--width", "3"], ["--langs", "xx"], ["--batch", "99"]):
+        assert data.main([*flags, *wrong]) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("error: ") and said.err.count("\n") == 1 and not said.out
+    assert data.main(["prepare", "x.tsv", "--bogus"]) == 2
+
+
+def test_what_tokens_see_is_told_in_runs():
+    view = lambda n, **options: View(np.arange(n), **options)
+    packed = Packed.views([[view(6), view(4, causal=True), view(3, causal=True, shares=(0, 4)), view(1), view(2, positions=np.array([3, 7]))]])
+    assert data._seen(packed.sees) == "0-5 see 0-5; 6-9 see 6..itself; 10-12 see 10..itself and 0-3; 13 sees 13; 14-15 see 14-15"
+    assert data._counted(packed.positions.tolist()) == "0-5, 0-6, 0, 3, 7"
 
 
 # ------------------------------------------------------------------------------------------------------------------ masks

@@ -1,0 +1,98 @@
+"""The rules of the house: import arrows, encodings, and that what the README says is so."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARROWS = {"grammar": set(), "data": {"grammar"}, "model": {"data"}, "objectives": {"data", "model"}, "evaluate": {"data", "grammar", "model"},
+          "train": {"data", "evaluate", "model", "objectives"}}
+
+
+def imports(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name.split(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("name", ARROWS)
+def test_imports_run_one_way(name):
+    tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
+    body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == "inspect")]       # the documented exception
+    found = {module for node in body for module in imports(node)} & set(ARROWS)
+    assert found <= ARROWS[name], f"{name}.py imports {found - ARROWS[name]}"
+
+
+def test_the_loop_names_no_objective():
+    import objectives
+    text = (ROOT / "train.py").read_text(encoding="utf-8").split('"""', 2)[2]
+    code = "\n".join(line.split("#")[0] for line in text.splitlines()).replace('default="mexma"', "").replace("[mexma]", "")
+    assert [kind.name for kind in objectives.OBJECTIVES if re.search(rf"\b{kind.name}\b", code)] == []
+
+
+def test_every_text_file_is_opened_with_an_encoding():
+    for path in ROOT.glob("**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                if name in ("read_text", "write_text", "open") and not (path.parent.name == "tests" or ".venv" in path.parts):
+                    modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+                    if not any("b" in mode and len(mode) < 4 for mode in modes):
+                        assert any(keyword.arg == "encoding" for keyword in node.keywords), f"{path.name}:{node.lineno}"
+
+
+def commands():
+    """The lines of README's sh blocks that run a program of ours."""
+    for block in re.findall(r"```sh\n(.*?)```", README, re.S):
+        for line in block.splitlines():
+            if line.startswith("python ") and "pytest" not in line and not line.startswith("python results/"):
+                yield line.split("#")[0].strip()
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder in which the README's files exist, small."""
+    folder = tmp_path_factory.mktemp("readme")
+    words = "sun moon tree river stone bird fish cloud road house".split()
+    rows = [(" ".join(words[i // 10 ** k % 10] for k in range(3)), " ".join(words[i // 10 ** k % 10][::-1] for k in range(3))) for i in range(300)]
+    (folder / "pairs.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
+    (folder / "test.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows[:40]), encoding="utf-8")
+    return folder
+
+
+def test_the_readme_has_commands_to_test():
+    assert len(list(commands())) >= 6
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_every_command_of_the_readme_runs(line, workplace):
+    """Shortened to a few steps; the order is the README's, so later commands find the runs of earlier ones."""
+    words = shlex.split(line)
+    words = [sys.executable, str(ROOT / words[1]), *words[2:]]
+    if line.startswith("python train.py") and "--help" not in words:
+        words += ["--steps", "3", "--eval-limit", "20", "--batch", "8"]
+    run = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_the_tables_of_the_readme_are_those_of_the_results():
+    found = re.findall(r"<!-- from (results/\S+\.md) -->\n(.*?)<!-- end -->", README, re.S)
+    assert found
+    for name, table in found:
+        recorded = (ROOT / name).read_text(encoding="utf-8")
+        for row in table.strip().splitlines():
+            assert row in recorded, f"{name} has no row {row}"
+
+
+def test_the_readme_names_every_objective_and_every_file():
+    import objectives
+    for name in [f"`{kind.name}`" for kind in objectives.OBJECTIVES] + [f"`{name}.py`" for name in ARROWS]:
+        assert name in README
