@@ -372,12 +372,80 @@ class Model(nn.Module):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# LoRA: train a low-rank difference to frozen weights [Hu et al. 2022, eq. 3]
+
+
+class LowRank(nn.Module):
+    """A frozen linear map and a trained difference: W x + (alpha / rank) B A x, with B = 0 at the start."""
+
+    def __init__(self, linear, rank, alpha):
+        super().__init__()
+        self.linear, self.scale = linear.requires_grad_(False), alpha / rank
+        self.a = nn.Parameter(torch.randn(rank, linear.in_features, device=linear.weight.device) / rank)
+        self.b = nn.Parameter(torch.zeros(linear.out_features, rank, device=linear.weight.device))
+
+    def forward(self, x):
+        return self.linear(x) + F.linear(F.linear(x, self.a), self.b) * self.scale
+
+    def merged(self):
+        return self.linear.weight + self.b @ self.a * self.scale
+
+
+class NewRows(nn.Module):
+    """A frozen embedding of which only the rows `ids` are trained; `weight` (V, D) is the whole table, for tied logits too."""
+
+    def __init__(self, embedding, ids):
+        super().__init__()
+        self.embedding = embedding.requires_grad_(False)
+        self.register_buffer("ids", torch.as_tensor(ids, device=embedding.weight.device), persistent=False)
+        self.rows = nn.Parameter(embedding.weight[self.ids].clone())
+
+    @property
+    def weight(self):
+        return self.embedding.weight.index_copy(0, self.ids, self.rows)
+
+    def forward(self, tokens):
+        return F.embedding(tokens, self.weight)
+
+
+LINEARS = ("qkv", "out", "up", "down")
+
+
+def add_lora(model, rank, alpha, targets=LINEARS, new_ids=()):
+    """Freeze a Model and train low-rank differences of the `targets` of every block, and the embeddings of `new_ids`."""
+    for name in targets:
+        if name not in LINEARS:
+            raise BadInput(f"LoRA target {name!r} is unknown: choose from {', '.join(LINEARS)}")
+    model.requires_grad_(False)
+    for block in model.blocks:
+        for name in targets:
+            setattr(block, name, LowRank(getattr(block, name), rank, alpha))
+    if len(new_ids):
+        model.embed = NewRows(model.embed, new_ids)
+    return model
+
+
+def plain_weights(model):
+    """The state of a Model under the names it has without LoRA, differences merged: what `load` reads."""
+    state = model.state_dict()
+    for name, module in model.named_modules():
+        if isinstance(module, (LowRank, NewRows)):
+            for key in [key for key in state if key.startswith(name + ".")]:
+                inner = key[len(name) + 1:]
+                value = state.pop(key)
+                if inner == "linear.bias":
+                    state[f"{name}.bias"] = value
+            state[f"{name}.weight"] = (module.merged() if isinstance(module, LowRank) else module.weight).detach()
+    return state
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Files
 
 
 def save(model, path):
     """Write config and weights as one file that `load` rebuilds alone; the file is whole or absent."""
-    write_torch({"config": asdict(model.config), "weights": model.state_dict()}, path)
+    write_torch({"config": asdict(model.config), "weights": plain_weights(model)}, path)
 
 
 def load(path, device="cpu"):

@@ -30,7 +30,7 @@ from tqdm import tqdm
 import data
 import evaluate
 from data import BadInput
-from model import DECODER, SIZES, Model, ModelConfig, load_weights, read_torch, save, size_config, write_torch
+from model import DECODER, SIZES, Model, ModelConfig, add_lora, load, load_weights, read_torch, save, size_config, write_torch
 from objectives import OBJECTIVES
 
 
@@ -44,6 +44,10 @@ class TrainConfig:
     cut: int = 128  # longest view in tokens; the rest is cut off
     cache: str = "cache"  # where token stores of files are kept
     size: str = "toy"  # shape of the model: toy, small, base, large
+    init: str = ""  # run to start from: its weights and tokenizer, with a new schedule
+    lora_rank: int = 0  # train differences of this rank to frozen weights (with --init); 0: train the weights
+    lora_alpha: float = 0.0  # their scale is alpha / rank; 0: twice the rank
+    lora_targets: str = "qkv,out,up,down"  # linear maps of a block that get one
     steps: int | None = None  # optimiser steps
     batch: int | None = None  # examples per step and process
     accumulate: int = 1  # split a batch into so many forward passes; negatives come only from one's own part
@@ -127,7 +131,7 @@ def make_parser(objective, size):
         skip = {f.name for f in fields(TrainConfig)} - set(names.split())
         add_flags(parser.add_argument_group(title), TrainConfig, values, skip)
     group = parser.add_argument_group("model")
-    add_flags(group, TrainConfig, values, {f.name for f in fields(TrainConfig)} - {"size"})
+    add_flags(group, TrainConfig, values, {f.name for f in fields(TrainConfig)} - {"size", "init", "lora_rank", "lora_alpha", "lora_targets"})
     shape = asdict(ModelConfig()) | SIZES[size] | architecture(objective)
     add_flags(group, ModelConfig, shape, {"vocab", "causal", "head"})
     owned = parser.add_argument_group(f"objective {objective.name} (only this objective has these; defaults are the paper's but for the toy scale)")
@@ -136,7 +140,7 @@ def make_parser(objective, size):
 
 
 def parse(arguments):
-    """Command line -> (objective class, TrainConfig, ModelConfig changes, its Config, notes to print). BadInput for anything odd."""
+    """Command line -> (objective class, TrainConfig, ModelConfig fields asked for, its Config, notes to print). BadInput for anything odd."""
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--objective", default="mexma")
     first.add_argument("--size", default="toy")
@@ -154,9 +158,8 @@ def parse(arguments):
     notes = [f"{name} {value} (paper: {paper}): {reason}" for name, (value, paper, reason) in toy.items() if name not in given]
     pick = lambda config: {f.name: values[f.name] for f in fields(config) if f.name in values}
     train = TrainConfig(**pick(TrainConfig))
-    shape = {f.name: given[f.name] for f in fields(ModelConfig) if f.name in given and f.name != "vocab"}
-    shape = architecture(objective) | shape
-    return objective, check(train, objective), shape, objective.Config(**pick(objective.Config)), notes
+    asked = {f.name: given[f.name] for f in fields(ModelConfig) if f.name in given and f.name != "vocab"}
+    return objective, check(train, objective), asked, objective.Config(**pick(objective.Config)), notes
 
 
 def explain_unknown(word, parser, objective):
@@ -185,6 +188,8 @@ def check(train, objective):
         raise BadInput(f"batch {train.batch} / accumulate {train.accumulate}: {objective.name} compares examples and needs at least 2 at a time")
     if not 0 <= train.warmup <= 1:
         raise BadInput(f"warmup is {train.warmup}: it is a share of the steps, between 0 and 1")
+    if train.lora_rank < 0 or train.lora_alpha < 0 or train.lora_rank and not train.init:
+        raise BadInput(f"lora_rank is {train.lora_rank}: it must not be negative, and frozen weights need a run to come from (--init)")
     if train.lr <= 0 or train.weight_decay < 0 or train.clip < 0:
         raise BadInput(f"lr {train.lr} must be positive, weight_decay {train.weight_decay} and clip {train.clip} not negative")
     return replace(train, out=train.out or f"out/{objective.name}")
@@ -306,6 +311,16 @@ def read_log(folder):
     return records
 
 
+def start_from(model, source, name):
+    """Copy the weights of another model; only the vocabulary head may be new or left behind. -> one line that says so."""
+    weights, own = source.state_dict(), model.state_dict()
+    head = ("transform", "vocabulary")
+    fresh = [key for key in own if key not in weights and key.startswith(head)]
+    left = [key for key in weights if key not in own and key.startswith(head)]
+    load_weights(model, {key: weight for key, weight in weights.items() if key not in left} | {key: own[key] for key in fresh}, name)
+    return f"starting from {name}" + (f"; new: {', '.join(fresh)}" if fresh else "") + (f"; left behind: {', '.join(left)}" if left else "")
+
+
 def rewind_log(folder, step):
     """Drop what was logged after the checkpoint: those steps come again, with the same numbers."""
     kept = [record for record in read_log(folder) if record.get("step", 0) <= step]
@@ -351,7 +366,7 @@ class Run:
     """One training run: everything that a step needs, and how it is saved, resumed, evaluated and reported."""
 
     def __init__(self, arguments):
-        self.kind, self.train, shape, self.config, notes = parse(arguments)
+        self.kind, self.train, self.asked, self.config, notes = parse(arguments)
         self.command = "python train.py " + " ".join(arguments)
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device, self.dtype, device_note = choose_device(self.train)
@@ -369,13 +384,17 @@ class Run:
             self.say(f"note: {self.kind.name} compares the examples of a batch, and with --accumulate {train.accumulate} only those of the same "
                      f"{train.batch // train.accumulate}: this is not the loss of a batch of {train.batch}")
         self.langs = [name for name in train.langs.split(",") if name] or None
-        config = size_config(train.size, **shape)                        # a shape that cannot work is refused before the data is read
+        saved = read_torch(self.folder / "train.pt") if (self.folder / "train.pt").exists() else None
+        config, source = self.shape_of(architecture(self.kind) | self.asked, saved)   # a shape that cannot work is refused before the data is read
         if train.cut + 2 > config.max_length:
             raise BadInput(f"cut {train.cut} leaves no room for [CLS] and [SEP] in max_length {config.max_length}: lower --cut")
-        saved = read_torch(self.folder / "train.pt") if (self.folder / "train.pt").exists() else None
         self.open_data(saved)
         torch.manual_seed(train.seed)
         model = Model(replace(config, vocab=self.corpus.special.vocab))
+        if source:
+            self.say(start_from(model, source, train.init))
+        if train.lora_rank:
+            add_lora(model, train.lora_rank, train.lora_alpha or 2 * train.lora_rank, train.lora_targets.split(","), self.corpus.special.preds)
         self.objective = self.kind(model, self.config).to(self.device)
         self.optimizer = make_optimizer(self.objective, train)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -388,6 +407,23 @@ class Run:
         else:
             self.begin()
 
+    def shape_of(self, shape, saved):
+        """-> (ModelConfig, the model to start from or None). With --init the shape is that model's, and flags must agree."""
+        train = self.train
+        if not train.init:
+            return size_config(train.size, **shape), None
+        if saved:                                                        # the weights are in the checkpoint; the other run may be gone
+            return ModelConfig(**saved["config"]["model"]), None
+        source = load(Path(train.init) / "model.pt")
+        free = {"causal", "head", "pool", "dropout"}
+        wrong = [f"{name} {value} (it has {getattr(source.config, name)})" for name, value in self.asked.items()
+                 if name not in free and value != getattr(source.config, name)]
+        if source.config.causal != self.kind.causal:
+            wrong.append(f"objective {self.kind.name} ({'causal' if self.kind.causal else 'bidirectional'})")
+        if wrong:
+            raise BadInput(f"the model of {train.init} does not fit {', '.join(wrong)}: drop the flags or choose another --init")
+        return replace(source.config, **{name: value for name, value in shape.items() if name in free}), source
+
     def say(self, text):
         if self.rank == 0:
             tqdm.write(text, file=sys.stdout)
@@ -396,7 +432,8 @@ class Run:
     def open_data(self, saved):
         """The corpus and its batches. A resumed run reads the tokenizer of its folder: training one anew could change the ids."""
         train = self.train
-        tokenizer = data.read_tokenizer(self.folder / "tokenizer.json") if saved else None
+        owner = self.folder if saved else Path(train.init) if train.init else None
+        tokenizer = data.read_tokenizer(owner / "tokenizer.json") if owner else None
         if not saved and self.folder.exists() and any(self.folder.iterdir()):
             if not set(p.name for p in self.folder.iterdir()) <= {"tokenizer.json", "log.jsonl", "model.pt"}:
                 raise BadInput(f"{self.folder} is not empty and holds no run: use another --out")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from data import BadInput
-from model import Model, ModelConfig, Packed, View, attention, length_classes, load, rotary, rotate, save, size_config
+from model import Model, ModelConfig, Packed, View, add_lora, attention, length_classes, load, rotary, rotate, save, size_config
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, hidden=32, max_length=64, dropout=0.0)
 
@@ -249,3 +249,27 @@ def test_base_and_large_have_the_shapes_of_xlm_r():
     block = lambda d: 12 * d * d + 13 * d
     for size, layers, d in (("base", 12, 768), ("large", 24, 1024)):
         assert count[size] == (250002 + 514 + 2) * d + layers * block(d)
+
+
+def test_lora_starts_as_the_model_trains_only_differences_and_saves_plain_weights(tmp_path):
+    torch.manual_seed(0)
+    model, packed = Model(TINY).eval(), Packed.of([[5, 6, 7, 49], [8, 9]])
+    before = model(packed)
+    frozen = {name: p.clone() for name, p in model.named_parameters()}
+    add_lora(model, 2, 4.0, ("qkv", "down"), [48, 49])
+    assert torch.equal(model(packed), before)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"embed.rows"} | {f"blocks.{i}.{name}.{part}" for i in (0, 1) for name in ("qkv", "down") for part in "ab"}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p))
+    assert model.logits(model(packed)).shape == (6, 50) and not torch.allclose(model(packed), before)
+    save(model, tmp_path / "model.pt")
+    again = load(tmp_path / "model.pt")
+    assert torch.allclose(again(packed), model(packed), atol=1e-5)
+    same = {name for name, p in again.named_parameters() if torch.equal(p, frozen[name])}
+    assert set(frozen) - same == {"embed.weight"} | {f"blocks.{i}.{name}.weight" for i in (0, 1) for name in ("qkv", "down")}
+    assert torch.equal(again.embed.weight[:48], frozen["embed.weight"][:48])
+    with pytest.raises(BadInput, match="target 'head'"):
+        add_lora(Model(TINY), 2, 4.0, ("head",))

@@ -328,3 +328,52 @@ def test_two_processes_train_as_one_with_twice_the_batch(pairs, tmp_path):
     for name, weight in one["objective"].items():
         if not name.endswith("qkv.bias"):                                # the bias of the keys has gradient 0: Adam scales up its rounding
             assert (weight - two["objective"][name]).abs().max() < 1e-5, name
+
+
+# ------------------------------------------------------------------------------------------------------------------ init and LoRA
+
+def test_a_run_starts_from_another_with_its_weights_and_tokenizer(pairs, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train.main(command(pairs, first, "mlm", "--steps", 3)) == 0
+    words = ["--objective", "contrastive", "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--out", str(second), "--init", str(first),
+             "--batch", "8", "--eval-limit", "20", "--steps", "2"]
+    assert train.main(words) == 0
+    shown = capsys.readouterr().out
+    assert f"starting from {first}" in shown and "left behind: vocabulary_bias, transform.weight" in shown
+    assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
+    one, two = (torch.load(folder / "model.pt", weights_only=True)["weights"] for folder in (first, second))
+    moved = (one["embed.weight"] - two["embed.weight"]).abs().max()
+    assert 0 < moved < 2.5 * 2 * 5e-4                                    # two Adam steps away, not another beginning
+    assert train.main([*words, "--steps", "3"]) == 0                     # resumes, also when the first run is gone
+
+
+@pytest.mark.parametrize("more, message", [(["--width", "32"], "width 32 (it has 16)"), (["--objective", "ntp"], "objective ntp (causal)")])
+def test_a_run_that_does_not_fit_is_refused(more, message, pairs, tmp_path, capsys):
+    assert train.main(command(pairs, tmp_path / "first", "mlm", "--steps", 1)) == 0
+    words = ["--objective", "mlm", "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--out", str(tmp_path / "second"), "--init", str(tmp_path / "first")]
+    assert train.main([*words, *more]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
+def test_lora_trains_with_every_objective_and_resumes_exactly(kind, pairs, tmp_path, monkeypatch):
+    start = "ntp" if kind.causal else "mlm"
+    assert train.main(command(pairs, tmp_path / "start", start, "--steps", 1)) == 0
+    small = ["--head-layers", "1", "--head-heads", "2", "--head-hidden", "16"] if kind.name == "mexma" else []
+    words = ["--objective", kind.name, "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--init", str(tmp_path / "start"), "--lora-rank", "2",
+             "--batch", "8", "--eval-limit", "20", "--steps", "3", *small]
+    assert train.main([*words, "--out", str(tmp_path / "whole")]) == 0
+    monkeypatch.setattr(train.Run, "agree", lambda self, number: signal.SIGTERM if self.step == 1 else 0)
+    assert train.main([*words, "--out", str(tmp_path / "parts")]) == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    assert train.main([*words, "--out", str(tmp_path / "parts")]) == 0
+    one, two = (torch.load(tmp_path / name / "train.pt", weights_only=True)["objective"] for name in ("whole", "parts"))
+    assert_equal(one, two)
+    assert any(name.endswith("qkv.b") for name in one)
+    begun, ended = (torch.load(tmp_path / name / "model.pt", weights_only=True)["weights"] for name in ("start", "whole"))
+    assert not torch.equal(begun["blocks.0.qkv.weight"], ended["blocks.0.qkv.weight"]) and torch.equal(begun["norm.weight"], ended["norm.weight"])
+
+
+def test_lora_without_a_run_to_start_from_is_refused(capsys):
+    assert train.main(["--objective", "mlm", "--lora-rank", "4"]) == 2
+    assert "--init" in capsys.readouterr().err
