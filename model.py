@@ -91,6 +91,11 @@ class Packed:
     def __len__(self):
         return len(self.rows) - 1
 
+    def pairs(self):
+        """How many (token, key) pairs are visible: what attention must compute, per head."""
+        low, high, low2, high2 = self.sees.long().T
+        return int((high - low + high2 - low2).sum())
+
 
 def length_classes(lengths, most=4):
     """Split sorted row lengths into at most `most` classes so that the padded square area, sum of rows x longest^2,

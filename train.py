@@ -30,7 +30,7 @@ from tqdm import tqdm
 import data
 import evaluate
 from data import BadInput
-from model import DECODER, SIZES, Model, ModelConfig, add_lora, load, load_weights, read_torch, save, size_config, write_torch
+from model import DECODER, SIZES, Block, Model, ModelConfig, add_lora, load, load_weights, read_torch, save, size_config, write_torch
 from objectives import OBJECTIVES
 
 
@@ -49,6 +49,7 @@ class TrainConfig:
     lora_alpha: float = 0.0  # their scale is alpha / rank; 0: twice the rank
     lora_targets: str = "qkv,out,up,down"  # linear maps of a block that get one
     steps: int | None = None  # optimiser steps
+    match_flops: str = ""  # run whose total compute this one gets: sets --steps
     batch: int | None = None  # examples per step and process
     accumulate: int = 1  # split a batch into so many forward passes; negatives come only from one's own part
     lr: float | None = None  # peak learning rate
@@ -67,7 +68,7 @@ class TrainConfig:
 
 
 FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache"}   # may change when a run is resumed
-GROUPS = {"data": "data langs eval_data skip_bad vocab cut cache", "optimisation": "steps batch accumulate lr warmup schedule weight_decay clip seed",
+GROUPS = {"data": "data langs eval_data skip_bad vocab cut cache", "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -192,6 +193,8 @@ def check(train, objective):
         raise BadInput(f"lora_rank is {train.lora_rank}: it must not be negative, and frozen weights need a run to come from (--init)")
     if train.lr <= 0 or train.weight_decay < 0 or train.clip < 0:
         raise BadInput(f"lr {train.lr} must be positive, weight_decay {train.weight_decay} and clip {train.clip} not negative")
+    if train.match_flops and not (Path(train.match_flops) / "log.jsonl").is_file():
+        raise BadInput(f"match_flops {train.match_flops!r} is no run: give a folder that train.py wrote")
     return replace(train, out=train.out or f"out/{objective.name}")
 
 
@@ -239,6 +242,28 @@ def choose_device(train):
         raise BadInput("precision float16 needs a CUDA GPU for its loss scaling: use bfloat16 or float32")
     dtype = None if kind == "float32" else getattr(torch, kind)
     return device, dtype, f"device {device} ({why}), precision {kind} ({reason}), {torch.get_num_threads()} threads"
+
+
+def count_flops(objective, batches):
+    """Mean FLOPs of a training step over batches (lists of parts): matrix products as PyTorch counts them, and 4 D per visible pair and
+    block in the forward of attention, twice that in its backward. Gradients and random state are left as they were."""
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
+    total, device = 0, next(objective.parameters()).device
+    counted_here = {op: lambda *shapes, **more: 0 for op in flop_registry if "attention" in str(op)}
+
+    def count(block, arguments):
+        nonlocal total
+        total += (12 if torch.is_grad_enabled() else 4) * block.config.width * arguments[1].pairs()
+
+    hooks = [module.register_forward_pre_hook(count) for module in objective.modules() if isinstance(module, Block)]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), FlopCounterMode(display=False, custom_mapping=counted_here) as counter:
+        for parts in batches:
+            for part in parts:
+                objective(part)[0].backward()
+    objective.zero_grad(set_to_none=True)
+    for hook in hooks:
+        hook.remove()
+    return (total + counter.get_total_flops()) / len(batches)
 
 
 def to_device(value, device):
@@ -444,18 +469,35 @@ class Run:
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns)}; "
                  f"tokenizer of {self.corpus.special.vocab:,}")
 
+    def matched_steps(self, own):
+        """Steps of `own` FLOPs that make up the compute of the run --match-flops."""
+        first = read_log(Path(self.train.match_flops))[0]
+        if "flops_per_step" not in first:
+            raise BadInput(f"{self.train.match_flops} has no FLOPs in its log: train it again with this version")
+        return max(1, round(first["flops_per_step"] * first["config"]["steps"] * first["processes"] / own / self.world))
+
     def begin(self):
+        probes = [[to_device(part, self.device) for part in self.make_batch(step)] for step in range(16 if self.train.match_flops else 2)]
+        flops = count_flops(self.objective, probes)
+        if self.train.match_flops:
+            self.train = replace(self.train, steps=self.matched_steps(flops))
+            self.settings["steps"] = self.train.steps
+            self.say(f"{self.train.steps} steps of {flops / 1e9:.2f} GFLOP: the compute of {self.train.match_flops}")
         if self.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "log.jsonl").write_text("", encoding="utf-8")
             data.write_atomic(self.folder / "tokenizer.json", self.corpus.tokenizer.to_str().encode())
             count = sum(p.numel() for p in self.objective.parameters())
-            log_line(self.folder, {"config": self.settings, "command": self.command, "parameters": count, "device": str(self.device),
+            log_line(self.folder, {"config": self.settings, "command": self.command, "parameters": count, "flops_per_step": flops, "processes": self.world,
+                                   "device": str(self.device),
                                    "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
         self.say(f"{sum(p.numel() for p in self.objective.model.parameters()):,} parameters in the model, "
                  f"{sum(p.numel() for p in self.objective.parameters()):,} with what only training needs")
 
     def resume(self, saved):
+        if self.train.match_flops:                                       # the number was found when the run began
+            self.train = replace(self.train, steps=saved["config"]["steps"])
+            self.settings["steps"] = self.train.steps
         check_same(saved, self.settings, self.folder, self.corpus)
         if saved["config"]["steps"] != self.train.steps:
             self.say(f"steps was {saved['config']['steps']}, is {self.train.steps}: the schedule is that of the new number from here on")

@@ -377,3 +377,37 @@ def test_lora_trains_with_every_objective_and_resumes_exactly(kind, pairs, tmp_p
 def test_lora_without_a_run_to_start_from_is_refused(capsys):
     assert train.main(["--objective", "mlm", "--lora-rank", "4"]) == 2
     assert "--init" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------------------- FLOPs
+
+def test_flops_are_those_of_the_matrices_and_of_the_visible_pairs(pairs, tmp_path):
+    run = train.Run(command(pairs, tmp_path / "run", "mlm", "--steps", 1))
+    batch = run.make_batch(0)
+    packed, n, d = batch[0]["packed"], len(batch[0]["labels"]), 16
+    tokens = len(packed.tokens)
+    linear = 2 * tokens * (3 * d * d + d * d + 2 * d * 32) + 2 * n * (d * d + d * run.corpus.special.vocab)
+    lengths = packed.rows.diff().long()
+    assert packed.pairs() == int((lengths ** 2).sum())
+    expected = 3 * (linear + 4 * d * packed.pairs())
+    assert train.count_flops(run.objective, [batch]) == pytest.approx(expected, rel=0.01)
+    assert all(p.grad is None for p in run.objective.parameters())
+
+
+def test_counting_flops_changes_nothing_of_the_run(pairs, tmp_path, monkeypatch):
+    flags = ["--steps", 3]
+    assert train.main(command(pairs, tmp_path / "one", "mlm", *flags)) == 0
+    monkeypatch.setattr(train, "count_flops", lambda objective, batches: 1.0)
+    assert train.main(command(pairs, tmp_path / "two", "mlm", *flags)) == 0
+    assert_equal(states(tmp_path / "one"), states(tmp_path / "two"))
+
+
+def test_match_flops_gives_a_run_the_compute_of_another(pairs, tmp_path, capsys):
+    assert train.main(command(pairs, tmp_path / "ntp", "ntp", "--steps", 30)) == 0
+    words = command(pairs, tmp_path / "jepa", "llm-jepa", "--match-flops", tmp_path / "ntp")
+    assert train.main(words) == 0
+    base, own = (train.read_log(tmp_path / name)[0] for name in ("ntp", "jepa"))
+    assert 10 < own["config"]["steps"] < 30
+    assert own["config"]["steps"] * own["flops_per_step"] == pytest.approx(30 * base["flops_per_step"], rel=0.05)
+    assert train.main(words) == 0 and "this run is finished" in capsys.readouterr().out
+    assert train.main([*words, "--out", str(tmp_path / "other"), "--match-flops", str(tmp_path)]) == 2
