@@ -67,7 +67,8 @@ class TrainConfig:
     save_every: int = 100  # steps between checkpoints
 
 
-FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache"}   # may change when a run is resumed
+# May change when a run is resumed; of the data it is the content that must stay the same, not the path.
+FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
 GROUPS = {"data": "data langs eval_data skip_bad vocab cut cache", "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
@@ -327,9 +328,9 @@ def log_line(folder, record):
 
 
 def read_log(folder):
-    """The objects of log.jsonl; a last line cut short by a kill is left out."""
-    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    records = []
+    """The objects of log.jsonl, if it is there; a last line cut short by a kill is left out."""
+    path, records = folder / "log.jsonl", []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):
             records.append(json.loads(line))
@@ -349,6 +350,8 @@ def start_from(model, source, name):
 def rewind_log(folder, step):
     """Drop what was logged after the checkpoint: those steps come again, with the same numbers."""
     kept = [record for record in read_log(folder) if record.get("step", 0) <= step]
+    if not kept or "config" not in kept[0]:
+        raise BadInput(f"{folder / 'log.jsonl'} has lost its first line, the run's settings: put the file back, or use another --out")
     data.write_atomic(folder / "log.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
@@ -460,7 +463,8 @@ class Run:
         owner = self.folder if saved else Path(train.init) if train.init else None
         tokenizer = data.read_tokenizer(owner / "tokenizer.json") if owner else None
         if not saved and self.folder.exists() and any(self.folder.iterdir()):
-            if not set(p.name for p in self.folder.iterdir()) <= {"tokenizer.json", "log.jsonl", "model.pt"}:
+            begun = {"tokenizer.json", "log.jsonl", "model.pt"}              # what a run has that was killed before its first checkpoint
+            if not {path.name for path in self.folder.iterdir() if path.suffix != ".part"} <= begun:
                 raise BadInput(f"{self.folder} is not empty and holds no run: use another --out")
         self.corpus = data.open_corpus(train.data, tokenizer, langs=self.langs, vocab=train.vocab, skip_bad=train.skip_bad,
                                        cache=train.cache, holdout=not train.eval_data)
@@ -489,8 +493,7 @@ class Run:
             data.write_atomic(self.folder / "tokenizer.json", self.corpus.tokenizer.to_str().encode())
             count = sum(p.numel() for p in self.objective.parameters())
             log_line(self.folder, {"config": self.settings, "command": self.command, "parameters": count, "flops_per_step": flops, "processes": self.world,
-                                   "device": str(self.device),
-                                   "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
+                                   "device": str(self.device), "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
         self.say(f"{sum(p.numel() for p in self.objective.model.parameters()):,} parameters in the model, "
                  f"{sum(p.numel() for p in self.objective.parameters()):,} with what only training needs")
 
@@ -509,6 +512,8 @@ class Run:
         set_random_state(saved["random"], self.device)
         if self.rank == 0:
             rewind_log(self.folder, self.step)
+            for left in self.folder.glob(".*.part"):                      # of a write that a kill cut short
+                left.unlink()
         self.say(f"resuming at step {self.step} of {self.train.steps}")
 
     def save(self):
@@ -675,9 +680,12 @@ def table(before, after):
 def main(arguments):
     try:
         return Run(arguments).loop()
-    except BadInput as error:
+    except (BadInput, OSError) as error:                                 # OSError: a full disk, a folder that cannot be written
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped before the first step; nothing to resume", file=sys.stderr)
+        return 130
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -411,3 +411,31 @@ def test_match_flops_gives_a_run_the_compute_of_another(pairs, tmp_path, capsys)
     assert own["config"]["steps"] * own["flops_per_step"] == pytest.approx(30 * base["flops_per_step"], rel=0.05)
     assert train.main(words) == 0 and "this run is finished" in capsys.readouterr().out
     assert train.main([*words, "--out", str(tmp_path / "other"), "--match-flops", str(tmp_path)]) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- odd states of a folder
+
+def test_leftovers_of_a_killed_write_are_ignored_and_removed(pairs, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".train.pt.abc.part").write_bytes(b"half")                    # killed while it wrote its first checkpoint
+    assert train.main(command(pairs, out, "mlm", "--steps", 1)) == 0
+    (out / ".model.pt.abc.part").write_bytes(b"half")
+    assert train.main(command(pairs, out, "mlm", "--steps", 2)) == 0
+    assert not list(out.glob(".*.part"))
+
+
+def test_a_moved_run_resumes_and_one_without_its_log_says_so(pairs, tmp_path, capsys):
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 1)) == 0
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert train.main(command(pairs, tmp_path / "moved", "mlm", "--steps", 2)) == 0
+    (tmp_path / "moved" / "log.jsonl").unlink()
+    assert train.main(command(pairs, tmp_path / "moved", "mlm", "--steps", 3)) == 2
+    assert "log.jsonl has lost its first line" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(pairs, tmp_path, capsys):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert train.main(command(pairs, tmp_path / "file" / "run", "mlm", "--steps", 1)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
