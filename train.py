@@ -9,6 +9,7 @@ The same command again resumes. Everything of a run is in its folder: model.pt, 
 
 import argparse
 import contextlib
+import ctypes
 import difflib
 import inspect
 import json
@@ -290,6 +291,13 @@ def mean_over_ranks(values, world):
         dist.all_reduce(values)
         values /= world
     return values
+
+
+def trim_memory():
+    """Give freed memory back. Every step has tensors of other sizes, and glibc keeps the holes between them: without this a run
+    on a CPU grows by about a megabyte a step for an hour. Systems with another allocator do not need it."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 class Stop:
@@ -643,6 +651,8 @@ class Run:
     def log(self, start):
         """One line with the means of the steps since the last -> the time now."""
         window, self.window = self.window, []
+        if self.device.type == "cpu":
+            trim_memory()
         now, count = time.perf_counter(), round(sum(values.pop("tokens") for values, _ in window) * self.world)
         self.tokens, self.seconds = self.tokens + count, self.seconds + now - start
         if self.rank == 0:

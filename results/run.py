@@ -2,6 +2,8 @@
 
     python results/run.py toy                                  # three objectives x seeds 0, 1, 2 on the embedded data
     python results/run.py ablations                            # MEXMA's ablations x seeds 0, 1, 2 on the embedded data
+    python results/run.py objectives                           # all seven objectives x seeds 0, 1, 2 on the embedded data
+    python results/run.py collapse                             # MSE alone, and each remedy, on the embedded data
     python results/run.py multi30k --files FOLDER              # English-German captions; FOLDER holds multi30k_*.tsv.xz
 
 Runs are kept in out/results; what is finished is not trained again, what was stopped resumes. One thread a run, --jobs at a time.
@@ -31,6 +33,12 @@ ABLATIONS = {   # name -> (flags, the paper's xsim, xsim++, SentEval and which o
 }
 
 
+COLLAPSE = {   # MSE alone, then one remedy each; everything else of MEXMA is off
+    "MSE alone": "", "+ KoLeo": "--koleo-weight 1", "+ unmasking": "--mlm-weight 1", "InfoNCE instead": "--align info_nce", "VICReg instead": "--align vicreg",
+    "Barlow Twins instead": "--align barlow", "SIGReg instead": "--align sigreg",
+}
+
+
 def plan(name, files):
     """-> [(run, label, seed, flags of train.py, flags of evaluate.py)]"""
     if name == "toy":
@@ -38,6 +46,13 @@ def plan(name, files):
     if name == "ablations":
         folder = lambda label: "toy-mexma" if label == "full" else "ablation-" + label.replace(", ", "-").replace(" ", "-")
         return [(f"{folder(label)}-{seed}", label, seed, f"--objective mexma {flags}", "") for seed in SEEDS for label, (flags, _) in ABLATIONS.items()]
+    if name == "objectives":
+        rows = [("toy" if kind in ("mexma", "contrastive", "mlm") else "objectives", kind, "") for kind in ("mexma", "bepa", "hybrid", "contrastive", "mlm")]
+        rows += [("objectives", kind, "--data regex") for kind in ("llm-jepa", "ntp")]
+        return [(f"{group}-{kind}-{seed}", kind, seed, f"--objective {kind} {flags}", "") for seed in SEEDS for group, kind, flags in rows]
+    if name == "collapse":
+        alone = "--objective mexma --steps 300 --mlm-weight 0 --koleo-weight 0 --lr 5e-4"
+        return [(f"collapse-{label.replace('+ ', '').replace(' ', '-')}-0", label, 0, f"{alone} {flags}", "") for label, flags in COLLAPSE.items()]
     common = (f"--data {files}/multi30k_train.tsv.xz --langs en,de --eval-data {files}/multi30k_val.tsv.xz --steps 3000 --dropout 0.1 "
               "--eval-every 250 --eval-limit 1014")
     test = f"--data {files}/multi30k_test_2016_flickr.tsv.xz --langs en,de"
@@ -75,7 +90,8 @@ def mean(records, key):
 
 
 COLUMNS = {"xsim %": "retrieval/xsim", "xsim++ %": "retrieval/xsim++", "RankMe": "geometry/rankme", "uniformity": "geometry/uniformity",
-           "cos random": "geometry/cosine/same", "cos translations": "geometry/cosine/translations"}
+           "cos random": "geometry/cosine/same", "cos translations": "geometry/cosine/translations", "exact match %": "generate/exact",
+           "exact, unseen target %": "generate/exact_unseen", "stops %": "generate/stop"}
 ERRORS = ("number", "entity", "role", "tense", "cause", "negation", "misaligned")
 
 
@@ -94,7 +110,7 @@ def report(name, records):
     labels = list(dict.fromkeys(record["label"] for record in records))
     of = {label: [record for record in records if record["label"] == label] for label in labels}
     hard = any("retrieval/xsim++" in record["eval"] for record in records)
-    columns = {title: key for title, key in COLUMNS.items() if hard or "++" not in title}
+    columns = {title: key for title, key in COLUMNS.items() if any(key in record["eval"] for record in records)}
     columns |= {"step 0 xsim %": lambda record: record["curve"]["0"]["retrieval/xsim"], "minutes": lambda record: record["seconds"] / 60}
     seeds = f"mean ± standard deviation over {len(of[labels[0]])} seeds" if len(of[labels[0]]) > 1 else "one seed"
     lines = [f"# {name}", "", f"`python results/run.py {name}{' --files FOLDER' if name == 'multi30k' else ''}`: {seeds}, {records[0]['eval']['retrieval/rows']} test "
@@ -114,7 +130,7 @@ def report(name, records):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("toy", "ablations", "multi30k"))
+    parser.add_argument("name", choices=("toy", "ablations", "objectives", "collapse", "multi30k"))
     parser.add_argument("--files", default="", help="folder of the Multi30k files")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only write the Markdown again from the recorded JSON lines")
