@@ -489,8 +489,7 @@ class Ntp(Objective):
 
     @staticmethod
     def collate(examples, rng, config, special):
-        rows = [[View(start(text, special), True), View(answer(code, special), True, (0, len(text) + 1))] for text, code in examples]
-        return next_token_batch(rows, [0] * len(rows), [1] * len(rows), examples, config.labels, special)
+        return next_token_batch(next_token_rows(examples, special), examples, config.labels, special)
 
     def next_token(self, states, batch):
         return token_loss(self.model.logits(states[batch["labels"]]), batch["targets"], batch["scored"][0])
@@ -510,24 +509,25 @@ def answer(ids, special):
     return np.concatenate([[special.sep], ids]).astype(np.int64)
 
 
-def next_token_batch(rows, text_view, answer_view, examples, labels, special):
-    """Pack rows of views; for each example the place (row-major number of its view) of its Text and answer give the scored
-    positions: those that predict the answer and its stop token, or, with labels "all", every token but the stop."""
-    packed = Packed.views(rows)
-    lengths = [len(view.tokens) for one in rows for view in one]
-    begin = np.cumsum([0] + lengths)                                     # where each view starts in the line
-    first = np.cumsum([0] + [len(one) for one in rows])                  # the number of each row's first view
-    where, what = [], []
-    for i, (text, code) in enumerate(examples):
-        text_at, answer_at = begin[first[i] + text_view[i]], begin[first[i] + answer_view[i]]
+def next_token_rows(examples, special):
+    """[CLS] text, and the answer that continues it."""
+    return [[View(start(text, special), True), View(answer(code, special), True, (0, len(text) + 1))] for text, code in examples]
+
+
+def next_token_batch(rows, examples, labels, special):
+    """Pack rows of views. The first N rows belong to the N examples, and their first two views are Text and answer; the scored
+    positions predict the answer and its stop token or, with labels "all", every token but the stop."""
+    packed, where, what = Packed.views(rows), [], []
+    for (text, code), one, at in zip(examples, rows, packed.rows.tolist()):
+        answer_at = at + len(one[0].tokens)
         if labels == "answer":
             where.append(answer_at + np.arange(len(code) + 1))
-            what.append(np.append(code, special.sep))
+            what += [code, [special.sep]]
         else:
-            where += [text_at + np.arange(len(text) + 1), answer_at + np.arange(len(code))]
+            where += [at + np.arange(len(text) + 1), answer_at + np.arange(len(code))]
             what += [text, [special.sep], code]
-    where, what = np.concatenate(where).astype(np.int64), np.concatenate(what).astype(np.int64)
-    return dict(packed=packed, labels=torch.from_numpy(where), targets=torch.from_numpy(what), scored=torch.tensor([float(len(what))]))
+    where, what = (torch.from_numpy(np.concatenate(x).astype(np.int64)) for x in (where, what))
+    return dict(packed=packed, labels=where, targets=what, scored=torch.tensor([float(len(what))]))
 
 
 class LlmJepa(Ntp):
@@ -570,35 +570,26 @@ class LlmJepa(Ntp):
             return Ntp.collate(examples, rng, config, special)
         if config.predictors > len(special.preds):
             raise BadInput(f"predictors is {config.predictors}, but the tokenizer has {len(special.preds)} [PRED] tokens: lower it")
-        marks = special.preds[:config.predictors]                        # [PRED_1] is the one that is read
-        jepa = {}
-        for number, view in enumerate(("text", "code")):
-            plain = [start(pair[number], special) for pair in examples]
-            if number != config.reverse or not marks:
-                jepa[view] = plain
-            elif config.place == "append":
-                jepa[view] = [np.concatenate([ids, marks[::-1]]) for ids in plain]
-            else:
-                jepa[view] = [np.concatenate([ids[:1], marks, ids[1:]]) for ids in plain]
-        prefix = jepa["text"] if config.place == "append" or config.reverse or not marks else None      # begins with [CLS] Text
-        rows, text_view, answer_view, lasts = [], [], [], []
-        if config.mode == "one-forward" and prefix is not None:
-            for i, (text, code) in enumerate(examples):
-                rows.append([View(prefix[i], True), View(answer(code, special), True, (0, len(text) + 1)), View(jepa["code"][i], True)])
-            text_view, answer_view, at = [0] * len(rows), [1] * len(rows), [(0, 2)] * len(rows)
-        else:                                                            # the next-token rows first, then the views' own
-            rows = [[View(start(text, special), True), View(answer(code, special), True, (0, len(text) + 1))] for text, code in examples]
-            text_view, answer_view = [0] * len(rows), [1] * len(rows)
-            pairs = [[View(text, True), View(code, True)] for text, code in zip(jepa["text"], jepa["code"])]
-            rows += pairs if config.mode != "three-row" else [[pair[side]] for side in (0, 1) for pair in pairs]
-        batch = next_token_batch(rows, text_view, answer_view, examples, config.labels, special)
-        ends = np.cumsum([len(view.tokens) for one in rows for view in one]) - 1
-        n = len(examples)
-        if len(rows) == n:
-            lasts = ends.reshape(n, 3)[:, [0, 2]].T
+        marks, n = special.preds[:config.predictors], len(examples)      # [PRED]_1, nearest to the end, is the one that is read
+        texts, codes = ([start(pair[side], special) for pair in examples] for side in (0, 1))
+        source = codes if config.reverse else texts
+        for i, ids in enumerate(source):
+            source[i] = np.concatenate([ids, marks[::-1]] if config.place == "append" else [ids[:1], marks, ids[1:]]).astype(np.int64)
+        rows = next_token_rows(examples, special)
+        views = [[View(ids, True) for ids in side] for side in (texts, codes)]
+        if config.mode == "one-forward" and (config.place == "append" or config.reverse or not marks):
+            rows = [[text, one[1], code] for one, text, code in zip(rows, *views)]       # the Text view begins with the row's [CLS] text
+            read = [(i, view) for view in (0, 2) for i in range(n)]
+        elif config.mode == "three-row":
+            rows += [[view] for side in views for view in side]
+            read = [(n + i, 0) for i in range(2 * n)]
         else:
-            lasts = ends[2 * n:].reshape(n, 2).T if config.mode != "three-row" else ends[2 * n:].reshape(2, n)
-        return batch | dict(lasts=torch.from_numpy(np.ascontiguousarray(lasts)), seed=int(rng.integers(1 << 31)))
+            rows += [list(pair) for pair in zip(*views)]
+            read = [(n + i, view) for view in (0, 1) for i in range(n)]
+        batch = next_token_batch(rows, examples, config.labels, special)
+        starts = batch["packed"].rows.tolist()
+        lasts = [starts[i] + sum(len(view.tokens) for view in rows[i][:place + 1]) - 1 for i, place in read]
+        return batch | dict(lasts=torch.tensor(lasts).view(2, n), seed=int(rng.integers(1 << 31)))
 
     def forward(self, batch):
         c = self.config
