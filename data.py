@@ -433,13 +433,16 @@ class Corpus:
         """(n,) uint32, read-only, of a column by name or number; empty: the row has no text in it."""
         return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
 
-    def example(self, row, views, choice):
+    def example(self, row, views, choice, pairs="pivot"):
         """The row as one or two views. Two: the first column, which is the pivot, and one of the others; without a pivot any two.
+        Or, of the columns with text, two `neighbours`, as for paraphrases of which each predicts the next.
         `choice`: a whole number that the caller draws; it selects among the columns that have text."""
         cells = self._cells(row)[:self.sides]
         filled = [ids for ids in cells if len(ids)]
         if views == 1:
             return (filled[choice % len(filled)],)
+        if pairs == "neighbours":
+            return tuple(filled[choice % (len(filled) - 1):][:2])
         if len(cells[0]):
             return filled[0], filled[1 + choice % (len(filled) - 1)]
         choice, first = divmod(choice, len(filled))
@@ -595,8 +598,8 @@ class Batches:
     where it would be a false negative; a repeat gives way to another row. Raises BadInput at once if the data has not enough
     views or distinct rows."""
 
-    def __init__(self, corpus, views, batch, seed, rank=0, world=1, distinct=False, max_length=None):
-        self.corpus, self.views, self.batch, self.seed, self.rank, self.world = corpus, views, batch, seed, rank, world
+    def __init__(self, corpus, views, batch, seed, rank=0, world=1, distinct=False, max_length=None, pairs="pivot"):
+        self.pairs, self.corpus, self.views, self.batch, self.seed, self.rank, self.world = pairs, corpus, views, batch, seed, rank, world
         self.distinct, self.max_length = distinct, max_length or corpus.max_length
         if views > corpus.sides:
             raise BadInput(f"{corpus.name} has the single column {corpus.columns[0]!r}, but the objective needs two views of a "
@@ -617,7 +620,7 @@ class Batches:
         return np.random.Generator(np.random.Philox([self.seed % 2 ** 64, purpose, step, self.rank if rank is None else rank]))
 
     def _example(self, row, choice):
-        return tuple(ids[:self.max_length] for ids in self.corpus.example(int(row), self.views, int(choice)))
+        return tuple(ids[:self.max_length] for ids in self.corpus.example(int(row), self.views, int(choice), self.pairs))
 
     def _is_new(self, example, seen):
         texts = {ids.tobytes() for ids in example}
@@ -755,7 +758,7 @@ def inspect(options, rest):
         raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
     corpus = open_corpus(config.data, langs=config.langs, vocab=config.vocab, skip_bad=config.skip_bad, cache=config.cache,
                          holdout=not config.eval_data)
-    batches = Batches(corpus, objective.views, config.batch, config.seed, 0, 1, objective.distinct, config.cut)
+    batches = Batches(corpus, objective.views, config.batch, config.seed, 0, 1, objective.distinct, config.cut, config.pairs)
     examples = batches.examples(options.step)[:config.batch // config.accumulate]
     batch = objective.collate(examples, batches.rng(options.step), settings, corpus.special)
     print(f"{objective.name}: step {options.step}, seed {config.seed}, {len(examples)} examples of {corpus.name}\n"

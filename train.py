@@ -39,6 +39,7 @@ from objectives import OBJECTIVES
 class TrainConfig:
     data: str = "toy"  # toy, regex, pydoc, or files: TSV, CSV, JSONL, text, a Moses pair a.de,a.en; .gz and .xz too
     langs: str = ""  # columns of the data to use, as en,de; the first is the pivot; default: all
+    pairs: str = "pivot"  # two views of a row: pivot (the first column and another) or neighbours (column i and i + 1: paraphrases)
     eval_data: str = ""  # file to evaluate on; default: rows held out from the data
     skip_bad: bool = False  # drop and count bad lines instead of stopping at the first
     vocab: int | None = None  # size of the tokenizer trained on the data; default: 1200 embedded, 8000 files
@@ -70,7 +71,7 @@ class TrainConfig:
 
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
 FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
-GROUPS = {"data": "data langs eval_data skip_bad vocab cut cache", "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
+GROUPS = {"data": "data langs pairs eval_data skip_bad vocab cut cache", "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def check(train, objective):
     for name in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
         if getattr(train, name) < 1:
             raise BadInput(f"{name} is {getattr(train, name)}: it must be at least 1")
-    for name, allowed in dict(schedule=("cosine", "linear", "constant"), precision=("auto", "float32", "bfloat16", "float16")).items():
+    for name, allowed in dict(schedule=("cosine", "linear", "constant"), pairs=("pivot", "neighbours"), precision=("auto", "float32", "bfloat16", "float16")).items():
         if getattr(train, name) not in allowed:
             raise BadInput(f"{name} is {getattr(train, name)!r}: choose one of {', '.join(allowed)}")
     if train.batch % train.accumulate:
@@ -477,7 +478,7 @@ class Run:
         self.corpus = data.open_corpus(train.data, tokenizer, langs=self.langs, vocab=train.vocab, skip_bad=train.skip_bad,
                                        cache=train.cache, holdout=not train.eval_data)
         self.batches = data.Batches(self.corpus, self.kind.views, train.batch, train.seed, self.rank, self.world,
-                                    self.kind.distinct, train.cut)
+                                    self.kind.distinct, train.cut, train.pairs)
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns)}; "
                  f"tokenizer of {self.corpus.special.vocab:,}")
 

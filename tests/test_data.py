@@ -547,3 +547,13 @@ def test_corruption_is_80_10_10_and_leaves_the_rest_alone(toy, line):
     assert near(drawn.sum(), total, .1 * 14 * share)  # random ids come from the whole vocabulary
     plain = data.corrupt(ids, np.ones(len(ids), bool), np.random.default_rng(7), mark, mask=0, random=1, random_specials=False)
     assert not np.isin(plain, mark.ids).any() and set(plain.tolist()) == set(range(mark.vocab)) - set(mark.ids.tolist())
+
+
+def test_neighbours_are_columns_that_follow_each_other(tmp_path):
+    path = tmp_path / "captions.tsv"
+    rows = [[f"word{column} row{row}" for column in range(5)] for row in range(40)]
+    path.write_text("en1\ten2\ten3\ten4\ten5\n" + "\n".join("\t".join(row) for row in rows) + "\n", encoding="utf-8")
+    corpus = data.open_corpus(str(path), vocab=300, cache=tmp_path / "cache", holdout=False)
+    batches = data.Batches(corpus, 2, 40, 0, pairs="neighbours")
+    pairs = [[corpus.tokenizer.decode(ids).split()[0] for ids in example] for step in range(5) for example in batches.examples(step)]
+    assert {tuple(pair) for pair in pairs} == {(f"word{i}", f"word{i + 1}") for i in range(4)}
