@@ -24,6 +24,7 @@ import secrets
 import shutil
 import sys
 import textwrap
+import threading
 import unicodedata
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -403,7 +404,7 @@ def texts(spec, split="valid", langs=None, limit=None, *, holdout=True, skip_bad
 
 class Corpus:
     """Rows of token ids, cut at `max_length` only by Batches. The ids of cell (row, column) are
-    tokens[offsets[i]:offsets[i + 1]], i = row * len(columns) + column; both arrays may lie on disk. `hash` says what
+    tokens[offsets[i]:offsets[i + 1]], i = row * len(columns) + column; both may lie on disk (Stored). `hash` says what
     the data is: source, tokenizer, columns, split."""
 
     def __init__(self, name, columns, tokenizer, tokens, offsets, identity, sides=None, split="all", held=(), max_length=None):
@@ -426,8 +427,8 @@ class Corpus:
         if self.split != "all":
             row = _without(row, self.held) if self.split == "train" else self.held[row]
         row = int(row) * len(self.columns)
-        ends = self.offsets[row:row + len(self.columns) + 1].tolist()
-        return [self.tokens[start:end] for start, end in itertools.pairwise(ends)]
+        ends = self.offsets[row:row + len(self.columns) + 1]
+        return np.split(self.tokens[int(ends[0]):int(ends[-1])], ends[1:-1] - ends[0])
 
     def ids(self, row, column):
         """(n,) uint32, read-only, of a column by name or number; empty: the row has no text in it."""
@@ -495,8 +496,25 @@ def _fingerprint(path):
         return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "sha256": hashlib.sha256(start + file.read()).hexdigest()}
 
 
+class Stored:
+    """The array in a file, read slice by slice: of a memory map, every page ever touched would count as this process's memory."""
+
+    def __init__(self, path, kind):
+        self.file, self.dtype, self.lock = open(path, "rb"), np.dtype(kind), threading.Lock()
+        self.length = os.fstat(self.file.fileno()).st_size // self.dtype.itemsize
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, part):
+        start, stop, _ = part.indices(self.length)
+        with self.lock:
+            self.file.seek(start * self.dtype.itemsize)
+            return np.frombuffer(self.file.read((stop - start) * self.dtype.itemsize), self.dtype)
+
+
 def _store(source, tokenizer, vocab, cache):
-    """-> tokenizer, tokens (uint32), offsets (int64), meta: mapped from the folder cache/FILES/CONTENT-TOKENIZER, which is made
+    """-> tokenizer, tokens (uint32), offsets (int64), meta: all in the folder cache/FILES/CONTENT-TOKENIZER, which is made
     first if there is none for what the files hold now. Several tokenizers may lie side by side."""
     digest = lambda value: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:10]
     sources = [_fingerprint(path) for path in source.paths]
@@ -514,12 +532,12 @@ def _store(source, tokenizer, vocab, cache):
             start = (row for record, row in source.rows(TRAIN_CHARACTERS) if record not in held)
             tokenizer = tokenizer or train_tokenizer((text for row in start for text in row if text), vocab)
             _prepare(source, tokenizer, folder(), {"sources": sources, "columns": source.columns}, held)
-            for path in old:  # Windows keeps what somebody has mapped
+            for path in old:  # Windows keeps what somebody has open
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         if asked is None and not own.exists():
             write_tokenizer(tokenizer, own)
         meta = json.loads((folder() / "meta.json").read_text(encoding="utf-8"))
-        tokens, offsets = (np.memmap(folder() / name, kind, "r").view(np.ndarray) for name, kind in ARRAYS.items())
+        tokens, offsets = (Stored(folder() / name, kind) for name, kind in ARRAYS.items())
         return tokenizer, tokens, offsets, meta
     except OSError as error:
         raise BadInput(f"cannot write the token store {base}: {error.strerror}; choose another folder with --cache") from None
@@ -859,5 +877,5 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    import data  # the module as train.py sees it: this file run as a program is another one, with a BadInput of its own
-    sys.exit(data.main())
+    sys.modules["data"] = sys.modules[__name__]  # train.py then imports this very module, not a second one with its own BadInput
+    sys.exit(main())

@@ -219,7 +219,7 @@ def test_the_store_holds_what_encoding_in_memory_gives_and_is_used_again(tmp_pat
     assert first.hash == again.hash == given.hash != small(tmp_path / "a.tsv").hash
     expected = data.encode(first.tokenizer, [text for pair in PAIRS for text in pair])
     for corpus in (first, again, given):
-        assert corpus.tokens.dtype == np.uint32 and np.array_equal(corpus.tokens, np.concatenate(expected))
+        assert corpus.tokens.dtype == np.uint32 and np.array_equal(corpus.tokens[:], np.concatenate(expected))
         assert all(np.array_equal(corpus.ids(row, name), expected[2 * row + place])
                    for row in range(40) for place, name in enumerate(("en", "de")))
 
@@ -260,7 +260,7 @@ def test_two_programs_that_prepare_at_once_both_get_the_whole_corpus(tmp_path):
     threads = [threading.Thread(target=lambda: found.append(small(tmp_path / "a.tsv", holdout=False))) for _ in range(4)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    assert len(found) == 4 and all(np.array_equal(corpus.tokens, found[0].tokens) and len(corpus) == 800 for corpus in found)
+    assert len(found) == 4 and all(np.array_equal(corpus.tokens[:], found[0].tokens[:]) and len(corpus) == 800 for corpus in found)
 
 
 def test_write_atomic_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
