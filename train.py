@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -71,7 +71,8 @@ class TrainConfig:
 
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
 FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
-GROUPS = {"data": "data langs pairs eval_data skip_bad vocab cut cache", "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
+GROUPS = {"data": "data langs pairs eval_data skip_bad vocab cut cache",
+          "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -183,7 +184,8 @@ def check(train, objective):
     for name in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
         if getattr(train, name) < 1:
             raise BadInput(f"{name} is {getattr(train, name)}: it must be at least 1")
-    for name, allowed in dict(schedule=("cosine", "linear", "constant"), pairs=("pivot", "neighbours"), precision=("auto", "float32", "bfloat16", "float16")).items():
+    choices = dict(schedule=("cosine", "linear", "constant"), pairs=("pivot", "neighbours"), precision=("auto", "float32", "bfloat16", "float16"))
+    for name, allowed in choices.items():
         if getattr(train, name) not in allowed:
             raise BadInput(f"{name} is {getattr(train, name)!r}: choose one of {', '.join(allowed)}")
     if train.batch % train.accumulate:

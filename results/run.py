@@ -140,7 +140,7 @@ def main():
         (folder / f"{options.name}.md").write_text(report(options.name, records), encoding="utf-8")
         return
     if options.name == "multi30k" and not (Path(options.files) / "multi30k_train.tsv.xz").is_file():
-        parser.error(f"--files {options.files!r} must be the folder that holds multi30k_train.tsv.xz, multi30k_val.tsv.xz and multi30k_test_2016_flickr.tsv.xz")
+        parser.error(f"--files {options.files!r} must be the folder that holds multi30k_train, _val and _test_2016_flickr (.tsv.xz)")
     jobs = plan(options.name, options.files and Path(options.files).resolve())
     with ThreadPoolExecutor(options.jobs) as pool:
         records = list(tqdm(pool.map(execute, jobs), total=len(jobs), disable=not sys.stderr.isatty()))

@@ -12,8 +12,25 @@ import data
 import train
 from data import BadInput
 from model import Model, ModelConfig
-from objectives import (ALIGN, OBJECTIVES, Bepa, Contrastive, Hybrid, LlmJepa, Mexma, Mlm, Ntp, align, barlow_twins, draw_blocks, epps_pulley,
-                        info_nce, koleo, mse, vicreg)
+from objectives import (
+    ALIGN,
+    OBJECTIVES,
+    Bepa,
+    Contrastive,
+    Hybrid,
+    LlmJepa,
+    Mexma,
+    Mlm,
+    Ntp,
+    align,
+    barlow_twins,
+    draw_blocks,
+    epps_pulley,
+    info_nce,
+    koleo,
+    mse,
+    vicreg,
+)
 
 SPECIAL = data.Special(0, 2, 3, 4, (57, 58, 59), 60, np.array([0, 1, 2, 3, 4, 57, 58, 59]), np.arange(60) % 3 != 0)
 SHAPE = ModelConfig(vocab=60, width=16, layers=2, heads=2, hidden=32, max_length=64, dropout=0.0)

@@ -7,17 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-import data
 import evaluate
 import train
-from data import BadInput
 from objectives import OBJECTIVES
 
 ROOT = Path(__file__).parent.parent
