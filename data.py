@@ -47,6 +47,7 @@ class BadInput(ValueError):
 
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") + tuple(f"[PRED_{place}]" for place in range(1, 11))
 SPELLINGS = {"pad": ("[PAD]", "<pad>"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
+LONGEST_WORD = 10_000  # characters; byte pair encoding takes the square of a word's length
 TRAIN_CHARACTERS = 20_000_000  # a vocabulary of some ten thousand pieces does not change with more text than this
 
 
@@ -194,6 +195,8 @@ def _record(line, langs):
     known = (langs, ("src", "tgt"), ("src", "trg"), ("anchor", "positive"), ("user", "assistant", "system"), ("text",))
     if isinstance(found.get("translation"), dict) and not (langs and found.keys() >= set(langs)):
         row = found["translation"]
+        if not row:
+            raise ValueError("the translation is empty")
     elif names := next((names for names in known if names and found.keys() >= set(names)), ()):
         row = {name: found[name] for name in names}
     else:
@@ -251,6 +254,8 @@ class Source:
         named = all(shape.fullmatch(cell) or cell in NAMES for cell in cells) or self.langs and set(self.langs) <= set(cells)
         if named and len(set(cells)) == len(cells) > 1:
             return kind, cells
+        if named and len(cells) > 1:
+            raise BadInput(f"{path}:1: the header names a column twice: {', '.join(cells[:8])}; give every column a name of its own")
         if kind == "tsv" and len(cells) == 2:
             return "pairs", ["src", "tgt"]
         raise BadInput(f"{path}:1: {len(cells)} column{'s' * (len(cells) > 1)}, but the first line does not name them; add a header such as "
@@ -274,7 +279,10 @@ class Source:
             for record, (number, row) in enumerate(self._read(place), sum(self.counts[:place])):
                 found = tuple("" if (text := row.get(name, "")).isspace() else text for name in self.columns)
                 empty = [name for name, text in zip(self.columns[:self.sides], found) if not text]
-                if len(names) - ("system" in names) <= 2 and not set(empty).isdisjoint(names):  # a pair must be whole;
+                long = max((len(word) for text in found if len(text) > LONGEST_WORD for word in text.split()), default=0)
+                if long > LONGEST_WORD:
+                    self._bad(self.paths[place], number, f"a word of {long:,} characters, over {LONGEST_WORD:,}: the tokenizer would take hours")
+                elif len(names) - ("system" in names) <= 2 and not set(empty).isdisjoint(names):  # a pair must be whole;
                     self._bad(self.paths[place], number, f"empty {empty[0]!r}")                 # in a wide table "" is no text
                 elif self.sides - len(empty) < min(2, self.sides):
                     self.sparse += 1
@@ -307,6 +315,8 @@ class Source:
                         raise ValueError(f"{len(cells)} cells, but {len(names)} columns ({', '.join(names[:6])})")
                     if cells:
                         yield number, dict(zip(names, cells))
+            except UnicodeDecodeError as error:
+                self._bad(path, number, f"not UTF-8 at byte {error.start}; convert the file, say with iconv -f latin1 -t utf-8")
             except (ValueError, csv.Error) as error:
                 self._bad(path, number, error)
 
@@ -631,7 +641,8 @@ class Batches:
             else:
                 on = f" on each of {world} ranks" if world > 1 else ""
                 raise BadInput(f"--batch {batch}{on}: {corpus.name} has only {found} rows ({len(corpus)} with repeats) that share no "
-                               f"text, and the objective takes the rest of a batch for negatives; use --batch {found // world} or less")
+                               f"text, and the objective takes the rest of a batch for negatives; " +
+                               (f"use --batch {found // world} or less" if found // world > 1 else "use more varied data"))
 
     def rng(self, step, purpose=0, rank=None):
         """The chance that the objective's collate gets (purpose 0), or that of the examples (1)."""
@@ -774,7 +785,8 @@ def inspect(options, rest):
     objective, config, _, settings, _ = train.parse(rest)
     if options.step < 0 or options.rows < 0 or options.width < 20:
         raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
-    corpus = open_corpus(config.data, langs=config.langs, vocab=config.vocab, skip_bad=config.skip_bad, cache=config.cache,
+    tokenizer = read_tokenizer(Path(config.init) / "tokenizer.json") if config.init else None
+    corpus = open_corpus(config.data, tokenizer, langs=config.langs, vocab=config.vocab, skip_bad=config.skip_bad, cache=config.cache,
                          holdout=not config.eval_data)
     batches = Batches(corpus, objective.views, config.batch, config.seed, 0, 1, objective.distinct, config.cut, config.pairs)
     examples = batches.examples(options.step)[:config.batch // config.accumulate]
@@ -791,14 +803,15 @@ def inspect(options, rest):
 
 
 def _show(name, packed, corpus, options, wanted):
-    """Totals of a Packed, then its first rows: the tokens, their positions, what each sees (numbers count from the row's start)."""
+    """Totals of a Packed, then some rows, evenly spread, because rows of one kind stand together: the tokens, their positions, what each sees (numbers count from the row's start)."""
     tokens, bounds = packed.tokens.tolist(), packed.rows.tolist()
     lengths, scored = np.diff(bounds), np.unique(np.searchsorted(bounds, list(wanted), side="right")) - 1  # rows that have targets
     print(f"\n{name}: {len(lengths):,} rows, {len(tokens):,} tokens; a row has {lengths.min()} / {lengths.mean():.1f} / {lengths.max()} "
           f"(least / mean / most); {tokens.count(corpus.special.mask) / len(tokens):.1%} masks")
     if wanted:
         print(f"  {len(wanted):,} targets, {len(wanted) / lengths[scored].sum():.1%} of the tokens of the {len(scored):,} rows that have any")
-    for row, (start, end) in enumerate(itertools.pairwise(bounds[:options.rows + 1])):
+    for row in sorted({place * len(lengths) // options.rows for place in range(options.rows)}):
+        start, end = bounds[row:row + 2]
         line = "".join(_marked(corpus, tokens[place], wanted.get(place)) for place in range(start, end)).strip()
         positions, seen = _counted(packed.positions[start:end].tolist()), _seen(packed.sees[start:end] - start)
         for said in (f"row {row}: {line}", f"  positions {positions}", f"  {seen}"):
@@ -861,7 +874,7 @@ def main(arguments=None):
     one.set_defaults(run=prepare)
     two = commands.add_parser("inspect", allow_abbrev=False, help="print one batch of an objective; takes every flag of train.py too",
                               epilog="and every flag of train.py, such as --objective mexma --data pairs.tsv --langs en,de --seed 1")
-    for name, value, said in (("--step", 0, "which batch"), ("--rows", 2, "rows of it to print"), ("--width", 100, "columns of the screen")):
+    for name, value, said in (("--step", 0, "which batch"), ("--rows", 4, "rows of it to print, evenly spread"), ("--width", 100, "columns of the screen")):
         two.add_argument(name, type=int, default=value, metavar="N", help=f"{said} (default: {value})")
     two.set_defaults(run=inspect)
     try:

@@ -587,22 +587,27 @@ def table(results):
 
 
 def read_config(folder):
-    """The config of a run, the first line of its log. Raises BadInput that says what is missing."""
+    """-> the first line of a run's log, with its "config". Raises BadInput that says what is missing."""
     if not folder.is_dir():
         raise BadInput(f"there is no run {folder}: give a folder that train.py wrote, such as out/mexma")
     if not (folder / "model.pt").is_file():
         raise BadInput(f"{folder} has no model.pt: it is no run, or was stopped before its first checkpoint")
     try:
-        return json.loads((folder / "log.jsonl").open(encoding="utf-8").readline())["config"]
+        with open(folder / "log.jsonl", encoding="utf-8") as file:
+            first = json.loads(file.readline())
+        first["config"]["data"], first["config"]["objective"]
+        return first
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{folder / 'log.jsonl'} does not begin with the config of the run: copy the run's folder whole") from None
 
 
 def write_results(folder, name, results):
-    """Write results to folder/name, whole or not at all. Other tasks' numbers stay if they are newer than the model."""
+    """Write results to folder/name, whole or not at all. In eval.json other tasks' numbers stay if they are newer than the model."""
     path, kept, tasks = folder / name, {}, {key.split("/")[0] for key in results}
-    if path.is_file() and path.stat().st_mtime >= (folder / "model.pt").stat().st_mtime:
-        kept = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key.split("/")[0] not in tasks}
+    if name == "eval.json" and path.is_file() and path.stat().st_mtime >= (folder / "model.pt").stat().st_mtime:
+        with contextlib.suppress(ValueError, AttributeError):            # a damaged file is written anew
+            old = json.loads(path.read_text(encoding="utf-8"))
+            kept = {key: value for key, value in old.items() if key.split("/")[0] not in tasks}
     data.write_atomic(path, (json.dumps(kept | results, indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -610,7 +615,10 @@ def evaluate_run(arguments):
     """`evaluate.py RUN`: numbers to stdout and RUN/eval.json. Rows other than the run's own test rows get a file of their own,
     named by what was given, RUN/eval-DATA-SPLIT-LANGUAGES.json, so that the eval.json of all runs hold the same thing."""
     folder = Path(arguments.run)
-    config = read_config(folder)
+    first = read_config(folder)
+    config, tokenizer = first["config"], data.read_tokenizer(folder / "tokenizer.json")
+    if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
+        raise BadInput(f"{folder / 'tokenizer.json'} is not the one that the run was trained with: put that file back")
     own = config.get("eval_data") or config["data"]
     spec = arguments.data or own
     langs = arguments.langs or (names(config.get("langs") or "") if spec == own else None)
@@ -618,6 +626,8 @@ def evaluate_run(arguments):
     split = arguments.split or ("test" if held_out else "all")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        if torch.device(device).type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
         raise BadInput(f"device {device!r} cannot be used here: leave --device out, or give cpu") from None
@@ -628,7 +638,7 @@ def evaluate_run(arguments):
             known = seen(config["data"], names(config.get("langs") or ""), not config.get("eval_data"), skip_bad)
         except BadInput as error:                                        # the data may be on another machine
             print(f"note: generate/exact_unseen and exact_new_prompt are left out: {error}", file=sys.stderr)
-    results = run(model, data.read_tokenizer(folder / "tokenizer.json"), spec, langs, split, arguments.tasks, arguments.limit,
+    results = run(model, tokenizer, spec, langs, split, arguments.tasks, arguments.limit,
                   skip_bad, progress=True, known=known, answer_limit=arguments.limit)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
@@ -640,7 +650,7 @@ def evaluate_run(arguments):
     if "geometry/rankme" in results:
         print(diagnose(results)[1])
     if "retrieval/xsim" not in results and not arguments.tasks:
-        print(f"note: retrieval was left out, {spec} has one text a row", file=sys.stderr)
+        print("note: retrieval was left out, it needs two columns of texts", file=sys.stderr)
 
 
 def names(text):

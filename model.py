@@ -7,6 +7,7 @@ Axes, here and in every other file:
 
 import io
 import os
+import warnings
 from dataclasses import asdict, dataclass, fields, replace
 from typing import NamedTuple
 
@@ -207,9 +208,12 @@ class ModelConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise BadInput(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
-        for name in ("vocab", "width", "heads", "hidden", "max_length"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name, least in dict(vocab=1, width=1, heads=1, hidden=1, max_length=1, layers=0, kv_heads=0, position_offset=0).items():
+            if getattr(self, name) < least:
+                raise BadInput(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        for name in ("norm_epsilon", "theta"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise BadInput(f"{name} is {getattr(self, name)}: it must be positive and finite")
         if self.width % self.heads:
             raise BadInput(f"width {self.width} is not a multiple of heads {self.heads}: change one of them")
         if self.heads % (self.kv_heads or self.heads):
@@ -456,12 +460,15 @@ def save(model, path):
 def load(path, device="cpu"):
     """Rebuild a saved Model, in eval mode. BadInput if the file is missing, damaged, or its weights contradict its config."""
     saved = read_torch(path, device)
-    if not isinstance(saved, dict) or not {"config", "weights"} <= set(saved):
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), dict) for key in ("config", "weights")):
         raise BadInput(f"{path} is not a model file: it lacks 'config' or 'weights'; point to the model.pt of a run")
     known = {field.name for field in fields(ModelConfig)}
     if set(saved["config"]) != known:
         raise BadInput(f"{path}: its config fields differ from this version's: {sorted(set(saved['config']) ^ known)}")
-    model = Model(ModelConfig(**saved["config"])).to(device)
+    try:
+        model = Model(ModelConfig(**saved["config"])).to(device)
+    except TypeError as error:                                           # a value of another type than its field
+        raise BadInput(f"{path}: its config cannot be right ({error})") from None
     load_weights(model, saved["weights"], path)
     return model.eval()
 
@@ -488,7 +495,9 @@ def read_torch(path, device="cpu"):
     if not os.path.isfile(path):
         raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        with warnings.catch_warnings():                                  # torch warns of an old pickle before it refuses it
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:                                           # torch raises a dozen types for a bad file
         raise BadInput(f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is damaged or of another kind")
 

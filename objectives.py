@@ -5,6 +5,7 @@ chance is there), its `forward` turns the batch into a loss (no chance but dropo
 """
 
 import copy
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,15 @@ def wide(x):
     return x.float() if x.element_size() < 4 else x
 
 
+def in_float32(loss):
+    """Run a loss outside of autocast, which would take its matrix products back to half precision whatever its inputs are."""
+    @functools.wraps(loss)
+    def run(x, *rest, **options):
+        with torch.autocast(x.device.type, enabled=False):
+            return loss(x, *rest, **options)
+    return run
+
+
 def token_loss(logits, targets, scored):
     """Sum of cross-entropies (N, V), (N,) divided by `scored`, the number of targets that the whole step scores, so that
     micro-batches add up to exactly the gradient of one big batch."""
@@ -59,6 +69,7 @@ def mse(x, y):
     return F.mse_loss(wide(x), wide(y))
 
 
+@in_float32
 def koleo(x, normalise=True, epsilon=1e-8):
     """-mean_i log min_j |x_i - x_j|: pushes every vector (N, D) away from its nearest neighbour [Sablayrolles et al. 2019, eq. 3].
     `normalise`: on the unit sphere, as MEXMA's code; raw vectors, as its formula. Exact duplicates give a large finite value."""
@@ -70,6 +81,7 @@ def koleo(x, normalise=True, epsilon=1e-8):
     return -(F.pairwise_distance(x, x[nearest], eps=epsilon) + epsilon).log().mean()
 
 
+@in_float32
 def info_nce(x, y, temperature, within=True, keep_self=False, both=True):
     """Each vector must find its partner among all others: x (N, D), y (N, D) -> mean of 2N cross-entropies of cosine / temperature
     [van den Oord et al. 2018, eq. 4; both directions]. `within`: vectors of the same side are negatives too (2N - 2 of them).
@@ -98,6 +110,7 @@ def l2_distance(x, y):
     return torch.linalg.vector_norm(wide(x) - wide(y), dim=-1).mean()
 
 
+@in_float32
 def vicreg(x, y, invariance=25.0, variance=25.0, covariance=1.0):
     """Pull partners together, keep every dimension's deviation above 1, decorrelate dimensions; raw vectors (N, D), N >= 2
     [Bardes et al. 2022, eq. 1-6; the released BERT-JEPA sums the two sides' covariance terms and averages their variance terms]."""
@@ -112,14 +125,16 @@ def vicreg(x, y, invariance=25.0, variance=25.0, covariance=1.0):
     return invariance * F.mse_loss(x, y) + variance * (spread_x + spread_y) / 2 + covariance * (tie_x + tie_y)
 
 
+@in_float32
 def barlow_twins(x, y, off_diagonal=0.005):
     """Make the cross-correlation of the two sides the identity: sum (1 - C_ii)^2 + .005 sum_{i != j} C_ij^2 [Zbontar et al. 2021, eq. 1]."""
     unit = lambda z: (z - z.mean(0)) / (z.std(0, correction=0) + 1e-6)
-    square = (unit(wide(x)).T @ unit(wide(y)) / len(x))                  # (D, D)
-    diagonal = square.diagonal()
-    return (1 - diagonal).square().sum() + off_diagonal * (square.square().sum() - diagonal.square().sum())
+    matrix = unit(wide(x)).T @ unit(wide(y)) / len(x)                    # (D, D)
+    diagonal = matrix.diagonal()
+    return (1 - diagonal).square().sum() + off_diagonal * (matrix.square().sum() - diagonal.square().sum())
 
 
+@in_float32
 def epps_pulley(z, seed, slices=256, points=17, reach=3.0):
     """How far the projections of z (N, D) on random unit directions are from a standard normal: the mean over slices of
     N * integral |empirical characteristic function - exp(-t^2/2)|^2 exp(-t^2/2) dt over |t| <= 3, by the trapezoid rule
@@ -221,7 +236,7 @@ class Mlm(Objective):
     name, head, pool = "mlm", "transform", "mean"
     recipe = dict(lr=1e-4, batch=256, steps=1_000_000, warmup=0.01, schedule="linear", weight_decay=0.01, clip=1.0)
     toy = dict(lr=(1e-3, "a small model from scratch"), batch=(128, "as many sentences as 64 pairs"), steps=(600, "minutes on a CPU"),
-               warmup=(0.1, "600 steps in all"))
+               warmup=(0.1, "a short run"))
 
     @dataclass(frozen=True)
     class Config:
@@ -248,7 +263,7 @@ class Contrastive(Objective):
     name, views, distinct = "contrastive", 2, True
     recipe = dict(lr=1e-4, batch=1200, steps=300_000, warmup=0.3, schedule="cosine", weight_decay=0.0, clip=1.2)
     toy = dict(lr=(5e-4, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(1000, "minutes on a CPU"),
-               warmup=(0.1, "1000 steps in all"))
+               warmup=(0.1, "a short run"))
 
     @dataclass(frozen=True)
     class Config:
@@ -288,7 +303,7 @@ class Mexma(Objective):
     name, views, distinct = "mexma", 2, True
     recipe = dict(lr=1e-4, batch=150, steps=300_000, warmup=0.3, schedule="cosine", weight_decay=0.0, clip=1.2)
     toy = dict(lr=(1e-3, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(600, "minutes on a CPU"),
-               warmup=(0.1, "600 steps in all"),
+               warmup=(0.1, "a short run"),
                koleo_weight=(1.0, "the paper starts from XLM-R; from scratch .01 leaves the space half-collapsed"),
                head_layers=(2, "the encoder has 3"), head_heads=(4, "as the encoder"), head_hidden=(512, "as the encoder"))
 
@@ -388,7 +403,7 @@ class Bepa(Objective):
     """
     name, views, head, distinct = "bepa", 2, "transform", True
     recipe = dict(lr=2e-5, batch=64, steps=21_875, warmup=500 / 21_875, schedule="linear", weight_decay=0.01, clip=1.0)
-    toy = dict(lr=(1e-3, "a small model from scratch"), steps=(600, "minutes on a CPU"), warmup=(0.1, "600 steps in all"))
+    toy = dict(lr=(1e-3, "a small model from scratch"), steps=(600, "minutes on a CPU"), warmup=(0.1, "a short run"))
 
     @dataclass(frozen=True)
     class Config:
@@ -478,7 +493,7 @@ class Ntp(Objective):
     name, views, causal, pool = "ntp", 2, True, "last"
     recipe = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0, clip=1.0)
     toy = dict(lr=(2e-3, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(600, "minutes on a CPU"),
-               warmup=(0.1, "600 steps in all"))
+               warmup=(0.1, "a short run"))
 
     @dataclass(frozen=True)
     class Config:
@@ -620,7 +635,7 @@ class Hybrid(Objective):
     name, pool = "hybrid", "mean"
     recipe = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine", weight_decay=0.05, clip=0.0)
     toy = dict(lr=(1e-3, "a small model from scratch"), batch=(128, "as many sentences as 64 pairs"), steps=(600, "minutes on a CPU"),
-               warmup=(0.1, "600 steps in all"), min_keep=(4, "a sentence has about 14 tokens, not 512"), predictor_width=(64, "half the encoder's"),
+               warmup=(0.1, "a short run"), min_keep=(4, "a sentence has about 14 tokens, not 512"), predictor_width=(64, "half the encoder's"),
                predictor_layers=(2, "the encoder has 3"), predictor_heads=(4, "as the encoder"))
 
     @dataclass(frozen=True)
@@ -757,7 +772,7 @@ class Hybrid(Objective):
             torch._foreach_lerp_(list(self.teacher.parameters()), list(self.model.parameters()), 1 - m)
 
     def warning(self):
-        if self.config.balance != "learned" or 0.05 <= (share := float(self.share())) <= 0.95:
+        if self.config.balance != "learned" or 0.05 <= (share := float(self.share().detach())) <= 0.95:
             return ""
         starved = "mlm" if share > 0.5 else "latent"
         return f"the learned lambda is {share:.3f}: it falls to the smaller loss and starves {starved}; --balance fixed holds it"

@@ -34,6 +34,11 @@ from data import BadInput
 from model import DECODER, SIZES, Block, Model, ModelConfig, add_lora, load, load_weights, read_torch, save, size_config, write_torch
 from objectives import OBJECTIVES
 
+try:
+    import fcntl
+except ImportError:                                                      # Windows has no such locks
+    fcntl = None
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -42,7 +47,7 @@ class TrainConfig:
     pairs: str = "pivot"  # two views of a row: pivot (the first column and another) or neighbours (column i and i + 1: paraphrases)
     eval_data: str = ""  # file to evaluate on; default: rows held out from the data
     skip_bad: bool = False  # drop and count bad lines instead of stopping at the first
-    vocab: int | None = None  # size of the tokenizer trained on the data; default: 1200 embedded, 8000 files
+    vocab: int | None = None  # size of the tokenizer trained on the data; default: 4096 embedded, 8000 files
     cut: int = 128  # longest view in tokens; the rest is cut off
     cache: str = "cache"  # where token stores of files are kept
     size: str = "toy"  # shape of the model: toy, small, base, large
@@ -71,6 +76,7 @@ class TrainConfig:
 
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
 FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
+DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}                # a flag that is newer than a run does not stop it
 GROUPS = {"data": "data langs pairs eval_data skip_bad vocab cut cache",
           "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
@@ -160,8 +166,12 @@ def parse(arguments):
     given = {name: value for name, value in vars(options).items() if value is not None and name != "objective"}
     values, toy = defaults(objective, known.size)
     values |= given
-    notes = [f"{name} {value} (paper: {paper}): {reason}" for name, (value, paper, reason) in toy.items() if name not in given]
+    plain = lambda value: f"{value:.3g}" if isinstance(value, float) else value
+    notes = [f"{name} {plain(value)} (paper: {plain(paper)}): {reason}" for name, (value, paper, reason) in toy.items() if name not in given]
     pick = lambda config: {f.name: values[f.name] for f in fields(config) if f.name in values}
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value) or isinstance(value, int) and abs(value) > 2 ** 31:
+            raise BadInput(f"{name} is {value}: it must be a finite number of a sensible size")
     train = TrainConfig(**pick(TrainConfig))
     asked = {f.name: given[f.name] for f in fields(ModelConfig) if f.name in given and f.name != "vocab"}
     return objective, check(train, objective), asked, objective.Config(**pick(objective.Config)), notes
@@ -184,6 +194,12 @@ def check(train, objective):
     for name in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
         if getattr(train, name) < 1:
             raise BadInput(f"{name} is {getattr(train, name)}: it must be at least 1")
+    if train.vocab is not None and not 0 < train.vocab <= 1_000_000:
+        raise BadInput(f"vocab is {train.vocab}: it must be between 300 and 1,000,000")
+    if train.vocab and train.init:
+        raise BadInput(f"vocab {train.vocab} has no effect with --init, whose tokenizer is kept: drop one of the two")
+    if train.seed < 0:
+        raise BadInput(f"seed is {train.seed}: it must not be negative")
     choices = dict(schedule=("cosine", "linear", "constant"), pairs=("pivot", "neighbours"), precision=("auto", "float32", "bfloat16", "float16"))
     for name, allowed in choices.items():
         if getattr(train, name) not in allowed:
@@ -231,8 +247,10 @@ def choose_device(train):
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise ValueError
         torch.empty(1, device=device)
-    except Exception:
+    except Exception:                                                    # torch raises several types, one for each back end
         have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise BadInput(f"device {name!r} cannot be used here: there is {', '.join(have)}; --device auto chooses") from None
     why = "chosen by --device" if train.device != "auto" else "the first of cuda, mps, cpu that is here"
@@ -341,11 +359,11 @@ def log_line(folder, record):
 def read_log(folder):
     """The objects of log.jsonl, if it is there; a last line cut short by a kill is left out."""
     path, records = folder / "log.jsonl", []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):
             records.append(json.loads(line))
-    return records
+    return [record for record in records if isinstance(record, dict)]
 
 
 def start_from(model, source, name):
@@ -373,7 +391,7 @@ def differences(old, new, prefix=""):
         was, now = old.get(name, "absent"), new.get(name, "absent")
         if isinstance(was, dict) and isinstance(now, dict):
             found += differences(was, now, f"{prefix}{name}.")
-        elif was != now and name not in FREE:
+        elif was != now and name not in FREE and not (was == "absent" and now == DEFAULTS.get(name, "absent")):
             found.append(f"{prefix}{name} was {was}, is {now}")
     return found
 
@@ -384,7 +402,7 @@ def check_same(saved, config, folder, corpus):
         if saved[f"{name}_hash"] != value:
             changed.append(f"the {name} differs (hash {saved[f'{name}_hash'][:8]}, now {value[:8]})")
     if changed:
-        raise BadInput(f"{folder} holds a run with other settings: {'; '.join(changed)}. Use another --out, or delete the folder")
+        raise BadInput(f"{folder} holds a run with other settings: {'; '.join(changed)}. Use another --out, such as {folder}-2")
 
 
 def random_state(device):
@@ -424,12 +442,17 @@ class Run:
                      f"{train.batch // train.accumulate}: this is not the loss of a batch of {train.batch}")
         self.langs = [name for name in train.langs.split(",") if name] or None
         saved = read_torch(self.folder / "train.pt") if (self.folder / "train.pt").exists() else None
+        if saved is not None and not (isinstance(saved, dict) and {"config", "objective", "tokenizer_hash", "data_hash"} <= set(saved)):
+            raise BadInput(f"{self.folder / 'train.pt'} is not a checkpoint of train.py: put the right file back, or use another --out")
         config, source = self.shape_of(architecture(self.kind) | self.asked, saved)   # a shape that cannot work is refused before the data is read
         if train.cut + 2 > config.max_length:
             raise BadInput(f"cut {train.cut} leaves no room for [CLS] and [SEP] in max_length {config.max_length}: lower --cut")
         self.open_data(saved)
         torch.manual_seed(train.seed)
-        model = Model(replace(config, vocab=self.corpus.special.vocab))
+        try:
+            model = Model(replace(config, vocab=self.corpus.special.vocab))
+        except RuntimeError as error:                                    # torch: not enough memory
+            raise BadInput(f"a model of this shape cannot be made here: {str(error).splitlines()[0]}") from None
         if source:
             self.say(start_from(model, source, train.init))
         if train.lora_rank:
@@ -473,23 +496,43 @@ class Run:
         train = self.train
         owner = self.folder if saved else Path(train.init) if train.init else None
         tokenizer = data.read_tokenizer(owner / "tokenizer.json") if owner else None
+        if owner and owner != self.folder:
+            first = (read_log(owner) or [{}])[0]
+            if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
+                raise BadInput(f"{owner / 'tokenizer.json'} is not the one that {owner} was trained with: put that file back")
         if not saved and self.folder.exists() and any(self.folder.iterdir()):
-            begun = {"tokenizer.json", "log.jsonl", "model.pt"}              # what a run has that was killed before its first checkpoint
+            begun = {"tokenizer.json", "log.jsonl", "model.pt", "bad_batch.pt", ".lock"}              # what a run has that was killed before its first checkpoint
             if not {path.name for path in self.folder.iterdir() if path.suffix != ".part"} <= begun:
                 raise BadInput(f"{self.folder} is not empty and holds no run: use another --out")
         self.corpus = data.open_corpus(train.data, tokenizer, langs=self.langs, vocab=train.vocab, skip_bad=train.skip_bad,
                                        cache=train.cache, holdout=not train.eval_data)
         self.batches = data.Batches(self.corpus, self.kind.views, train.batch, train.seed, self.rank, self.world,
                                     self.kind.distinct, train.cut, train.pairs)
-        self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns)}; "
-                 f"tokenizer of {self.corpus.special.vocab:,}")
+        self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns[:self.corpus.sides])}; "
+                 f"tokenizer of {self.corpus.special.vocab:,}" + (f"; {len(self.corpus.held):,} rows held out for evaluation" if len(self.corpus.held) else ""))
+        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", 2, train.skip_bad)[0]
+        if min(map(len, texts.values())) < 2:                            # found now, not at the first evaluation
+            raise BadInput(f"{train.eval_data or train.data} gives fewer than 2 rows for evaluation: name other rows with --eval-data")
 
     def matched_steps(self, own):
         """Steps of `own` FLOPs that make up the compute of the run --match-flops."""
-        first = read_log(Path(self.train.match_flops))[0]
-        if "flops_per_step" not in first:
-            raise BadInput(f"{self.train.match_flops} has no FLOPs in its log: train it again with this version")
+        records = read_log(Path(self.train.match_flops))
+        first = records[0] if records else {}
+        if not isinstance(first.get("flops_per_step"), float) or not isinstance(first.get("config"), dict):
+            raise BadInput(f"{self.train.match_flops} has no FLOPs in the first line of its log: train it again with this version")
+        if max(record.get("step", 0) for record in records) < first["config"]["steps"]:
+            raise BadInput(f"{self.train.match_flops} is not finished: its compute is not known before it is")
         return max(1, round(first["flops_per_step"] * first["config"]["steps"] * first["processes"] / own / self.world))
+
+    def lock(self):
+        """One process a folder: two would write into each other's log. The lock ends with the process, however that ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.locked = open(self.folder / ".lock", "w", encoding="utf-8")
+        if fcntl:
+            try:
+                fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"another process trains in {self.folder}: wait for it, or use another --out") from None
 
     def begin(self):
         probes = [[to_device(part, self.device) for part in self.make_batch(step)] for step in range(16 if self.train.match_flops else 2)]
@@ -499,16 +542,18 @@ class Run:
             self.settings["steps"] = self.train.steps
             self.say(f"{self.train.steps} steps of {flops / 1e9:.2f} GFLOP: the compute of {self.train.match_flops}")
         if self.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock()
             (self.folder / "log.jsonl").write_text("", encoding="utf-8")
             data.write_atomic(self.folder / "tokenizer.json", self.corpus.tokenizer.to_str().encode())
             count = sum(p.numel() for p in self.objective.parameters())
             log_line(self.folder, {"config": self.settings, "command": self.command, "parameters": count, "flops_per_step": flops, "processes": self.world,
-                                   "device": str(self.device), "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
+                                   "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer), "device": str(self.device), "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
         self.say(f"{sum(p.numel() for p in self.objective.model.parameters()):,} parameters in the model, "
-                 f"{sum(p.numel() for p in self.objective.parameters()):,} with what only training needs")
+                 f"{sum(p.numel() for p in self.objective.parameters()):,} with the parts that only training needs")
 
     def resume(self, saved):
+        if self.rank == 0:
+            self.lock()
         if self.train.match_flops:                                       # the number was found when the run began
             self.train = replace(self.train, steps=saved["config"]["steps"])
             self.settings["steps"] = self.train.steps
@@ -516,11 +561,16 @@ class Run:
         if saved["config"]["steps"] != self.train.steps:
             self.say(f"steps was {saved['config']['steps']}, is {self.train.steps}: the schedule is that of the new number from here on")
         load_weights(self.objective, saved["objective"], self.folder / "train.pt")
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.scaler.load_state_dict(saved["scaler"])
-        for name in ("step", "tokens", "seconds", "first", "window"):
-            setattr(self, name, saved[name])
-        set_random_state(saved["random"], self.device)
+        try:
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.scaler.load_state_dict(saved["scaler"])
+            for name in ("step", "tokens", "seconds", "first", "window"):
+                setattr(self, name, saved[name])
+            set_random_state(saved["random"], self.device)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise BadInput(f"{self.folder / 'train.pt'} is not a checkpoint of this version ({type(error).__name__}: {error})") from None
+        if self.rank == 0 and not (self.folder / "model.pt").exists():
+            save(self.objective.model, self.folder / "model.pt")
         if self.rank == 0:
             rewind_log(self.folder, self.step)
             for left in self.folder.glob(".*.part"):                      # of a write that a kill cut short
@@ -576,7 +626,8 @@ class Run:
             plain = [{name: vars(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in parts]
             write_torch({"step": self.step, "values": values, "parts": plain}, path)
         terms = ", ".join(f"{name} {value:g}" for name, value in values.items() if name != "tokens")
-        raise BadInput(f"step {self.step}: the loss is not finite ({terms}). The batch is in {path}, the last good state in train.pt; "
+        good = "the last good state in train.pt" if (self.folder / "train.pt").exists() else "and there is no checkpoint yet"
+        raise BadInput(f"step {self.step}: the loss is not finite ({terms}). The batch is in {path}, {good}; "
                        "try a lower --lr, --precision float32, or a smaller --clip")
 
     def evaluate(self):
@@ -600,6 +651,8 @@ class Run:
     def loop(self):
         train, stop = self.train, Stop()
         if self.step >= train.steps:
+            if self.rank == 0 and not any("eval" in record and record["step"] == self.step for record in read_log(self.folder)):
+                self.finish()                                            # it was killed between its last checkpoint and its last evaluation
             self.say(f"this run is finished: {self.step} steps. Evaluate it: python evaluate.py {self.folder}")
             return 0
         forward = self.objective
@@ -687,10 +740,17 @@ def table(before, after):
     names = [name for name in names if name.split("/")[-1].count("-") == 0]
     width = max(map(len, names))
     lines = [f"{'':{width}} {'step 0':>9} {'now':>9}"]
-    return "\n".join(lines + [f"{name:{width}} {before.get(name, math.nan):9.2f} {after[name]:9.2f}" for name in names])
+    for name in names:
+        unit, better, about = evaluate.ABOUT.get(name.partition("/")[2], ("", "", ""))
+        lines.append(f"{name:{width}} {before.get(name, math.nan):9.2f} {after[name]:9.2f} {unit:1} {better:6} {about}".rstrip())
+    return "\n".join(lines)
 
 
 def main(arguments):
+    def terminate(number, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)                             # until the loop takes over: leave as at Ctrl-C, with nothing half-made
     try:
         return Run(arguments).loop()
     except (BadInput, OSError) as error:                                 # OSError: a full disk, a folder that cannot be written

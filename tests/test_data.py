@@ -114,9 +114,9 @@ BAD = [
     ("a.tsv", "en\tde\na\tb\na\tb\tc\n", "a.tsv:3: 3 cells, but 2 columns (en, de)"),
     ("a.tsv", "en\tde\na\tb\na\n", "a.tsv:3: 1 cells"),
     ("a.tsv", "en\tde\na\tb\n \tb\n", "a.tsv:3: empty 'en'"),
-    ("a.tsv", b"en\tde\na\tb\na\tb\xff\n", "a.tsv:3: 'utf-8' codec can't decode byte 0xff in position 3"),
+    ("a.tsv", b"en\tde\na\tb\na\tb\xff\n", "a.tsv:3: not UTF-8 at byte 3; convert the file"),
     ("a.csv", "src,trg\na,b\na,b,c\n", "a.csv:3: 3 cells"),
-    ("a.csv", b"src,trg\na,b\n\xff,b\n", "a.csv:3: 'utf-8' codec"),
+    ("a.csv", b"src,trg\na,b\n\xff,b\n", "a.csv:3: not UTF-8"),
     ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: "),
     ("a.csv", 'src,trg\na,b\n"a cell must end,b\n', "a.csv:3: unexpected end of data"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}\n', "a.jsonl:3: not JSON"),
@@ -127,7 +127,7 @@ BAD = [
     ("a.jsonl", lines({"src": "a", "tgt": "b"}, {"src": "a", "tgt": ""}), "a.jsonl:2: empty 'tgt'"),
     ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user", "content": "x"}]}),
      'a.jsonl:2: "messages" must be one user turn'),
-    ("a.txt", b"fine\n\xe4\n", "a.txt:2: 'utf-8' codec can't decode byte 0xe4 in position 0")]
+    ("a.txt", b"fine\n\xe4\n", "a.txt:2: not UTF-8 at byte 0")]
 
 
 @pytest.mark.parametrize("name, text, said", BAD)
@@ -557,3 +557,11 @@ def test_neighbours_are_columns_that_follow_each_other(tmp_path):
     batches = data.Batches(corpus, 2, 40, 0, pairs="neighbours")
     pairs = [[corpus.tokenizer.decode(ids).split()[0] for ids in example] for step in range(5) for example in batches.examples(step)]
     assert {tuple(pair) for pair in pairs} == {(f"word{i}", f"word{i + 1}") for i in range(4)}
+
+
+@pytest.mark.parametrize("name, content, message", [("a.tsv", "en\ten\na\tb\n", "names a column twice"), ("a.jsonl", '{"translation": {}}\n', "translation is empty"),
+                                                    ("a.txt", "fine\n" + "x" * 20_000 + "\n", "a.txt:2: a word of 20,000 characters")])
+def test_more_bad_files_are_named(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(data.BadInput, match=message):
+        data.open_corpus(str(tmp_path / name), vocab=300, cache=tmp_path / "cache", holdout=False)

@@ -93,6 +93,5 @@ def test_the_tables_of_the_readme_are_those_of_the_results():
 
 
 def test_the_readme_names_every_objective_and_every_file():
-    import objectives
-    for name in [f"`{kind.name}`" for kind in objectives.OBJECTIVES] + [f"`{name}.py`" for name in ARROWS]:
+    for name in [f"`{kind}`" for kind in ("mexma", "bepa", "hybrid", "llm-jepa", "mlm", "ntp", "contrastive")] + [f"`{name}.py`" for name in ARROWS]:
         assert name in README

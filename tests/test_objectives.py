@@ -177,6 +177,16 @@ def test_losses_are_computed_in_float32_from_half_precision():
     assert koleo(x).dtype == info_nce(x, x, 0.1).dtype == mse(x, x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", ALIGN)
+def test_autocast_does_not_take_the_losses_back_to_half_precision(kind):
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 6, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = align(kind, x, y, 0.07)
+        assert torch.equal(koleo(x), koleo(x)) and koleo(x).dtype == torch.float32
+    assert torch.equal(inside, align(kind, x, y, 0.07))
+
+
 def test_an_untrained_mlm_costs_the_logarithm_of_the_vocabulary():
     objective = build(Mlm, torch.float32)
     assert abs(objective(batch_of(objective, items=examples(Mlm, 50)))[0] - math.log(60)) < 0.3

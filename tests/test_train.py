@@ -100,7 +100,9 @@ def test_biases_norms_and_scalars_are_not_decayed(pairs, tmp_path):
     (["--schedule", "cosin"], "schedule is 'cosin'"), (["--device", "cuda:7"], "device 'cuda:7' cannot be used"),
     (["--precision", "float16", "--device", "cpu"], "precision float16 needs"), (["--heads", "3"], "width 128 is not a multiple of heads 3"),
     (["--data", "nowhere.tsv"], "nowhere.tsv"), (["--langs", "en,xx"], "xx"), (["--cut", "600"], "cut 600"), (["stray"], "'stray' is not expected"),
-    (["--align", "cosin"], "align is 'cosin'")])
+    (["--align", "cosin"], "align is 'cosin'"), (["--lr", "nan"], "lr is nan"), (["--koleo-weight", "inf"], "koleo_weight is inf"),
+    (["--kv-heads", "-1"], "kv_heads is -1"), (["--layers", "-1"], "layers is -1"), (["--seed", "-3"], "seed is -3"), (["--vocab", "0"], "vocab is 0"),
+    (["--width", "100000000000"], "width is 100000000000"), (["--device", "meta"], "device 'meta' cannot be used")])
 def test_a_mistake_is_one_clear_line_and_status_2_and_leaves_nothing(words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train.main([*words, *([] if "--data" in words else ["--data", "toy"])]) == 2
@@ -124,7 +126,7 @@ def test_help_shows_every_flag_with_its_default_and_marks_whose_it_is(kind, caps
 
 def test_toy_values_are_told_with_the_papers_and_give_way_to_flags():
     _, settings, _, config, notes = train.parse(["--objective", "mexma"])
-    assert any("koleo_weight 1.0 (paper: 0.01)" in note for note in notes) and config.koleo_weight == 1.0
+    assert any("koleo_weight 1 (paper: 0.01)" in note for note in notes) and config.koleo_weight == 1.0
     _, settings, _, config, notes = train.parse(["--objective", "mexma", "--koleo-weight", "0.01", "--lr", "0.5"])
     assert config.koleo_weight == 0.01 and settings.lr == 0.5 and not any("koleo" in note or note.startswith("lr") for note in notes)
     _, settings, _, config, notes = train.parse(["--objective", "mexma", "--size", "base"])
@@ -145,7 +147,7 @@ def test_every_objective_trains_logs_and_is_evaluated_from_its_folder_alone(kind
     assert [record["step"] for record in steps] == [5, 10, 12] and all(math.isfinite(record["loss"]) for record in steps)
     assert {"lr", "grad_norm", "tokens", "seconds", "tokens_per_second"} < steps[0].keys()
     assert [record["step"] for record in records if "eval" in record] == [0, 6, 12]
-    assert {"model.pt", "train.pt", "tokenizer.json", "log.jsonl"} == {p.name for p in out.iterdir()}
+    assert {"model.pt", "train.pt", "tokenizer.json", "log.jsonl"} == {p.name for p in out.iterdir() if p.name != ".lock"}
     assert evaluate.main([str(out), "--json"]) == 0 and (out / "eval.json").is_file()
     assert "geometry/rankme" in json.loads(capsys.readouterr().out)
 
@@ -435,3 +437,63 @@ def test_a_folder_that_cannot_be_made_is_one_line(pairs, tmp_path, capsys):
     assert train.main(command(pairs, tmp_path / "file" / "run", "mlm", "--steps", 1)) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_second_process_on_the_same_folder_is_refused(pairs, tmp_path, capsys):
+    words = command(pairs, tmp_path / "run", "mlm", "--steps", 1)
+    first = train.Run(words)
+    assert train.main(words) == 2 and "another process trains in" in capsys.readouterr().err
+    first.locked.close()
+    assert train.main(words) == 0
+
+
+def test_a_kill_during_the_last_evaluation_is_made_good(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "contrastive", "--steps", 2)) == 0
+    whole = train.read_log(out)
+    lines = (out / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    (out / "log.jsonl").write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
+    (out / "model.pt").unlink()
+    capsys.readouterr()
+    assert train.main(command(pairs, out, "contrastive", "--steps", 2)) == 0
+    assert "step 0       now" in capsys.readouterr().out and (out / "model.pt").exists()
+    assert train.read_log(out)[-1] == whole[-1]
+
+
+def test_a_diverged_run_can_be_tried_again_with_other_flags(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "contrastive", "--steps", 30, "--lr", "1e30", "--warmup", 0, "--clip", 0)) == 2
+    assert "there is no checkpoint yet" in capsys.readouterr().err and (out / "bad_batch.pt").exists()
+    assert train.main(command(pairs, out, "contrastive", "--steps", 2)) == 0
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [1], "optimizer"])
+def test_a_file_that_is_no_checkpoint_is_one_line(content, pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "mlm", "--steps", 1)) == 0
+    saved = torch.load(out / "train.pt", weights_only=True)
+    torch.save(saved | {"optimizer": {"state": 5}} if content == "optimizer" else content, out / "train.pt")
+    assert train.main(command(pairs, out, "mlm", "--steps", 2)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "train.pt is not a checkpoint" in error
+
+
+def test_a_swapped_tokenizer_is_refused_by_evaluate_and_init(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "mlm", "--steps", 1)) == 0
+    content = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["merges"] = content["model"]["merges"][:-1]
+    (out / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert evaluate.main([str(out)]) == 2 and "is not the one that the run was trained with" in capsys.readouterr().err
+    words = ["--objective", "mlm", "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--out", str(tmp_path / "next"), "--init", str(out)]
+    assert train.main(words) == 2 and "is not the one that" in capsys.readouterr().err
+
+
+def test_a_flag_newer_than_a_run_does_not_stop_it_at_its_default(pairs, tmp_path):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "mlm", "--steps", 1)) == 0
+    saved = torch.load(out / "train.pt", weights_only=True)
+    del saved["config"]["pairs"]
+    torch.save(saved, out / "train.pt")
+    assert train.main(command(pairs, out, "mlm", "--steps", 2)) == 0
+    assert train.main([*command(pairs, out, "mlm", "--steps", 3), "--pairs", "neighbours"]) == 2
