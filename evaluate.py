@@ -595,7 +595,7 @@ def read_config(folder):
     try:
         with open(folder / "log.jsonl", encoding="utf-8") as file:
             first = json.loads(file.readline())
-        first["config"]["data"], first["config"]["objective"]
+        first["config"]["data"]
         return first
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{folder / 'log.jsonl'} does not begin with the config of the run: copy the run's folder whole") from None
