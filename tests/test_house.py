@@ -95,3 +95,20 @@ def test_the_tables_of_the_readme_are_those_of_the_results():
 def test_the_readme_names_every_objective_and_every_file():
     for name in [f"`{kind}`" for kind in ("mexma", "bepa", "hybrid", "llm-jepa", "mlm", "ntp", "contrastive")] + [f"`{name}.py`" for name in ARROWS]:
         assert name in README
+
+
+def test_the_readmes_objective_trains_with_its_flags_as_soon_as_it_stands_in_the_tuple(workplace, tmp_path):
+    example = re.search(r"```python\n(class \w+\(Objective\):.*?)```", README, re.S)[1]
+    assert len(example.splitlines()) <= 25
+    for path in [*ROOT.glob("*.py"), ROOT / "grammar.txt"]:
+        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    text = (tmp_path / "objectives.py").read_text(encoding="utf-8")
+    assert text.count("OBJECTIVES = (") == 1
+    (tmp_path / "objectives.py").write_text(text.replace("OBJECTIVES = (", f"{example}\n\nOBJECTIVES = (BarlowTwins, "), encoding="utf-8")
+    words = [sys.executable, "train.py", "--objective", "barlow-twins", "--data", str(workplace / "pairs.tsv"), "--vocab", "300", "--batch", "8", "--eval-limit", "20"]
+    helped = subprocess.run([*words, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "--off-diagonal" in helped.stdout and "weight of the correlations" in helped.stdout
+    run = subprocess.run([*words, "--steps", "3", "--off-diagonal", "0.01", "--log-every", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-2000:]
+    log = (tmp_path / "out" / "barlow-twins" / "log.jsonl").read_text(encoding="utf-8")
+    assert '"off_diagonal": 0.01' in log and log.count('"align"') == 3
