@@ -58,7 +58,7 @@ def commands():
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
+def desk(tmp_path_factory):
     """A folder in which the README's files exist, small."""
     folder = tmp_path_factory.mktemp("readme")
     words = "sun moon tree river stone bird fish cloud road house".split()
@@ -73,13 +73,13 @@ def test_the_readme_has_commands_to_test():
 
 
 @pytest.mark.parametrize("line", list(commands()))
-def test_every_command_of_the_readme_runs(line, workplace):
+def test_every_command_of_the_readme_runs(line, desk):
     """Shortened to a few steps; the order is the README's, so later commands find the runs of earlier ones."""
     words = shlex.split(line)
     words = [sys.executable, str(ROOT / words[1]), *words[2:]]
     if line.startswith("python train.py") and "--help" not in words:
         words += ["--steps", "3", "--eval-limit", "20", "--batch", "8"]
-    run = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(words, cwd=desk, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
 
 
@@ -97,7 +97,7 @@ def test_the_readme_names_every_objective_and_every_file():
         assert name in README
 
 
-def test_the_readmes_objective_trains_with_its_flags_as_soon_as_it_stands_in_the_tuple(workplace, tmp_path):
+def test_the_readmes_objective_trains_with_its_flags_as_soon_as_it_stands_in_the_tuple(desk, tmp_path):
     example = re.search(r"```python\n(class \w+\(Objective\):.*?)```", README, re.S)[1]
     assert len(example.splitlines()) <= 25
     for path in [*ROOT.glob("*.py"), ROOT / "grammar.txt"]:
@@ -105,7 +105,7 @@ def test_the_readmes_objective_trains_with_its_flags_as_soon_as_it_stands_in_the
     text = (tmp_path / "objectives.py").read_text(encoding="utf-8")
     assert text.count("OBJECTIVES = (") == 1
     (tmp_path / "objectives.py").write_text(text.replace("OBJECTIVES = (", f"{example}\n\nOBJECTIVES = (BarlowTwins, "), encoding="utf-8")
-    words = [sys.executable, "train.py", "--objective", "barlow-twins", "--data", str(workplace / "pairs.tsv"), "--vocab", "300", "--batch", "8", "--eval-limit", "20"]
+    words = [sys.executable, "train.py", "--objective", "barlow-twins", "--data", str(desk / "pairs.tsv"), "--vocab", "300", "--batch", "8", "--eval-limit", "20"]
     helped = subprocess.run([*words, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "--off-diagonal" in helped.stdout and "weight of the correlations" in helped.stdout
     run = subprocess.run([*words, "--steps", "3", "--off-diagonal", "0.01", "--log-every", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
