@@ -803,7 +803,8 @@ def inspect(options, rest):
 
 
 def _show(name, packed, corpus, options, wanted):
-    """Totals of a Packed, then some rows, evenly spread, because rows of one kind stand together: the tokens, their positions, what each sees (numbers count from the row's start)."""
+    """Totals of a Packed, then some rows, evenly spread, because rows of one kind stand together: the tokens, their positions,
+    what each sees (numbers count from the row's start)."""
     tokens, bounds = packed.tokens.tolist(), packed.rows.tolist()
     lengths, scored = np.diff(bounds), np.unique(np.searchsorted(bounds, list(wanted), side="right")) - 1  # rows that have targets
     print(f"\n{name}: {len(lengths):,} rows, {len(tokens):,} tokens; a row has {lengths.min()} / {lengths.mean():.1f} / {lengths.max()} "

@@ -501,7 +501,8 @@ class Run:
             if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
                 raise BadInput(f"{owner / 'tokenizer.json'} is not the one that {owner} was trained with: put that file back")
         if not saved and self.folder.exists() and any(self.folder.iterdir()):
-            begun = {"tokenizer.json", "log.jsonl", "model.pt", "bad_batch.pt", ".lock"}              # what a run has that was killed before its first checkpoint
+            # What a run has that ended before its first checkpoint: such a folder may be begun anew.
+            begun = {"tokenizer.json", "log.jsonl", "model.pt", "bad_batch.pt", ".lock"}
             if not {path.name for path in self.folder.iterdir() if path.suffix != ".part"} <= begun:
                 raise BadInput(f"{self.folder} is not empty and holds no run: use another --out")
         self.corpus = data.open_corpus(train.data, tokenizer, langs=self.langs, vocab=train.vocab, skip_bad=train.skip_bad,
@@ -547,7 +548,8 @@ class Run:
             data.write_atomic(self.folder / "tokenizer.json", self.corpus.tokenizer.to_str().encode())
             count = sum(p.numel() for p in self.objective.parameters())
             log_line(self.folder, {"config": self.settings, "command": self.command, "parameters": count, "flops_per_step": flops, "processes": self.world,
-                                   "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer), "device": str(self.device), "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
+                                   "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer), "device": str(self.device),
+                                   "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
         self.say(f"{sum(p.numel() for p in self.objective.model.parameters()):,} parameters in the model, "
                  f"{sum(p.numel() for p in self.objective.parameters()):,} with the parts that only training needs")
 

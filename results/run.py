@@ -112,7 +112,8 @@ def report(name, records):
     columns = {title: key for title, key in COLUMNS.items() if any(key in record["eval"] for record in records)}
     columns |= {"step 0 xsim %": lambda record: record["curve"]["0"]["retrieval/xsim"], "minutes": lambda record: record["seconds"] / 60}
     seeds = f"mean ± standard deviation over {len(of[labels[0]])} seeds" if len(of[labels[0]]) > 1 else "one seed"
-    lines = [f"# {name}", "", f"`python results/run.py {name}{' --files FOLDER' if name == 'multi30k' else ''}`: {seeds}, {records[0]['eval']['retrieval/rows']} test "
+    command, rows = f"python results/run.py {name}{' --files FOLDER' if name == 'multi30k' else ''}", records[0]["eval"]["retrieval/rows"]
+    lines = [f"# {name}", "", f"`{command}`: {seeds}, {rows} test "
              "rows; step 0 is measured on the validation rows; minutes of training with one thread a run on a machine that others used.", ""]
     lines += table(labels, of, columns, {label: ABLATIONS[label][1] for label in labels} if name == "ablations" else {})
     if hard:

@@ -560,7 +560,8 @@ def test_neighbours_are_columns_that_follow_each_other(tmp_path):
     assert {tuple(pair) for pair in pairs} == {(f"word{i}", f"word{i + 1}") for i in range(4)}
 
 
-@pytest.mark.parametrize("name, content, message", [("a.tsv", "en\ten\na\tb\n", "names a column twice"), ("a.jsonl", '{"translation": {}}\n', "translation is empty"),
+@pytest.mark.parametrize("name, content, message", [("a.tsv", "en\ten\na\tb\n", "names a column twice"),
+                                                    ("a.jsonl", '{"translation": {}}\n', "translation is empty"),
                                                     ("a.txt", "fine\n" + "x" * 20_000 + "\n", "a.txt:2: a word of 20,000 characters")])
 def test_more_bad_files_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_text(content, encoding="utf-8")

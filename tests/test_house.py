@@ -105,7 +105,8 @@ def test_the_readmes_objective_trains_with_its_flags_as_soon_as_it_stands_in_the
     text = (tmp_path / "objectives.py").read_text(encoding="utf-8")
     assert text.count("OBJECTIVES = (") == 1
     (tmp_path / "objectives.py").write_text(text.replace("OBJECTIVES = (", f"{example}\n\nOBJECTIVES = (BarlowTwins, "), encoding="utf-8")
-    words = [sys.executable, "train.py", "--objective", "barlow-twins", "--data", str(desk / "pairs.tsv"), "--vocab", "300", "--batch", "8", "--eval-limit", "20"]
+    words = [sys.executable, "train.py", "--objective", "barlow-twins", "--data", str(desk / "pairs.tsv"), "--vocab", "300", "--batch", "8",
+             "--eval-limit", "20"]
     helped = subprocess.run([*words, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "--off-diagonal" in helped.stdout and "weight of the correlations" in helped.stdout
     run = subprocess.run([*words, "--steps", "3", "--off-diagonal", "0.01", "--log-every", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=120)

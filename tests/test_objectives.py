@@ -396,7 +396,8 @@ def slow_hybrid(objective, batch):
     contexts, _ = encode(model, rows[n:], [one.tolist() for one in places])
     teacher, _ = encode(objective.teacher, clean)
     starts, guesses, goals, at = batch["clean"].rows.tolist(), [], [], 0
-    for number, (length, where) in enumerate(zip(batch["predict"].rows.diff().tolist(), batch["predict"].positions.split(batch["predict"].rows.diff().tolist()))):
+    lengths = batch["predict"].rows.diff().tolist()
+    for number, (length, where) in enumerate(zip(lengths, batch["predict"].positions.split(lengths))):
         i = number // c.targets
         block = where[len(places[i]):].tolist()
         x = torch.cat([objective.narrow(contexts[i, :len(places[i])]), objective.mask_token.expand(len(block), -1)])
@@ -640,7 +641,8 @@ def test_no_view_of_llm_jepa_sees_what_it_must_not():
         at = end
 
 
-@pytest.mark.parametrize("predictors, place, reverse, read", [(0, "append", False, "text"), (1, "append", False, 57), (3, "append", False, 57), (2, "prepend", False, "text"),
+@pytest.mark.parametrize("predictors, place, reverse, read", [(0, "append", False, "text"), (1, "append", False, 57), (3, "append", False, 57),
+                                                              (2, "prepend", False, "text"),
                                                               (2, "append", True, 57)])
 @pytest.mark.parametrize("mode", ["one-forward", "two-row", "three-row"])
 def test_the_read_position_is_the_last_pred_or_the_last_token_of_the_view(predictors, place, reverse, read, mode):

@@ -348,7 +348,8 @@ def test_a_run_starts_from_another_with_its_weights_and_tokenizer(pairs, tmp_pat
 @pytest.mark.parametrize("more, message", [(["--width", "32"], "width 32 (it has 16)"), (["--objective", "ntp"], "objective ntp (causal)")])
 def test_a_run_that_does_not_fit_is_refused(more, message, pairs, tmp_path, capsys):
     assert train.main(command(pairs, tmp_path / "first", "mlm", "--steps", 1)) == 0
-    words = ["--objective", "mlm", "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--out", str(tmp_path / "second"), "--init", str(tmp_path / "first")]
+    words = ["--objective", "mlm", "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--out", str(tmp_path / "second"),
+             "--init", str(tmp_path / "first")]
     assert train.main([*words, *more]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "second").exists()
 
@@ -358,8 +359,8 @@ def test_lora_trains_with_every_objective_and_resumes_exactly(kind, pairs, tmp_p
     start = "ntp" if kind.causal else "mlm"
     assert train.main(command(pairs, tmp_path / "start", start, "--steps", 1)) == 0
     small = ["--head-layers", "1", "--head-heads", "2", "--head-hidden", "16"] if kind.name == "mexma" else []
-    words = ["--objective", kind.name, "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--init", str(tmp_path / "start"), "--lora-rank", "2",
-             "--batch", "8", "--eval-limit", "20", "--steps", "3", *small]
+    words = ["--objective", kind.name, "--data", str(pairs / "pairs.tsv"), "--cache", str(pairs / "cache"), "--init", str(tmp_path / "start"),
+             "--lora-rank", "2", "--batch", "8", "--eval-limit", "20", "--steps", "3", *small]
     assert train.main([*words, "--out", str(tmp_path / "whole")]) == 0
     monkeypatch.setattr(train.Run, "agree", lambda self, number: signal.SIGTERM if self.step == 1 else 0)
     assert train.main([*words, "--out", str(tmp_path / "parts")]) == 128 + signal.SIGTERM
