@@ -505,6 +505,11 @@ class Run:
             begun = {"tokenizer.json", "log.jsonl", "model.pt", "bad_batch.pt", ".lock"}
             if not {path.name for path in self.folder.iterdir() if path.suffix != ".part"} <= begun:
                 raise BadInput(f"{self.folder} is not empty and holds no run: use another --out")
+            records = read_log(self.folder)
+            last, was = max((record.get("step", 0) for record in records), default=0), (records[0].get("config", {}) if records else {})
+            if last > was.get("save_every", 0) or last == was.get("steps"):
+                raise BadInput(f"{self.folder} holds a run of {last} steps without its train.pt: put the file back, or use another --out")
+            self.say(f"{self.folder} was stopped before its first checkpoint: starting anew")
         self.corpus = data.open_corpus(train.data, tokenizer, langs=self.langs, vocab=train.vocab, skip_bad=train.skip_bad,
                                        cache=train.cache, holdout=not train.eval_data)
         self.batches = data.Batches(self.corpus, self.kind.views, train.batch, train.seed, self.rank, self.world,

@@ -498,3 +498,16 @@ def test_a_flag_newer_than_a_run_does_not_stop_it_at_its_default(pairs, tmp_path
     torch.save(saved, out / "train.pt")
     assert train.main(command(pairs, out, "mlm", "--steps", 2)) == 0
     assert train.main([*command(pairs, out, "mlm", "--steps", 3), "--pairs", "neighbours"]) == 2
+
+
+def test_a_trained_run_without_its_checkpoint_is_never_silently_restarted(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = command(pairs, out, "mlm", "--steps", 4, "--save-every", 2, "--log-every", 1)
+    assert train.main(words) == 0
+    (out / "train.pt").unlink()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert train.main(words) == 2 and "a run of 4 steps without its train.pt" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    lines = (out / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    (out / "log.jsonl").write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")      # killed in the first save, at step 2 at most
+    assert train.main(words) == 0 and "stopped before its first checkpoint" in capsys.readouterr().out
