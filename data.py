@@ -396,9 +396,9 @@ def _held_out(count):
     return permutation(np.arange(size), count, 0, np.zeros(size, int)) if size else np.zeros(0, int)
 
 
-def texts(spec, split="valid", langs=None, limit=None, *, holdout=True, skip_bad=False, seed=0):
+def texts(spec, split="valid", langs=None, limit=None, *, holdout=True, skip_bad=False, header=False, seed=0):
     """Raw texts {column: [text]} of a split, aligned by row; a row with an empty column is left out. Of a file, "valid" and
-    "test" are the rows that training never sees, or all rows with holdout=False."""
+    "test" are the rows that training never sees, or all rows with holdout=False. `header`: a chat's "system" texts too."""
     if spec in EMBEDDED:
         known, rows = _embedded(spec, split, 20_000, seed)
         columns = _languages(langs, known, spec) or known
@@ -406,26 +406,29 @@ def texts(spec, split="valid", langs=None, limit=None, *, holdout=True, skip_bad
     else:
         source = Source(_paths(spec), _languages(langs), skip_bad)
         held = source.held() if holdout else None
-        columns = source.columns[:source.sides]  # of a chat the question and the answer, not the system text
-        rows = (row[:source.sides] for record, row in source.rows() if held is None or (record in held) == (split != "train"))
-    rows = list(itertools.islice((row for row in rows if all(row)), limit))
+        columns = source.columns if header else source.columns[:source.sides]  # of a chat the question and the answer
+        rows = (row[:len(columns)] for record, row in source.rows()
+                if all(row[:source.sides]) and (held is None or (record in held) == (split != "train")))
+    rows = list(itertools.islice(rows, limit))
     return {name: [row[place] for row in rows] for place, name in enumerate(columns)}
 
 
 class Corpus:
-    """Rows of token ids, cut at `max_length` only by Batches. The ids of cell (row, column) are
-    tokens[offsets[i]:offsets[i + 1]], i = row * len(columns) + column; both may lie on disk (Stored). `hash` says what
-    the data is: source, tokenizer, columns, split."""
+    """Rows of token ids, cut at `max_length` only by Batches. The ids of cell (row, column) are tokens[offsets[i]:offsets[i + 1]],
+    i = row * len(columns) + column; both may lie on disk (Stored). With `block`, all ids are run together instead, and a row is the
+    next so many. `hash` says what the data is: source, tokenizer, columns, split."""
 
-    def __init__(self, name, columns, tokenizer, tokens, offsets, identity, sides=None, split="all", held=(), max_length=None):
+    def __init__(self, name, columns, tokenizer, tokens, offsets, identity, sides=None, split="all", held=(), max_length=None, block=0):
         self.name, self.columns, self.sides, self.max_length = name, tuple(columns), sides or len(columns), max_length
         self.tokenizer, self.special, self.tokens, self.offsets = tokenizer, special(tokenizer), tokens, offsets
         self.held, self.split = np.array(held, np.int64), split
-        whole = (len(offsets) - 1) // len(columns)
+        if block and len(columns) > 1:
+            raise BadInput(f"--block {block}: {name} has the columns {', '.join(columns[:6])}, and only one text can be run together; choose with --langs")
+        self.block, whole = block, len(tokens) // block if block else (len(offsets) - 1) // len(columns)
         self.rows = {"all": whole, "train": whole - len(self.held)}.get(split, len(self.held))
         if not self.rows:
             raise BadInput(f"{name} has no rows for {split!r}" + (f": {whole} rows are too few to hold some out" if whole else ""))
-        said = [identity, self.columns, tokenizer_hash(tokenizer), split]
+        said = [identity, self.columns, tokenizer_hash(tokenizer), split] + [block] * bool(block)
         self.hash = hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def __len__(self):
@@ -434,6 +437,8 @@ class Corpus:
     def _cells(self, row):
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} of {self.rows}")
+        if self.block:
+            return [self.tokens[row * self.block:(row + 1) * self.block]]
         if self.split != "all":
             row = _without(row, self.held) if self.split == "train" else self.held[row]
         row = int(row) * len(self.columns)
@@ -462,11 +467,11 @@ class Corpus:
 
 
 def open_corpus(spec, tokenizer=None, *, split="train", langs=None, vocab=None, skip_bad=False, cache="cache", count=20_000, seed=0,
-                max_length=128, holdout=True):
+                max_length=128, holdout=True, block=0):
     """"toy", "regex", "pydoc" or files -> Corpus. Of several files, Moses files are put side by side, others one after the other.
     Without a tokenizer, one of `vocab` pieces (4096; 8000 for files) is trained on the start of the training text. Files go
     through a store in the folder `cache`, made once. `count`, `seed`: rows of toy and regex. `holdout`: keep back rows of a file
-    as its "valid" and "test" (the same rows); otherwise every split is the whole file. Raises BadInput."""
+    as its "valid" and "test" (the same rows); otherwise every split is the whole file. `block`: as Corpus. Raises BadInput."""
     if split not in ("train", "valid", "test"):
         raise BadInput(f"split {split!r}: choose train, valid or test")
     if spec not in EMBEDDED:
@@ -474,7 +479,7 @@ def open_corpus(spec, tokenizer=None, *, split="train", langs=None, vocab=None, 
         tokenizer, tokens, offsets, meta = _store(source, tokenizer, vocab or 8000, Path(cache))
         contents = [(one["size"], one["sha256"]) for one in meta["sources"]]
         split, held = (split, meta["held"]) if holdout else ("all", ())
-        return Corpus(_stem(source), source.columns, tokenizer, tokens, offsets, [contents, skip_bad], source.sides, split, held, max_length)
+        return Corpus(_stem(source), source.columns, tokenizer, tokens, offsets, [contents, skip_bad], source.sides, split, held, max_length, block)
     known, rows = _embedded(spec, split, count, seed)
     columns = _languages(langs, known, spec) or known
     places = [known.index(name) for name in columns]
@@ -484,7 +489,7 @@ def open_corpus(spec, tokenizer=None, *, split="train", langs=None, vocab=None, 
     ids = encode(tokenizer, [row[place] for row in rows for place in places])
     offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in ids])])
     identity = [spec, grammar.VERSION, split, len(rows), seed, hashlib.sha256(repr(rows).encode()).hexdigest()]
-    return Corpus(spec, columns, tokenizer, np.concatenate(ids), offsets, identity, max_length=max_length)
+    return Corpus(spec, columns, tokenizer, np.concatenate(ids), offsets, identity, max_length=max_length, block=block)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -620,18 +625,28 @@ def permutation(places, count, seed, epochs):
     return value.astype(np.int64)
 
 
+def open_training(config, views, distinct, tokenizer=None, rank=0, world=1):
+    """The corpus and the batches that a TrainConfig asks for, for an objective with so many views."""
+    corpus = open_corpus(config.data, tokenizer, langs=config.langs, vocab=config.vocab, skip_bad=config.skip_bad, cache=config.cache,
+                         holdout=not config.eval_data, block=config.block)
+    return corpus, Batches(corpus, views, config.batch, config.seed, rank, world, distinct, config.cut, config.pairs, config.chat == "shared-header")
+
+
 class Batches:
     """The examples of every step, as a pure function of (seed, step, rank): resuming replays nothing, and the order of calls does
     not matter. Every row comes once an epoch. `distinct`: no text occurs in two examples of a step, whichever ranks they are on,
-    where it would be a false negative; a repeat gives way to another row. Raises BadInput at once if the data has not enough
-    views or distinct rows."""
+    where it would be a false negative; a repeat gives way to another row. `header`: an example ends with the chat's system text.
+    Raises BadInput at once if the data has not enough views or distinct rows."""
 
-    def __init__(self, corpus, views, batch, seed, rank=0, world=1, distinct=False, max_length=None, pairs="pivot"):
+    def __init__(self, corpus, views, batch, seed, rank=0, world=1, distinct=False, max_length=None, pairs="pivot", header=False):
         self.pairs, self.corpus, self.views, self.batch, self.seed, self.rank, self.world = pairs, corpus, views, batch, seed, rank, world
         self.distinct, self.max_length = distinct, max_length or corpus.max_length
         if views > corpus.sides:
             raise BadInput(f"{corpus.name} has the single column {corpus.columns[0]!r}, but the objective needs two views of a "
                            "row; use parallel data (--data toy), or an objective with one view")
+        if header and "system" not in corpus.columns:
+            raise BadInput(f"--chat shared-header: {corpus.name} has no system texts; use chat data (system, user, assistant), or --chat plain")
+        self.header = corpus.columns.index("system") if header else None
         if distinct:
             seen, found = set(), 0
             for row in range(len(corpus)):
@@ -649,7 +664,9 @@ class Batches:
         return np.random.Generator(np.random.Philox([self.seed % 2 ** 64, purpose, step, self.rank if rank is None else rank]))
 
     def _example(self, row, choice):
-        return tuple(ids[:self.max_length] for ids in self.corpus.example(int(row), self.views, int(choice), self.pairs))
+        example = self.corpus.example(int(row), self.views, int(choice), self.pairs)
+        example += (self.corpus.ids(int(row), self.header),) * (self.header is not None)
+        return tuple(ids[:self.max_length] for ids in example)
 
     def _is_new(self, example, seen):
         texts = {ids.tobytes() for ids in example}
@@ -786,9 +803,7 @@ def inspect(options, rest):
     if options.step < 0 or options.rows < 0 or options.width < 20:
         raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
     tokenizer = read_tokenizer(Path(config.init) / "tokenizer.json") if config.init else None
-    corpus = open_corpus(config.data, tokenizer, langs=config.langs, vocab=config.vocab, skip_bad=config.skip_bad, cache=config.cache,
-                         holdout=not config.eval_data)
-    batches = Batches(corpus, objective.views, config.batch, config.seed, 0, 1, objective.distinct, config.cut, config.pairs)
+    corpus, batches = open_training(config, objective.views, objective.distinct, tokenizer)
     examples = batches.examples(options.step)[:config.batch // config.accumulate]
     batch = objective.collate(examples, batches.rng(options.step), settings, corpus.special)
     print(f"{objective.name}: step {options.step}, seed {config.seed}, {len(examples)} examples of {corpus.name}\n"

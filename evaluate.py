@@ -179,6 +179,12 @@ def spectral_entropy(z, squared=False, base="width"):
     return entropy(s / s.sum()) / math.log(n) if s.sum() > 0 and n > 1 else 0.0
 
 
+def rank_90(z):
+    """How many directions hold 90 % of the variance, centred: (N, D) -> 0..min(N - 1, D). [Predict-and-Reconstruct's code]"""
+    share = spectrum(z, center=True).square().cumsum(0)
+    return int((share < 0.9 * share[-1]).sum()) + 1 if share[-1] > 0 else 0
+
+
 def alignment(x, y, power=2):
     """mean |u_i - v_i|^power over matched unit rows: (N, D), (N, D) -> 0 (best)..2^power. [Wang & Isola 2020, sec. 4];
     Predict-and-Reconstruct's code has power=4."""
@@ -248,7 +254,7 @@ def geometry(vectors):
     each = lambda metric, *options: mean([metric(z, *options) for z in vectors.values()])
     scores = {"rankme": each(rankme), "rankme_normalized": each(rankme, False, True, 1e-10)}
     scores["rankme_share"] = 100 * scores["rankme"] / min(first.shape)
-    for metric in (effective_rank, stable_rank, spectral_entropy, uniformity, isotropy, spread):
+    for metric in (effective_rank, stable_rank, rank_90, spectral_entropy, uniformity, isotropy, spread):
         scores[metric.__name__] = each(metric)
     scores["spectral_entropy_released"] = each(spectral_entropy, True, "min")
     if others:
@@ -276,6 +282,22 @@ def diagnose(scores):
     positive = f" | cos(pos) {found['cosine/translations']:.2f}" if "cosine/translations" in found else ""
     return found, (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) {together:.2f}{positive} | "
                    f"unif {found['uniformity']:.2f} | spread {found['spread']:.2f} -> {found['verdict']}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Statistics
+
+
+def paired_t(x, y):
+    """Is x above y? Scores of the same seeds, n >= 2 each -> (mean difference, t, one-tailed p of a paired t-test with n - 1 degrees of
+    freedom). Equal differences give t = +-inf, or nan if there is none. [Student 1908; LLM-JEPA, sec. 4]"""
+    differences = torch.tensor([a - b for a, b in zip(x, y, strict=True)], dtype=torch.float64)
+    n, mean = len(differences), differences.mean().item()
+    error = differences.std().item() / math.sqrt(n)
+    t = mean / error if error else math.copysign(math.inf, mean) if mean else math.nan
+    angle = torch.linspace(math.atan(t / math.sqrt(n - 1)), math.pi / 2, 10_001, dtype=torch.float64)      # t = sqrt(n - 1) tan(angle)
+    tail = torch.trapezoid(angle.cos() ** (n - 2), angle).item()
+    return mean, t, tail * math.gamma(n / 2) / (math.sqrt(math.pi) * math.gamma((n - 1) / 2))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -308,12 +330,19 @@ def batches(lengths, tokens):
     return made
 
 
-def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progress=False):
-    """Texts -> their vectors (N, D), float32 on the CPU: rows [CLS] ids [SEP], pooled as model.config.pool says. Sorted by length
-    into batches and put back in order; what a row is batched with does not change its vector. Draws no random number, leaves the
-    model in the mode it was in. Texts longer than max_length tokens (at most the model's) are cut, and counted on stderr."""
+def rows_of(tokenizer, texts, headers=None):
+    """Rows of ids [CLS] text [SEP], or [CLS] header [SEP] text [SEP] with the texts that open a chat."""
+    mark, ids = data.special(tokenizer), data.encode(tokenizer, list(texts))
+    heads = [[]] * len(ids) if headers is None else [[*head.tolist(), mark.sep] for head in data.encode(tokenizer, list(headers))]
+    return [[mark.cls, *head, *text.tolist(), mark.sep] for head, text in zip(heads, ids)]
+
+
+def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progress=False, headers=None, pool=None):
+    """Texts -> their vectors (N, D), float32 on the CPU: rows [CLS] ids [SEP], pooled as `pool` or model.config.pool says. Sorted by
+    length into batches and put back in order; what a row is batched with does not change its vector. Draws no random number, leaves
+    the model in the mode it was in. Texts longer than max_length tokens (at most the model's) are cut, and counted on stderr."""
     mark, longest = data.special(tokenizer), min(max_length or model.config.max_length, model.config.max_length)
-    rows = [[mark.cls, *ids.tolist(), mark.sep] for ids in data.encode(tokenizer, list(texts))]
+    rows = rows_of(tokenizer, texts, headers)
     if cut := sum(len(row) > longest for row in rows):
         print(f"warning: {cut} of {len(rows)} texts are longer than {longest} tokens and were cut", file=sys.stderr)
         rows = [row if len(row) <= longest else row[:longest - 1] + [mark.sep] for row in rows]
@@ -322,7 +351,7 @@ def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progr
         plan = batches([len(row) for row in rows], tokens_per_batch)
         for batch in tqdm(plan, desc="embed", leave=False, disable=not (progress and sys.stderr.isatty())):
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
-            vectors[batch] = model.pool(model(packed), packed).float().cpu()                   # (R, D)
+            vectors[batch] = model.pool(model(packed), packed, pool).float().cpu()             # (R, D)
     return vectors
 
 
@@ -397,18 +426,20 @@ def starts_with(generated, gold):
 # ---------------------------------------------------------------------------------------------------------------------
 # Tasks
 
-TASKS = ("retrieval", "geometry", "generate")
+TASKS = ("retrieval", "geometry", "generate", "poolings")
+ON_REQUEST = {"poolings"}
 
 
-def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False):
+def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, header=False):
     """The rows to evaluate: ({language: texts, aligned}, [(text, row, type of error), ...]). `split`: train, valid, test, or all
-    rows of a file. The second are hard negatives of the first language, which the embedded parallel data has because each of its
-    sentences comes from a known meaning; it is rendered here, in one style, so that a negative differs by its error alone."""
+    rows of a file; `header`: a chat's "system" texts are a column too. The second are hard negatives of the first language, which the
+    embedded parallel data has because each of its sentences comes from a known meaning; it is rendered here, in one style, so that a
+    negative differs by its error alone."""
     if split not in ("train", "valid", "test", "all"):
         raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
     part = "test" if split == "all" else split
     if spec != "toy":
-        return data.texts(spec, part, langs, limit, holdout=split != "all", skip_bad=skip_bad), []
+        return data.texts(spec, part, langs, limit, holdout=split != "all", skip_bad=skip_bad, header=header), []
     langs = langs or grammar.LANGUAGES
     for name in langs:
         if name not in grammar.LANGUAGES:
@@ -444,19 +475,28 @@ def retrieval(vectors, texts, negatives=None, hard=()):
     return {name: sum(scores[name]) / len(scores[name]) for name in ordered}
 
 
+POOLINGS = ("mean", "max", "weighted", "attention")                       # those of Predict-and-Reconstruct's tables
+
+
+def poolings(vectors):
+    """{pooling: {language: (N, D)}} -> "mean/uniformity" and so on: Predict-and-Reconstruct's six metrics under each of its poolings."""
+    metrics = ("spectral_entropy", "effective_rank", "stable_rank", "rank_90", "alignment", "uniformity")
+    return {f"{pool}/{name}": value for pool, each in vectors.items() for name, value in geometry(each).items() if name in metrics}
+
+
 def seen(spec, langs=None, holdout=True, skip_bad=False):
     """All texts of the training split of a data set, a set: what `generation` needs to tell recall from more than that."""
     columns = data.texts(spec, "train", langs, holdout=holdout, skip_bad=skip_bad).values()
     return {text.strip() for column in columns for text in column}
 
 
-def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progress=False):
-    """What a causal model writes after [CLS] prompt [SEP], up to the next [SEP], against the gold texts -> percentages and counts.
+def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progress=False, headers=None):
+    """What a causal model writes after [CLS] (header [SEP]) prompt [SEP], up to the next [SEP], against the gold texts -> percentages and counts.
     max_new: by default twice the longest gold text + 8 tokens. `known`, the texts of the training data, adds the exact match on rows
     whose prompt, or whose gold text, is none of them. A prompt that fills the whole model is cut, to leave room for an answer."""
     mark, longest = data.special(tokenizer), model.config.max_length
     max_new = max_new or 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
-    rows = [[mark.cls, *ids.tolist(), mark.sep] for ids in data.encode(tokenizer, prompts)]
+    rows = rows_of(tokenizer, prompts, headers)
     cut, most = sum(len(row) >= longest for row in rows), max(longest // 2, longest - max_new)
     rows = [row if len(row) < longest else row[:most - 1] + [mark.sep] for row in rows]
     written, stopped = generate(model, rows, mark.sep, max_new, progress=progress)
@@ -473,10 +513,11 @@ def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progr
 
 
 def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000, skip_bad=False, progress=False, known=None,
-        answer_limit=200):
+        answer_limit=200, header=False):
     """Evaluate a Model on at most `limit` rows of a data set -> {"task/metric": number}, as in eval.json. tasks=None is all that
-    apply: retrieval needs two languages; generate a causal model and two columns, and takes at most `answer_limit` rows; `known` is
-    for it, from `seen`. Raises BadInput for a task that is unknown or that the model or the data cannot serve."""
+    apply but those ON_REQUEST: retrieval needs two languages; generate a causal model and two columns, and takes at most `answer_limit`
+    rows; `known` is for it, from `seen`. `header`: rows open with the chat's system text. Raises BadInput for a task that is unknown
+    or that the model or the data cannot serve."""
     for task in tasks or ():
         if task not in TASKS:
             near = difflib.get_close_matches(task, TASKS, 1)
@@ -486,7 +527,8 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
         raise BadInput("task 'generate' needs a causal model (objectives ntp, llm-jepa), this one reads both ways: leave it out")
     if limit is not None and limit < 2:
         raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
-    texts, hard = test_rows(spec, langs, split, limit, skip_bad)
+    texts, hard = test_rows(spec, langs, split, limit, skip_bad, header)
+    headers = texts.pop("system") if header else None
     count = len(next(iter(texts.values())))
     if count < 2:
         raise BadInput(f"the {split} split of {spec} has {count} rows: an evaluation needs at least 2")
@@ -494,19 +536,24 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
         raise BadInput(f"task 'retrieval' looks for translations, and {spec} has one text a row: choose --tasks geometry")
     if len(texts) != 2 and "generate" in (tasks or ()):
         raise BadInput(f"task 'generate' answers one column with another, and {spec} has {len(texts)}: choose two with --langs a,b")
-    applies = {"retrieval": len(texts) > 1, "geometry": True, "generate": model.config.causal and len(texts) == 2}
+    applies = {"retrieval": len(texts) > 1, "geometry": True, "generate": model.config.causal and len(texts) == 2, "poolings": False}
     tasks, results = tasks or [task for task in TASKS if applies[task]], {}
     hard = hard if "retrieval" in tasks else []
-    if set(tasks) != {"generate"}:
-        lines = [line for column in texts.values() for line in column] + [line for line, _, _ in hard]
-        vectors = embed(model, tokenizer, lines, progress=progress)
+    lines = [line for column in texts.values() for line in column]
+    opened = headers and headers * len(texts)
+    if not {"retrieval", "geometry"}.isdisjoint(tasks):
+        vectors = embed(model, tokenizer, lines + [line for line, _, _ in hard], progress=progress, headers=opened)
         if bad := int((~vectors.isfinite()).any(1).sum()):
             raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
         *parts, negatives = vectors.split([count] * len(texts) + [len(hard)])
         vectors = dict(zip(texts, parts))
     for task in tasks:
         if task == "generate":
-            scores = generation(model, tokenizer, *(column[:answer_limit] for column in texts.values()), known, progress=progress)
+            scores = generation(model, tokenizer, *(column[:answer_limit] for column in texts.values()), known, progress=progress,
+                                headers=headers and headers[:answer_limit])
+        elif task == "poolings":
+            scores = poolings({pool: dict(zip(texts, embed(model, tokenizer, lines, progress=progress, headers=opened, pool=pool).split(count)))
+                               for pool in POOLINGS})
         else:
             scores = retrieval(vectors, texts, negatives, hard) if task == "retrieval" else geometry(vectors)
         results |= {f"{task}/rows": count} | {f"{task}/{name}": value for name, value in scores.items()}
@@ -551,6 +598,7 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "rankme_share": ("%", "higher", "rankme as a share of the most possible"),
     "effective_rank": ("", "higher", "directions in use, centred"),
     "stable_rank": ("", "higher", "variance over that of its largest direction"),
+    "rank_90": ("", "higher", "directions that hold 90 % of the variance, centred"),
     "spectral_entropy": ("", "higher", "log effective rank, 0 to 1"),
     "spectral_entropy_released": ("", "higher", "the same of squares (Predict-and-Reconstruct's code)"),
     "uniformity": ("", "lower", "0 is one point, -4 the whole sphere"),
@@ -580,6 +628,7 @@ def table(results):
     width, lines = max(map(len, shown)), []
     for name in shown:
         metric = name.partition("/")[2]
+        metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
         sign, better, about = ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")      # a detail has its metric's unit
         value = f"{results[name]}" if metric.startswith("rows") else f"{results[name]:.{2 if sign else 4}f}"
         lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}".rstrip())
@@ -639,7 +688,8 @@ def evaluate_run(arguments):
         except BadInput as error:                                        # the data may be on another machine
             print(f"note: generate/exact_unseen and exact_new_prompt are left out: {error}", file=sys.stderr)
     results = run(model, tokenizer, spec, langs, split, arguments.tasks, arguments.limit,
-                  skip_bad, progress=True, known=known, answer_limit=arguments.limit)
+                  skip_bad, progress=True, known=known, answer_limit=arguments.limit,
+                  header=config.get("chat") == "shared-header" and spec == own)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
     write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)
@@ -665,7 +715,7 @@ def main(argv=None):
     parser.add_argument("--data", help="other data than the run's own: toy, or files as for train.py")
     parser.add_argument("--langs", type=names, help="languages, such as en,de; the first is searched in (default: the run's)")
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
-    parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply)")
+    parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply, without {', '.join(ON_REQUEST)})")
     parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

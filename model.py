@@ -200,7 +200,7 @@ class ModelConfig:
     head: str = "none"  # before the vocabulary: none, bias, or transform (BERT: dense, GELU, norm, bias)
     dropout: float = 0.1  # on embeddings and on both branches of a block; none inside attention
     causal: bool = False  # the model was trained left to right
-    pool: str = "cls"  # sentence vector: cls, mean, max or last
+    pool: str = "cls"  # sentence vector: cls, mean, max, last, weighted or attention
 
     def __post_init__(self):
         choices = dict(norm=("layernorm", "rmsnorm"), norm_place=("post", "pre"), activation=("gelu", "swiglu"),
@@ -224,7 +224,7 @@ class ModelConfig:
             raise BadInput(f"dropout is {self.dropout}: it must be in [0, 1)")
 
 
-POOLS = ("cls", "mean", "max", "last")
+POOLS = ("cls", "mean", "max", "last", "weighted", "attention")
 _XLMR = dict(position_offset=2)
 DECODER = dict(norm="rmsnorm", norm_place="pre", positions="rotary", position_offset=0, activation="swiglu", bias=False)   # Llama's choices
 SIZES = {   # encoder shapes; base and large are XLM-R's
@@ -368,16 +368,26 @@ class Model(nn.Module):
                         self.vocabulary_bias if self.config.head != "none" else None)
 
     def pool(self, states, packed, how=None):
-        """States (T, D) -> one vector a row (R, D): its first state (cls), its last, their mean or their maximum."""
+        """States (T, D) -> one vector a row (R, D): its first state (cls), its last, their mean or their maximum. Of Predict-and-Reconstruct's
+        code: `weighted`, whose weights are all equal, so that it is the mean; `attention`, the softmax of one random query and
+        random keys, both untrained (theirs differ from model to model, these are the same for all)."""
         how = how or self.config.pool
         if how in ("cls", "last"):
             return states[(packed.rows[:-1] if how == "cls" else packed.rows[1:] - 1).long()]
-        lengths = packed.rows.diff().long()                              # (R,)
+        lengths, width = packed.rows.diff().long(), states.shape[1]      # (R,)
         of = torch.repeat_interleave(lengths, output_size=len(states))   # (T,): the row of each token
-        if how == "mean":
-            return states.new_zeros(len(lengths), states.shape[1]).index_add_(0, of, states) / lengths[:, None]
-        empty = states.new_full((len(lengths), states.shape[1]), -torch.inf)
-        return empty.scatter_reduce(0, of[:, None].expand_as(states), states, "amax")
+        if how == "max":
+            empty = states.new_full((len(lengths), width), -torch.inf)
+            return empty.scatter_reduce(0, of[:, None].expand_as(states), states, "amax")
+        weights = states.new_ones(len(states))
+        if how == "attention":
+            chance = torch.Generator().manual_seed(0)
+            keys = (2 * torch.rand(width, width, generator=chance) - 1) / width ** 0.5       # as nn.Linear begins
+            scores = states @ (torch.randn(width, generator=chance) @ keys).to(states) / width ** 0.5
+            highest = scores.new_full((len(lengths),), -torch.inf).scatter_reduce(0, of, scores, "amax")
+            weights = (scores - highest[of]).exp()
+        total = weights.new_zeros(len(lengths)).index_add_(0, of, weights)
+        return states.new_zeros(len(lengths), width).index_add_(0, of, states * weights[:, None]) / total[:, None]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

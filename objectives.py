@@ -214,14 +214,22 @@ def mask_rows(rows, ratio, rng, special):
     return corrupt_rows(rows, choose(np.concatenate(rows), ratio, rng, special, at_least=1 if ratio else 0), rng, special)
 
 
-def check(config, positive=(), shares=(), **choices):
-    """Refuse a Config whose values break their rules: `positive` numbers >= 0, `shares` in [0, 1], `choices` from a list."""
+def shuffled_pairs(examples, rng):
+    """Each pair in an order of its own."""
+    return [pair[::-1] if swap else pair for pair, swap in zip(examples, rng.random(len(examples)) < 0.5)]
+
+
+def check(config, positive=(), shares=(), above=(), **choices):
+    """Refuse a Config whose values break their rules: `positive` numbers >= 0, `above` > 0, `shares` in [0, 1], `choices` from a list."""
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise BadInput(f"{name} is {getattr(config, name)!r}: choose one of {', '.join(allowed)}")
     for name in positive:
         if getattr(config, name) < 0:
             raise BadInput(f"{name} is {getattr(config, name)}: it must not be negative")
+    for name in above:
+        if getattr(config, name) <= 0:
+            raise BadInput(f"{name} is {getattr(config, name)}: it must be positive")
     for name in shares:
         if not 0 <= getattr(config, name) <= 1:
             raise BadInput(f"{name} is {getattr(config, name)}: it must lie in [0, 1]")
@@ -272,8 +280,7 @@ class Contrastive(Objective):
         keep_self: bool = False  # leave a vector's similarity with itself in the denominator (released BERT-JEPA code)
 
         def __post_init__(self):
-            if self.temperature <= 0:
-                raise BadInput(f"temperature is {self.temperature}: it must be positive")
+            check(self, above=["temperature"])
 
     @staticmethod
     def collate(examples, rng, config, special):
@@ -301,9 +308,9 @@ class Mexma(Objective):
     one packed forward. The head reads the masked states of A with position 0 replaced by the clean vector of B, and vice versa.
     """
     name, views, distinct = "mexma", 2, True
-    recipe = dict(lr=1e-4, batch=150, steps=300_000, warmup=0.3, schedule="cosine", weight_decay=0.0, clip=1.2)
+    recipe = dict(lr=1e-4, batch=150, steps=300_000, warmup=0.3, lr_start=0.1, schedule="cosine", weight_decay=0.0, clip=1.2)
     toy = dict(lr=(1e-3, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(600, "minutes on a CPU"),
-               warmup=(0.1, "a short run"),
+               warmup=(0.1, "a short run"), lr_start=(0.0, "a short run"),
                koleo_weight=(1.0, "the paper starts from XLM-R; from scratch .01 leaves the space half-collapsed"),
                head_layers=(2, "the encoder has 3"), head_heads=(4, "as the encoder"), head_hidden=(512, "as the encoder"))
 
@@ -325,14 +332,12 @@ class Mexma(Objective):
         temperature: float = 0.07  # of info_nce; the paper does not say
 
         def __post_init__(self):
-            check(self, positive=["align_weight", "mlm_weight", "koleo_weight", "head_layers"], shares=["mask_first", "mask_second"],
+            check(self, positive=["align_weight", "mlm_weight", "koleo_weight", "head_layers"], above=["temperature"], shares=["mask_first", "mask_second"],
                   align=ALIGN, align_views=("clean", "dirty"), koleo_input=("normalised", "raw"))
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: add --align-views dirty or --align none")
             if self.mlm_weight and not self.mask_first:
                 raise BadInput("mask_first is 0, so nothing is unmasked: raise it, or set --mlm-weight 0")
-            if self.temperature <= 0:
-                raise BadInput(f"temperature is {self.temperature}: it must be positive")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -344,8 +349,7 @@ class Mexma(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         if not config.symmetrical:                                       # one direction per example, languages in random order
-            swap = rng.random(len(examples)) < 0.5
-            examples = [(pair[1], pair[0]) if s else pair for pair, s in zip(examples, swap)]
+            examples = shuffled_pairs(examples, rng)
         clean = [[row(pair[side], special) for pair in examples] for side in (0, 1)]
         masked, labels, targets, base = [], [], [], 0
         for side, ratio in enumerate((config.mask_first, config.mask_second)[:1 + config.symmetrical]):
@@ -403,7 +407,8 @@ class Bepa(Objective):
     """
     name, views, head, distinct = "bepa", 2, "transform", True
     recipe = dict(lr=2e-5, batch=64, steps=21_875, warmup=500 / 21_875, schedule="linear", weight_decay=0.01, clip=1.0)
-    toy = dict(lr=(1e-3, "a small model from scratch"), steps=(600, "minutes on a CPU"), warmup=(0.1, "a short run"))
+    toy = dict(lr=(5e-4, "a small model from scratch"), steps=(1000, "minutes on a CPU"), warmup=(0.1, "a short run"),
+               cls_view=("clean", "from scratch, a second place in the pair is a second set of positions to learn"))
 
     @dataclass(frozen=True)
     class Config:
@@ -412,16 +417,16 @@ class Bepa(Objective):
         align_ramp: float = 0.0  # share of the run in which lambda rises linearly from 0
         temperature: float = 0.07  # of info_nce
         keep_self: bool = False  # leave a vector's similarity with itself in the denominator (released code)
+        order: str = "random"  # which sentence of a pair stands first: random, or given (the first column; the other never starts at position 0)
         packing: str = "bilingual"  # rows of the MLM: bilingual pairs, monolingual pairs of one language, separate sentences (released)
         cls_view: str = "hidden"  # the other sentence is hidden by visibility, masked (replaced by mask tokens), or clean (own rows; released)
         predictor: str = "identity"  # between the first vector and its target: identity, linear, mlp
         mask_ratio: float = 0.15  # share of the tokens that become targets
 
         def __post_init__(self):
-            check(self, positive=["align_weight"], shares=["align_ramp", "mask_ratio"], align=ALIGN, predictor=("identity", "linear", "mlp"),
-                  packing=("bilingual", "monolingual", "separate"), cls_view=("hidden", "masked", "clean"))
-            if self.temperature <= 0:
-                raise BadInput(f"temperature is {self.temperature}: it must be positive")
+            check(self, positive=["align_weight"], above=["temperature"], shares=["align_ramp", "mask_ratio"], align=ALIGN,
+                  predictor=("identity", "linear", "mlp"), order=("random", "given"), packing=("bilingual", "monolingual", "separate"),
+                  cls_view=("hidden", "masked", "clean"))
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -434,6 +439,7 @@ class Bepa(Objective):
 
     @staticmethod
     def collate(examples, rng, config, special):
+        examples = shuffled_pairs(examples, rng) if config.order == "random" else examples
         first, second = ([row(pair[side], special) for pair in examples] for side in (0, 1))
         if config.packing == "bilingual":
             clean = [np.concatenate(pair) for pair in zip(first, second)]
@@ -489,7 +495,7 @@ class Bepa(Objective):
 
 class Ntp(Objective):
     """Next-token prediction of the second view after the first: [CLS] text [SEP] code [SEP], left to right. The last [SEP] is the
-    token that stops a generation, and it is a target."""
+    token that stops a generation, and it is a target. With --chat shared-header, [CLS] system [SEP] text [SEP] code [SEP]."""
     name, views, causal, pool = "ntp", 2, True, "last"
     recipe = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0, clip=1.0)
     toy = dict(lr=(2e-3, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(600, "minutes on a CPU"),
@@ -514,33 +520,32 @@ class Ntp(Objective):
         return loss, {"ntp": loss.detach()}
 
 
-def start(ids, special):
-    """[CLS] ids"""
-    return np.concatenate([[special.cls], ids]).astype(np.int64)
-
-
-def answer(ids, special):
-    """[SEP] ids: what the model reads while it writes the answer ids [SEP]"""
-    return np.concatenate([[special.sep], ids]).astype(np.int64)
+def opening(example, special):
+    """What every view of an example begins with: [CLS], or [CLS] header [SEP] if the example has a third text, its header."""
+    return np.concatenate([[special.cls], *example[2:], [special.sep][:len(example) - 2]]).astype(np.int64)
 
 
 def next_token_rows(examples, special):
-    """[CLS] text, and the answer that continues it."""
-    return [[View(start(text, special), True), View(answer(code, special), True, (0, len(text) + 1))] for text, code in examples]
+    """[CLS] (header [SEP]) text, and the answer that continues it: [SEP] code, which is what the model reads while it writes code [SEP]."""
+    rows = []
+    for example in examples:
+        text = np.concatenate([opening(example, special), example[0]]).astype(np.int64)
+        rows.append([View(text, True), View(np.concatenate([[special.sep], example[1]]).astype(np.int64), True, (0, len(text)))])
+    return rows
 
 
 def next_token_batch(rows, examples, labels, special):
     """Pack rows of views. The first N rows belong to the N examples, and their first two views are Text and answer; the scored
     positions predict the answer and its stop token or, with labels "all", every token but the stop."""
     packed, where, what = Packed.views(rows), [], []
-    for (text, code), one, at in zip(examples, rows, packed.rows.tolist()):
-        answer_at = at + len(one[0].tokens)
+    for example, (text, answer, *_), at in zip(examples, rows, packed.rows.tolist()):
+        answer_at, length, code = at + len(text.tokens), answer.shares[1], example[1]
         if labels == "answer":
             where.append(answer_at + np.arange(len(code) + 1))
             what += [code, [special.sep]]
         else:
-            where += [at + np.arange(len(text) + 1), answer_at + np.arange(len(code))]
-            what += [text, [special.sep], code]
+            where += [at + np.arange(length), answer_at + np.arange(len(code))]
+            what += [text.tokens[1:length], [special.sep], code]
     where, what = (torch.from_numpy(np.concatenate(x).astype(np.int64)) for x in (where, what))
     return dict(packed=packed, labels=where, targets=what, scored=torch.tensor([float(len(what))]))
 
@@ -550,7 +555,8 @@ class LlmJepa(Ntp):
 
         loss = gamma * ntp + jepa_weight * distance(Enc(Text [PRED]_k .. [PRED]_1), Enc(Code))
 
-    Mode one-forward: Text and its [PRED]s, the answer that shares the Text, and the isolated Code are three views of one row.
+    Mode one-forward: Text and its [PRED]s, the answer that shares the Text, and the isolated Code are three views of one row. The Code
+    shares what every view opens with: [CLS], or a chat's whole header.
     """
     name = "llm-jepa"
     toy = Ntp.toy
@@ -566,18 +572,17 @@ class LlmJepa(Ntp):
         temperature: float = 0.07  # of info_nce
         jepa_dropout: float = 0.0  # share of the steps that skip the views and their compute
         rescale: bool = False  # divide lambda by 1 - jepa_dropout
+        view_end: bool = False  # views end in [SEP], and it is the vector that is read (where the released offset lands for gemma and OLMo-2)
         mode: str = "one-forward"  # one-forward, two-row (the official additive mask), three-row (separate rows): equal in value
         labels: str = "answer"  # scored tokens: the answer with its stop token, or all but the stop token (as the released code trains)
 
         def __post_init__(self):
-            check(self, positive=["gamma", "jepa_weight", "predictors"], shares=["jepa_dropout"], place=("append", "prepend"), labels=("answer", "all"),
-                  distance=ALIGN[:-1], mode=("one-forward", "two-row", "three-row"))
+            check(self, positive=["gamma", "jepa_weight", "predictors"], above=["temperature"], shares=["jepa_dropout"],
+                  place=("append", "prepend"), labels=("answer", "all"), distance=ALIGN[:-1], mode=("one-forward", "two-row", "three-row"))
             if self.predictors > 10:
                 raise BadInput(f"predictors is {self.predictors}: the tokenizers that are trained here have 10 [PRED] tokens")
             if self.jepa_dropout == 1:
                 raise BadInput("jepa_dropout is 1: no step would have a JEPA loss; use --objective ntp for that")
-            if self.temperature <= 0:
-                raise BadInput(f"temperature is {self.temperature}: it must be positive")
 
     @staticmethod
     def collate(examples, rng, config, special):
@@ -586,20 +591,23 @@ class LlmJepa(Ntp):
         if config.predictors > len(special.preds):
             raise BadInput(f"predictors is {config.predictors}, but the tokenizer has {len(special.preds)} [PRED] tokens: lower it")
         marks, n = special.preds[:config.predictors], len(examples)      # [PRED]_1, nearest to the end, is the one that is read
-        texts, codes = ([start(pair[side], special) for pair in examples] for side in (0, 1))
-        source = codes if config.reverse else texts
-        for i, ids in enumerate(source):
-            source[i] = np.concatenate([ids, marks[::-1]] if config.place == "append" else [ids[:1], marks, ids[1:]]).astype(np.int64)
+
+        def view(ids, predicts):
+            front, back = ((), marks[::-1]) if config.place == "append" else (marks, ())
+            return np.concatenate([*((front, ids, back) if predicts else (ids,)), [special.sep] * config.view_end]).astype(np.int64)
+
+        heads = [opening(example, special) for example in examples]
+        texts = [View(np.concatenate([head, view(example[0], not config.reverse)]), True) for head, example in zip(heads, examples)]
+        codes = [View(view(example[1], config.reverse), True, (0, len(head))) for head, example in zip(heads, examples)]
         rows = next_token_rows(examples, special)
-        views = [[View(ids, True) for ids in side] for side in (texts, codes)]
         if config.mode == "one-forward" and (config.place == "append" or config.reverse or not marks):
-            rows = [[text, one[1], code] for one, text, code in zip(rows, *views)]       # the Text view begins with the row's [CLS] text
+            rows = [[text, one[1], code] for one, text, code in zip(rows, texts, codes)]       # the Text view begins with the row's own Text
             read = [(i, view) for view in (0, 2) for i in range(n)]
         elif config.mode == "three-row":
-            rows += [[view] for side in views for view in side]
+            rows += [[text] for text in texts] + [[View(np.concatenate([head, code.tokens]), True)] for head, code in zip(heads, codes)]
             read = [(n + i, 0) for i in range(2 * n)]
         else:
-            rows += [list(pair) for pair in zip(*views)]
+            rows += [[text, code] for text, code in zip(texts, codes)]
             read = [(n + i, view) for view in (0, 1) for i in range(n)]
         batch = next_token_batch(rows, examples, config.labels, special)
         starts = batch["packed"].rows.tolist()
@@ -650,7 +658,8 @@ class Hybrid(Objective):
         context_low: float = 0.65  # smallest context block
         context_high: float = 0.85  # largest context block
         min_keep: int = 32  # a context with fewer tokens takes all that are not targets
-        leak: bool = False  # targets may stay visible in the context (as the released code's sampler lets them)
+        leak: bool = False  # the released sampler: blocks start anywhere and are cut at the row's end, targets may be visible in the context
+        block_base: int = 0  # length that the shares refer to; 0: the row's own (released, with --leak: 512 on rows of 128)
         momentum: float = 0.996  # of the teacher at the start; it rises to 1 over the run
         teacher_norm: bool = False  # layer-normalise the teacher's states, without weights (released code)
         predictor_width: int = 512  # width of the predictor (512 in the paper, 192 in the released config)
@@ -661,7 +670,7 @@ class Hybrid(Objective):
         mask_special: bool = False  # [CLS] and [SEP] may be hidden too (released code; token masking only)
 
         def __post_init__(self):
-            check(self, positive=["targets", "predictor_layers", "min_keep"], latent=("cosine", "smooth_l1", "mse", "vicreg", "barlow"),
+            check(self, positive=["targets", "predictor_layers", "min_keep", "block_base"], latent=("cosine", "smooth_l1", "mse", "vicreg", "barlow"),
                   balance=("learned", "fixed", "scheduled", "uncertainty"), masking=("token", "word", "span"),
                   shares=["target_low", "target_high", "context_low", "context_high", "momentum", "mask_ratio", "balance_start", "balance_end"])
             for low, high in (("target_low", "target_high"), ("context_low", "context_high")):
@@ -669,6 +678,8 @@ class Hybrid(Objective):
                     raise BadInput(f"{low} {getattr(self, low)} is above {high} {getattr(self, high)}: swap them")
             if self.targets < 1 or self.targets * self.target_high >= 1:
                 raise BadInput(f"targets {self.targets} of up to {self.target_high} of the row leave no context: lower one of them")
+            if self.block_base and not self.leak:
+                raise BadInput(f"block_base {self.block_base} could leave a row without context: add --leak, whose contexts may overlap the targets")
             if self.balance == "learned" and not 0 < self.balance_start < 1:
                 raise BadInput(f"balance_start is {self.balance_start}: a learned lambda starts strictly between 0 and 1")
             if self.mask_special and self.masking != "token":
@@ -780,13 +791,16 @@ class Hybrid(Objective):
 
 def draw_blocks(length, target_share, context_share, config, rng):
     """Context positions (sorted) and `config.targets` blocks of one row [I-JEPA, Assran et al. 2023, sec. 3; the paper's sec. 3.2]."""
-    size = max(1, int(length * target_share))
+    if config.leak:
+        base = config.block_base or length
+        block = lambda start, share: np.arange(start, min(length, start + max(1, int(base * share))))
+        blocks = [block(start, target_share) for start in rng.integers(0, length, config.targets)]
+        outside = np.concatenate([np.setdiff1d(np.arange(length), one) for one in blocks])   # the context starts outside of some target
+        return block(rng.choice(outside) if len(outside) else 0, context_share), blocks
+    size, wide_size = (max(1, int(length * share)) for share in (target_share, context_share))
     blocks = [start + np.arange(size) for start in rng.integers(0, length - size + 1, config.targets)]
-    wide_size = max(1, int(length * context_share))
-    begin = rng.integers(0, length - wide_size + 1)
-    hidden = np.zeros(length, bool)
-    if not config.leak:
-        hidden[np.concatenate(blocks)] = True
+    begin, hidden = rng.integers(0, length - wide_size + 1), np.zeros(length, bool)
+    hidden[np.concatenate(blocks)] = True
     context = np.flatnonzero(~hidden & (np.arange(length) >= begin) & (np.arange(length) < begin + wide_size))
     return (context if len(context) >= max(1, config.min_keep) else np.flatnonzero(~hidden)), blocks
 

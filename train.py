@@ -44,6 +44,8 @@ except ImportError:                                                      # Windo
 class TrainConfig:
     data: str = "toy"  # toy, regex, pydoc, or files: TSV, CSV, JSONL, text, a Moses pair a.de,a.en; .gz and .xz too
     langs: str = ""  # columns of the data to use, as en,de; the first is the pivot; default: all
+    chat: str = "plain"  # of chats: plain (system texts are left out), or shared-header (they open every view; objectives ntp and llm-jepa)
+    block: int = 0  # of text: run the lines together and cut them into rows of so many tokens; 0: a line is a row
     pairs: str = "pivot"  # two views of a row: pivot (the first column and another) or neighbours (column i and i + 1: paraphrases)
     eval_data: str = ""  # file to evaluate on; default: rows held out from the data
     skip_bad: bool = False  # drop and count bad lines instead of stopping at the first
@@ -61,7 +63,9 @@ class TrainConfig:
     accumulate: int = 1  # split a batch into so many forward passes; negatives come only from one's own part
     lr: float | None = None  # peak learning rate
     warmup: float | None = None  # share of the steps in which the rate rises linearly
+    lr_start: float = 0.0  # where that begins, as a share of the peak
     schedule: str | None = None  # after that: cosine, linear (both to 0), or constant
+    horizon: float = 1.0  # when the rate would be 0, in multiples of --steps (released BERT-JEPA: 4, so it ends at 75 % of the peak)
     weight_decay: float | None = None  # on matrices and embeddings; never on biases and norms
     clip: float | None = None  # longest gradient; 0: no limit
     seed: int = 0  # of weights, batches, masks
@@ -77,8 +81,8 @@ class TrainConfig:
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
 FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
 DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}                # a flag that is newer than a run does not stop it
-GROUPS = {"data": "data langs pairs eval_data skip_bad vocab cut cache",
-          "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
+GROUPS = {"data": "data langs chat block pairs eval_data skip_bad vocab cut cache",
+          "optimisation": "steps match_flops batch accumulate lr warmup lr_start schedule horizon weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -200,7 +204,8 @@ def check(train, objective):
         raise BadInput(f"vocab {train.vocab} has no effect with --init, whose tokenizer is kept: drop one of the two")
     if train.seed < 0:
         raise BadInput(f"seed is {train.seed}: it must not be negative")
-    choices = dict(schedule=("cosine", "linear", "constant"), pairs=("pivot", "neighbours"), precision=("auto", "float32", "bfloat16", "float16"))
+    choices = dict(schedule=("cosine", "linear", "constant"), chat=("plain", "shared-header"), pairs=("pivot", "neighbours"),
+                   precision=("auto", "float32", "bfloat16", "float16"))
     for name, allowed in choices.items():
         if getattr(train, name) not in allowed:
             raise BadInput(f"{name} is {getattr(train, name)!r}: choose one of {', '.join(allowed)}")
@@ -208,8 +213,18 @@ def check(train, objective):
         raise BadInput(f"batch {train.batch} cannot be split into {train.accumulate} equal parts: make it a multiple of --accumulate")
     if objective.distinct and train.batch // train.accumulate < 2:
         raise BadInput(f"batch {train.batch} / accumulate {train.accumulate}: {objective.name} compares examples and needs at least 2 at a time")
-    if not 0 <= train.warmup <= 1:
-        raise BadInput(f"warmup is {train.warmup}: it is a share of the steps, between 0 and 1")
+    if not 0 <= train.warmup <= 1 or not 0 <= train.lr_start <= 1:
+        raise BadInput(f"warmup is {train.warmup} and lr_start {train.lr_start}: they are shares of the steps and of the rate, between 0 and 1")
+    if train.horizon < 1:
+        raise BadInput(f"horizon is {train.horizon}: it must be at least 1, or the last steps would have no rate")
+    if train.chat != "plain" and not objective.causal:
+        raise BadInput(f"chat {train.chat} has no meaning for {objective.name}: only ntp and llm-jepa read what opens a chat")
+    if train.block and (train.block < 8 or objective.views > 1):
+        raise BadInput(f"block is {train.block}: it must be 0 or at least 8, and needs an objective with one view (mlm, hybrid)")
+    if train.block > train.cut:
+        raise BadInput(f"block {train.block} is longer than cut {train.cut}, so the end of each would be lost: raise --cut")
+    if train.block and train.data not in data.EMBEDDED and not train.eval_data:
+        raise BadInput(f"block {train.block} runs across the rows that would be held out: name other rows with --eval-data")
     if train.lora_rank < 0 or train.lora_alpha < 0 or train.lora_rank and not train.init:
         raise BadInput(f"lora_rank is {train.lora_rank}: it must not be negative, and frozen weights need a run to come from (--init)")
     if train.lr <= 0 or train.weight_decay < 0 or train.clip < 0:
@@ -224,11 +239,11 @@ def check(train, objective):
 
 
 def learning_rate(step, train):
-    """Rate of step 0..steps-1: linear warm-up to the peak over warmup x steps, then cosine or linear to 0 at `steps`, or constant."""
+    """Rate of step 0..steps-1: linear warm-up to the peak over warmup x steps, then cosine or linear to 0 at horizon x steps, or constant."""
     warm = max(1, round(train.warmup * train.steps))
     if step < warm:
-        return train.lr * (step + 1) / warm
-    rest = (step - warm) / max(1, train.steps - warm)
+        return train.lr * (train.lr_start + (1 - train.lr_start) * (step + 1) / warm)
+    rest = (step - warm) / max(1, train.horizon * train.steps - warm)
     return train.lr * {"cosine": (1 + math.cos(math.pi * rest)) / 2, "linear": 1 - rest, "constant": 1.0}[train.schedule]
 
 
@@ -510,10 +525,7 @@ class Run:
             if last > was.get("save_every", 0) or last == was.get("steps"):
                 raise BadInput(f"{self.folder} holds a run of {last} steps without its train.pt: put the file back, or use another --out")
             self.say(f"{self.folder} was stopped before its first checkpoint: starting anew")
-        self.corpus = data.open_corpus(train.data, tokenizer, langs=self.langs, vocab=train.vocab, skip_bad=train.skip_bad,
-                                       cache=train.cache, holdout=not train.eval_data)
-        self.batches = data.Batches(self.corpus, self.kind.views, train.batch, train.seed, self.rank, self.world,
-                                    self.kind.distinct, train.cut, train.pairs)
+        self.corpus, self.batches = data.open_training(train, self.kind.views, self.kind.distinct, tokenizer, self.rank, self.world)
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns[:self.corpus.sides])}; "
                  f"tokenizer of {self.corpus.special.vocab:,}" + (f"; {len(self.corpus.held):,} rows held out for evaluation" if len(self.corpus.held) else ""))
         texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", 2, train.skip_bad)[0]
@@ -643,7 +655,8 @@ class Run:
             return {}
         train = self.train
         results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
-                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad)
+                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad,
+                               header=train.chat == "shared-header")
         log_line(self.folder, {"step": self.step, "eval": results})
         found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++", "generate/exact") if name in results]
         health = evaluate.diagnose(results)[1]

@@ -5,13 +5,18 @@
     python results/run.py objectives                           # all seven objectives x seeds 0, 1, 2 on the embedded data
     python results/run.py collapse                             # MSE alone, and each remedy, on the embedded data
     python results/run.py multi30k --files FOLDER              # English-German captions; FOLDER holds multi30k_*.tsv.xz
+    python results/run.py nlrx-choice --files FOLDER           # llm-jepa's lambda and k on a split of NL-RX-SYNTH's training set
+    python results/run.py nlrx --files FOLDER                  # ntp and llm-jepa x five seeds; FOLDER holds synth_train and synth_test (.jsonl.xz)
+    python results/run.py wikitext --files FOLDER              # hybrid and mlm x seeds 0, 1, 2; FOLDER holds wikitext2_train, _valid and _test (.txt.xz)
 
 Runs are kept in out/results; what is finished is not trained again, what was stopped resumes. One thread a run, --jobs at a time.
 """
 
 import argparse
 import json
+import lzma
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -21,7 +26,18 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+import evaluate  # noqa: E402
+
 SEEDS = (0, 1, 2)
+PAPER_SEEDS = (82, 23, 37, 84, 4)  # LLM-JEPA's
+FILES = {"multi30k": ("multi30k_train.tsv.xz", "multi30k_val.tsv.xz", "multi30k_test_2016_flickr.tsv.xz"),
+         "nlrx-choice": ("synth_train.jsonl.xz",), "nlrx": ("synth_train.jsonl.xz", "synth_test.jsonl.xz"),
+         "wikitext": ("wikitext2_train.txt.xz", "wikitext2_valid.txt.xz", "wikitext2_test.txt.xz")}
+NLRX = "--vocab 512 --lr 2e-3 --batch 32 --dropout 0.1 --eval-every 2000 --eval-limit 100"      # about a million parameters
+CHOICES = {f"k={k}, lambda={weight}": f"--predictors {k} --jepa-weight {weight}"                # the paper's grid, crosswise
+           for k, weight in [(k, 1) for k in range(5)] + [(1, 0.5), (1, 2), (1, 4)]}
+CHOSEN = "k=1, lambda=1"
 ABLATIONS = {   # name -> (flags, the paper's xsim, xsim++, SentEval and which of its tables)
     "full": ("", ".06 / 9.60 / 86.38 (table 11, 6)"),
     "no KoLeo": ("--koleo-weight 0", ".10 / 9.67 / 85.98 (table 11, 5)"),
@@ -52,10 +68,41 @@ def plan(name, files):
     if name == "collapse":
         alone = "--objective mexma --steps 300 --mlm-weight 0 --koleo-weight 0 --lr 5e-4"
         return [(f"collapse-{label.replace('+ ', '').replace(' ', '-')}-0", label, 0, f"{alone} {flags}", "") for label, flags in COLLAPSE.items()]
+    if name == "nlrx-choice":                                            # 4 epochs on 7,000 rows, exact match on the other 1,000
+        runs = {"ntp": "--objective ntp"} | {label: f"--objective llm-jepa {flags}" for label, flags in CHOICES.items()}
+        train, valid = split(files)
+        return [(f"nlrx-choice-{label.replace(', ', '-')}-0", label, 0, f"{flags} --data {train} --eval-data {valid} {NLRX} --steps 875",
+                 f"--data {valid} --tasks generate") for label, flags in runs.items()]
+    if name == "nlrx":                                                   # 16 epochs; the evaluation in training is on rows that are trained on
+        data = f"--data {files}/synth_train.jsonl.xz --eval-data {split(files)[1]} {NLRX}"
+        runs = {"ntp": "--objective ntp --steps 4000", "llm-jepa": f"--objective llm-jepa {CHOICES[CHOSEN]} --steps 4000",
+                "llm-jepa, equal FLOPs": f"--objective llm-jepa {CHOICES[CHOSEN]} --match-flops out/results/nlrx-ntp-SEED"}
+        return [(f"nlrx-{label.replace(', equal ', '-')}-{seed}", label, seed, f"{flags.replace('SEED', str(seed))} {data}",
+                 f"--data {files}/synth_test.jsonl.xz --tasks generate --limit 2000") for label, flags in runs.items() for seed in PAPER_SEEDS]
+    if name == "wikitext":
+        data = (f"--data {files}/wikitext2_train.txt.xz --eval-data {files}/wikitext2_valid.txt.xz --block 128 --batch 32 --eval-every 250 "
+                "--eval-limit 300")
+        runs = {"mlm": "--objective mlm --steps 500", "hybrid": "--objective hybrid --min-keep 32 --steps 500",
+                "hybrid, equal FLOPs": "--objective hybrid --min-keep 32 --match-flops out/results/wikitext-mlm-SEED"}
+        return [(f"wikitext-{label.replace(', equal ', '-')}-{seed}", label, seed, f"{flags.replace('SEED', str(seed))} {data}",
+                 f"--data {files}/wikitext2_test.txt.xz --tasks geometry,poolings --limit 2000") for label, flags in runs.items() for seed in SEEDS]
     common = (f"--data {files}/multi30k_train.tsv.xz --langs en,de --eval-data {files}/multi30k_val.tsv.xz --steps 3000 --dropout 0.1 "
               "--eval-every 250 --eval-limit 1014")
     test = f"--data {files}/multi30k_test_2016_flickr.tsv.xz --langs en,de"
     return [(f"multi30k-{kind}-0", kind, 0, f"--objective {kind} {common}", test) for kind in ("mexma", "contrastive", "mlm")]
+
+
+def split(files):
+    """NL-RX-SYNTH's training set without and with the 1,000 of its 8,000 rows that a seeded shuffle puts last -> two files, made once."""
+    paths = [ROOT / "out" / "results" / name for name in ("nlrx_choose.jsonl", "nlrx_valid.jsonl")]
+    with lzma.open(Path(files) / "synth_train.jsonl.xz", "rt", encoding="utf-8") as file:
+        lines = file.readlines()
+    random.Random(0).shuffle(lines)
+    for path, part in zip(paths, (lines[:-1000], lines[-1000:])):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():                                            # a new file would look like new data to a run that resumes
+            path.write_text("".join(part), encoding="utf-8")
+    return paths
 
 
 def execute(job):
@@ -70,13 +117,15 @@ def execute(job):
     found = subprocess.run([sys.executable, "evaluate.py", f"out/results/{run}", "--json", *test.split()], cwd=ROOT, env=environment, capture_output=True,
                            text=True, check=True)
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    short = lambda text: " ".join(word.rsplit("/", 1)[-1] if word.endswith(".xz") else word for word in text.split())
+    short = lambda text: " ".join(word.rsplit("/", 1)[-1] if word.endswith((".xz", ".jsonl")) else word for word in text.split())
     curve = {str(record["step"]): {key: value for key, value in record["eval"].items() if key in ("retrieval/xsim", "retrieval/xsim++", "geometry/rankme",
              "geometry/cosine/same", "geometry/cosine/translations")} for record in log if "eval" in record}
     last = [record for record in log if "loss" in record][-1]
+    scores = json.loads(found.stdout)
     return dict(label=label, seed=seed, train="python train.py " + short(" ".join(words)), test=short(f"python evaluate.py out/results/{run} {test}"),
                 commit=log[0]["commit"], torch=log[0]["torch"], device=log[0]["device"], steps=last["step"], tokens=last["tokens"], seconds=last["seconds"],
-                last={key: value for key, value in last.items() if isinstance(value, float)}, curve=curve, eval=json.loads(found.stdout))
+                flops=log[0]["flops_per_step"] * last["step"], last={key: value for key, value in last.items() if isinstance(value, float)},
+                health=evaluate.diagnose(scores)[1] if "geometry/rankme" in scores else "", curve=curve, eval=scores)
 
 
 def mean(records, key):
@@ -84,13 +133,16 @@ def mean(records, key):
     values = [value for value in values if value is not None]
     if not values:
         return "-"
+    if all(isinstance(value, int) for value in values):                  # a count, such as steps
+        return f"{min(values):,}" + (f" to {max(values):,}" if min(values) < max(values) else "")
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{spread}"
 
 
 COLUMNS = {"xsim %": "retrieval/xsim", "xsim++ %": "retrieval/xsim++", "RankMe": "geometry/rankme", "uniformity": "geometry/uniformity",
            "cos random": "geometry/cosine/same", "cos translations": "geometry/cosine/translations", "exact match %": "generate/exact",
-           "exact, unseen target %": "generate/exact_unseen", "stops %": "generate/stop"}
+           "startswith %": "generate/startswith", "stops %": "generate/stop", "exact, unseen target %": "generate/exact_unseen",
+           "exact, new prompt %": "generate/exact_new_prompt"}
 ERRORS = ("number", "entity", "role", "tense", "cause", "negation", "misaligned")
 
 
@@ -111,27 +163,52 @@ def report(name, records):
     hard = any("retrieval/xsim++" in record["eval"] for record in records)
     columns = {title: key for title, key in COLUMNS.items() if any(key in record["eval"] for record in records)}
     columns |= {"step 0 xsim %": lambda record: record["curve"]["0"]["retrieval/xsim"], "minutes": lambda record: record["seconds"] / 60}
+    columns |= {"steps": lambda record: record["steps"], "PFLOP": lambda record: record["flops"] / 1e15} if "flops" in records[0] else {}
+    if any("retrieval/xsim" in record["eval"] for record in records):
+        columns |= {"step 0 xsim %": lambda record: record["curve"]["0"].get("retrieval/xsim")}
+    columns |= {"minutes": lambda record: record["seconds"] / 60}
     seeds = f"mean ± standard deviation over {len(of[labels[0]])} seeds" if len(of[labels[0]]) > 1 else "one seed"
-    command, rows = f"python results/run.py {name}{' --files FOLDER' if name == 'multi30k' else ''}", records[0]["eval"]["retrieval/rows"]
-    lines = [f"# {name}", "", f"`{command}`: {seeds}, {rows} test "
-             "rows; step 0 is measured on the validation rows; minutes of training with one thread a run on a machine that others used.", ""]
+    rows = {value for record in records for key, value in record["eval"].items() if key.count("/") == 1 and key.endswith("/rows")}
+    command = f"python results/run.py {name}{' --files FOLDER' if name in FILES else ''}"
+    lines = [f"# {name}", "", f"`{command}`: {seeds}, {' or '.join(map(str, sorted(rows)))} test rows; step 0 is measured on the validation rows; "
+             "minutes of training with one thread a run on a machine that others used.", ""]
     lines += table(labels, of, columns, {label: ABLATIONS[label][1] for label in labels} if name == "ablations" else {})
     if hard:
         lines += ["", "What was found instead of the translation among the hard negatives, % of the queries:", ""]
-        lines += table(labels, of, {error: f"retrieval/xsim++/{error}" for error in ERRORS})
-    lines += ["", "xsim in percent along training (seed 0, validation rows):", ""]
-    for label in labels:
-        curve = of[label][0]["curve"]
-        lines.append(f"- {label}: " + ", ".join(f"{step}: {point['retrieval/xsim']:.1f}" for step, point in curve.items() if "retrieval/xsim" in point))
-    lines += ["", "Commands:", ""] + [f"- `{record['train']}`, then `{record['test']}`" for record in records if record["seed"] == 0]
-    lines += ["", f"Commit {records[0]['commit']}, torch {records[0]['torch']}, {records[0]['device']}."]
+        found = [label for label in labels if "retrieval/xsim++" in of[label][0]["eval"]]
+        lines += table(found, of, {error: f"retrieval/xsim++/{error}" for error in ERRORS})
+    for title, keys in (("exact match", "generate/exact"), ("startswith", "generate/startswith"), ("stops", "generate/stop"),
+                        ("exact match, unseen target", "generate/exact_unseen"), ("exact match, new prompt", "generate/exact_new_prompt")):
+        for label in labels[1:] if name == "nlrx" else ():
+            scores = [[record["eval"][keys] for record in of[one]] for one in (label, labels[0])]
+            difference, t, p = evaluate.paired_t(*scores)
+            lines += [""] * (label == labels[1] and title == "exact match") + [f"- {title}, {label} above {labels[0]}: {difference:+.2f} points, "
+                                                                             f"paired t = {t:.2f}, one-tailed p = {p:.3f}"]
+    for pool in evaluate.POOLINGS if "poolings/mean/uniformity" in records[0]["eval"] else ():
+        lines += ["", f"Pooling: {pool}", ""]
+        lines += table(labels, of, {metric.replace("_", " "): f"poolings/{pool}/{metric}" for metric in
+                                    ("uniformity", "effective_rank", "stable_rank", "rank_90", "spectral_entropy")})
+    curves = [(label, [f"{step}: {point['retrieval/xsim']:.1f}" for step, point in of[label][0]["curve"].items() if "retrieval/xsim" in point])
+              for label in labels]
+    if any(curve for _, curve in curves) and name != "nlrx-choice" and name != "nlrx":
+        lines += ["", "xsim in percent along training (seed 0, validation rows):", ""]
+        lines += [f"- {label}: " + ", ".join(curve) for label, curve in curves if curve]
+    ranks = [(label, [f"{step}: {point['geometry/rankme']:.1f}" for step, point in of[label][0]["curve"].items() if "geometry/rankme" in point])
+             for label in labels]
+    if name in ("collapse", "wikitext"):
+        lines += ["", "RankMe along training (first seed, validation rows):", ""] + [f"- {label}: " + ", ".join(curve) for label, curve in ranks]
+    if name == "collapse":
+        lines += ["", "The health line at the end:", ""] + [f"- {label}: `{of[label][0]['health']}`" for label in labels]
+    lines += ["", "Commands:", ""] + [f"- `{record['train']}`, then `{record['test']}`" for record in records if record["seed"] == records[0]["seed"]]
+    commits = ", ".join(dict.fromkeys(record["commit"] for record in records))
+    lines += ["", f"Commit {commits}, torch {records[0]['torch']}, {records[0]['device']}."]
     return "\n".join(lines) + "\n"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("toy", "ablations", "objectives", "collapse", "multi30k"))
-    parser.add_argument("--files", default="", help="folder of the Multi30k files")
+    parser.add_argument("name", choices=("toy", "ablations", "objectives", "collapse", *FILES))
+    parser.add_argument("--files", default="", help="folder of the files that multi30k, nlrx and wikitext read")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only write the Markdown again from the recorded JSON lines")
     options = parser.parse_args()
@@ -140,8 +217,9 @@ def main():
         records = [json.loads(line) for line in (folder / f"{options.name}.jsonl").read_text(encoding="utf-8").splitlines()]
         (folder / f"{options.name}.md").write_text(report(options.name, records), encoding="utf-8")
         return
-    if options.name == "multi30k" and not (Path(options.files) / "multi30k_train.tsv.xz").is_file():
-        parser.error(f"--files {options.files!r} must be the folder that holds multi30k_train, _val and _test_2016_flickr (.tsv.xz)")
+    for file in FILES.get(options.name, ()):
+        if not (Path(options.files) / file).is_file():
+            parser.error(f"--files {options.files!r} must be the folder that holds {file}")
     jobs = plan(options.name, options.files and Path(options.files).resolve())
     with ThreadPoolExecutor(options.jobs) as pool:
         records = list(tqdm(pool.map(execute, jobs), total=len(jobs), disable=not sys.stderr.isatty()))
