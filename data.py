@@ -665,7 +665,8 @@ class Batches:
 
     def _example(self, row, choice):
         example = self.corpus.example(int(row), self.views, int(choice), self.pairs)
-        example += (self.corpus.ids(int(row), self.header),) * (self.header is not None)
+        if self.header is not None:
+            example += (self.corpus.ids(int(row), self.header),)
         return tuple(ids[:self.max_length] for ids in example)
 
     def _is_new(self, example, seen):

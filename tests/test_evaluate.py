@@ -205,6 +205,7 @@ def test_ranks_are_those_of_numpy():
     assert evaluate.stable_rank(z) == pytest.approx((s ** 2).sum() / s[0] ** 2)
     assert evaluate.spectral_entropy(z) == pytest.approx(-(p * np.log(p)).sum() / np.log(20))
     assert evaluate.spectral_entropy(z, squared=True, base="min") == pytest.approx(-(q * np.log(q)).sum() / np.log(20))
+    assert evaluate.rank_90(z) == int((np.cumsum(q) < .9).sum()) + 1 and evaluate.rank_90(np.ones((5, 3))) == 0
     by_width, by_rows = evaluate.spectral_entropy(z[:10]), evaluate.spectral_entropy(z[:10], base="min")
     assert by_rows == pytest.approx(by_width * np.log(20) / np.log(10))
 
@@ -571,3 +572,51 @@ def test_a_run_that_is_not_whole_says_what_is_missing(tmp_path, capsys):
     assert evaluate.main([str(tmp_path)]) == 2 and "has no model.pt" in capsys.readouterr().err
     save(tiny(), tmp_path / "model.pt")
     assert evaluate.main([str(tmp_path)]) == 2 and "log.jsonl" in capsys.readouterr().err
+
+
+# ---- statistics
+
+
+def test_the_paired_t_test_is_students():
+    assert evaluate.paired_t([1, 2, 3, 4, 5.5], [0, 1.5, 3, 3, 4])[1] == pytest.approx(.8 / (math.sqrt(.325) / math.sqrt(5)))
+    for t, p in ((2.131847, .05), (3.746947, .01), (0, .5), (-2.131847, .95)):                   # tables of 4 degrees of freedom
+        x = np.array([-1, -.5, 0, .5, 1])
+        x = x + t * x.std(ddof=1) / math.sqrt(5)
+        mean, found, tail = evaluate.paired_t(x, np.zeros(5))
+        assert found == pytest.approx(t, abs=1e-9) and tail == pytest.approx(p, abs=1e-6) and mean == pytest.approx(x.mean())
+    assert evaluate.paired_t([1, 3], [0, 0])[2] == pytest.approx(.5 - math.atan(2) / math.pi)     # one degree of freedom: Cauchy
+    assert evaluate.paired_t([2, 2], [1, 1])[1:] == (math.inf, 0) and math.isnan(evaluate.paired_t([1, 1], [1, 1])[1])
+    with pytest.raises(ValueError):
+        evaluate.paired_t([1, 2], [1])
+
+
+# ---- poolings and headers
+
+
+def test_poolings_are_the_geometry_of_the_four_kinds_of_vectors():
+    tokenizer = data.open_corpus("toy", count=60, vocab=400).tokenizer
+    torch.manual_seed(0)
+    model = Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32)).eval()
+    results = evaluate.run(model, tokenizer, "toy", ["en", "de"], "valid", ["poolings"], 30)
+    texts = evaluate.test_rows("toy", ["en", "de"], "valid", 30)[0]
+    assert len(results) == 1 + 4 * 6
+    for pool in ("mean", "max", "weighted", "attention"):
+        vectors = {name: evaluate.embed(model, tokenizer, lines, pool=pool) for name, lines in texts.items()}
+        for metric in ("uniformity", "effective_rank", "alignment", "rank_90"):
+            assert results[f"poolings/{pool}/{metric}"] == pytest.approx(evaluate.geometry(vectors)[metric], rel=1e-4)
+    assert results["poolings/mean/uniformity"] == pytest.approx(results["poolings/weighted/uniformity"])
+    assert results["poolings/max/uniformity"] != pytest.approx(results["poolings/mean/uniformity"], rel=1e-3)
+    assert "poolings/max/rank_90" in evaluate.table(results)
+
+
+def test_a_header_stands_before_the_text_of_its_row_and_before_the_prompt():
+    tokenizer = data.open_corpus("toy", count=60, vocab=400).tokenizer
+    mark = data.special(tokenizer)
+    one, two = data.encode(tokenizer, ["the cat"])[0].tolist(), data.encode(tokenizer, ["be short"])[0].tolist()
+    assert evaluate.rows_of(tokenizer, ["the cat"]) == [[mark.cls, *one, mark.sep]]
+    assert evaluate.rows_of(tokenizer, ["the cat"], ["be short"]) == [[mark.cls, *two, mark.sep, *one, mark.sep]]
+    torch.manual_seed(0)
+    model = Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32, causal=True, pool="last")).eval()
+    plain, opened = evaluate.embed(model, tokenizer, ["the cat"]), evaluate.embed(model, tokenizer, ["the cat"], headers=["be short"])
+    packed = Packed.of([[mark.cls, *two, mark.sep, *one, mark.sep]], causal=True)
+    assert torch.allclose(opened, model(packed)[-1:], atol=1e-6) and not torch.allclose(plain, opened, atol=1e-3)

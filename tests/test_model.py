@@ -185,6 +185,21 @@ def test_pooling_takes_what_it_says():
     assert model.pool(states, packed, "last").tolist() == [[4, 5], [6, 7], [10, 11]]
     assert model.pool(states, packed, "mean").tolist() == [[2, 3], [6, 7], [9, 10]]
     assert model.pool(-states, packed, "max").tolist() == [[0, -1], [-6, -7], [-8, -9]]
+    assert torch.equal(model.pool(states, packed, "weighted"), model.pool(states, packed, "mean"))
+
+
+def test_attention_pooling_is_a_softmax_over_each_row_the_same_for_every_model():
+    torch.manual_seed(0)
+    packed, states = Packed.of([[5, 6, 7], [8], [9, 10]]), torch.randn(6, 16, dtype=torch.float64)
+    one, two = (Model(TINY).pool(states, packed, "attention") for _ in range(2))
+    assert torch.equal(one, two)
+    chance = torch.Generator().manual_seed(0)
+    keys = (2 * torch.rand(16, 16, generator=chance) - 1) / 4
+    query = torch.randn(16, generator=chance)
+    for vector, part in zip(one, states.split([3, 1, 2])):
+        weights = torch.softmax(torch.stack([(query.double() @ (keys.double() @ state)) / 4 for state in part]), 0)
+        assert (vector - weights @ part).abs().max() < 1e-6
+    assert not torch.allclose(one[0], states[:3].mean(0), atol=1e-3)
 
 
 def test_tied_logits_are_the_embedding_and_the_transform_is_berts():

@@ -76,6 +76,13 @@ def test_a_warm_up_of_the_whole_run_only_rises():
     assert [train.learning_rate(step, config) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
 
 
+def test_a_warm_up_can_begin_above_zero_and_the_decay_can_end_behind_the_run():
+    config = train.TrainConfig(steps=300, lr=1e-4, warmup=1.0, lr_start=0.1, schedule="cosine")             # MEXMA's paper: from 1e-5, rising
+    assert train.learning_rate(0, config) == pytest.approx(1e-5 + 9e-5 / 300) and train.learning_rate(299, config) == pytest.approx(1e-4)
+    config = train.TrainConfig(steps=21_875, lr=2e-5, warmup=500 / 21_875, schedule="linear", horizon=4.0)   # BERT-JEPA's code: in micro-batches
+    assert train.learning_rate(21_875 - 1, config) / 2e-5 == pytest.approx(0.754, abs=1e-3)
+
+
 def test_biases_norms_and_scalars_are_not_decayed(pairs, tmp_path):
     run = train.Run(command(pairs, tmp_path / "run", "mlm", "--steps", 1, "--weight-decay", 0.3))
     names = {id(p): name for name, p in run.objective.named_parameters()}
@@ -352,6 +359,66 @@ def test_a_run_that_does_not_fit_is_refused(more, message, pairs, tmp_path, caps
              "--init", str(tmp_path / "first")]
     assert train.main([*words, *more]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "second").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------- chats and blocks
+
+def chat(folder, system=True):
+    rows = [{"user": f"write {i} twice", "assistant": f"{i} {i}"} | ({"system": "You are short." if i % 3 else ""} if system else {}) for i in range(60)]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return ["--data", str(folder / "chat.jsonl"), "--cache", str(folder / "cache"), "--steps", "2", *SMALL]
+
+
+@pytest.mark.parametrize("kind", ["ntp", "llm-jepa"])
+def test_a_chat_trains_with_and_without_its_header_and_evaluates_as_it_was_trained(kind, tmp_path, capsys, monkeypatch):
+    asked = []
+    rows_of = evaluate.rows_of
+    monkeypatch.setattr(evaluate, "rows_of", lambda tokenizer, texts, headers=None: asked.append(headers) or rows_of(tokenizer, texts, headers))
+    tokens = {}
+    for view in ("plain", "shared-header"):
+        asked.clear()
+        assert train.main(["--objective", kind, *chat(tmp_path), "--chat", view, "--out", str(tmp_path / view)]) == 0
+        assert evaluate.main([str(tmp_path / view)]) == 0
+        capsys.readouterr()
+        # all but the translations that the loop prints, which have no header
+        assert asked and any(headers is not None for headers in asked) == (view == "shared-header")
+        if view == "shared-header":
+            assert {"You are short.", ""} >= {text for headers in asked if headers for text in headers}
+        tokens[view] = train.read_log(tmp_path / view)[-2]["tokens"]
+    assert tokens["plain"] < tokens["shared-header"]
+
+
+def test_a_header_is_refused_where_there_is_none_or_nothing_reads_it(tmp_path, capsys):
+    words = chat(tmp_path, system=False)
+    (tmp_path / "pairs.tsv").write_text("a\tb\n" + "".join(f"x {i}\ty {i}\n" for i in range(60)), encoding="utf-8")
+    words[1] = str(tmp_path / "pairs.tsv")
+    assert train.main(["--objective", "ntp", *words, "--chat", "shared-header", "--out", str(tmp_path / "run")]) == 2
+    assert "has no system texts" in capsys.readouterr().err
+    assert train.main(["--objective", "contrastive", *words, "--block", "32", "--out", str(tmp_path / "run")]) == 2
+    assert "needs an objective with one view" in capsys.readouterr().err
+    assert train.main(["--objective", "mexma", *chat(tmp_path), "--chat", "shared-header", "--out", str(tmp_path / "run")]) == 2
+    assert "chat shared-header has no meaning for mexma" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["mlm", "hybrid"])
+def test_blocks_of_text_are_rows_of_one_length(kind, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(300)), encoding="utf-8")
+    (tmp_path / "valid.txt").write_text("".join(f"line {i} of another text\n" for i in range(30)), encoding="utf-8")
+    words = ["--objective", kind, "--data", str(tmp_path / "text.txt"), "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "run"), *SMALL,
+             "--block", "32", "--steps", "2"] + (["--predictor-width", "16", "--predictor-layers", "1", "--predictor-heads", "2"] if kind == "hybrid" else [])
+    assert train.main(words) == 2
+    assert "block 32 runs across the rows that would be held out: name other rows with --eval-data" in capsys.readouterr().err
+    words += ["--eval-data", str(tmp_path / "valid.txt")]
+    run = train.Run(words)
+    clean = run.make_batch(0)[0].get("clean", run.make_batch(0)[0]["packed"])
+    assert clean.rows.diff().tolist() == [34] * 8                        # [CLS], 32 tokens, [SEP]
+    first, second = run.corpus.ids(0, 0), run.corpus.ids(1, 0)
+    text = run.corpus.tokenizer.decode([*first.tolist(), *second.tolist()])
+    assert text.startswith("line 0 of the text line 1 of the text")
+    assert len(run.corpus) == len(run.corpus.tokens) // 32
+    run.locked.close()
+    for more, message in ((["--block", "200"], "block 200 is longer than cut 128"), (["--block", "4"], "block is 4")):
+        assert train.main([*words, *more]) == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
