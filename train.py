@@ -80,7 +80,6 @@ class TrainConfig:
 
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
 FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
-DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}                # a flag that is newer than a run does not stop it
 GROUPS = {"data": "data langs chat block pairs eval_data skip_bad vocab cut cache",
           "optimisation": "steps match_flops batch accumulate lr warmup lr_start schedule horizon weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
@@ -399,20 +398,20 @@ def rewind_log(folder, step):
     data.write_atomic(folder / "log.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
-def differences(old, new, prefix=""):
-    """The settings of a saved run that this command would change, one text each."""
+def differences(old, new, defaults, prefix=""):
+    """The settings of a saved run that this command would change, one text each. A flag that is newer than the run may have its default."""
     found = []
     for name in sorted(set(old) | set(new)):
         was, now = old.get(name, "absent"), new.get(name, "absent")
         if isinstance(was, dict) and isinstance(now, dict):
-            found += differences(was, now, f"{prefix}{name}.")
-        elif was != now and name not in FREE and not (was == "absent" and now == DEFAULTS.get(name, "absent")):
+            found += differences(was, now, defaults, f"{prefix}{name}.")
+        elif was != now and name not in FREE and not (was == "absent" and now == defaults.get(name, "absent")):
             found.append(f"{prefix}{name} was {was}, is {now}")
     return found
 
 
-def check_same(saved, config, folder, corpus):
-    changed = differences(saved["config"], config)
+def check_same(saved, config, defaults, folder, corpus):
+    changed = differences(saved["config"], config, defaults)
     for name, value in dict(tokenizer=data.tokenizer_hash(corpus.tokenizer), data=corpus.hash).items():
         if saved[f"{name}_hash"] != value:
             changed.append(f"the {name} differs (hash {saved[f'{name}_hash'][:8]}, now {value[:8]})")
@@ -576,7 +575,7 @@ class Run:
         if self.train.match_flops:                                       # the number was found when the run began
             self.train = replace(self.train, steps=saved["config"]["steps"])
             self.settings["steps"] = self.train.steps
-        check_same(saved, self.settings, self.folder, self.corpus)
+        check_same(saved, self.settings, {f.name: f.default for kind in (TrainConfig, self.kind.Config) for f in fields(kind)}, self.folder, self.corpus)
         if saved["config"]["steps"] != self.train.steps:
             self.say(f"steps was {saved['config']['steps']}, is {self.train.steps}: the schedule is that of the new number from here on")
         load_weights(self.objective, saved["objective"], self.folder / "train.pt")
