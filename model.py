@@ -360,12 +360,15 @@ class Model(nn.Module):
             x = block(x, packed, angles)
         return x if c.norm_place == "post" else self.norm(x)
 
-    def logits(self, states):
-        """(N, D) -> (N, V): call it on scored positions only."""
+    def head(self, states):
+        """(N, D) -> what the logits (N, V) are the F.linear of: states (N, D), weight (V, D), bias (V,) or None."""
         if self.config.head == "transform":
             states = self.transform_norm(F.gelu(self.transform(states)))
-        return F.linear(states, self.embed.weight if self.config.tied else self.vocabulary.weight,
-                        self.vocabulary_bias if self.config.head != "none" else None)
+        return states, self.embed.weight if self.config.tied else self.vocabulary.weight, self.vocabulary_bias if self.config.head != "none" else None
+
+    def logits(self, states):
+        """(N, D) -> (N, V): call it on the positions that are asked for only."""
+        return F.linear(*self.head(states))
 
     def pool(self, states, packed, how=None):
         """States (T, D) -> one vector a row (R, D): its first state (cls), its last, their mean or their maximum. Of Predict-and-Reconstruct's

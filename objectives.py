@@ -58,10 +58,60 @@ def in_float32(loss):
     return run
 
 
-def token_loss(logits, targets, scored):
-    """Sum of cross-entropies (N, V), (N,) divided by `scored`, the number of targets that the whole step scores, so that
-    micro-batches add up to exactly the gradient of one big batch."""
-    return F.cross_entropy(wide(logits), targets, reduction="sum") / scored
+CHUNK = 3 * 2 ** 27  # bytes of logits at a time: 402 rows in float32 of XLM-R's vocabulary, 250,002
+SLICE = 2 ** 15  # words whose gradient is added at a time
+
+
+class VocabularyLoss(torch.autograd.Function):
+    """Sum of the cross-entropies of the logits states W' + b without ever holding them all: states (N, D), W (V, D), b (V,) or None,
+    targets (N,) -> scalar. The forward makes the gradients too, a chunk of rows at a time, because the logits of a chunk are gone
+    when it ends; the backward scales them. Products in the precision of autocast, softmax in float32."""
+
+    @staticmethod
+    def forward(ctx, states, weight, bias, targets):
+        kind, device = states.dtype, states.device.type
+        if torch.is_autocast_enabled(device):
+            kind = torch.get_autocast_dtype(device)
+        wanted = [x if need else None for x, need in zip((states, weight, bias), ctx.needs_input_grad)]
+        ctx.grads = [x if x is None else torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in wanted]
+        with torch.autocast(device, enabled=False):
+            return add_up(states.to(kind), weight.to(kind), None if bias is None else bias.to(kind), targets, ctx.grads)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.grads is None:
+            raise RuntimeError("the gradients of a vocabulary loss can be taken once: they are not kept")
+        grads, ctx.grads = ctx.grads, None
+        return *(x if x is None else x.mul_(grad) for x in grads), None
+
+
+def add_up(states, weight, bias, targets, grads):
+    """The loss of VocabularyLoss; adds its gradients to `grads`, of states, weight and bias, where they are not None."""
+    total, (to_states, to_weight, to_bias) = 0, grads
+    rows = max(1, CHUNK // (len(weight) * states.element_size()))
+    for start in range(0, len(states), rows):
+        part = states[start:start + rows]
+        logits = F.linear(part, weight, bias)                            # (n, V)
+        for few, wanted in zip(logits.split(max(1, rows // 8)), targets[start:start + rows].split(max(1, rows // 8))):
+            values = wide(few)                                           # a copy in half precision, `few` itself otherwise
+            rest = values.logsumexp(1, keepdim=True)
+            total = total + (rest - values.gather(1, wanted[:, None])).sum()
+            values.sub_(rest).exp_()                                     # the softmax, less 1 at the target: d loss / d logits
+            values.scatter_add_(1, wanted[:, None], -torch.ones_like(rest))
+            few.copy_(values)
+        if to_states is not None:
+            to_states[start:start + rows] = logits @ weight
+        for words in range(0, len(weight), SLICE) if to_weight is not None else ():
+            to_weight[words:words + SLICE] += logits[:, words:words + SLICE].T @ part
+        if to_bias is not None:
+            to_bias += logits.sum(0, dtype=to_bias.dtype)
+    return total
+
+
+def vocabulary_loss(states, weight, bias, targets, scored):
+    """Sum of the cross-entropies of states (N, D) against targets (N,) divided by `scored`, the number of targets that the whole step
+    scores, so that micro-batches add up to exactly the gradient of one big batch."""
+    return VocabularyLoss.apply(states, weight, bias, targets) / scored
 
 
 def mse(x, y):
@@ -261,8 +311,7 @@ class Mlm(Objective):
 
     def forward(self, batch):
         states = self.model(batch["packed"])                             # (T, D)
-        logits = self.model.logits(states[batch["labels"]])              # (N, V): scored positions only
-        loss = token_loss(logits, batch["targets"], batch["scored"][0])
+        loss = vocabulary_loss(*self.model.head(states[batch["labels"]]), batch["targets"], batch["scored"][0])       # scored positions only
         return loss, {"mlm": loss.detach()}
 
 
@@ -374,23 +423,23 @@ class Mexma(Objective):
         else:
             spread = pair = vectors.chunk(2)                             # masked A, clean B
             others = pair[1]
-        logits = self.unmask_logits(states[:len(head.tokens)], others, batch).split(batch["sides"])
-        sides = zip(logits, batch["targets"].split(batch["sides"]), batch["scored"])
-        mlm = sum(token_loss(*side) for side in sides) / len(logits)     # mean of the two languages
+        unmasked = self.unmasked(states[:len(head.tokens)], others, batch).split(batch["sides"])
+        sides = zip(unmasked, batch["targets"].split(batch["sides"]), batch["scored"])
+        mlm = sum(vocabulary_loss(read, self.model.embed.weight, self.vocabulary_bias, *side) for read, *side in sides) / len(unmasked)
         aligned = align(c.align, *map(gather, pair), c.temperature, batch["seed"])
         apart = sum(koleo(gather(side), c.koleo_input == "normalised") for side in spread) / 2 if c.koleo_weight else 0 * mlm
         loss = c.align_weight * aligned + c.mlm_weight * mlm + c.koleo_weight * apart
         return loss, {"mlm": mlm.detach(), "align": aligned.detach(), "koleo": apart.detach()}
 
-    def unmask_logits(self, states, others, batch):
-        """Masked states (T', D) of A and B, sentence vectors (2N, D) of B and A -> logits of the masked positions, A's then B's."""
+    def unmasked(self, states, others, batch):
+        """Masked states (T', D) of A and B, sentence vectors (2N, D) of B and A -> the head's states of the masked positions, A's then B's."""
         head = batch["head"]
         if not self.config.token_gradients:
             states = states.detach()                                     # the vectors still carry the gradient
         states = states.index_copy(0, head.rows[:-1].long(), others)     # position 0 of each row: the other language's vector
         for block in self.unmask:
             states = block(states, head)
-        return F.linear(states[batch["labels"]], self.model.embed.weight, self.vocabulary_bias)
+        return states[batch["labels"]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -475,7 +524,7 @@ class Bepa(Objective):
     def forward(self, batch):
         c, packed, firsts = self.config, batch["packed"], batch["firsts"]
         states = self.model(packed)                                      # (T, D): masked rows, then one pass per sentence
-        mlm = token_loss(self.model.logits(states[batch["labels"]]), batch["targets"], batch["scored"][0])
+        mlm = vocabulary_loss(*self.model.head(states[batch["labels"]]), batch["targets"], batch["scored"][0])
         if self.model.config.pool == "cls":
             vectors = states[firsts]                                     # (2N, D)
         else:
@@ -513,7 +562,7 @@ class Ntp(Objective):
         return next_token_batch(next_token_rows(examples, special), examples, config.labels, special)
 
     def next_token(self, states, batch):
-        return token_loss(self.model.logits(states[batch["labels"]]), batch["targets"], batch["scored"][0])
+        return vocabulary_loss(*self.model.head(states[batch["labels"]]), batch["targets"], batch["scored"][0])
 
     def forward(self, batch):
         loss = self.next_token(self.model(batch["packed"]), batch)
@@ -741,7 +790,9 @@ class Hybrid(Objective):
     def forward(self, batch):
         c = self.config
         states = self.model(batch["packed"])                             # (T, D): corrupted rows, then their contexts
-        mlm = token_loss(self.regressor(states[batch["labels"]]), batch["targets"], batch["scored"][0])
+        *regress, last = self.regressor
+        guessed = nn.Sequential(*regress)(states[batch["labels"]])
+        mlm = vocabulary_loss(guessed, last.weight, last.bias, batch["targets"], batch["scored"][0])
         with torch.no_grad():
             goals = self.teacher(batch["clean"])[batch["goals"]]         # (N, D): the teacher's states of the hidden blocks
             goals = F.layer_norm(wide(goals), goals.shape[-1:]) if c.teacher_norm else goals

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import data
+import objectives
 import train
 from data import BadInput
 from model import Model, ModelConfig
@@ -457,13 +458,79 @@ def test_the_loss_and_its_gradients_equal_a_plain_padded_recomputation(kind, slo
             assert (ours - expected).abs().max() <= 1e-10 * max(1, float(expected.detach().abs().max()))
 
 
+# ------------------------------------------------------------------------------------------------------------- the vocabulary loss
+
+def vocabulary_example(dtype=torch.float64, biased=True, n=37, v=101, d=8):
+    torch.manual_seed(0)
+    tensors = [torch.randn(n, d, dtype=dtype), torch.randn(v, d, dtype=dtype), torch.randn(v, dtype=dtype)][:2 + biased]
+    return [x.requires_grad_() for x in tensors] + [None] * (not biased), torch.randint(0, v, (n,))
+
+
+@pytest.mark.parametrize("rows, words", [(1000, 1000), (5, 1000), (16, 30), (1, 1)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_vocabulary_loss_in_chunks_equals_the_plain_cross_entropy(rows, words, biased, monkeypatch):
+    monkeypatch.setattr(objectives, "CHUNK", rows * 101 * 8)
+    monkeypatch.setattr(objectives, "SLICE", words)
+    inputs, targets = vocabulary_example(biased=biased)
+    real = [x for x in inputs if x is not None]
+    plain = F.cross_entropy(F.linear(*inputs), targets, reduction="sum") / 50
+    chunked = objectives.vocabulary_loss(*inputs, targets, 50)
+    assert abs(plain - chunked) < 1e-12
+    for ours, expected in zip(torch.autograd.grad(3 * chunked, real), torch.autograd.grad(3 * plain, real)):
+        assert (ours - expected).abs().max() < 1e-12
+
+
+def test_the_vocabulary_loss_takes_frozen_weights_and_gives_its_gradients_once():
+    (states, weight, bias), targets = vocabulary_example()
+    loss = objectives.vocabulary_loss(states, weight.detach(), bias.detach(), targets, 1.0)
+    loss.backward(retain_graph=True)
+    assert states.grad.abs().sum() > 0 and weight.grad is None and bias.grad is None
+    with pytest.raises(RuntimeError, match="once"):
+        loss.backward()
+    with torch.no_grad():
+        assert objectives.vocabulary_loss(states, weight, bias, targets, 1.0) == loss
+    assert objectives.vocabulary_loss(states[:0], weight, bias, targets[:0], torch.tensor(1.0)) == 0
+
+
+def test_the_vocabulary_loss_under_autocast_is_near_the_wide_one():
+    inputs, targets = vocabulary_example(torch.float32, n=200)
+    wide = objectives.vocabulary_loss(*inputs, targets, 200.0)
+    expected = torch.autograd.grad(wide, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = objectives.vocabulary_loss(*inputs, targets, 200.0)
+    assert half.dtype == torch.float32 and abs(half - wide) < 0.02 * wide
+    for ours, exact in zip(torch.autograd.grad(half, inputs), expected):
+        assert ours.dtype == torch.float32 and (ours - exact).norm() < 0.02 * exact.norm()
+
+
+def test_the_vocabulary_loss_never_holds_more_logits_than_its_budget(monkeypatch):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            result = function(*arguments, **(options or {}))
+            for one in result if isinstance(result, (tuple, list)) else [result]:
+                self.size = max(self.size, one.numel() if torch.is_tensor(one) else 0)
+            return result
+
+    monkeypatch.setattr(objectives, "CHUNK", 20 * 101 * 8)               # 20 rows of 101 words
+    inputs, targets = vocabulary_example(n=500, d=4)
+    with Largest() as ours:
+        objectives.vocabulary_loss(*inputs, targets, 500.0).backward()
+    with Largest() as plain:
+        F.cross_entropy(F.linear(*inputs), targets).backward()
+    assert ours.size == 20 * 101 and plain.size == 500 * 101
+
+
 # --------------------------------------------------------------------------------------------------------------------- mexma
 
 def unmasking(objective, packed, batch):
     states = objective.model(packed)
     vectors = objective.model.pool(states, packed)
     clean_a, clean_b = vectors.chunk(4)[2:]
-    return objective.unmask_logits(states[:len(batch["head"].tokens)], torch.cat([clean_b, clean_a]), batch).split(batch["sides"])
+    return objective.unmasked(states[:len(batch["head"].tokens)], torch.cat([clean_b, clean_a]), batch).split(batch["sides"])
 
 
 def test_unmasking_a_language_uses_the_clean_text_of_the_other_and_never_its_own():
