@@ -475,7 +475,7 @@ class Run:
         self.optimizer = make_optimizer(self.objective, train)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.step, self.tokens, self.seconds, self.first = 0, 0, 0.0, None
-        self.window = []                                                 # [values, gradient norm] of the steps since the last log line
+        self.window = []                                                 # what train_step gave since the last log line
         self.settings = {"objective": self.kind.name, **asdict(train), "model": asdict(model.config), self.kind.name: asdict(self.config)}
         torch.manual_seed(train.seed + 1 + self.rank)                    # dropout differs between ranks, weights do not
         if saved:
@@ -584,6 +584,7 @@ class Run:
             self.scaler.load_state_dict(saved["scaler"])
             for name in ("step", "tokens", "seconds", "first", "window"):
                 setattr(self, name, saved[name])
+            self.window = [row.to(self.device) for row in self.window]
             set_random_state(saved["random"], self.device)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise BadInput(f"{self.folder / 'train.pt'} is not a checkpoint of this version ({type(error).__name__}: {error})") from None
@@ -602,8 +603,8 @@ class Run:
         save(self.objective.model, self.folder / "model.pt")
         write_torch({"config": self.settings, "objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(),
                      "scaler": self.scaler.state_dict(), "random": random_state(self.device), "step": self.step, "tokens": self.tokens,
-                     "seconds": self.seconds, "first": self.first, "window": self.window, "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer),
-                     "data_hash": self.corpus.hash}, self.folder / "train.pt")
+                     "seconds": self.seconds, "first": self.first, "window": [row.cpu() for row in self.window],
+                     "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer), "data_hash": self.corpus.hash}, self.folder / "train.pt")
 
     def make_batch(self, step):
         """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
@@ -612,7 +613,8 @@ class Run:
                 for i in range(0, self.train.batch, part)]
 
     def train_step(self, parts, forward):
-        """One optimiser step -> ({loss, terms, tokens}, gradient norm), means over parts and ranks."""
+        """One optimiser step -> its loss, terms, tokens and gradient norm, means over parts and ranks, as one tensor on the device (their names
+        are in self.names): nothing here waits for the device. A step that is not finite leaves the weights alone."""
         train, total = self.train, {}
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, train)
@@ -625,27 +627,29 @@ class Run:
                 self.scaler.scale(loss / len(parts)).backward()
             for name, value in {"loss": loss.detach(), **terms}.items():
                 total[name] = total.get(name, 0) + value / len(parts)
-        total["tokens"] = torch.tensor(float(sum(len(part["packed"].tokens) for part in parts)), device=self.device)
+        total["tokens"] = torch.full((), float(sum(len(part["packed"].tokens) for part in parts)), device=self.device)
         values = mean_over_ranks(torch.stack([value.float() for value in total.values()]), self.world)
-        values = dict(zip(total, values.tolist()))
-        if not all(map(math.isfinite, values.values())):
-            self.fail(values, parts)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), train.clip or math.inf)
+        values, self.names = torch.cat([values, norm.float().view(1)]), [*total, "grad_norm"]
+        if not self.scaler.is_enabled():                                 # AdamW then skips the step, as the scaler would make it
+            self.optimizer.found_inf = (~values.isfinite().all()).float()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return values, norm
+        return values
 
-    def fail(self, values, parts):
-        """A loss that is not finite: nothing after it can be trusted, so keep the evidence and stop before the weights are touched."""
+    def fail(self, values, step):
+        """A loss or gradient that is not finite: nothing after it can be trusted, so keep the evidence and stop."""
         path = self.folder / "bad_batch.pt"
         if self.rank == 0:
-            plain = [{name: vars(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in parts]
-            write_torch({"step": self.step, "values": values, "parts": plain}, path)
-        terms = ", ".join(f"{name} {value:g}" for name, value in values.items() if name != "tokens")
+            plain = [{name: vars(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in self.make_batch(step)]
+            write_torch({"step": step, "values": values, "parts": plain}, path)
+        terms = ", ".join(f"{name} {value:g}" for name, value in values.items() if name not in ("tokens", "grad_norm"))
+        if all(map(math.isfinite, [value for name, value in values.items() if name != "grad_norm"])):
+            terms += f", but its gradient's norm {values['grad_norm']:g}"
         good = "the last good state in train.pt" if (self.folder / "train.pt").exists() else "and there is no checkpoint yet"
-        raise BadInput(f"step {self.step}: the loss is not finite ({terms}). The batch is in {path}, {good}; "
+        raise BadInput(f"step {step}: the loss is not finite ({terms}). The weights were left alone. The batch is in {path}, {good}; "
                        "try a lower --lr, --precision float32, or a smaller --clip")
 
     def evaluate(self):
@@ -686,14 +690,13 @@ class Run:
         self.objective.train()
         with contextlib.closing(data.prefetch(self.make_batch, self.step, train.steps)) as supply:
             for parts in supply:
-                values, norm = self.train_step(parts, forward)
+                self.window.append(self.train_step(parts, forward))
                 self.step += 1
                 self.objective.after_step(self.step / train.steps)
-                self.window.append([values, float(norm)])
                 bar.update()
                 if self.step % train.log_every == 0 or self.step == train.steps:
-                    bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
-                    start = self.log(start)
+                    loss, start = self.log(start)
+                    bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
                 if self.step == begun + 10:
                     pace = (time.perf_counter() - start + self.seconds) / self.step if train.log_every > 10 else self.seconds / self.step
                     self.say(f"{pace:.2f} s a step: about {(train.steps - self.step) * pace / 60:.1f} minutes left, evaluations apart. "
@@ -704,6 +707,7 @@ class Run:
                     start += time.perf_counter() - pause
                 stopped = self.agree(stop.signal)
                 if self.step % train.save_every == 0 or stopped or self.step == train.steps:
+                    self.read_window()                                   # a state that is not finite is never saved
                     self.save()
                 if stopped and self.step < train.steps:
                     bar.close()
@@ -723,20 +727,31 @@ class Run:
             number = int(asked)
         return number
 
+    def read_window(self):
+        """The steps since the last log line as [{name: number}]: only here, and in a save, does the device have to catch up. Fails for a step
+        that was not finite; the scaler of half precision may meet infinite gradients, and skips them."""
+        rows = [dict(zip(self.names, row)) for row in torch.stack(self.window).tolist()] if self.window else []
+        for place, row in enumerate(rows):
+            checked = {name: value for name, value in row.items() if name != "grad_norm" or not self.scaler.is_enabled()}
+            if not all(map(math.isfinite, checked.values())):
+                self.fail(row, self.step - len(rows) + place)
+        return rows
+
     def log(self, start):
-        """One line with the means of the steps since the last -> the time now."""
-        window, self.window = self.window, []
+        """One line with the means of the steps since the last -> the last step's loss, the time now."""
+        rows = self.read_window()
+        self.window = []
         if self.device.type == "cpu":
             trim_memory()
-        now, count = time.perf_counter(), round(sum(values.pop("tokens") for values, _ in window) * self.world)
+        mean = {name: sum(row[name] for row in rows) / len(rows) for name in self.names}
+        now, count = time.perf_counter(), round(mean.pop("tokens") * len(rows) * self.world)
         self.tokens, self.seconds = self.tokens + count, self.seconds + now - start
         if self.rank == 0:
-            mean = lambda values: sum(values) / len(values)
-            record = {"step": self.step} | {name: mean([values[name] for values, _ in window]) for name in window[0][0]}
-            record |= {"lr": learning_rate(self.step - 1, self.train), "grad_norm": mean([norm for _, norm in window])}
-            log_line(self.folder, record | {"tokens": self.tokens, "seconds": round(self.seconds, 3),
-                                            "tokens_per_second": round(count / (now - start), 1)})
-        return now
+            norm = mean.pop("grad_norm")
+            log_line(self.folder, {"step": self.step} | mean | {
+                "lr": learning_rate(self.step - 1, self.train), "grad_norm": norm, "tokens": self.tokens, "seconds": round(self.seconds, 3),
+                "tokens_per_second": round(count / (now - start), 1)})
+        return rows[-1]["loss"], now
 
     def finish(self):
         """The last evaluation, a table of before and after, five translations, and what to do next."""

@@ -245,6 +245,26 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_and_keeps_the_batch(
     assert bad["step"] == torch.load(out / "train.pt", weights_only=True)["step"] and "tokens" in bad["parts"][0]["packed"]
 
 
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_leaves_the_weights_bit_for_bit(factor, pairs, tmp_path):
+    run = train.Run(command(pairs, tmp_path / "run", "contrastive", "--steps", 3))
+    run.window.append(run.train_step(run.make_batch(0), run.objective))
+    before = {name: value.clone() for name, value in run.objective.state_dict().items()}
+    moments = [state["exp_avg"].clone() for state in run.optimizer.state.values()]
+
+    def broken(batch):
+        loss, terms = run.objective(batch)
+        return loss * factor, terms
+
+    run.step, run.window = 1, [*run.window, run.train_step(run.make_batch(1), broken)]
+    assert all(torch.equal(before[name], value) for name, value in run.objective.state_dict().items())
+    assert all(torch.equal(old, state["exp_avg"]) and state["step"] == 1 for old, state in zip(moments, run.optimizer.state.values()))
+    run.step = 2
+    with pytest.raises(train.BadInput, match="step 1: the loss is not finite"):
+        run.read_window()
+    run.locked.close()
+
+
 def test_accumulation_takes_one_step_of_the_same_size(pairs, tmp_path):
     for parts in (1, 4):
         assert train.main(command(pairs, tmp_path / str(parts), "mlm", "--steps", 3, "--accumulate", parts, "--dropout", 0)) == 0
