@@ -609,8 +609,11 @@ class Run:
     def make_batch(self, step):
         """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
         examples, rng, part = self.batches.examples(step), self.batches.rng(step), self.train.batch // self.train.accumulate
-        return [self.kind.collate(examples[i:i + part], rng, self.config, self.corpus.special)
-                for i in range(0, self.train.batch, part)]
+        parts = [self.kind.collate(examples[i:i + part], rng, self.config, self.corpus.special) for i in range(0, self.train.batch, part)]
+        longest = 1 + max(int(part["packed"].positions.max()) for part in parts)
+        if longest > (most := self.objective.model.config.max_length):
+            raise BadInput(f"step {step}: a row has {longest} positions, the model {most} (max_length): lower --cut, or train with a larger --max-length")
+        return parts
 
     def train_step(self, parts, forward):
         """One optimiser step -> its loss, terms, tokens and gradient norm, means over parts and ranks, as one tensor on the device (their names

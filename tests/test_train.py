@@ -265,6 +265,14 @@ def test_a_step_that_is_not_finite_leaves_the_weights_bit_for_bit(factor, pairs,
     run.locked.close()
 
 
+def test_a_row_of_several_views_that_is_longer_than_the_model_is_refused_before_the_first_step(pairs, tmp_path, capsys):
+    (tmp_path / "long.tsv").write_text("a\tb\n" + "".join(f"{'x y z ' * 9}{i}\t{'u v w ' * 9}{i}\n" for i in range(60)), encoding="utf-8")
+    words = command(pairs, tmp_path / "run", "bepa", "--steps", 2, "--max-length", 40, "--cut", 38)
+    words[3] = str(tmp_path / "long.tsv")
+    assert train.main(words) == 2
+    assert re.search(r"a row has \d+ positions, the model 40", error := capsys.readouterr().err) and "lower --cut" in error and error.count("\n") == 1
+
+
 def test_accumulation_takes_one_step_of_the_same_size(pairs, tmp_path):
     for parts in (1, 4):
         assert train.main(command(pairs, tmp_path / str(parts), "mlm", "--steps", 3, "--accumulate", parts, "--dropout", 0)) == 0
