@@ -681,6 +681,8 @@ def evaluate_run(arguments):
     except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
         raise BadInput(f"device {device!r} cannot be used here: leave --device out, or give cpu") from None
     model = load(folder / "model.pt", device)
+    if arguments.tasks == []:
+        raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
     known, skip_bad = None, bool(config.get("skip_bad"))
     if model.config.causal and "generate" in (arguments.tasks or TASKS):
         try:

@@ -560,7 +560,7 @@ def test_bad_input_is_one_line_and_status_2(run_folder, tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--tasks", "retreival"], "did you mean retrieval?"), (["--langs", "en,xx"], "'xx'"), (["--split", "exam"], "'exam'"),
+    (["--tasks", "retreival"], "did you mean retrieval?"), (["--tasks", ""], "names no task"), (["--langs", "en,xx"], "'xx'"), (["--split", "exam"], "'exam'"),
     (["--tasks", "generate"], "needs a causal model"), (["--device", "abacus"], "'abacus'"), (["--limit", "-1"], "-1")])
 def test_each_mistake_is_named(run_folder, capsys, flags, message):
     assert evaluate.main([str(run_folder), *flags]) == 2
