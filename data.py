@@ -629,16 +629,28 @@ def open_training(config, views, distinct, tokenizer=None, rank=0, world=1):
     """The corpus and the batches that a TrainConfig asks for, for an objective with so many views."""
     corpus = open_corpus(config.data, tokenizer, langs=config.langs, vocab=config.vocab, skip_bad=config.skip_bad, cache=config.cache,
                          holdout=not config.eval_data, block=config.block)
-    return corpus, Batches(corpus, views, config.batch, config.seed, rank, world, distinct, config.cut, config.pairs, config.chat == "shared-header")
+    return corpus, Batches(corpus, views, config.batch, config.seed, rank, world, distinct, config.cut, config.pairs, config.chat == "shared-header",
+                           config.look_ahead)
+
+
+def share_out(examples, parts):
+    """Split examples into parts of about equally many tokens: the longest first, each to the part that has the fewest so far."""
+    made, totals = [[] for _ in range(parts)], np.zeros(parts, int)
+    for example in sorted(examples, key=lambda example: -sum(map(len, example))):
+        part = int(totals.argmin())
+        made[part].append(example)
+        totals[part] += sum(map(len, example))
+    return made
 
 
 class Batches:
     """The examples of every step, as a pure function of (seed, step, rank): resuming replays nothing, and the order of calls does
     not matter. Every row comes once an epoch. `distinct`: no text occurs in two examples of a step, whichever ranks they are on,
     where it would be a false negative; a repeat gives way to another row. `header`: an example ends with the chat's system text.
+    `look_ahead`: so many steps at a time share out their examples anew, so that each has about as many tokens, and `batch` on average.
     Raises BadInput at once if the data has not enough views or distinct rows."""
 
-    def __init__(self, corpus, views, batch, seed, rank=0, world=1, distinct=False, max_length=None, pairs="pivot", header=False):
+    def __init__(self, corpus, views, batch, seed, rank=0, world=1, distinct=False, max_length=None, pairs="pivot", header=False, look_ahead=1):
         self.pairs, self.corpus, self.views, self.batch, self.seed, self.rank, self.world = pairs, corpus, views, batch, seed, rank, world
         self.distinct, self.max_length = distinct, max_length or corpus.max_length
         if views > corpus.sides:
@@ -647,6 +659,7 @@ class Batches:
         if header and "system" not in corpus.columns:
             raise BadInput(f"--chat shared-header: {corpus.name} has no system texts; use chat data (system, user, assistant), or --chat plain")
         self.header = corpus.columns.index("system") if header else None
+        self.look_ahead, self.shared = look_ahead, (None, None)          # the last steps that were shared out, and their examples
         if distinct:
             seen, found = set(), 0
             for row in range(len(corpus)):
@@ -678,7 +691,15 @@ class Batches:
     def examples(self, step):
         """`batch` tuples of `views` arrays of ids, none longer than max_length."""
         if not self.distinct:
-            return self._draw(step * self.world + self.rank, self.batch, self.rng(step, 1))
+            draw = lambda step, rank: self._draw(step * self.world + rank, self.batch, self.rng(step, 1, rank))
+            if self.look_ahead == 1:
+                return draw(step, self.rank)
+            first, parts = self.shared
+            if first != (now := step - step % self.look_ahead):
+                turns = itertools.product(range(now, now + self.look_ahead), range(self.world))
+                parts = share_out([example for turn in turns for example in draw(*turn)], self.look_ahead * self.world)
+                self.shared = now, parts
+            return parts[(step - now) * self.world + self.rank]
         rng = self.rng(step, 1, rank=0)  # every rank makes the examples of all and takes its own
         made, seen, count = self._draw(step, self.batch * self.world, rng), set(), len(self.corpus)
         for place in [place for place, example in enumerate(made) if not self._is_new(example, seen)]:

@@ -60,6 +60,7 @@ class TrainConfig:
     steps: int | None = None  # optimiser steps
     match_flops: str = ""  # run whose total compute this one gets: sets --steps
     batch: int | None = None  # examples per step and process
+    look_ahead: int = 1  # steps that share out their examples so that all have about as many tokens (not where examples are compared)
     accumulate: int = 1  # split a batch into so many forward passes; negatives come only from one's own part
     lr: float | None = None  # peak learning rate
     warmup: float | None = None  # share of the steps in which the rate rises linearly
@@ -81,7 +82,7 @@ class TrainConfig:
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
 FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
 GROUPS = {"data": "data langs chat block pairs eval_data skip_bad vocab cut cache",
-          "optimisation": "steps match_flops batch accumulate lr warmup lr_start schedule horizon weight_decay clip seed",
+          "optimisation": "steps match_flops batch look_ahead accumulate lr warmup lr_start schedule horizon weight_decay clip seed",
           "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def explain_unknown(word, parser, objective):
 
 def check(train, objective):
     """Refuse values that would fail or mislead later."""
-    for name in ("steps", "batch", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
+    for name in ("steps", "batch", "look_ahead", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
         if getattr(train, name) < 1:
             raise BadInput(f"{name} is {getattr(train, name)}: it must be at least 1")
     if train.vocab is not None and not 0 < train.vocab <= 1_000_000:
@@ -212,6 +213,8 @@ def check(train, objective):
         raise BadInput(f"batch {train.batch} cannot be split into {train.accumulate} equal parts: make it a multiple of --accumulate")
     if objective.distinct and train.batch // train.accumulate < 2:
         raise BadInput(f"batch {train.batch} / accumulate {train.accumulate}: {objective.name} compares examples and needs at least 2 at a time")
+    if train.look_ahead > 1 and objective.distinct:
+        raise BadInput(f"look_ahead {train.look_ahead}: {objective.name} compares the examples of a batch, and needs the same number in each; drop it")
     if not 0 <= train.warmup <= 1 or not 0 <= train.lr_start <= 1:
         raise BadInput(f"warmup is {train.warmup} and lr_start {train.lr_start}: they are shares of the steps and of the rate, between 0 and 1")
     if train.horizon < 1:
@@ -608,8 +611,9 @@ class Run:
 
     def make_batch(self, step):
         """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
-        examples, rng, part = self.batches.examples(step), self.batches.rng(step), self.train.batch // self.train.accumulate
-        parts = [self.kind.collate(examples[i:i + part], rng, self.config, self.corpus.special) for i in range(0, self.train.batch, part)]
+        examples, rng, number = self.batches.examples(step), self.batches.rng(step), self.train.accumulate
+        bounds = [len(examples) * i // number for i in range(number + 1)]
+        parts = [self.kind.collate(examples[a:b], rng, self.config, self.corpus.special) for a, b in zip(bounds, bounds[1:])]
         longest = 1 + max(int(part["packed"].positions.max()) for part in parts)
         if longest > (most := self.objective.model.config.max_length):
             raise BadInput(f"step {step}: a row has {longest} positions, the model {most} (max_length): lower --cut, or train with a larger --max-length")

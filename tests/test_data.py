@@ -365,6 +365,24 @@ def test_a_batch_depends_on_seed_step_and_rank_alone(toy):
     assert {len(ids) for example in Batches(toy, 1, 8, 7, max_length=4).examples(0) for ids in example} == {4}
 
 
+def test_steps_that_look_ahead_share_out_the_same_examples_into_equal_numbers_of_tokens(toy):
+    plain, even = (Batches(toy, 1, 16, 3, look_ahead=steps) for steps in (1, 8))
+    ranks = [Batches(toy, 1, 8, 3, rank, 2, look_ahead=8) for rank in (0, 1)]
+    key = lambda batches: sorted(ids.tobytes() for batch in batches for ids, in batch)
+    for begin in (0, 8, 32):
+        steps = range(begin, begin + 8)
+        before, after = [plain.examples(step) for step in steps], [even.examples(step) for step in steps]
+        assert key(before) == key(after)
+        totals = lambda batches: [sum(len(ids) for ids, in batch) for batch in batches]
+        assert max(totals(after)) - min(totals(after)) < 10 < 30 < max(totals(before)) - min(totals(before))
+        both = [batches.examples(step) for step in steps for batches in ranks]
+        assert max(totals(both)) - min(totals(both)) < 10
+    again = Batches(toy, 1, 16, 3, look_ahead=8)                          # a pure function of the step: no order of calls matters
+    assert all(key([again.examples(step)]) == key([even.examples(step)]) for step in (21, 5, 20))
+    rows = {ids.tobytes() for step in range(8) for batches in ranks for ids, in batches.examples(step)}
+    assert len(rows) > 8 * 16 * 0.9                                       # of one epoch: hardly a text comes twice
+
+
 def test_no_text_occurs_twice_in_a_distinct_batch(tmp_path):
     tsv(tmp_path / "a.tsv", [(f"hello {i // 4}", f"hallo {i} {i % 7}") for i in range(80)])  # 20 different first sides
     corpus = small(tmp_path / "a.tsv", holdout=False)
