@@ -330,22 +330,30 @@ def batches(lengths, tokens):
     return made
 
 
-def rows_of(tokenizer, texts, headers=None):
-    """Rows of ids [CLS] text [SEP], or [CLS] header [SEP] text [SEP] with the texts that open a chat."""
+def rows_of(tokenizer, texts, headers=None, frame=None, longest=None):
+    """Rows of ids [CLS] text [SEP], or [CLS] header [SEP] text [SEP] with the texts that open a chat. `frame`: other ids to stand before
+    and behind the text than none and [SEP]. Texts whose row is longer than `longest` are cut, and counted on stderr."""
     mark, ids = data.special(tokenizer), data.encode(tokenizer, list(texts))
-    heads = [[]] * len(ids) if headers is None else [[*head.tolist(), mark.sep] for head in data.encode(tokenizer, list(headers))]
-    return [[mark.cls, *head, *text.tolist(), mark.sep] for head, text in zip(heads, ids)]
-
-
-def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progress=False, headers=None, pool=None):
-    """Texts -> their vectors (N, D), float32 on the CPU: rows [CLS] ids [SEP], pooled as `pool` or model.config.pool says. Sorted by
-    length into batches and put back in order; what a row is batched with does not change its vector. Draws no random number, leaves
-    the model in the mode it was in. Texts longer than max_length tokens (at most the model's) are cut, and counted on stderr."""
-    mark, longest = data.special(tokenizer), min(max_length or model.config.max_length, model.config.max_length)
-    rows = rows_of(tokenizer, texts, headers)
-    if cut := sum(len(row) > longest for row in rows):
+    front, back = frame or ((), (mark.sep,))
+    heads = [[mark.cls]] * len(ids) if headers is None else [[mark.cls, *head.tolist(), mark.sep] for head in data.encode(tokenizer, list(headers))]
+    rows = [[*head, *front, *text.tolist(), *back] for head, text in zip(heads, ids)]
+    if cut := sum(len(row) > longest for row in rows) if longest else 0:
         print(f"warning: {cut} of {len(rows)} texts are longer than {longest} tokens and were cut", file=sys.stderr)
-        rows = [row if len(row) <= longest else row[:longest - 1] + [mark.sep] for row in rows]
+        rows = [row if len(row) <= longest else [*row[:longest - len(back)], *back] for row in rows]
+    return rows
+
+
+def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progress=False):
+    """Texts -> their vectors (N, D), float32 on the CPU, of rows [CLS] ids [SEP], pooled as model.config.pool says. Texts longer than
+    max_length tokens (at most the model's) are cut, and counted on stderr."""
+    longest = min(max_length or model.config.max_length, model.config.max_length)
+    return embed_rows(model, rows_of(tokenizer, texts, longest=longest), tokens_per_batch, progress)
+
+
+def embed_rows(model, rows, tokens_per_batch=4096, progress=False, pool=None):
+    """Rows of ids -> their vectors (N, D), float32 on the CPU, pooled as `pool` or model.config.pool says. Sorted by length into batches
+    and put back in order; what a row is batched with does not change its vector. Draws no random number, leaves the model in the
+    mode it was in."""
     vectors, device = torch.empty(len(rows), model.config.width), next(model.parameters()).device
     with in_eval_mode(model):
         plan = batches([len(row) for row in rows], tokens_per_batch)
@@ -513,11 +521,11 @@ def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progr
 
 
 def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000, skip_bad=False, progress=False, known=None,
-        answer_limit=200, header=False):
+        answer_limit=200, header=False, frames=None):
     """Evaluate a Model on at most `limit` rows of a data set -> {"task/metric": number}, as in eval.json. tasks=None is all that
     apply but those ON_REQUEST: retrieval needs two languages; generate a causal model and two columns, and takes at most `answer_limit`
-    rows; `known` is for it, from `seen`. `header`: rows open with the chat's system text. Raises BadInput for a task that is unknown
-    or that the model or the data cannot serve."""
+    rows; `known` is for it, from `seen`. `header`: rows open with the chat's system text; `frames`: of `rows_of`, for the first language
+    and the others. Raises BadInput for a task that is unknown or that the model or the data cannot serve."""
     for task in tasks or ():
         if task not in TASKS:
             near = difflib.get_close_matches(task, TASKS, 1)
@@ -539,10 +547,10 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
     applies = {"retrieval": len(texts) > 1, "geometry": True, "generate": model.config.causal and len(texts) == 2, "poolings": False}
     tasks, results = tasks or [task for task in TASKS if applies[task]], {}
     hard = hard if "retrieval" in tasks else []
-    lines = [line for column in texts.values() for line in column]
-    opened = headers and headers * len(texts)
+    framed = lambda lines, place, headers: rows_of(tokenizer, lines, headers, frames and frames[place > 0], model.config.max_length)
+    rows = [row for place, lines in enumerate(texts.values()) for row in framed(lines, place, headers)] if set(tasks) != {"generate"} else []
     if not {"retrieval", "geometry"}.isdisjoint(tasks):
-        vectors = embed(model, tokenizer, lines + [line for line, _, _ in hard], progress=progress, headers=opened)
+        vectors = embed_rows(model, rows + framed([line for line, _, _ in hard], 0, None), progress=progress)
         if bad := int((~vectors.isfinite()).any(1).sum()):
             raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
         *parts, negatives = vectors.split([count] * len(texts) + [len(hard)])
@@ -552,8 +560,7 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
             scores = generation(model, tokenizer, *(column[:answer_limit] for column in texts.values()), known, progress=progress,
                                 headers=headers and headers[:answer_limit])
         elif task == "poolings":
-            scores = poolings({pool: dict(zip(texts, embed(model, tokenizer, lines, progress=progress, headers=opened, pool=pool).split(count)))
-                               for pool in POOLINGS})
+            scores = poolings({pool: dict(zip(texts, embed_rows(model, rows, progress=progress, pool=pool).split(count))) for pool in POOLINGS})
         else:
             scores = retrieval(vectors, texts, negatives, hard) if task == "retrieval" else geometry(vectors)
         results |= {f"{task}/rows": count} | {f"{task}/{name}": value for name, value in scores.items()}
@@ -567,14 +574,16 @@ class Translation(NamedTuple):
     right: bool
 
 
-def translations(model, tokenizer, texts, n=5):
+def translations(model, tokenizer, texts, n=5, frames=None):
     """n examples of retrieval to read: {language: texts, aligned} -> list of Translation, the languages in turn, the rows spread
     evenly, each found among all texts of the first language as `xsim` does. No example if there is one language."""
     first, *others = texts
     count = len(texts[first])
     if not others or not count:
         return []
-    vectors = dict(zip(texts, embed(model, tokenizer, [line for column in texts.values() for line in column]).split(count)))
+    rows = [row for place, lines in enumerate(texts.values())
+            for row in rows_of(tokenizer, lines, None, frames and frames[place > 0], model.config.max_length)]
+    vectors = dict(zip(texts, embed_rows(model, rows).split(count)))
     found = {other: mine(vectors[other], vectors[first]).tolist() for other in others[:n]}
     n, examples = min(n, count), []
     for turn in range(n):
@@ -691,7 +700,7 @@ def evaluate_run(arguments):
             print(f"note: generate/exact_unseen and exact_new_prompt are left out: {error}", file=sys.stderr)
     results = run(model, tokenizer, spec, langs, split, arguments.tasks, arguments.limit,
                   skip_bad, progress=True, known=known, answer_limit=arguments.limit,
-                  header=config.get("chat") == "shared-header" and spec == own)
+                  header=config.get("chat") == "shared-header" and spec == own, frames=first.get("frames"))
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
     write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)

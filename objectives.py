@@ -238,6 +238,11 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.config = model, config
 
+    @staticmethod
+    def frames(config, special):
+        """How a text is embedded: the tokens before and behind it in its row [CLS] ... , of the first view and of the others."""
+        return (((), (special.sep,)),) * 2
+
     def after_step(self, progress):
         """Called after every optimiser step with progress in (0, 1]: where a teacher follows its student."""
 
@@ -246,9 +251,14 @@ class Objective(nn.Module):
         return ""
 
 
+def joined(*parts):
+    """Ids end to end: arrays, lists or tuples, some of them empty."""
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
+
+
 def row(ids, special):
     """[CLS] ids [SEP]"""
-    return np.concatenate([[special.cls], ids, [special.sep]]).astype(np.int64)
+    return joined([special.cls], ids, [special.sep])
 
 
 def corrupt_rows(rows, chosen, rng, special):
@@ -571,15 +581,15 @@ class Ntp(Objective):
 
 def opening(example, special):
     """What every view of an example begins with: [CLS], or [CLS] header [SEP] if the example has a third text, its header."""
-    return np.concatenate([[special.cls], *example[2:], [special.sep][:len(example) - 2]]).astype(np.int64)
+    return joined([special.cls], *example[2:], [special.sep][:len(example) - 2])
 
 
 def next_token_rows(examples, special):
     """[CLS] (header [SEP]) text, and the answer that continues it: [SEP] code, which is what the model reads while it writes code [SEP]."""
     rows = []
     for example in examples:
-        text = np.concatenate([opening(example, special), example[0]]).astype(np.int64)
-        rows.append([View(text, True), View(np.concatenate([[special.sep], example[1]]).astype(np.int64), True, (0, len(text)))])
+        text = joined(opening(example, special), example[0])
+        rows.append([View(text, True), View(joined([special.sep], example[1]), True, (0, len(text)))])
     return rows
 
 
@@ -595,7 +605,7 @@ def next_token_batch(rows, examples, labels, special):
         else:
             where += [at + np.arange(length), answer_at + np.arange(len(code))]
             what += [text.tokens[1:length], [special.sep], code]
-    where, what = (torch.from_numpy(np.concatenate(x).astype(np.int64)) for x in (where, what))
+    where, what = (torch.from_numpy(joined(*x)) for x in (where, what))
     return dict(packed=packed, labels=where, targets=what, scored=torch.tensor([float(len(what))]))
 
 
@@ -634,26 +644,28 @@ class LlmJepa(Ntp):
                 raise BadInput("jepa_dropout is 1: no step would have a JEPA loss; use --objective ntp for that")
 
     @staticmethod
+    def frames(config, special):
+        marks, end = special.preds[:config.predictors], (special.sep,) * config.view_end
+        predicting = ((), marks[::-1] + end) if config.place == "append" else (marks, end)       # [PRED]_1 is the last of those that are appended
+        return (((), end), predicting) if config.reverse else (predicting, ((), end))
+
+    @staticmethod
     def collate(examples, rng, config, special):
         if rng.random() < config.jepa_dropout:
             return Ntp.collate(examples, rng, config, special)
         if config.predictors > len(special.preds):
             raise BadInput(f"predictors is {config.predictors}, but the tokenizer has {len(special.preds)} [PRED] tokens: lower it")
-        marks, n = special.preds[:config.predictors], len(examples)      # [PRED]_1, nearest to the end, is the one that is read
-
-        def view(ids, predicts):
-            front, back = ((), marks[::-1]) if config.place == "append" else (marks, ())
-            return np.concatenate([*((front, ids, back) if predicts else (ids,)), [special.sep] * config.view_end]).astype(np.int64)
-
+        n = len(examples)
         heads = [opening(example, special) for example in examples]
-        texts = [View(np.concatenate([head, view(example[0], not config.reverse)]), True) for head, example in zip(heads, examples)]
-        codes = [View(view(example[1], config.reverse), True, (0, len(head))) for head, example in zip(heads, examples)]
+        (before, behind), (before_code, behind_code) = LlmJepa.frames(config, special)
+        texts = [View(joined(head, before, example[0], behind), True) for head, example in zip(heads, examples)]
+        codes = [View(joined(before_code, example[1], behind_code), True, (0, len(head))) for head, example in zip(heads, examples)]
         rows = next_token_rows(examples, special)
-        if config.mode == "one-forward" and (config.place == "append" or config.reverse or not marks):
+        if config.mode == "one-forward" and (config.place == "append" or config.reverse or not config.predictors):
             rows = [[text, one[1], code] for one, text, code in zip(rows, texts, codes)]       # the Text view begins with the row's own Text
             read = [(i, view) for view in (0, 2) for i in range(n)]
         elif config.mode == "three-row":
-            rows += [[text] for text in texts] + [[View(np.concatenate([head, code.tokens]), True)] for head, code in zip(heads, codes)]
+            rows += [[text] for text in texts] + [[View(joined(head, code.tokens), True)] for head, code in zip(heads, codes)]
             read = [(n + i, 0) for i in range(2 * n)]
         else:
             rows += [[text, code] for text, code in zip(texts, codes)]

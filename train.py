@@ -567,7 +567,7 @@ class Run:
             data.write_atomic(self.folder / "tokenizer.json", self.corpus.tokenizer.to_str().encode())
             count = sum(p.numel() for p in self.objective.parameters())
             log_line(self.folder, {"config": self.settings, "command": self.command, "parameters": count, "flops_per_step": flops, "processes": self.world,
-                                   "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer), "device": str(self.device),
+                                   "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer), "frames": self.frames(), "device": str(self.device),
                                    "torch": torch.__version__, "python": platform.python_version(), "commit": git_commit()})
         self.say(f"{sum(p.numel() for p in self.objective.model.parameters()):,} parameters in the model, "
                  f"{sum(p.numel() for p in self.objective.parameters()):,} with the parts that only training needs")
@@ -659,6 +659,9 @@ class Run:
         raise BadInput(f"step {step}: the loss is not finite ({terms}). The weights were left alone. The batch is in {path}, {good}; "
                        "try a lower --lr, --precision float32, or a smaller --clip")
 
+    def frames(self):
+        return self.kind.frames(self.config, self.corpus.special)
+
     def evaluate(self):
         """Evaluate, log and print one line; -> results. Only rank 0 works, the others wait at the next collective."""
         if self.rank:
@@ -666,7 +669,7 @@ class Run:
         train = self.train
         results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
                                "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad,
-                               header=train.chat == "shared-header")
+                               header=train.chat == "shared-header", frames=self.frames())
         log_line(self.folder, {"step": self.step, "eval": results})
         found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++", "generate/exact") if name in results]
         health = evaluate.diagnose(results)[1]
@@ -768,7 +771,7 @@ class Run:
         train = self.train
         self.say("\n" + table(self.first or {}, results))
         texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad)[0]
-        for example in evaluate.translations(self.objective.model, self.corpus.tokenizer, texts):
+        for example in evaluate.translations(self.objective.model, self.corpus.tokenizer, texts, frames=self.frames()):
             self.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}" +
                      ("" if example.right else f"\n    instead of {example.gold}"))
         self.say(f"\n{self.tokens:,} tokens in {self.seconds:.0f} s, {self.tokens / self.seconds:,.0f} a second. The run is in {self.folder}\n"

@@ -601,7 +601,7 @@ def test_poolings_are_the_geometry_of_the_four_kinds_of_vectors():
     texts = evaluate.test_rows("toy", ["en", "de"], "valid", 30)[0]
     assert len(results) == 1 + 4 * 6
     for pool in ("mean", "max", "weighted", "attention"):
-        vectors = {name: evaluate.embed(model, tokenizer, lines, pool=pool) for name, lines in texts.items()}
+        vectors = {name: evaluate.embed_rows(model, evaluate.rows_of(tokenizer, lines), pool=pool) for name, lines in texts.items()}
         for metric in ("uniformity", "effective_rank", "alignment", "rank_90"):
             assert results[f"poolings/{pool}/{metric}"] == pytest.approx(evaluate.geometry(vectors)[metric], rel=1e-4)
     assert results["poolings/mean/uniformity"] == pytest.approx(results["poolings/weighted/uniformity"])
@@ -615,8 +615,10 @@ def test_a_header_stands_before_the_text_of_its_row_and_before_the_prompt():
     one, two = data.encode(tokenizer, ["the cat"])[0].tolist(), data.encode(tokenizer, ["be short"])[0].tolist()
     assert evaluate.rows_of(tokenizer, ["the cat"]) == [[mark.cls, *one, mark.sep]]
     assert evaluate.rows_of(tokenizer, ["the cat"], ["be short"]) == [[mark.cls, *two, mark.sep, *one, mark.sep]]
+    assert evaluate.rows_of(tokenizer, ["the cat"], ["be short"], ([7], [8, 9])) == [[mark.cls, *two, mark.sep, 7, *one, 8, 9]]
+    assert evaluate.rows_of(tokenizer, ["the cat"], None, ([7], [8, 9]), longest=4) == [[mark.cls, 7, 8, 9]]
     torch.manual_seed(0)
     model = Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32, causal=True, pool="last")).eval()
-    plain, opened = evaluate.embed(model, tokenizer, ["the cat"]), evaluate.embed(model, tokenizer, ["the cat"], headers=["be short"])
+    plain, opened = (evaluate.embed_rows(model, evaluate.rows_of(tokenizer, ["the cat"], headers)) for headers in (None, ["be short"]))
     packed = Packed.of([[mark.cls, *two, mark.sep, *one, mark.sep]], causal=True)
     assert torch.allclose(opened, model(packed)[-1:], atol=1e-6) and not torch.allclose(plain, opened, atol=1e-3)

@@ -401,7 +401,7 @@ def chat(folder, system=True):
 def test_a_chat_trains_with_and_without_its_header_and_evaluates_as_it_was_trained(kind, tmp_path, capsys, monkeypatch):
     asked = []
     rows_of = evaluate.rows_of
-    monkeypatch.setattr(evaluate, "rows_of", lambda tokenizer, texts, headers=None: asked.append(headers) or rows_of(tokenizer, texts, headers))
+    monkeypatch.setattr(evaluate, "rows_of", lambda tokenizer, texts, headers=None, *more: asked.append(headers) or rows_of(tokenizer, texts, headers, *more))
     tokens = {}
     for view in ("plain", "shared-header"):
         asked.clear()
@@ -414,6 +414,25 @@ def test_a_chat_trains_with_and_without_its_header_and_evaluates_as_it_was_train
             assert {"You are short.", ""} >= {text for headers in asked if headers for text in headers}
         tokens[view] = train.read_log(tmp_path / view)[-2]["tokens"]
     assert tokens["plain"] < tokens["shared-header"]
+
+
+def test_llm_jepa_embeds_a_text_as_it_reads_it_in_training_and_evaluate_does_too(tmp_path, capsys, monkeypatch):
+    framed = []
+    embed_rows = evaluate.embed_rows
+    monkeypatch.setattr(evaluate, "embed_rows", lambda model, rows, *more, **options: framed.append(rows) or embed_rows(model, rows, *more, **options))
+    out = tmp_path / "run"
+    assert train.main(["--objective", "llm-jepa", "--predictors", "2", *chat(tmp_path), "--out", str(out)]) == 0
+    assert evaluate.main([str(out), "--tasks", "retrieval"]) == 0
+    mark = train.data.special(train.data.read_tokenizer(out / "tokenizer.json"))
+    run = train.Run(["--objective", "llm-jepa", "--predictors", "2", *chat(tmp_path), "--out", str(out)])
+    batch = run.make_batch(0)[0]
+    read = batch["packed"].tokens[batch["lasts"]]                        # what training reads: [PRED]_1 behind a text, the last token of a code
+    assert set(read[0].tolist()) == {mark.preds[0]}
+    for rows in framed:
+        half = len(rows) // 2
+        assert all(row[-2:] == [mark.preds[1], mark.preds[0]] for row in rows[:half]) and not any(set(row) & {*mark.preds, mark.sep} for row in rows[half:])
+    run.locked.close()
+    capsys.readouterr()
 
 
 def test_a_header_is_refused_where_there_is_none_or_nothing_reads_it(tmp_path, capsys):
