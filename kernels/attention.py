@@ -239,7 +239,7 @@ def local_backward_kernel(qkv, grad, lse, dqkv, sees, tiles, tokens, stride, H: 
     seen = inside(low, high, low2, high2, token, TWO)
     into = dqkv + first.to(tl.int64) * (H + 2 * HKV) * K + n[:, None] * (H + 2 * HKV) * K + d[None, :]
     dk, dv = tl.zeros([SIZE, K], tl.float32), tl.zeros([SIZE, K], tl.float32)
-    for g in range(G):
+    for g in tl.range(G, num_stages=1):                                   # fetching the next head early would not fit in registers
         head = kv * G + g
         q = tl.load(at + head * K, mask=live[:, None], other=0.0)
         do = tl.load(grad + first.to(tl.int64) * H * K + n[:, None] * H * K + head * K + d[None, :], mask=live[:, None], other=0.0)

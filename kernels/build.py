@@ -53,24 +53,24 @@ def kernels(tiles):
 
 def main(brief):
     faults, done = 0, set()
-    print("| GPU | type | head size | kernel | tile | warps | stages | registers | spilled | shared memory | wgmma |")
-    print("|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|")
+    print("| GPU | type | head size | G | kernel | tile | warps | stages | registers | spilled | shared memory | wgmma |")
+    print("|---|---|--:|--:|---|---|--:|--:|--:|--:|--:|--:|")
     for (gpu, bytes, largest), rows in TILES.items():
         capabilities = [90] if gpu == "9.0" else [80, 89] + [90] * (bytes == 4)
         for capability in capabilities[-1:] if brief else capabilities:
             for size in [largest] if brief else [size for size in HEAD_SIZES if largest // 2 < size <= largest or largest == 64 > size]:
-                for kernel, constants, warps, stages in (one for tiles in rows for one in kernels(tiles)):
-                    dtype, key = {2: "bf16", 4: "fp32"}[bytes], (capability, bytes, size, kernel.__name__, *constants.values(), warps, stages)
+                for share, (kernel, constants, warps, stages) in ((share, one) for tiles in rows for one in kernels(tiles) for share in (1, 4)[brief:]):
+                    dtype, key = {2: "bf16", 4: "fp32"}[bytes], (capability, bytes, size, kernel.__name__, *constants.values(), warps, stages, share)
                     if key in done:
                         continue
                     done.add(key)
-                    registers, spilled, shared, wgmma = build(kernel, capability, dtype, warps, stages, H=1, HKV=1, K=size, TWO=True,
+                    registers, spilled, shared, wgmma = build(kernel, capability, dtype, warps, stages, H=share, HKV=1, K=size, TWO=True,
                                                               SCALE=math.log2(math.e) / math.sqrt(size), **constants)
                     wrong = spilled or shared > SHARED[capability] * 1024 or capability == 90 and bytes == 2 and not wgmma
                     faults += bool(wrong)
-                    tile = " x ".join(map(str, constants.values()))
-                    print(f"| {capability / 10} | {dtype} | {size} | {kernel.__name__} | {tile} | {warps} | {stages} | {registers} | {spilled} | {shared:,} | "
-                          f"{wgmma} |" + " WRONG" * bool(wrong), flush=True)
+                    row = (capability / 10, dtype, size, share, kernel.__name__, " x ".join(map(str, constants.values())), warps, stages, registers,
+                           spilled, f"{shared:,}", wgmma)
+                    print(f"| {' | '.join(map(str, row))} |" + " WRONG" * bool(wrong), flush=True)
     print(f"{len(done)} builds, {faults} wrong")
     return bool(faults)
 

@@ -37,8 +37,8 @@ class Tiles(NamedTuple):
 HEAD_SIZES = (16, 32, 64, 128)
 TILES = {
     ("9.0", 2, 64): (Tiles((64, 4, 4), (64, 32, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2)), Tiles((64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 2), (128, 32, 8, 2))),
-    ("9.0", 2, 128): (Tiles((64, 4, 8), (64, 32, 4, 2), (64, 64, 4, 2), (64, 32, 8, 2)), Tiles((64, 4, 8), (128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 8, 2))),
-    ("other", 2, 64): (Tiles((64, 4, 4), (64, 32, 4, 2), (64, 32, 4, 2), (64, 32, 4, 2)), Tiles((64, 4, 4), (128, 64, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2))),
+    ("9.0", 2, 128): (Tiles((64, 4, 8), (64, 32, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2)), Tiles((64, 4, 8), (128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 8, 2))),
+    ("other", 2, 64): (Tiles((64, 4, 8), (64, 32, 4, 2), (64, 32, 4, 2), (64, 32, 4, 2)), Tiles((64, 4, 8), (128, 64, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2))),
     ("other", 2, 128): (Tiles((64, 8, 8), (64, 32, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2)), Tiles((64, 8, 8), (128, 64, 8, 2), (128, 32, 8, 2), (64, 32, 8, 2))),
     ("other", 4, 64): (Tiles((32, 8, 8), (32, 32, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)),) * 2,
     ("other", 4, 128): (Tiles((32, 8, 8), (32, 16, 8, 2), (32, 16, 8, 2), (32, 16, 8, 2)),) * 2,
@@ -110,7 +110,7 @@ def groups(sees):
 
 
 def split(bounds, most):
-    """Groups -> local tiles (L, 2) of whole neighbouring groups, at most `most` tokens each, and the stretches (N, 2) of longer groups."""
+    """Groups -> local tiles (L, 2) of whole neighbouring groups, at most `most` tokens each, and the longer groups (N, 2)."""
     reach = (np.searchsorted(bounds, bounds + most, side="right") - 1).tolist()
     bounds, local, rest, group = bounds.tolist(), [], [], 0
     while group < len(bounds) - 1:
@@ -118,18 +118,18 @@ def split(bounds, most):
             local.append((bounds[group], bounds[reach[group]]))
             group = reach[group]
         else:
-            start = rest.pop()[0] if rest and rest[-1][1] == bounds[group] else bounds[group]
-            rest.append((start, bounds[group + 1]))
+            rest.append((bounds[group], bounds[group + 1]))
             group += 1
     return np.array(local, np.int64).reshape(-1, 2), np.array(rest, np.int64).reshape(-1, 2)
 
 
-def blocks(stretches, size):
-    """Cut stretches (N, 2) into blocks (B, 2) of at most `size` tokens."""
-    counts = -(-(stretches[:, 1] - stretches[:, 0]) // size)
+def blocks(groups, size):
+    """Cut groups (N, 2) into blocks (B, 2) of at most `size` tokens. A block that ran on into the next group would see the keys of both, for
+    all of its tokens: with groups longer than a block that costs more than the empty rows at a group's end."""
+    counts = -(-(groups[:, 1] - groups[:, 0]) // size)
     number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    first = np.repeat(stretches[:, 0], counts) + number * size
-    return np.stack([first, np.minimum(first + size, np.repeat(stretches[:, 1], counts))], 1)
+    first = np.repeat(groups[:, 0], counts) + number * size
+    return np.stack([first, np.minimum(first + size, np.repeat(groups[:, 1], counts))], 1)
 
 
 def ranges(intervals, blocks, step):
@@ -160,7 +160,7 @@ def plan(sees, share, medium, long):
     sees = tidy(sees)
     seen = columns(sees)
     local, rest = split(groups(sees), medium.local[0])
-    longer = np.concatenate([np.arange(*stretch) for stretch in rest.tolist()] or [[]]).astype(np.int64)
+    longer = np.concatenate([np.arange(*group) for group in rest.tolist()] or [[]]).astype(np.int64)
     keys = sees[longer, 1] - sees[longer, 0] + sees[longer, 3] - sees[longer, 2]
     tiles = long if len(keys) and keys.mean() >= 256 else medium
     queries = ranges(sees, blocks(rest, tiles.forward[0] // share), tiles.forward[1])
