@@ -31,7 +31,23 @@ from tqdm import tqdm
 import data
 import evaluate
 from data import BadInput
-from model import DECODER, SIZES, Block, Model, ModelConfig, add_lora, load, load_weights, read_torch, save, size_config, write_torch
+from kernels import why_not
+from model import (
+    BACK_ENDS,
+    DECODER,
+    SIZES,
+    Block,
+    Model,
+    ModelConfig,
+    add_lora,
+    load,
+    load_weights,
+    read_torch,
+    save,
+    set_attention,
+    size_config,
+    write_torch,
+)
 from objectives import OBJECTIVES
 
 try:
@@ -67,6 +83,7 @@ class TrainConfig:
     seed: int = 0  # of weights, batches, masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
+    attention: str = "auto"  # auto (triton on CUDA, else sdpa), sdpa (PyTorch's own, padded), triton (our kernels)
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     log_every: int = 10  # steps between lines of log.jsonl
     eval_every: int = 150  # steps between evaluations; there is one at step 0 and one at the end anyway
@@ -75,11 +92,11 @@ class TrainConfig:
 
 
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
-FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
+FREE = {"steps", "device", "attention", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
 DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}                # a flag that is newer than a run does not stop it
 GROUPS = {"data": "data langs pairs eval_data skip_bad vocab cut cache",
           "optimisation": "steps match_flops batch accumulate lr warmup schedule weight_decay clip seed",
-          "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
+          "device": "device precision attention", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Flags: generated from the dataclasses; the comment beside a field is its help
@@ -200,7 +217,8 @@ def check(train, objective):
         raise BadInput(f"vocab {train.vocab} has no effect with --init, whose tokenizer is kept: drop one of the two")
     if train.seed < 0:
         raise BadInput(f"seed is {train.seed}: it must not be negative")
-    choices = dict(schedule=("cosine", "linear", "constant"), pairs=("pivot", "neighbours"), precision=("auto", "float32", "bfloat16", "float16"))
+    choices = dict(schedule=("cosine", "linear", "constant"), pairs=("pivot", "neighbours"), precision=("auto", "float32", "bfloat16", "float16"),
+                   attention=BACK_ENDS)
     for name, allowed in choices.items():
         if getattr(train, name) not in allowed:
             raise BadInput(f"{name} is {getattr(train, name)!r}: choose one of {', '.join(allowed)}")
@@ -253,6 +271,8 @@ def choose_device(train):
     except Exception:                                                    # torch raises several types, one for each back end
         have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise BadInput(f"device {name!r} cannot be used here: there is {', '.join(have)}; --device auto chooses") from None
+    if train.attention == "triton" and (reason := why_not(device)):
+        raise BadInput(f"attention triton cannot be used here: {reason}; --attention auto chooses")
     why = "chosen by --device" if train.device != "auto" else "the first of cuda, mps, cpu that is here"
     if train.precision != "auto":
         kind, reason = train.precision, "chosen by --precision"
@@ -458,6 +478,9 @@ class Run:
         if train.lora_rank:
             add_lora(model, train.lora_rank, train.lora_alpha or 2 * train.lora_rank, train.lora_targets.split(","), self.corpus.special.preds)
         self.objective = self.kind(model, self.config).to(self.device)
+        self.needs = set_attention(self.objective, train.attention, self.device, 2 if self.dtype else 4)
+        if self.needs != {"sdpa"}:
+            self.say("attention: " + ", ".join(sorted("sdpa" if need == "sdpa" else f"triton for heads of size {need[1]}" for need in self.needs)))
         self.optimizer = make_optimizer(self.objective, train)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.step, self.tokens, self.seconds, self.first = 0, 0, 0.0, None
@@ -597,8 +620,11 @@ class Run:
     def make_batch(self, step):
         """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
         examples, rng, part = self.batches.examples(step), self.batches.rng(step), self.train.batch // self.train.accumulate
-        return [self.kind.collate(examples[i:i + part], rng, self.config, self.corpus.special)
-                for i in range(0, self.train.batch, part)]
+        parts = [self.kind.collate(examples[i:i + part], rng, self.config, self.corpus.special) for i in range(0, self.train.batch, part)]
+        for packed in (value for part in parts for value in part.values() if hasattr(value, "sees")):
+            for need in self.needs:                                      # here, beside the loop, and not in the first layer that asks
+                packed.plan(need, self.device)
+        return parts
 
     def train_step(self, parts, forward):
         """One optimiser step -> ({loss, terms, tokens}, gradient norm), means over parts and ranks."""
@@ -630,7 +656,8 @@ class Run:
         """A loss that is not finite: nothing after it can be trusted, so keep the evidence and stop before the weights are touched."""
         path = self.folder / "bad_batch.pt"
         if self.rank == 0:
-            plain = [{name: vars(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in parts]
+            bare = lambda packed: {name: value for name, value in vars(packed).items() if name != "plans"}
+            plain = [{name: bare(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in parts]
             write_torch({"step": self.step, "values": values, "parts": plain}, path)
         terms = ", ".join(f"{name} {value:g}" for name, value in values.items() if name != "tokens")
         good = "the last good state in train.pt" if (self.folder / "train.pt").exists() else "and there is no checkpoint yet"

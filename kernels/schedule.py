@@ -47,6 +47,8 @@ TILES = {
 
 def choose(capability, size, bytes):
     """Compute capability (major, minor) or None, head size, bytes of a number -> the Tiles of medium and of long rows."""
+    if size not in HEAD_SIZES or bytes not in (2, 4):
+        raise ValueError(f"heads of {size} numbers of {bytes} bytes: the kernel takes {', '.join(map(str, HEAD_SIZES))} numbers of 2 or 4 bytes")
     known = f"{capability[0]}.{capability[1]}" if capability else "other"
     largest = next(most for most in (64, 128) if size <= most)
     return TILES.get((known, bytes, largest), TILES["other", bytes, largest])

@@ -4,13 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from model import Packed, View
+import train
+from data import BadInput
+from model import DECODER, Model, ModelConfig, Packed, View, set_attention
 from objectives import OBJECTIVES
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -227,6 +230,102 @@ def test_the_operation_is_one_node_for_the_compiler():
 def test_a_line_whose_heads_are_not_neighbours_in_memory_is_refused():
     with pytest.raises(ValueError, match="make it contiguous"):
         attention.attention(torch.zeros(3 * 32, 4, device=DEVICE).T, 1, 1, None, None)
+
+
+# ------------------------------------------------------------------------------------------------------------------ two back ends
+
+def losses(kind, back_end, steps=3):
+    """Loss terms and weights of a few steps of a tiny objective."""
+    small = {"mexma": dict(head_layers=1, head_heads=2, head_hidden=32), "hybrid": dict(predictor_width=64, predictor_layers=1, predictor_heads=2, min_keep=2)}
+    torch.manual_seed(0)
+    shape = replace(ModelConfig(vocab=60, width=64, layers=1, heads=2, kv_heads=1 if kind.causal else 0, hidden=64, dropout=0.0), causal=kind.causal,
+                    head=kind.head, pool=kind.pool, **(DECODER if kind.causal else {}))
+    objective = kind(Model(shape), kind.Config(**small.get(kind.name, {}))).to(DEVICE)
+    needs = set_attention(objective, back_end, torch.device(DEVICE), 4)
+    assert needs == {"sdpa"} if back_end == "sdpa" else needs == {(2 if kind.causal else 1, 32, 4)}
+    optimizer, found = torch.optim.SGD([p for p in objective.parameters() if p.requires_grad], 0.1), []
+    for step in range(steps):
+        batch = objective.collate(examples(kind, seed=step), np.random.default_rng(step), objective.config, SPECIAL)
+        for packed in (value for value in batch.values() if hasattr(value, "sees")):
+            for need in needs:
+                packed.plan(need, torch.device(DEVICE))
+        batch = {name: value.to(DEVICE) if hasattr(value, "to") else value for name, value in batch.items()}
+        loss, terms = objective(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        objective.after_step((step + 1) / steps)
+        found.append([float(value.detach()) for value in (loss, *terms.values())])
+        assert all(set(value.plans) == needs for value in batch.values() if hasattr(value, "sees"))           # no layer had to make one
+    return found
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
+def test_training_takes_the_same_steps_with_either_back_end(kind):
+    assert np.abs(np.array(losses(kind, "triton")) - np.array(losses(kind, "sdpa"))).max() <= 1e-5
+
+
+def test_auto_is_sdpa_on_a_cpu_and_the_kernels_on_a_gpu_for_the_head_sizes_they_have():
+    model = Model(ModelConfig(width=64, heads=2))
+    assert set_attention(model, "auto", torch.device("cpu"), 4) == {"sdpa"} == set_attention(model, "sdpa", torch.device("cpu"), 4)
+    assert set_attention(model, "triton", torch.device(DEVICE), 2) == {(1, 32, 2)} and model.blocks[0].back_end == "triton"
+    with pytest.raises(BadInput, match="heads of size 24 are none of its sizes 16, 32, 64, 128"):
+        set_attention(Model(ModelConfig(width=48, heads=2)), "triton", torch.device(DEVICE), 4)
+
+
+def test_a_line_brings_its_plans_along_and_makes_each_once():
+    packed = Packed.views(LAYOUTS["far prefix"])
+    plan = packed.plan((1, 32, 4))
+    assert packed.plan((1, 32, 4)) is plan and packed.plans.keys() == {(1, 32, 4)} and packed.to("cpu").plans.keys() == {(1, 32, 4)}
+    assert packed.to("meta").plans[1, 32, 4].queries.device.type == "meta"
+    with pytest.raises(BadInput, match="--attention sdpa can"):
+        Packed.views([[view(5), view(3, True, (0, 5)), view(4), view(3, True, (0, 5))]]).plan((1, 32, 4))
+
+
+def test_a_whole_model_compiles_as_one_graph():
+    packed = Packed.views(LAYOUTS["lengths from one up"]).to(DEVICE)
+    model = Model(ModelConfig(width=64, heads=2, layers=1, hidden=64, dropout=0.0)).to(DEVICE)
+    set_attention(model, "triton", torch.device(DEVICE), 4)
+    packed.plan((1, 32, 4))
+    assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(packed), model(packed), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """A command for a tiny run on a tiny file."""
+    file = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    words = "sun moon tree river stone bird fish cloud road house".split()
+    file.write_text("a\tb\n" + "".join(f"{words[i // 10]} {words[i % 10]}\t{words[i % 10]} {words[i // 10]} {i}\n" for i in range(99)), encoding="utf-8")
+    return ["--objective", "contrastive", "--data", str(file), "--cache", str(file.parent / "cache"), "--vocab", "300", "--width", "32", "--layers", "1",
+            "--heads", "2", "--hidden", "32", "--batch", "4", "--eval-limit", "10", "--log-every", "1"]
+
+
+def test_the_flag_chooses_and_a_resumed_run_may_choose_anew(flags, tmp_path, capsys):
+    more = [*flags, "--device", DEVICE, "--precision", "float32", "--dropout", "0"]
+    for back_end in ("triton", "sdpa"):
+        assert train.main([*more, "--out", str(tmp_path / back_end), "--steps", "2", "--attention", back_end]) == 0
+    assert "attention: triton for heads of size 16" in capsys.readouterr().out
+    one, two = ([record["loss"] for record in train.read_log(tmp_path / back_end) if "loss" in record] for back_end in ("triton", "sdpa"))
+    assert len(one) == 2 and np.abs(np.array(one) - np.array(two)).max() <= 1e-5
+    assert train.main([*more, "--out", str(tmp_path / "triton"), "--steps", "3"]) == 0
+
+
+def test_triton_is_refused_in_one_line_where_it_cannot_run(flags, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert train.main([*flags, "--out", str(tmp_path / "run"), "--device", "cpu", "--attention", "triton"]) == 2
+    assert capsys.readouterr().err == "error: attention triton cannot be used here: Triton needs a CUDA GPU, and the device is cpu; --attention auto chooses\n"
+    assert train.main([*flags, "--out", str(tmp_path / "run"), "--attention", "flash"]) == 2 and not (tmp_path / "run").exists()
+    assert "attention is 'flash': choose one of auto, sdpa, triton" in capsys.readouterr().err
+
+
+def test_the_project_trains_without_triton_and_says_so_when_it_is_asked_for(flags, tmp_path):
+    code = "import sys; sys.modules['triton'] = None; import train; sys.exit(train.main(sys.argv[1:]))"
+    run = lambda *more: subprocess.run([sys.executable, "-c", code, *flags, "--steps", "2", "--out", str(tmp_path / "run"), *more], cwd=ROOT,
+                                       capture_output=True, text=True, timeout=300)
+    refused = run("--attention", "triton")
+    assert refused.returncode == 2 and "Triton is not installed here" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    trained = run()
+    assert trained.returncode == 0, trained.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------------ without a GPU
