@@ -8,7 +8,7 @@ Axes, here and in every other file:
 import io
 import os
 import warnings
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from data import BadInput, write_atomic
+from kernels import schedule, why_not
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Packed: a batch is one line of tokens, and every token says what it may see
@@ -38,16 +39,13 @@ class Packed:
 
     tokens (T,) int64, positions (T,) int64, rows (R+1,) int32: where each row starts.
     sees (T, 4) int32: token i may attend to key j  iff  sees[i,0] <= j < sees[i,1]  or  sees[i,2] <= j < sees[i,3].
-    The rest is the plan of the `sdpa` back end, made here once per batch and used by every layer:
-    gather (P,) padded slot -> token; scatter (T,) token -> its slot; classes: (rows, length, mask) of each length class.
+    plans: what a back end of `attention` needs beside that, made once per batch and used by every layer; see `plan`.
     """
     tokens: torch.Tensor
     positions: torch.Tensor
     sees: torch.Tensor
     rows: torch.Tensor
-    gather: torch.Tensor
-    scatter: torch.Tensor
-    classes: list[tuple[int, int, torch.Tensor | None]]
+    plans: dict = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(rows, causal=False):
@@ -82,12 +80,28 @@ class Packed:
         bounds = np.cumsum([0] + [sum(len(view.tokens) for view in row) for row in rows])
         tokens = np.concatenate([view.tokens for view in views]).astype(np.int64)
         return Packed(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(sees.astype(np.int32)),
-                      torch.from_numpy(bounds.astype(np.int32)), *_plan(sees, bounds))
+                      torch.from_numpy(bounds.astype(np.int32)))
 
     def to(self, device, non_blocking=False):
-        move = lambda x: None if x is None else x.to(device, non_blocking=non_blocking)
-        values = {f.name: move(getattr(self, f.name)) for f in fields(self) if f.name != "classes"}
-        return Packed(**values, classes=[(n, length, move(mask)) for n, length, mask in self.classes])
+        move = lambda x: x.to(device, non_blocking=non_blocking)
+        return Packed(move(self.tokens), move(self.positions), move(self.sees), move(self.rows), {need: move(plan) for need, plan in self.plans.items()})
+
+    def plan(self, need, device=None):
+        """The plan of a back end: Padded for `need` "sdpa", kernels.schedule.Plan for (query heads a key head, head size, bytes of a number).
+        train.py asks for it beside the loop, while the batch is on the host, naming the device that will compute; who did not ask gets it
+        from the first layer. BadInput if the kernels cannot express the mask."""
+        if need not in self.plans:
+            sees, device = self.sees.cpu().numpy(), device or self.sees.device
+            if need == "sdpa":
+                plan = pad_plan(sees, self.rows.cpu().numpy())
+            else:
+                share, *kind = need
+                try:
+                    plan = schedule.plan(sees, share, *schedule.choose(torch.cuda.get_device_capability(device) if device.type == "cuda" else None, *kind))
+                except ValueError as error:
+                    raise BadInput(f"attention triton cannot run this batch: {error}; --attention sdpa can") from None
+            self.plans[need] = plan.to(self.sees.device)
+        return self.plans[need]
 
     def __len__(self):
         return len(self.rows) - 1
@@ -118,7 +132,18 @@ def length_classes(lengths, most=4):
     return [(0, edges[last + 1])] + bounds[::-1]
 
 
-def _plan(sees, bounds):
+class Padded(NamedTuple):
+    """The plan of `sdpa`: gather (P,) padded slot -> token; scatter (T,) token -> its slot; (rows, length, mask) of each length class."""
+    gather: torch.Tensor
+    scatter: torch.Tensor
+    classes: list[tuple[int, int, torch.Tensor | None]]
+
+    def to(self, device, non_blocking=False):
+        move = lambda x: None if x is None else x.to(device, non_blocking=non_blocking)
+        return Padded(move(self.gather), move(self.scatter), [(n, length, move(mask)) for n, length, mask in self.classes])
+
+
+def pad_plan(sees, bounds):
     """The padded layout of the `sdpa` back end: rows sorted by length into a few classes, each padded to its longest."""
     lengths = np.diff(bounds)
     order = np.argsort(lengths, kind="stable")
@@ -141,7 +166,7 @@ def _plan(sees, bounds):
         gather.append(token.ravel())
         classes.append((len(rows), longest, None if mask is None else torch.from_numpy(mask)))
         base += token.size
-    return torch.from_numpy(np.concatenate(gather)), torch.from_numpy(scatter), classes
+    return Padded(torch.from_numpy(np.concatenate(gather).astype(np.int64)), torch.from_numpy(scatter), classes)
 
 
 class Rearrange(torch.autograd.Function):
@@ -161,18 +186,41 @@ class Rearrange(torch.autograd.Function):
         return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, index, grad), None, None, None
 
 
-def attention(qkv, heads, kv_heads, packed):
-    """Attention over the packed line under `packed.sees`, by PyTorch's own kernel on rows padded per length class.
-    qkv (T, (H + 2 Hkv) K), the heads of q, then k, then v -> (T, H K). Softmax scale 1 / sqrt(K)."""
-    padded = Rearrange.apply(qkv, packed.gather, packed.scatter, True)   # (P, ...): padding repeats a row's first token
+BACK_ENDS = ("auto", "sdpa", "triton")
+
+
+def attention(qkv, heads, kv_heads, packed, back_end="auto"):
+    """Attention over the packed line under `packed.sees`: qkv (T, (H + 2 Hkv) K), the heads of q, then k, then v -> (T, H K). Softmax scale
+    1 / sqrt(K). By the kernels of kernels/attention.py (`triton`), or by PyTorch's own on rows padded per length class (`sdpa`)."""
+    size = qkv.shape[1] // (heads + 2 * kv_heads)
+    if back_end == "auto":
+        back_end = "triton" if qkv.is_cuda and not why_not(qkv.device, size) else "sdpa"
+    if back_end == "triton":
+        from kernels.attention import attention as fused  # here, because it needs Triton
+        return fused(qkv, heads, kv_heads, packed.sees, packed.plan((heads // kv_heads, size, qkv.element_size())))
+    plan = packed.plan("sdpa")
+    padded = Rearrange.apply(qkv, plan.gather, plan.scatter, True)       # (P, ...): padding repeats a row's first token
     outputs, base = [], 0
-    for rows, length, mask in packed.classes:
+    for rows, length, mask in plan.classes:
         part = padded[base:base + rows * length].view(rows, length, heads + 2 * kv_heads, -1).transpose(1, 2)
         q, k, v = part.split([heads, kv_heads, kv_heads], 1)             # (n, heads, L, K)
         out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=heads != kv_heads)
         outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
         base += rows * length
-    return Rearrange.apply(torch.cat(outputs), packed.scatter, packed.gather, False)      # (T, H K)
+    return Rearrange.apply(torch.cat(outputs), plan.scatter, plan.gather, False)          # (T, H K)
+
+
+def set_attention(module, asked, device, bytes):
+    """Settle the back end of every Block of a module that will run on `device` with numbers of so many bytes -> the set of plans that
+    its batches need. BadInput if `triton` is asked for and cannot run; `auto` takes it wherever it can, on CUDA."""
+    needs = set()
+    for block in (block for block in module.modules() if isinstance(block, Block)):
+        reason = why_not(device, block.size)
+        if asked == "triton" and reason:
+            raise BadInput(f"attention triton cannot be used here: {reason}; --attention auto chooses")
+        block.back_end = "triton" if asked == "triton" or asked == "auto" and device.type == "cuda" and not reason else "sdpa"
+        needs.add((block.config.heads // block.kv_heads, block.size, bytes) if block.back_end == "triton" else "sdpa")
+    return needs
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -280,6 +328,7 @@ def rotate(x, angles):
 
 class Block(nn.Module):
     """Attention and feed-forward, each with a residual branch: (T, D) -> (T, D)."""
+    back_end = "auto"                                                    # of attention; `set_attention` settles it for a run
 
     def __init__(self, config):
         super().__init__()
@@ -297,7 +346,7 @@ class Block(nn.Module):
         if angles is not None:
             turned, v = qkv.view(len(x), -1, self.size).split([self.config.heads + self.kv_heads, self.kv_heads], 1)
             qkv = torch.cat([rotate(turned, angles), v], 1).flatten(1)
-        return self.dropout(self.out(attention(qkv, self.config.heads, self.kv_heads, packed)))
+        return self.dropout(self.out(attention(qkv, self.config.heads, self.kv_heads, packed, self.back_end)))
 
     def feed(self, x):
         x = self.up(x)

@@ -31,7 +31,23 @@ from tqdm import tqdm
 import data
 import evaluate
 from data import BadInput
-from model import DECODER, SIZES, Block, Model, ModelConfig, add_lora, load, load_weights, read_torch, save, size_config, write_torch
+from kernels import why_not
+from model import (
+    BACK_ENDS,
+    DECODER,
+    SIZES,
+    Block,
+    Model,
+    ModelConfig,
+    add_lora,
+    load,
+    load_weights,
+    read_torch,
+    save,
+    set_attention,
+    size_config,
+    write_torch,
+)
 from objectives import OBJECTIVES
 
 try:
@@ -72,6 +88,7 @@ class TrainConfig:
     seed: int = 0  # of weights, batches, masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
+    attention: str = "auto"  # auto (triton on CUDA, else sdpa), sdpa (PyTorch's own, padded), triton (our kernels)
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     log_every: int = 10  # steps between lines of log.jsonl
     eval_every: int = 150  # steps between evaluations; there is one at step 0 and one at the end anyway
@@ -80,10 +97,10 @@ class TrainConfig:
 
 
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
-FREE = {"steps", "device", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
+FREE = {"steps", "device", "attention", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
 GROUPS = {"data": "data langs chat block pairs eval_data skip_bad vocab cut cache",
           "optimisation": "steps match_flops batch look_ahead accumulate lr warmup lr_start schedule horizon weight_decay clip seed",
-          "device": "device precision", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
+          "device": "device precision attention", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Flags: generated from the dataclasses; the comment beside a field is its help
@@ -205,7 +222,7 @@ def check(train, objective):
     if train.seed < 0:
         raise BadInput(f"seed is {train.seed}: it must not be negative")
     choices = dict(schedule=("cosine", "linear", "constant"), chat=("plain", "shared-header"), pairs=("pivot", "neighbours"),
-                   precision=("auto", "float32", "bfloat16", "float16"))
+                   precision=("auto", "float32", "bfloat16", "float16"), attention=BACK_ENDS)
     for name, allowed in choices.items():
         if getattr(train, name) not in allowed:
             raise BadInput(f"{name} is {getattr(train, name)!r}: choose one of {', '.join(allowed)}")
@@ -270,6 +287,8 @@ def choose_device(train):
     except Exception:                                                    # torch raises several types, one for each back end
         have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise BadInput(f"device {name!r} cannot be used here: there is {', '.join(have)}; --device auto chooses") from None
+    if train.attention == "triton" and (reason := why_not(device)):
+        raise BadInput(f"attention triton cannot be used here: {reason}; --attention auto chooses")
     why = "chosen by --device" if train.device != "auto" else "the first of cuda, mps, cpu that is here"
     if train.precision != "auto":
         kind, reason = train.precision, "chosen by --precision"
@@ -475,6 +494,9 @@ class Run:
         if train.lora_rank:
             add_lora(model, train.lora_rank, train.lora_alpha or 2 * train.lora_rank, train.lora_targets.split(","), self.corpus.special.preds)
         self.objective = self.kind(model, self.config).to(self.device)
+        self.needs = set_attention(self.objective, train.attention, self.device, 2 if self.dtype else 4)
+        if self.needs != {"sdpa"}:
+            self.say("attention: " + ", ".join(sorted("sdpa" if need == "sdpa" else f"triton for heads of size {need[1]}" for need in self.needs)))
         self.optimizer = make_optimizer(self.objective, train)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.step, self.tokens, self.seconds, self.first = 0, 0, 0.0, None
@@ -614,6 +636,9 @@ class Run:
         examples, rng, number = self.batches.examples(step), self.batches.rng(step), self.train.accumulate
         bounds = [len(examples) * i // number for i in range(number + 1)]
         parts = [self.kind.collate(examples[a:b], rng, self.config, self.corpus.special) for a, b in zip(bounds, bounds[1:])]
+        for packed in (value for part in parts for value in part.values() if hasattr(value, "sees")):
+            for need in self.needs:                                      # here, beside the loop, and not in the first layer that asks
+                packed.plan(need, self.device)
         longest = 1 + max(int(part["packed"].positions.max()) for part in parts)
         if longest > (most := self.objective.model.config.max_length):
             raise BadInput(f"step {step}: a row has {longest} positions, the model {most} (max_length): lower --cut, or train with a larger --max-length")
@@ -650,7 +675,8 @@ class Run:
         """A loss or gradient that is not finite: nothing after it can be trusted, so keep the evidence and stop."""
         path = self.folder / "bad_batch.pt"
         if self.rank == 0:
-            plain = [{name: vars(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in self.make_batch(step)]
+            bare = lambda packed: {name: value for name, value in vars(packed).items() if name != "plans"}
+            plain = [{name: bare(value) if hasattr(value, "sees") else value for name, value in part.items()} for part in self.make_batch(step)]
             write_torch({"step": step, "values": values, "parts": plain}, path)
         terms = ", ".join(f"{name} {value:g}" for name, value in values.items() if name not in ("tokens", "grad_norm"))
         if all(map(math.isfinite, [value for name, value in values.items() if name != "grad_norm"])):

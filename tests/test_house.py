@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ARROWS = {"grammar": set(), "data": {"grammar"}, "model": {"data"}, "objectives": {"data", "model"}, "evaluate": {"data", "grammar", "model"},
-          "train": {"data", "evaluate", "model", "objectives"}}
+ARROWS = {"grammar": set(), "data": {"grammar"}, "model": {"data", "kernels"}, "objectives": {"data", "model"}, "evaluate": {"data", "grammar", "model"},
+          "train": {"data", "evaluate", "kernels", "model", "objectives"}}
+KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
 
 
 def imports(tree):
@@ -20,15 +21,21 @@ def imports(tree):
         if isinstance(node, ast.Import):
             yield from (name.name.split(".")[0] for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module.split(".")[0]
+            yield (node.module or "").split(".")[0] if not node.level else "kernels"
 
 
 @pytest.mark.parametrize("name", ARROWS)
 def test_imports_run_one_way(name):
     tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
     body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == "inspect")]       # the documented exception
-    found = {module for node in body for module in imports(node)} & set(ARROWS)
+    found = {module for node in body for module in imports(node)} & {*ARROWS, "kernels"}
     assert found <= ARROWS[name], f"{name}.py imports {found - ARROWS[name]}"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_kernels_import_nothing_of_ours_and_only_two_files_import_triton(name):
+    found = set(imports(ast.parse((ROOT / "kernels" / f"{name}.py").read_text(encoding="utf-8"))))
+    assert not found & set(ARROWS) and ("triton" in found) == (name in ("attention", "build"))
 
 
 def test_the_loop_names_no_objective():
@@ -39,7 +46,7 @@ def test_the_loop_names_no_objective():
 
 
 def test_every_text_file_is_opened_with_an_encoding():
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("results/*.py")]:         # ours alone: a virtual environment may lie in the folder
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("results/*.py"), *ROOT.glob("kernels/*.py")]:         # ours alone: a virtual environment may lie in the folder
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -100,8 +107,9 @@ def test_the_readme_names_every_objective_and_every_file():
 def test_the_readmes_objective_trains_with_its_flags_as_soon_as_it_stands_in_the_tuple(desk, tmp_path):
     example = re.search(r"```python\n(class \w+\(Objective\):.*?)```", README, re.S)[1]
     assert len(example.splitlines()) <= 25
-    for path in [*ROOT.glob("*.py"), ROOT / "grammar.txt"]:
-        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "kernels").mkdir()
+    for path in [*ROOT.glob("*.py"), ROOT / "grammar.txt", *ROOT.glob("kernels/*.py")]:
+        (tmp_path / path.relative_to(ROOT)).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     text = (tmp_path / "objectives.py").read_text(encoding="utf-8")
     assert text.count("OBJECTIVES = (") == 1
     (tmp_path / "objectives.py").write_text(text.replace("OBJECTIVES = (", f"{example}\n\nOBJECTIVES = (BarlowTwins, "), encoding="utf-8")

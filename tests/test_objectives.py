@@ -56,7 +56,7 @@ def batch_of(objective, seed=0, items=None):
 
 def flat(batch):
     for name, value in batch.items():
-        yield from ((f"{name}.{key}", item) for key, item in vars(value).items() if key != "classes") if hasattr(value, "sees") else [(name, value)]
+        yield from ((f"{name}.{key}", item) for key, item in vars(value).items() if key != "plans") if hasattr(value, "sees") else [(name, value)]
 
 
 every = pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
