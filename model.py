@@ -37,7 +37,7 @@ class View(NamedTuple):
 class Packed:
     """A batch of R rows as one line of T tokens: no padding, and one visibility rule.
 
-    tokens (T,) int64, positions (T,) int64, rows (R+1,) int32: where each row starts.
+    tokens (T,) int64, positions (T,) int64, rows (R+1,) int32: where each row starts; live: the tokens of all rows, T unless `filled`.
     sees (T, 4) int32: token i may attend to key j  iff  sees[i,0] <= j < sees[i,1]  or  sees[i,2] <= j < sees[i,3].
     plans: what a back end of `attention` needs beside that, made once per batch and used by every layer; see `plan`.
     """
@@ -45,6 +45,7 @@ class Packed:
     positions: torch.Tensor
     sees: torch.Tensor
     rows: torch.Tensor
+    live: int
     plans: dict = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -80,11 +81,12 @@ class Packed:
         bounds = np.cumsum([0] + [sum(len(view.tokens) for view in row) for row in rows])
         tokens = np.concatenate([view.tokens for view in views]).astype(np.int64)
         return Packed(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(sees.astype(np.int32)),
-                      torch.from_numpy(bounds.astype(np.int32)))
+                      torch.from_numpy(bounds.astype(np.int32)), len(tokens))
 
     def to(self, device, non_blocking=False):
         move = lambda x: x.to(device, non_blocking=non_blocking)
-        return Packed(move(self.tokens), move(self.positions), move(self.sees), move(self.rows), {need: move(plan) for need, plan in self.plans.items()})
+        plans = {need: move(plan) for need, plan in self.plans.items()}
+        return Packed(move(self.tokens), move(self.positions), move(self.sees), move(self.rows), self.live, plans)
 
     def plan(self, need, device=None):
         """The plan of a back end: Padded for `need` "sdpa", kernels.schedule.Plan for (query heads a key head, head size, bytes of a number).
@@ -102,6 +104,13 @@ class Packed:
                     raise BadInput(f"attention triton cannot run this batch: {error}; --attention sdpa can") from None
             self.plans[need] = plan.to(self.sees.device)
         return self.plans[need]
+
+    def filled(self, multiple):
+        """The same line with dead tokens behind it, up to a multiple of so many: they see nothing and nothing sees them. Few shapes of the line
+        are few kernels for torch.compile to make. Only the tokens of rows count as `live`."""
+        more = -len(self.tokens) % multiple
+        pad = lambda x: torch.cat([x, x.new_zeros(more, *x.shape[1:])])
+        return Packed(pad(self.tokens), pad(self.positions), pad(self.sees), self.rows, self.live)
 
     def __len__(self):
         return len(self.rows) - 1
@@ -144,7 +153,10 @@ class Padded(NamedTuple):
 
 
 def pad_plan(sees, bounds):
-    """The padded layout of the `sdpa` back end: rows sorted by length into a few classes, each padded to its longest."""
+    """The padded layout of the `sdpa` back end: rows sorted by length into a few classes, each padded to its longest. A dead token is a row
+    that sees itself: PyTorch's kernel has no answer for one that sees nothing."""
+    dead = np.arange(bounds[-1], len(sees))
+    bounds, sees = np.concatenate([bounds, dead + 1]), np.concatenate([sees[:bounds[-1]], np.stack([dead, dead + 1, dead * 0, dead * 0], 1)])
     lengths = np.diff(bounds)
     order = np.argsort(lengths, kind="stable")
     gather, classes, scatter, base = [], [], np.empty(bounds[-1], np.int64), 0
@@ -198,7 +210,12 @@ def attention(qkv, heads, kv_heads, packed, back_end="auto"):
     if back_end == "triton":
         from kernels.attention import attention as fused  # here, because it needs Triton
         return fused(qkv, heads, kv_heads, packed.sees, packed.plan((heads // kv_heads, size, qkv.element_size())))
-    plan = packed.plan("sdpa")
+    return padded_attention(qkv, heads, kv_heads, packed.plan("sdpa"))
+
+
+@torch.compiler.disable                                                  # every batch has other length classes: it would be compiled again and again
+def padded_attention(qkv, heads, kv_heads, plan):
+    """`attention` by PyTorch's own kernel, on rows padded per length class."""
     padded = Rearrange.apply(qkv, plan.gather, plan.scatter, True)       # (P, ...): padding repeats a row's first token
     outputs, base = [], 0
     for rows, length, mask in plan.classes:
@@ -426,7 +443,7 @@ class Model(nn.Module):
         how = how or self.config.pool
         if how in ("cls", "last"):
             return states[(packed.rows[:-1] if how == "cls" else packed.rows[1:] - 1).long()]
-        lengths, width = packed.rows.diff().long(), states.shape[1]      # (R,)
+        states, lengths, width = states[:packed.live], packed.rows.diff().long(), states.shape[1]      # (R,)
         of = torch.repeat_interleave(lengths, output_size=len(states))   # (T,): the row of each token
         if how == "max":
             empty = states.new_full((len(lengths), width), -torch.inf)

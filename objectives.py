@@ -190,8 +190,8 @@ def epps_pulley(z, seed, slices=256, points=17, reach=3.0):
     N * integral |empirical characteristic function - exp(-t^2/2)|^2 exp(-t^2/2) dt over |t| <= 3, by the trapezoid rule
     [Epps & Pulley 1983; LeJEPA, Balestriero & LeCun 2025]. The directions are drawn from `seed`, the same on every rank."""
     z = wide(z)
-    chance = torch.Generator().manual_seed(seed)
-    directions = F.normalize(torch.randn(z.shape[1], slices, generator=chance, dtype=torch.float64), dim=0).to(z)
+    chance = torch.Generator(z.device).manual_seed(seed)                 # where z is: numbers from elsewhere would have to be waited for
+    directions = F.normalize(torch.randn(z.shape[1], slices, generator=chance, device=z.device, dtype=torch.float64), dim=0).to(z.dtype)
     t = torch.linspace(0, reach, points, device=z.device, dtype=z.dtype)
     weight = torch.full_like(t, 2 * reach / (points - 1))                # both signs of t: the integrand is even
     weight[[0, -1]] /= 2

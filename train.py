@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import difflib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -39,6 +40,7 @@ from model import (
     Block,
     Model,
     ModelConfig,
+    Packed,
     add_lora,
     load,
     load_weights,
@@ -88,6 +90,8 @@ class TrainConfig:
     seed: int = 0  # of weights, batches, masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
+    compile: bool = False  # torch.compile the blocks: the first steps take longer, losses agree to rounding
+    fill: int = 1  # dead tokens fill the line up to a multiple of so many, for few shapes; with --look-ahead usually a single one
     attention: str = "auto"  # auto (triton on CUDA, else sdpa), sdpa (PyTorch's own, padded), triton (our kernels)
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     log_every: int = 10  # steps between lines of log.jsonl
@@ -97,10 +101,10 @@ class TrainConfig:
 
 
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
-FREE = {"steps", "device", "attention", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
+FREE = {"steps", "device", "attention", "compile", "fill", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
 GROUPS = {"data": "data langs chat block pairs eval_data skip_bad vocab cut cache",
           "optimisation": "steps match_flops batch look_ahead accumulate lr warmup lr_start schedule horizon weight_decay clip seed",
-          "device": "device precision attention", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
+          "device": "device precision attention compile fill", "saving and evaluation": "out log_every eval_every eval_limit save_every"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Flags: generated from the dataclasses; the comment beside a field is its help
@@ -212,7 +216,7 @@ def explain_unknown(word, parser, objective):
 
 def check(train, objective):
     """Refuse values that would fail or mislead later."""
-    for name in ("steps", "batch", "look_ahead", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
+    for name in ("steps", "batch", "look_ahead", "fill", "accumulate", "log_every", "eval_every", "eval_limit", "save_every", "cut"):
         if getattr(train, name) < 1:
             raise BadInput(f"{name} is {getattr(train, name)}: it must be at least 1")
     if train.vocab is not None and not 0 < train.vocab <= 1_000_000:
@@ -325,10 +329,49 @@ def count_flops(objective, batches):
     return (total + counter.get_total_flops()) / len(batches)
 
 
-def to_device(value, device):
+def each_tensor(value, change):
+    """A batch with every tensor changed, whatever it stands in: dictionaries, lists, tuples, Packed and their plans."""
+    if torch.is_tensor(value):
+        return change(value)
     if isinstance(value, dict):
-        return {name: to_device(item, device) for name, item in value.items()}
-    return value.to(device, non_blocking=True) if hasattr(value, "to") else value
+        return {name: each_tensor(item, change) for name, item in value.items()}
+    if isinstance(value, Packed):
+        return Packed(**each_tensor(vars(value), change))
+    if isinstance(value, (list, tuple)):
+        items = [each_tensor(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def lay_out(batch, pinned):
+    """The tensors of a batch -> (one buffer of bytes that holds them all, the batch to find them by): a single copy moves it."""
+    found = []
+    each_tensor(batch, found.append)
+    starts = [0, *itertools.accumulate(-(-x.nbytes // 16) * 16 for x in found)]
+    buffer = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pinned)
+    for x, place in zip(found, starts):
+        buffer[place:place + x.nbytes].view(x.dtype).view(x.shape).copy_(x)
+    return buffer, batch
+
+
+def pick_up(buffer, batch):
+    """The batch whose tensors lie in `buffer` as `lay_out` put them, wherever the buffer is now."""
+    place = 0
+
+    def take(x):
+        nonlocal place
+        start, place = place, place + -(-x.nbytes // 16) * 16
+        return buffer[start:start + x.nbytes].view(x.dtype).view(x.shape)
+
+    return each_tensor(batch, take)
+
+
+def to_device(batch, device):
+    """A batch on the device: on a GPU by one copy out of pinned memory, which the computation need not wait for."""
+    if device.type != "cuda":
+        return each_tensor(batch, lambda x: x.to(device))
+    buffer, batch = batch if isinstance(batch, tuple) else lay_out(batch, True)
+    return pick_up(buffer.to(device, non_blocking=True), batch)
 
 
 def share_counts(parts, world):
@@ -577,7 +620,7 @@ class Run:
                 raise BadInput(f"another process trains in {self.folder}: wait for it, or use another --out") from None
 
     def begin(self):
-        probes = [[to_device(part, self.device) for part in self.make_batch(step)] for step in range(16 if self.train.match_flops else 2)]
+        probes = [to_device(self.make_batch(step), self.device) for step in range(16 if self.train.match_flops else 2)]
         flops = count_flops(self.objective, probes)
         if self.train.match_flops:
             self.train = replace(self.train, steps=self.matched_steps(flops))
@@ -636,6 +679,8 @@ class Run:
         examples, rng, number = self.batches.examples(step), self.batches.rng(step), self.train.accumulate
         bounds = [len(examples) * i // number for i in range(number + 1)]
         parts = [self.kind.collate(examples[a:b], rng, self.config, self.corpus.special) for a, b in zip(bounds, bounds[1:])]
+        for part in parts if self.train.fill > 1 else ():
+            part["packed"] = part["packed"].filled(self.train.fill)
         for packed in (value for part in parts for value in part.values() if hasattr(value, "sees")):
             for need in self.needs:                                      # here, beside the loop, and not in the first layer that asks
                 packed.plan(need, self.device)
@@ -650,7 +695,7 @@ class Run:
         train, total = self.train, {}
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, train)
-        parts = share_counts([to_device(part, self.device) for part in parts], self.world)
+        parts = share_counts(to_device(parts, self.device), self.world)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             with contextlib.nullcontext() if last or self.world == 1 else forward.no_sync():
@@ -659,7 +704,7 @@ class Run:
                 self.scaler.scale(loss / len(parts)).backward()
             for name, value in {"loss": loss.detach(), **terms}.items():
                 total[name] = total.get(name, 0) + value / len(parts)
-        total["tokens"] = torch.full((), float(sum(len(part["packed"].tokens) for part in parts)), device=self.device)
+        total["tokens"] = torch.full((), float(sum(part["packed"].live for part in parts)), device=self.device)
         values = mean_over_ranks(torch.stack([value.float() for value in total.values()]), self.world)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), train.clip or math.inf)
@@ -719,12 +764,16 @@ class Run:
             forward = torch.nn.parallel.DistributedDataParallel(self.objective, device_ids=[self.device] if self.device.type == "cuda" else None)
         if self.step == 0:
             self.first = self.evaluate()
+        if train.compile:
+            for block in (block for block in self.objective.modules() if isinstance(block, Block)):
+                block.compile(dynamic=True)                              # in place: no wrapper, no other names in the checkpoint
         begun = self.step
         bar = tqdm(total=train.steps, initial=self.step, file=sys.stderr, disable=self.rank > 0 or not sys.stderr.isatty(), dynamic_ncols=True,
                    leave=False)
         start = time.perf_counter()
         self.objective.train()
-        with contextlib.closing(data.prefetch(self.make_batch, self.step, train.steps)) as supply:
+        supply = self.make_batch if self.device.type != "cuda" else lambda step: lay_out(self.make_batch(step), True)
+        with contextlib.closing(data.prefetch(supply, self.step, train.steps)) as supply:
             for parts in supply:
                 self.window.append(self.train_step(parts, forward))
                 self.step += 1

@@ -80,7 +80,7 @@ def plan(name, files):
         return [(f"nlrx-{label.replace(', equal ', '-')}-{seed}", label, seed, f"{flags.replace('SEED', str(seed))} {data}",
                  f"--data {files}/synth_test.jsonl.xz --tasks generate --limit 2000") for label, flags in runs.items() for seed in PAPER_SEEDS]
     if name == "wikitext":
-        data = (f"--data {files}/wikitext2_train.txt.xz --eval-data {files}/wikitext2_valid.txt.xz --block 128 --batch 32 --eval-every 250 "
+        data = (f"--data {files}/wikitext2_train.txt.xz --eval-data {files}/wikitext2_valid.txt.xz --block 128 --batch 16 --eval-every 200 "
                 "--eval-limit 300")
         runs = {"mlm": "--objective mlm --steps 400", "hybrid": "--objective hybrid --min-keep 32 --steps 400",
                 "hybrid, equal FLOPs": "--objective hybrid --min-keep 32 --match-flops out/results/wikitext-mlm-SEED"}

@@ -135,7 +135,7 @@ def test_toy_values_are_told_with_the_papers_and_give_way_to_flags():
     _, settings, _, config, notes = train.parse(["--objective", "mexma"])
     assert any("koleo_weight 1 (paper: 0.01)" in note for note in notes) and config.koleo_weight == 1.0
     _, settings, _, config, notes = train.parse(["--objective", "mexma", "--koleo-weight", "0.01", "--lr", "0.5"])
-    assert config.koleo_weight == 0.01 and settings.lr == 0.5 and not any("koleo" in note or note.startswith("lr") for note in notes)
+    assert config.koleo_weight == 0.01 and settings.lr == 0.5 and not any("koleo" in note or note.startswith("lr ") for note in notes)
     _, settings, _, config, notes = train.parse(["--objective", "mexma", "--size", "base"])
     assert (config.koleo_weight, config.head_layers, config.head_hidden, settings.lr, settings.batch, notes) == (0.01, 6, 3072, 1e-4, 150, [])
 
