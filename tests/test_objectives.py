@@ -458,6 +458,20 @@ def test_the_loss_and_its_gradients_equal_a_plain_padded_recomputation(kind, slo
             assert (ours - expected).abs().max() <= 1e-10 * max(1, float(expected.detach().abs().max()))
 
 
+@every
+def test_dead_tokens_that_fill_the_line_change_neither_loss_nor_gradients(kind):
+    objective = build(kind)
+    batch, results = batch_of(objective), []
+    for multiple in (1, 64):
+        filled = batch | {"packed": batch["packed"].filled(multiple)}
+        assert len(filled["packed"].tokens) % multiple == 0 and filled["packed"].live == len(batch["packed"].tokens)
+        loss = objective(filled)[0]
+        trained = [p for p in objective.parameters() if p.requires_grad]
+        results.append([loss, *torch.autograd.grad(loss, trained)])
+    for plain, dead in zip(*results):
+        assert (plain - dead).abs().max() < 1e-12
+
+
 # ------------------------------------------------------------------------------------------------------------- the vocabulary loss
 
 def vocabulary_example(dtype=torch.float64, biased=True, n=37, v=101, d=8):

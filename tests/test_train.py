@@ -273,6 +273,55 @@ def test_a_row_of_several_views_that_is_longer_than_the_model_is_refused_before_
     assert re.search(r"a row has \d+ positions, the model 40", error := capsys.readouterr().err) and "lower --cut" in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
+def test_a_batch_in_one_buffer_is_the_batch(kind, pairs, tmp_path):
+    run = train.Run(command(pairs, tmp_path / "run", kind.name, "--steps", 1))
+    parts = run.make_batch(0)
+    buffer, shape = train.lay_out(parts, pinned=False)
+    for value in (before := []), (after := []):
+        train.each_tensor(parts if value is before else train.pick_up(buffer.clone(), shape), value.append)
+    assert len(before) == len(after) >= 8 and buffer.dtype == torch.uint8
+    assert all(torch.equal(one, two) and one.dtype == two.dtype for one, two in zip(before, after))
+    packed = train.pick_up(buffer, shape)[0]["packed"]
+    assert type(packed) is type(parts[0]["packed"]) and packed.plans.keys() == parts[0]["packed"].plans.keys() == {"sdpa"}
+    run.locked.close()
+
+
+def test_a_compiled_run_has_the_same_losses(pairs, tmp_path, monkeypatch):
+    """With the back end that stops before code is generated: a C++ compiler is none of the requirements, and takes a minute."""
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(train.Block, "compile", lambda self, **options: compiled(self, backend="aot_eager", **options))
+    for name, more in (("plain", []), ("compiled", ["--compile", "--fill", 64, "--look-ahead", 4])):
+        words = command(pairs, tmp_path / name, "mlm", "--steps", 3, "--log-every", 1, "--dropout", 0)
+        assert train.main([*words, *map(str, more)]) == 0
+    plain, compiled = ([record for record in train.read_log(tmp_path / name) if "loss" in record] for name in ("plain", "compiled"))
+    assert [record["tokens"] for record in plain] != [record["tokens"] for record in compiled]     # the examples were shared out anew
+    words = [str(word) for word in command(pairs, tmp_path / "again", "mlm", "--steps", 3, "--log-every", 1, "--dropout", 0, "--look-ahead", 4)]
+    assert train.main(words) == 0
+    again = [record for record in train.read_log(tmp_path / "again") if "loss" in record]
+    for one, two in zip(compiled, again, strict=True):
+        assert one["tokens"] == two["tokens"] and abs(one["loss"] - two["loss"]) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
+def test_a_step_on_a_gpu_never_waits_for_it(kind, pairs, tmp_path):
+    run = train.Run(command(pairs, tmp_path / "run", kind.name, "--steps", 9, "--device", "cuda"))
+    batches = [train.lay_out(run.make_batch(step), True) for step in range(4)]
+    for batch in batches[:2]:                                            # kernels are built and buffers allocated in the first
+        run.train_step(batch, run.objective)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches[2:]:
+            run.window.append(run.train_step(batch, run.objective))
+            run.objective.after_step(0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(row.isfinite().all() for row in run.window)
+    run.locked.close()
+
+
 def test_accumulation_takes_one_step_of_the_same_size(pairs, tmp_path):
     for parts in (1, 4):
         assert train.main(command(pairs, tmp_path / str(parts), "mlm", "--steps", 3, "--accumulate", parts, "--dropout", 0)) == 0
