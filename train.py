@@ -875,6 +875,12 @@ def main(arguments):
     except (BadInput, OSError) as error:                                 # OSError: a full disk, a folder that cannot be written
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        reason = next((line for line in reversed(str(error).splitlines()) if "Error" in line), str(error).splitlines()[0])
+        print(f"error: --compile does not work here ({reason.strip()}): leave it out, or install the compiler that torch.compile asks for", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped before the first step; nothing to resume", file=sys.stderr)
         return 130

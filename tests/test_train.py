@@ -303,6 +303,17 @@ def test_a_compiled_run_has_the_same_losses(pairs, tmp_path, monkeypatch):
         assert one["tokens"] == two["tokens"] and abs(one["loss"] - two["loss"]) < 1e-4
 
 
+def test_a_compiler_that_does_not_work_is_one_line(pairs, tmp_path, monkeypatch, capsys):
+    def broken(graph, inputs):
+        raise RuntimeError("no working C++ compiler")
+
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(train.Block, "compile", lambda self, **options: compiled(self, backend=broken))
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 3, "--compile")) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: --compile does not work here") and "no working C++ compiler" in error
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
 def test_a_step_on_a_gpu_never_waits_for_it(kind, pairs, tmp_path):
