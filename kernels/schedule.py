@@ -75,6 +75,8 @@ def transposed(low, high):
     start and leaves at its end. n distinct integers of a given sum have the least sum of squares iff they are consecutive: so n and the
     sum give the stretch, and the squares prove that it is one. ValueError if it is not (exact up to 2 million tokens)."""
     place, steps = np.arange(len(low)), np.zeros((3, len(low) + 1), np.int64)
+    if not high.any():                                                   # nobody has this interval
+        return low, high
     for power, step in enumerate(steps):
         np.add.at(step, low, place ** power)
         np.subtract.at(step, high, place ** power)

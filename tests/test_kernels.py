@@ -1,5 +1,6 @@
 """The Triton kernels against the dense float64 definition: in Triton's interpreter, or on a GPU where there is one (`-m gpu`, bfloat16 too)."""
 
+import json
 import os
 import re
 import subprocess
@@ -20,7 +21,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from test_objectives import SPECIAL, examples  # noqa: E402
 
-from kernels import attention, schedule  # noqa: E402
+from kernels import attention, bench, schedule  # noqa: E402
 from kernels.schedule import TILES  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -329,6 +330,25 @@ def test_the_project_trains_without_triton_and_says_so_when_it_is_asked_for(flag
 
 
 # ------------------------------------------------------------------------------------------------------------------ without a GPU
+
+def test_short_rows_waste_a_third_of_what_blocks_of_128_do():
+    """Computed over visible pairs. The general path alone repeats the prototype's counts (3.65, 2.65, 1.72, 1.00, 1.14 at 64 x 32) or betters them."""
+    names = {"sentences 8-40": (2.93, 13.08, 3.71), "MEXMA encoder, mean 35": (2.10, 7.08, 2.26), "BERT-JEPA pairs, mean 90": (1.45, 3.57, 1.44),
+             "hybrid, 512": (1.00, 1.00, 1.00), "causal documents, mean 600": (1.27, 1.40, 1.13)}
+    found, shapes, general = bench.tiles(), bench.shapes(), TILES["9.0", 2, 64][0]._replace(local=(0, 4, 4))
+    for name, (ours, blocks, alone) in names.items():
+        assert found[name]["ours, forward and dq"] == pytest.approx(ours, abs=0.02) and found[name]["blocks of 128"] == pytest.approx(blocks, abs=0.02)
+        plan = schedule.plan(shapes[name].packed.sees.numpy(), 1, general, general)
+        assert schedule.computed(plan, 1)["forward"] / shapes[name].packed.pairs() == pytest.approx(alone, abs=0.02), name
+
+
+def test_the_benchmark_says_what_it_did_not_measure(tmp_path):
+    run = subprocess.run([sys.executable, "kernels/bench.py", "--only", "tiles,attention", "--out", str(tmp_path)], cwd=ROOT, capture_output=True,
+                         text=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "Attention, bfloat16: not yet measured (no CUDA GPU)" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["Training steps on a GPU"].startswith("not yet measured")
+
 
 def test_every_row_of_the_table_compiles_without_spilling_registers():
     """The tightest head size and GPU of each row; `python kernels/build.py` builds them all."""
