@@ -62,7 +62,7 @@ except ImportError:                                                      # Windo
 class TrainConfig:
     data: str = "toy"  # toy, regex, pydoc, or files: TSV, CSV, JSONL, text, a Moses pair a.de,a.en; .gz and .xz too
     langs: str = ""  # columns of the data to use, as en,de; the first is the pivot; default: all
-    chat: str = "plain"  # of chats: plain (system texts are left out), or shared-header (they open every view; objectives ntp and llm-jepa)
+    chat: str = "plain"  # of chats: plain (system texts are left out), or shared-header (they open every view, of a causal objective)
     block: int = 0  # of text: run the lines together and cut them into rows of so many tokens; 0: a line is a row
     pairs: str = "pivot"  # two views of a row: pivot (the first column and another) or neighbours (column i and i + 1: paraphrases)
     eval_data: str = ""  # file to evaluate on; default: rows held out from the data
@@ -241,9 +241,11 @@ def check(train, objective):
     if train.horizon < 1:
         raise BadInput(f"horizon is {train.horizon}: it must be at least 1, or the last steps would have no rate")
     if train.chat != "plain" and not objective.causal:
-        raise BadInput(f"chat {train.chat} has no meaning for {objective.name}: only ntp and llm-jepa read what opens a chat")
+        causal = " and ".join(other.name for other in OBJECTIVES if other.causal)
+        raise BadInput(f"chat {train.chat} has no meaning for {objective.name}: only {causal} read what opens a chat")
     if train.block and (train.block < 8 or objective.views > 1):
-        raise BadInput(f"block is {train.block}: it must be 0 or at least 8, and needs an objective with one view (mlm, hybrid)")
+        single = ", ".join(other.name for other in OBJECTIVES if other.views == 1)
+        raise BadInput(f"block is {train.block}: it must be 0 or at least 8, and needs an objective with one view ({single})")
     if train.block > train.cut:
         raise BadInput(f"block {train.block} is longer than cut {train.cut}, so the end of each would be lost: raise --cut")
     if train.block and train.data not in data.EMBEDDED and not train.eval_data:

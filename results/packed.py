@@ -1,9 +1,9 @@
 """Packed against padded, in one process: the training step of the same encoder on the same sentences, interleaved, medians.
 
-    python results/packed.py [--repeats 9]
+    python results/packed.py [--repeats 9]                     # writes results/packed.md
 
 The padded step is the usual one: a (R, L) grid, padded to the longest row from the embedding to the last block, with a key mask.
-Both give the same states (checked). Prints tokens a second, the ratio of the medians, and its range over the pairs of runs.
+Both give the same states (checked).
 """
 
 import argparse
@@ -39,7 +39,9 @@ def main():
     rng = np.random.default_rng(0)
     tail = np.clip(rng.lognormal(np.log(24), 0.9, options.rows), 2, 200).astype(int)
     cases = {"lengths 8-40": rng.integers(8, 41, options.rows), f"long tail (mean {tail.mean():.0f}, max {tail.max()})": tail}
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.rows} rows, forward and backward, median of {options.repeats}")
+    lines = ["# packed", "", f"`python results/packed.py --repeats {options.repeats}`: forward and backward of {options.rows} rows, tokens a second, medians "
+             f"of interleaved steps, and the range of the ratio over pairs of steps. {torch.get_num_threads()} threads, torch {torch.__version__}.", "",
+             "| model | lengths | packed | padded | ratio | range |", "|---|---|---:|---:|---:|---:|"]
     for width, layers in ((128, 3), (256, 4)):
         torch.manual_seed(0)
         model = Model(ModelConfig(vocab=4096, width=width, layers=layers, heads=4, hidden=4 * width, dropout=0.0))
@@ -61,8 +63,10 @@ def main():
             packed_s, padded_s = (seconds[kind][1:] for kind in ("packed", "padded"))         # the first run warms up
             ratios = sorted(b / a for a, b in zip(packed_s, padded_s))
             speed = [len(packed.tokens) / statistics.median(s) for s in (packed_s, padded_s)]
-            print(f"width {width} x {layers}, {name}: packed {speed[0]:,.0f} tokens/s, padded {speed[1]:,.0f}, ratio "
-                  f"{statistics.median(padded_s) / statistics.median(packed_s):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+            lines.append(f"| {width} x {layers} | {name} | {speed[0]:,.0f} | {speed[1]:,.0f} | "
+                         f"{statistics.median(padded_s) / statistics.median(packed_s):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} |")
+            print(lines[-1], flush=True)
+    (Path(__file__).parent / "packed.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
