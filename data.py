@@ -7,6 +7,8 @@ random is a pure function of (seed, step, rank), so that nothing has to be repla
 
     python data.py prepare corpus.de-en.de corpus.de-en.en --vocab 16000      # tokenizer and token store of files
     python data.py inspect --objective mexma --step 3                         # what one batch of an objective looks like
+    python data.py list                                                       # public data sets, their sizes and licences
+    python data.py download multi30k                                          # one of them into data/multi30k
 """
 
 import argparse
@@ -817,6 +819,14 @@ def prepare(options, rest):
         print(f"{name:>12} {texts:12,} {total:14,} {total / max(1, texts):8.1f} {longest:8,}")
 
 
+def fetch(options, rest):
+    """List the public data sets, or download one of them."""
+    import download  # imports this file, so only when called
+    if rest:
+        raise BadInput(f"{options.command} has no flag {rest[0]} (see python data.py {options.command} --help)")
+    print(download.table() if options.command == "list" else f"{download.download(options.name, options.folder)}: complete and checked")
+
+
 def inspect(options, rest):
     """Print one batch of any objective, readable. All it knows is what every objective keeps to: a batch is a dict; a value with
     `sees` is a Packed; `labels` are places in the line of `packed`, and `targets` the ids wanted there."""
@@ -900,7 +910,7 @@ def _seen(sees):
 
 
 def main(arguments=None):
-    parser = Parser(prog="data.py", description="Prepare text for training; look at what is trained on.", allow_abbrev=False)
+    parser = Parser(prog="data.py", description="Fetch and prepare text for training; look at what is trained on.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("prepare", allow_abbrev=False, help="build the tokenizer and the token store of files; say what is in them")
     one.add_argument("files", nargs="+", metavar="FILE", help="TSV, CSV, JSONL, plain text or a Moses pair; also .gz and .xz")
@@ -915,14 +925,19 @@ def main(arguments=None):
     for name, value, said in (("--step", 0, "which batch"), ("--rows", 4, "rows of it to print, evenly spread"), ("--width", 100, "columns of the screen")):
         two.add_argument(name, type=int, default=value, metavar="N", help=f"{said} (default: {value})")
     two.set_defaults(run=inspect)
+    commands.add_parser("list", allow_abbrev=False, help="public data sets: size, licence, what for, from where").set_defaults(run=fetch)
+    three = commands.add_parser("download", allow_abbrev=False, help="fetch one of them; the same command resumes, and checks what is there")
+    three.add_argument("name", metavar="NAME", help="its name, as in python data.py list")
+    three.add_argument("--folder", default="data", help="it goes into the folder NAME of this one (default: data)")
+    three.set_defaults(run=fetch)
     try:
         options, rest = parser.parse_known_args(arguments)
         options.run(options, rest)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing unfinished is kept", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(*(stop.args or ["stopped; nothing unfinished is kept"]), file=sys.stderr)
         return 130
     return 0
 
