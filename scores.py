@@ -357,7 +357,7 @@ def ordered(query):
     depth, before = 0, ""
     for part in (part for part in SQL_PARTS.findall(query) if not part.startswith(("--", "/*"))):
         depth += (part == "(") - (part == ")")
-        if depth == 0 and (before, part.lower()) == ("order", "by"):
+        if (before, part.lower()) == ("order", "by"):
             return True
         before = part.lower() if depth == 0 else ""
     return False

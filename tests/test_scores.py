@@ -20,7 +20,8 @@ from model import Model, ModelConfig, Packed
     ("a{2,}", "aaa*", True), ("a{1,3}", "a(a(a)?)?", True), ("a{2}", "aa", True), ("(.*)(dog).*", ".*dog.*", True), ("(a*)*", "a*", True),
     ("~(.*dog.*)&~(.*truck.*)", "~((.*dog.*)|(.*truck.*))", True), ("[A-Za-z]", "[A-Z]|[a-z]", True), ("[^a]", ".&~(a)", True),
     ("[a\\-z]", "a|z|\\-", True), ("[-az]", "[az-]", True), (r"\d", "[0-9]", True), (r"\W", "[^A-Za-z0-9_]", True), (r"\.", "[.]", True),
-    ("[а-я]", "[а-яб]", True), ("é", "è", False), ("[a-é]", "[a-ê]", False), ("(dog)&(truck)", "(ring)&(lake)", True), ("()|a", "a?", True),
+    ("[а-я]", "[а-яб]", True), ("[а-я]", "а|я", False), ("é", "è", False),
+    ("[a-é]", "[a-ê]", False), ("(dog)&(truck)", "(ring)&(lake)", True), ("()|a", "a?", True),
     ("a", "b", False), (".*", ".+", False), ("a{2,}", "a{3,}", False), ("~(dog)", ".*", False), ("~(a)*", "~(a*)", False), ("ab|c", "a(b|c)", False),
     ("a|b&c", "(a|b)&c", False), ("ab*&a", "a(b*&a)", False), ("~ab", "~(ab)", False), ("[0-9].*", "([0-9].*)+.+", False),
     # what is not an answer
@@ -43,6 +44,7 @@ def test_regular_expressions_are_equal_if_they_match_the_same_lines(generated, g
     (r"\b([AEIOUaeiou])&([a-z])\b", "a&b", False, True),                 # as a letter: two signs, the first a b and a vowel
     (r"a\bb", "(a)&(b)", True, False),                                   # no edge inside of a word
     (r".*\ba\b.*", r"(.*[^A-Za-z0-9_])?a([^A-Za-z0-9_].*)?", True, False),
+    (r"(\b|(a-)){2}&(a-)", "a-", True, False),                           # one of the two turns is the edge at the start
     (r"\b\b", r"\b", True, False), (r"(\b)*", "()", True, False), (r"a\b-", "a-", True, False), (r"-\b-", "a&b", True, False),
     (r"(\ba\b|-)*", r"(\ba\b|(-)|(\ba\b)(-))*", True, True), (r"(\b(.*)([a-z])\b){2,}", r"(\b(.*)([a-z])\b)(\b(.*)([a-z])\b)+", True, True),
 ])
@@ -58,10 +60,10 @@ def test_expressions_that_match_no_line_or_every_line_are_known():
 def test_a_comparison_beyond_its_limit_says_so_and_guesses_nothing():
     with pytest.raises(scores.TooLarge, match="more than 1000 parts"):
         scores.regex_equal(".*a.{12}", ".*a.{11}.", limit=1000)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(scores.TooLarge):
         scores.regex_equal(".*a.{30}", ".*a.{29}.")
-    assert time.monotonic() - started < 15
+    assert time.process_time() - started < 15
     assert scores.regex_equal("(" * 60 + "a" + ")" * 60, "a")
     with pytest.raises(scores.TooLarge, match="nested too deep"):
         scores.regex_equal("(" * 3000 + "a" + ")" * 3000, "a")
@@ -122,7 +124,7 @@ PLAIN, ALL = ("set", "edge", "then", "or", "many"), ("set", "edge", "then", "or"
 
 def test_equivalence_of_random_expressions_is_that_of_brute_force():
     rng, equal = random.Random(0), 0
-    for turn in range(1200):
+    for turn in range(800):
         a = random_tree(rng, 3, ALL)
         b = random_tree(rng, 2, ALL) if turn % 4 else ("or", a, ("and", a, random_tree(rng, 2, ALL)))
         line = scores.regex_difference(written(a), written(b))
@@ -132,7 +134,7 @@ def test_equivalence_of_random_expressions_is_that_of_brute_force():
             assert all(matches(a, line) == matches(b, line) for line in rng.sample(LINES, 40)), (written(a), written(b))
         else:                                                            # the witness is one, by the other definition
             assert matches(a, line) != matches(b, line), (written(a), written(b), line)
-    assert 300 < equal < 900
+    assert 200 < equal < 600
 
 
 def test_a_plain_expression_matches_the_lines_that_pythons_re_says():
@@ -274,10 +276,17 @@ def test_sql_is_stopped_by_time_and_by_rows(database):
     started = time.monotonic()
     assert not scores.same_result(forever.format("max(x)"), ALL_NAMES, database, timeout=.1)
     assert not scores.same_result(forever.format("max(x)"), ALL_NAMES, database, timeout=.1, released=True)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     with pytest.raises(scores.BadQuery, match="more than 50 rows"):
         scores.run_query(forever.format("x"), database, most=50)
     assert len(scores.run_query(forever.format("x") + " LIMIT 50", database, most=50)) == 50
+
+
+def test_a_database_is_opened_read_only_whatever_the_query(database, monkeypatch):
+    opened, connect = [], sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda name, **options: opened.append((name, options["uri"])) or connect(name, **options))
+    scores.run_query(ALL_NAMES, database)
+    assert opened == [(database.as_uri() + "?mode=ro", True)]
 
 
 def test_a_gold_query_or_a_database_that_cannot_be_used_is_refused(database):
