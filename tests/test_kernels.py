@@ -353,5 +353,5 @@ def test_the_benchmark_says_what_it_did_not_measure(tmp_path):
 def test_every_row_of_the_table_compiles_without_spilling_registers():
     """The tightest head size and GPU of each row; `python kernels/build.py` builds them all."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "kernels/build.py", "--brief"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    run = subprocess.run([sys.executable, "kernels/build.py", "--brief"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0 and re.search(r"\d\d builds, 0 wrong", run.stdout), run.stdout + run.stderr[-2000:]
