@@ -572,11 +572,11 @@ TARGETS = {   # what a GPU must show: (the target, least or most, how it follows
     "B4 LLM-JEPA NL-RX, 3 x 512 over one-forward": (8.0, ">=", lambda f: at(f, "steps", "LLM-JEPA, NL-RX", ROWS, "times ours")),
     "B4 LLM-JEPA Spider, the same": (6.0, ">=", lambda f: at(f, "steps", "LLM-JEPA, Spider", ROWS, "times ours")),
     "B4 LLM-JEPA GSM8K, the same": (4.0, ">=", lambda f: at(f, "steps", "LLM-JEPA, GSM8K", ROWS, "times ours")),
-    "B5 two-row over one-forward, NL-RX, 256 samples": (1.25, ">=", lambda f: at(f, "steps", "LLM-JEPA, NL-RX, 256 samples", "ours: two-row", "times ours")),
+    "B5 two-row over one-forward, NL-RX, large batch": (1.25, ">=", lambda f: at(f, "steps", "LLM-JEPA, NL-RX, large batch", "ours: two-row", "times ours")),
     "B5 the same with a shared header": (1.35, ">=", lambda f: (lambda two, one: two and one and round(two / one, 2))(
-        *(at(f, "steps", "LLM-JEPA, NL-RX, 256 samples", f"ours: {mode}, header", "ms") for mode in ("two-row", "one-forward")))),
+        *(at(f, "steps", "LLM-JEPA, NL-RX, large batch", f"ours: {mode}, header", "ms") for mode in ("two-row", "one-forward")))),
     "B6 one-forward over next-token prediction alone, NL-RX": (1.5, "<=", lambda f: (lambda times: times and round(1 / times, 2))(
-        at(f, "steps", "LLM-JEPA, NL-RX, 256 samples", "ours: next-token prediction alone", "times ours"))),
+        at(f, "steps", "LLM-JEPA, NL-RX, large batch", "ours: next-token prediction alone", "times ours"))),
     "C1 encoder, MFU %": (45, ">=", lambda f: at(f, "rest", "models", "encoder, XLM-R large, compiled", "MFU, %")),
     "C2 decoder, MFU %": (45, ">=", lambda f: at(f, "rest", "models", "decoder, 1 B, compiled", "MFU, %")),
     "C3 hybrid, MFU %": (35, ">=", lambda f: at(f, "rest", "models", "hybrid, width 512, compiled", "MFU, %")),
@@ -615,7 +615,7 @@ def main():
     here = {"tiles": ("Tiles: computed over visible pairs, sm_90's sizes", tiles, True), "schedule": ("Schedule, on the host", schedules, True),
             "correctness": ("Correctness", correctness, not reason), "attention": ("Attention, bfloat16", attentions, not reason),
             "steps": ("Training steps" + toy, lambda: {"MEXMA": mexma()} | {f"LLM-JEPA, {name}": llm_jepa(name) for name in LLM}
-                      | {"LLM-JEPA, NL-RX, 256 samples": llm_jepa("NL-RX", samples)}, True),
+                      | {"LLM-JEPA, NL-RX, large batch": llm_jepa("NL-RX", samples)}, True),
             "rest": ("The rest of a step" + toy, lambda: {"vocabulary": vocabulary(), "optimiser": optimiser(), "loader": {"loader": loader()}}
                      | ({"models": models()} if gpu else {}), True)}
     titles = {"machine": "machine"}

@@ -257,7 +257,7 @@ def slow_contrastive(objective, batch):
 
 
 def slow_mexma(objective, batch):
-    """FACTS 4b, 4c: four padded encodes, the swap of position 0, the head without positions, averages of the two sides."""
+    """MEXMA as released: four padded encodes, the swap of position 0, the head without positions, averages of the two sides."""
     c, rows = objective.config, rows_of(batch["packed"])
     n = len(rows) // (4 if c.symmetrical else 2)
     groups = [encode(objective.model, rows[i * n:(i + 1) * n]) for i in range(len(rows) // n)]
@@ -821,9 +821,9 @@ def test_blocks_have_the_sizes_of_their_scales_and_every_place_is_drawn():
 @pytest.mark.parametrize("length, base, inside, whole, share, short", [(128, 512, 0.79, 0.57, 0.64, 0.14), (128, 0, 0.52, 0.25, 0.48, 0.24),
                                                                        (512, 0, 0.52, 0.26, 0.47, 0.07)])
 def test_with_leak_the_sampler_has_the_statistics_of_the_released_one(length, base, inside, whole, share, short):
-    """Measured on the released functions (fact sheet 2h, row 2): targets inside of the context, rows with both targets visible, mean context as a
-    share of the row, contexts of fewer than 32 tokens. (The fact sheet's .84 in the first case counts the padding of its index lists, a
-    third of them copies of [CLS] there; without them it is .79.)"""
+    """Measured on the released functions: targets inside of the context, rows with both targets visible, mean context as a share of the row,
+    contexts of fewer than 32 tokens. (There, .84 in the first case: it counts the padding of its index lists, a third of them copies of [CLS];
+    without them it is .79.)"""
     rng, config = np.random.default_rng(2), Hybrid.Config(leak=True, block_base=base)
     found = []
     for _ in range(6000):
@@ -922,6 +922,6 @@ def test_special_tokens_are_hidden_by_mlm_only_when_asked():
 
 
 def test_the_papers_encoder_has_the_parameters_of_its_logs():
-    """34,804,736 = tokens + fixed positions + 6 blocks + final norm [FACTS: every log]; ours computes the positions: 262,144 fewer."""
+    """34,804,736 = tokens + fixed positions + 6 blocks + final norm [every published log]; ours computes the positions: 262,144 fewer."""
     shape = ModelConfig(vocab=30522, width=512, layers=6, heads=8, hidden=2048, norm_place="pre", positions="sinusoidal", dropout=0.0)
     assert sum(p.numel() for p in Model(shape).parameters()) == 34_804_736 - 262_144
