@@ -934,7 +934,7 @@ def main(arguments=None):
         options, rest = parser.parse_known_args(arguments)
         options.run(options, rest)
     except BrokenPipeError:  # whoever reads, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(open(os.devnull, "wb").fileno(), sys.stdout.fileno())
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

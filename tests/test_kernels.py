@@ -347,7 +347,23 @@ def test_the_benchmark_says_what_it_did_not_measure(tmp_path):
                          text=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert run.returncode == 0, run.stderr[-2000:]
     assert "Attention, bfloat16: not yet measured (no CUDA GPU)" in (tmp_path / "bench.md").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["Training steps on a GPU"].startswith("not yet measured")
+    found = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert found["attention"].startswith("not yet measured") and len(found["targets"]) > 25
+    assert {row["met"] for row in found["targets"].values()} == {"not yet measured"}
+
+
+def test_the_table_of_targets_judges_what_was_measured_on_a_gpu_and_nothing_else():
+    from kernels import bench
+    times = lambda **rows: {name.replace("_", " "): {"times ours": value} for name, value in rows.items()}
+    peers = {"FlexAttention, blocks of 128": {"times ours": 2.5}, "FlexAttention, blocks of 64": {"times ours": 1.2}, "torch varlen": {"failed": "no"}}
+    found = {"machine": {"gpu": True}, "attention": {bench.MEXMA_SHAPE: {"forward": peers, "backward": peers}},
+             "schedule": {bench.MEXMA_SHAPE: {"ms": 0.25}}, "rest": {"vocabulary": {"ours: in chunks": {"ms": 13.0, "GB over weights and gradients": 0.7}}},
+             "steps": {"MEXMA": times(four=1.0), "LLM-JEPA, NL-RX, large batch": {"ours: next-token prediction alone": {"times ours": 0.8}}}}
+    table = bench.targets(found)
+    verdict = lambda start: next((row["measured"], row["met"]) for name, row in table.items() if name.startswith(start))
+    assert verdict("A1") == (1.2, "no") and verdict("A8") == (0.25, "yes") and verdict("B3") == (0.7, "yes") and verdict("D1") == (13.0, "no")
+    assert verdict("B6") == (1.25, "yes") and verdict("A3") == verdict("B1") == verdict("C1") == ("not yet measured",) * 2
+    assert bench.targets(found | {"machine": {"gpu": False}})["A1 forward, MEXMA sentences, FlexAttention's best over ours"]["met"] == "not yet measured"
 
 
 def test_every_row_of_the_table_compiles_without_spilling_registers():

@@ -688,7 +688,7 @@ def test_bepas_ramp_follows_the_run():
     batch, losses = batch_of(objective), []
     for progress in (0.0, 0.25, 0.5, 1.0):
         objective.after_step(progress)
-        losses.append(float(objective(batch)[0]))
+        losses.append(float(objective(batch)[0].detach()))
     assert losses[0] == 0 and losses[1] == pytest.approx(losses[2] / 2) and losses[2] == losses[3] > 0
 
 
