@@ -232,7 +232,9 @@ class Source:
         known = list(dict.fromkeys(name for _, names in self.layouts for name in names))
         _languages(langs, known, self.paths[0])
         self.columns = tuple(langs or (name for name in known if name not in NOT_TEXT) or known)
-        self.sides = 2 if self.columns == ("user", "assistant", "system") else len(self.columns)
+        self.sides = len(self.columns)
+        if {"user", "assistant", "system"} <= set(self.columns):         # the system text comes last, and is no view
+            self.columns, self.sides = (*(name for name in self.columns if name != "system"), "system"), self.sides - 1
 
     def _layout(self, path, ending):
         """How to read a file, by its extension and its first line, and the names of all its columns."""
@@ -398,6 +400,11 @@ def _held_out(count):
     return permutation(np.arange(size), count, 0, np.zeros(size, int)) if size else np.zeros(0, int)
 
 
+def has_header(spec, langs=None, skip_bad=False):
+    """Do the rows of this data set open with system texts?"""
+    return spec not in EMBEDDED and "system" in (source := Source(_paths(spec), _languages(langs), skip_bad)).columns[source.sides:]
+
+
 def texts(spec, split="valid", langs=None, limit=None, *, holdout=True, skip_bad=False, header=False, seed=0):
     """Raw texts {column: [text]} of a split, aligned by row; a row with an empty column is left out. Of a file, "valid" and
     "test" are the rows that training never sees, or all rows with holdout=False. `header`: a chat's "system" texts too."""
@@ -427,6 +434,9 @@ class Corpus:
         if block and len(columns) > 1:
             raise BadInput(f"--block {block}: {name} has the columns {', '.join(columns[:6])}, and only one text can be run together; choose with --langs")
         self.block, whole = block, len(tokens) // block if block else (len(offsets) - 1) // len(columns)
+        self.empty = frozenset()  # columns without any text
+        if block and not whole:
+            raise BadInput(f"--block {block}: {name} has only {len(tokens)} tokens; choose a smaller block")
         self.rows = {"all": whole, "train": whole - len(self.held)}.get(split, len(self.held))
         if not self.rows:
             raise BadInput(f"{name} has no rows for {split!r}" + (f": {whole} rows are too few to hold some out" if whole else ""))
@@ -481,7 +491,9 @@ def open_corpus(spec, tokenizer=None, *, split="train", langs=None, vocab=None, 
         tokenizer, tokens, offsets, meta = _store(source, tokenizer, vocab or 8000, Path(cache))
         contents = [(one["size"], one["sha256"]) for one in meta["sources"]]
         split, held = (split, meta["held"]) if holdout else ("all", ())
-        return Corpus(_stem(source), source.columns, tokenizer, tokens, offsets, [contents, skip_bad], source.sides, split, held, max_length, block)
+        corpus = Corpus(_stem(source), source.columns, tokenizer, tokens, offsets, [contents, skip_bad], source.sides, split, held, max_length, block)
+        corpus.empty = frozenset(name for name, texts in zip(source.columns, meta["texts"]) if not texts)
+        return corpus
     known, rows = _embedded(spec, split, count, seed)
     columns = _languages(langs, known, spec) or known
     places = [known.index(name) for name in columns]
@@ -658,7 +670,7 @@ class Batches:
         if views > corpus.sides:
             raise BadInput(f"{corpus.name} has the single column {corpus.columns[0]!r}, but the objective needs two views of a "
                            "row; use parallel data (--data toy), or an objective with one view")
-        if header and "system" not in corpus.columns:
+        if header and ("system" not in corpus.columns or "system" in corpus.empty):
             raise BadInput(f"--chat shared-header: {corpus.name} has no system texts; use chat data (system, user, assistant), or --chat plain")
         self.header = corpus.columns.index("system") if header else None
         self.look_ahead, self.shared = look_ahead, (None, None)          # the last steps that were shared out, and their examples
@@ -836,8 +848,10 @@ def inspect(options, rest):
         raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
     tokenizer = read_tokenizer(Path(config.init) / "tokenizer.json") if config.init else None
     corpus, batches = open_training(config, objective.views, objective.distinct, tokenizer)
-    examples = batches.examples(options.step)[:config.batch // config.accumulate]
+    examples = batches.examples(options.step)
+    examples = examples[:len(examples) // config.accumulate]
     batch = objective.collate(examples, batches.rng(options.step), settings, corpus.special)
+    batch["packed"] = batch["packed"].filled(config.fill)
     print(f"{objective.name}: step {options.step}, seed {config.seed}, {len(examples)} examples of {corpus.name}\n"
           "a target: _word_ if it stands there, [word→target] if another word or the mask does")
     wanted = dict(zip(np.ravel(batch.get("labels", [])).tolist(), np.ravel(batch.get("targets", [])).tolist()))

@@ -330,12 +330,13 @@ def batches(lengths, tokens):
     return made
 
 
-def rows_of(tokenizer, texts, headers=None, frame=None, longest=None):
-    """Rows of ids [CLS] text [SEP], or [CLS] header [SEP] text [SEP] with the texts that open a chat. `frame`: other ids to stand before
-    and behind the text than none and [SEP]. Texts whose row is longer than `longest` are cut, and counted on stderr."""
+def rows_of(tokenizer, texts, headers=None, frame=None, longest=None, header=None):
+    """Rows of ids [CLS] text [SEP], or [CLS] header [SEP] text [SEP] with the texts that open a chat, at most `header` tokens of each.
+    `frame`: other ids to stand before and behind the text than none and [SEP]. Texts whose row is longer than `longest` are cut, and
+    counted on stderr."""
     mark, ids = data.special(tokenizer), data.encode(tokenizer, list(texts))
     front, back = frame or ((), (mark.sep,))
-    heads = [[mark.cls]] * len(ids) if headers is None else [[mark.cls, *head.tolist(), mark.sep] for head in data.encode(tokenizer, list(headers))]
+    heads = [[mark.cls]] * len(ids) if headers is None else [[mark.cls, *head[:header].tolist(), mark.sep] for head in data.encode(tokenizer, list(headers))]
     rows = [[*head, *front, *text.tolist(), *back] for head, text in zip(heads, ids)]
     if cut := sum(len(row) > longest for row in rows) if longest else 0:
         print(f"warning: {cut} of {len(rows)} texts are longer than {longest} tokens and were cut", file=sys.stderr)
@@ -447,7 +448,10 @@ def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, header
         raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
     part = "test" if split == "all" else split
     if spec != "toy":
-        return data.texts(spec, part, langs, limit, holdout=split != "all", skip_bad=skip_bad, header=header), []
+        texts = data.texts(spec, part, langs, limit, holdout=split != "all", skip_bad=skip_bad, header=header)
+        if header and "system" not in texts:
+            raise BadInput(f"{spec} has no system texts, and --chat shared-header opens every row with one: add them, or choose other rows")
+        return texts, []
     langs = langs or grammar.LANGUAGES
     for name in langs:
         if name not in grammar.LANGUAGES:
@@ -498,13 +502,13 @@ def seen(spec, langs=None, holdout=True, skip_bad=False):
     return {text.strip() for column in columns for text in column}
 
 
-def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progress=False, headers=None):
+def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progress=False, headers=None, header=None):
     """What a causal model writes after [CLS] (header [SEP]) prompt [SEP], up to the next [SEP], against the gold texts -> percentages and counts.
     max_new: by default twice the longest gold text + 8 tokens. `known`, the texts of the training data, adds the exact match on rows
     whose prompt, or whose gold text, is none of them. A prompt that fills the whole model is cut, to leave room for an answer."""
     mark, longest = data.special(tokenizer), model.config.max_length
     max_new = max_new or 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
-    rows = rows_of(tokenizer, prompts, headers)
+    rows = rows_of(tokenizer, prompts, headers, header=header)
     cut, most = sum(len(row) >= longest for row in rows), max(longest // 2, longest - max_new)
     rows = [row if len(row) < longest else row[:most - 1] + [mark.sep] for row in rows]
     written, stopped = generate(model, rows, mark.sep, max_new, progress=progress)
@@ -521,10 +525,10 @@ def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progr
 
 
 def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000, skip_bad=False, progress=False, known=None,
-        answer_limit=200, header=False, frames=None):
+        answer_limit=200, header=0, frames=None):
     """Evaluate a Model on at most `limit` rows of a data set -> {"task/metric": number}, as in eval.json. tasks=None is all that
     apply but those ON_REQUEST: retrieval needs two languages; generate a causal model and two columns, and takes at most `answer_limit`
-    rows; `known` is for it, from `seen`. `header`: rows open with the chat's system text; `frames`: of `rows_of`, for the first language
+    rows; `known` is for it, from `seen`. `header`: rows open with so many tokens of the chat's system text; `frames`: of `rows_of`, for the first language
     and the others. Raises BadInput for a task that is unknown or that the model or the data cannot serve."""
     for task in tasks or ():
         if task not in TASKS:
@@ -535,7 +539,7 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
         raise BadInput("task 'generate' needs a causal model (objectives ntp, llm-jepa), this one reads both ways: leave it out")
     if limit is not None and limit < 2:
         raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
-    texts, hard = test_rows(spec, langs, split, limit, skip_bad, header)
+    texts, hard = test_rows(spec, langs, split, limit, skip_bad, bool(header))
     headers = texts.pop("system") if header else None
     count = len(next(iter(texts.values())))
     if count < 2:
@@ -547,7 +551,7 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
     applies = {"retrieval": len(texts) > 1, "geometry": True, "generate": model.config.causal and len(texts) == 2, "poolings": False}
     tasks, results = tasks or [task for task in TASKS if applies[task]], {}
     hard = hard if "retrieval" in tasks else []
-    framed = lambda lines, place, headers: rows_of(tokenizer, lines, headers, frames and frames[place > 0], model.config.max_length)
+    framed = lambda lines, place, headers: rows_of(tokenizer, lines, headers, frames and frames[place > 0], model.config.max_length, header)
     rows = [row for place, lines in enumerate(texts.values()) for row in framed(lines, place, headers)] if set(tasks) != {"generate"} else []
     if not {"retrieval", "geometry"}.isdisjoint(tasks):
         vectors = embed_rows(model, rows + framed([line for line, _, _ in hard], 0, None), progress=progress)
@@ -558,7 +562,7 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
     for task in tasks:
         if task == "generate":
             scores = generation(model, tokenizer, *(column[:answer_limit] for column in texts.values()), known, progress=progress,
-                                headers=headers and headers[:answer_limit])
+                                headers=headers and headers[:answer_limit], header=header)
         elif task == "poolings":
             scores = poolings({pool: dict(zip(texts, embed_rows(model, rows, progress=progress, pool=pool).split(count))) for pool in POOLINGS})
         else:
@@ -574,15 +578,17 @@ class Translation(NamedTuple):
     right: bool
 
 
-def translations(model, tokenizer, texts, n=5, frames=None):
+def translations(model, tokenizer, texts, n=5, header=0, frames=None):
     """n examples of retrieval to read: {language: texts, aligned} -> list of Translation, the languages in turn, the rows spread
     evenly, each found among all texts of the first language as `xsim` does. No example if there is one language."""
+    headers = texts["system"] if header else None
+    texts = {name: lines for name, lines in texts.items() if name != "system" or not header}
     first, *others = texts
     count = len(texts[first])
     if not others or not count:
         return []
     rows = [row for place, lines in enumerate(texts.values())
-            for row in rows_of(tokenizer, lines, None, frames and frames[place > 0], model.config.max_length)]
+            for row in rows_of(tokenizer, lines, headers, frames and frames[place > 0], model.config.max_length, header)]
     vectors = dict(zip(texts, embed_rows(model, rows).split(count)))
     found = {other: mine(vectors[other], vectors[first]).tolist() for other in others[:n]}
     n, examples = min(n, count), []
@@ -679,6 +685,8 @@ def evaluate_run(arguments):
         raise BadInput(f"{folder / 'tokenizer.json'} is not the one that the run was trained with: put that file back")
     own = config.get("eval_data") or config["data"]
     spec = arguments.data or own
+    if Path(spec).exists() and Path(own).exists() and Path(spec).resolve() == Path(own).resolve():
+        spec = own                                                       # the same file under another name
     langs = arguments.langs or (names(config.get("langs") or "") if spec == own else None)
     held_out = spec in data.EMBEDDED or spec == config["data"]           # other files were not trained on: all their rows serve
     split = arguments.split or ("test" if held_out else "all")
@@ -698,9 +706,13 @@ def evaluate_run(arguments):
             known = seen(config["data"], names(config.get("langs") or ""), not config.get("eval_data"), skip_bad)
         except BadInput as error:                                        # the data may be on another machine
             print(f"note: generate/exact_unseen and exact_new_prompt are left out: {error}", file=sys.stderr)
+    header = config["cut"] if config.get("chat") == "shared-header" else 0
+    if header and not data.has_header(spec, langs, skip_bad):
+        print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
+        header = 0
     results = run(model, tokenizer, spec, langs, split, arguments.tasks, arguments.limit,
                   skip_bad, progress=True, known=known, answer_limit=arguments.limit,
-                  header=config.get("chat") == "shared-header" and spec == own, frames=first.get("frames"))
+                  header=header, frames=first.get("frames"))
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
     write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)

@@ -229,14 +229,19 @@ def align(kind, x, y, temperature, seed=0, **info_nce_options):
 
 class Objective(nn.Module):
     """Facts of a class: `views` texts per example; `causal` direction of the model; `head` and `pool`, its vocabulary head and
-    sentence vector; `distinct`: no text twice in a batch, because other rows are negatives. `recipe`: the paper's training values.
-    `toy`: what differs at size toy, each with its reason."""
-    views, causal, head, pool, distinct = 1, False, "none", "cls", False
+    sentence vector; `distinct`: no text twice in a batch, because other rows are negatives; `in_row`: how many views a row can hold.
+    `recipe`: the paper's training values. `toy`: what differs at size toy, each with its reason."""
+    views, causal, head, pool, distinct, in_row = 1, False, "none", "cls", False, 1
     recipe, toy = {}, {}
 
     def __init__(self, model, config):
         super().__init__()
         self.model, self.config = model, config
+
+    @classmethod
+    def compares(cls, config):
+        """Does the loss compare the examples of a batch with each other? Then parts of a batch are not a batch."""
+        return cls.distinct
 
     @staticmethod
     def frames(config, special):
@@ -464,7 +469,7 @@ class Bepa(Objective):
 
     One packed forward holds the masked rows and, for each sentence, the pass that hides the other one from it.
     """
-    name, views, head, distinct = "bepa", 2, "transform", True
+    name, views, head, distinct, in_row = "bepa", 2, "transform", True, 2
     recipe = dict(lr=2e-5, batch=64, steps=21_875, warmup=500 / 21_875, schedule="linear", weight_decay=0.01, clip=1.0)
     toy = dict(lr=(5e-4, "a small model from scratch"), steps=(1000, "minutes on a CPU"), warmup=(0.1, "a short run"),
                cls_view=("clean", "from scratch, a second place in the pair is a second set of positions to learn"))
@@ -555,7 +560,7 @@ class Bepa(Objective):
 class Ntp(Objective):
     """Next-token prediction of the second view after the first: [CLS] text [SEP] code [SEP], left to right. The last [SEP] is the
     token that stops a generation, and it is a target. With --chat shared-header, [CLS] system [SEP] text [SEP] code [SEP]."""
-    name, views, causal, pool = "ntp", 2, True, "last"
+    name, views, causal, pool, in_row = "ntp", 2, True, "last", 2
     recipe = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0, clip=1.0)
     toy = dict(lr=(2e-3, "a small model from scratch"), batch=(64, "minutes on a CPU"), steps=(600, "minutes on a CPU"),
                warmup=(0.1, "a short run"))
@@ -642,6 +647,10 @@ class LlmJepa(Ntp):
                 raise BadInput(f"predictors is {self.predictors}: the tokenizers that are trained here have 10 [PRED] tokens")
             if self.jepa_dropout == 1:
                 raise BadInput("jepa_dropout is 1: no step would have a JEPA loss; use --objective ntp for that")
+
+    @classmethod
+    def compares(cls, config):
+        return config.distance in ("info_nce", "vicreg", "barlow", "sigreg")
 
     @staticmethod
     def frames(config, special):

@@ -91,7 +91,7 @@ class TrainConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     precision: str = "auto"  # auto, float32, bfloat16, float16
     compile: bool = False  # torch.compile the blocks: the first steps take longer, losses agree to rounding
-    fill: int = 1  # dead tokens fill the line up to a multiple of so many, for few shapes; with --look-ahead usually a single one
+    fill: int = 1  # dead tokens fill the model's line up to a multiple of so many, for few shapes; with --look-ahead usually a single one
     attention: str = "auto"  # auto (triton on CUDA, else sdpa), sdpa (PyTorch's own, padded), triton (our kernels)
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     log_every: int = 10  # steps between lines of log.jsonl
@@ -199,7 +199,13 @@ def parse(arguments):
             raise BadInput(f"{name} is {value}: it must be a finite number of a sensible size")
     train = TrainConfig(**pick(TrainConfig))
     asked = {f.name: given[f.name] for f in fields(ModelConfig) if f.name in given and f.name != "vocab"}
-    return objective, check(train, objective), asked, objective.Config(**pick(objective.Config)), notes
+    config = objective.Config(**pick(objective.Config))
+    train = check(train, objective)
+    if objective.compares(config) and train.look_ahead > 1:
+        raise BadInput(f"look_ahead {train.look_ahead}: {objective.name} compares the examples of a batch, and needs the same number in each; drop it")
+    if objective.compares(config) and train.batch // train.accumulate < 2:
+        raise BadInput(f"batch {train.batch} / accumulate {train.accumulate}: {objective.name} compares examples and needs at least 2 at a time")
+    return objective, train, asked, config, notes
 
 
 def explain_unknown(word, parser, objective):
@@ -232,10 +238,11 @@ def check(train, objective):
             raise BadInput(f"{name} is {getattr(train, name)!r}: choose one of {', '.join(allowed)}")
     if train.batch % train.accumulate:
         raise BadInput(f"batch {train.batch} cannot be split into {train.accumulate} equal parts: make it a multiple of --accumulate")
-    if objective.distinct and train.batch // train.accumulate < 2:
-        raise BadInput(f"batch {train.batch} / accumulate {train.accumulate}: {objective.name} compares examples and needs at least 2 at a time")
-    if train.look_ahead > 1 and objective.distinct:
-        raise BadInput(f"look_ahead {train.look_ahead}: {objective.name} compares the examples of a batch, and needs the same number in each; drop it")
+    if train.look_ahead > 1 and train.accumulate > 1:
+        raise BadInput(f"look_ahead {train.look_ahead} gives each step another number of examples, so --accumulate {train.accumulate} cannot split them "
+                       "into equal parts: drop one of the two")
+    if train.lr_start and not train.warmup or train.horizon > 1 and train.schedule == "constant":
+        raise BadInput(f"lr_start {train.lr_start} needs a --warmup, and horizon {train.horizon} a schedule that falls: drop the flag that has no effect")
     if not 0 <= train.warmup <= 1 or not 0 <= train.lr_start <= 1:
         raise BadInput(f"warmup is {train.warmup} and lr_start {train.lr_start}: they are shares of the steps and of the rate, between 0 and 1")
     if train.horizon < 1:
@@ -243,9 +250,11 @@ def check(train, objective):
     if train.chat != "plain" and not objective.causal:
         causal = " and ".join(other.name for other in OBJECTIVES if other.causal)
         raise BadInput(f"chat {train.chat} has no meaning for {objective.name}: only {causal} read what opens a chat")
-    if train.block and (train.block < 8 or objective.views > 1):
+    if train.block and objective.views > 1:
         single = ", ".join(other.name for other in OBJECTIVES if other.views == 1)
-        raise BadInput(f"block is {train.block}: it must be 0 or at least 8, and needs an objective with one view ({single})")
+        raise BadInput(f"block {train.block} needs an objective with one view ({single}), not {objective.name}")
+    if 0 < train.block < 8 or train.block < 0:
+        raise BadInput(f"block is {train.block}: it must be 0 or at least 8")
     if train.block > train.cut:
         raise BadInput(f"block {train.block} is longer than cut {train.cut}, so the end of each would be lost: raise --cut")
     if train.block and train.data not in data.EMBEDDED and not train.eval_data:
@@ -518,7 +527,7 @@ class Run:
         self.say(device_note)
         for note in notes:
             self.say(f"  toy scale: {note}")
-        if train.accumulate > 1 and self.kind.distinct:
+        if train.accumulate > 1 and self.kind.compares(self.config):
             self.say(f"note: {self.kind.name} compares the examples of a batch, and with --accumulate {train.accumulate} only those of the same "
                      f"{train.batch // train.accumulate}: this is not the loss of a batch of {train.batch}")
         self.langs = [name for name in train.langs.split(",") if name] or None
@@ -526,8 +535,9 @@ class Run:
         if saved is not None and not (isinstance(saved, dict) and {"config", "objective", "tokenizer_hash", "data_hash"} <= set(saved)):
             raise BadInput(f"{self.folder / 'train.pt'} is not a checkpoint of train.py: put the right file back, or use another --out")
         config, source = self.shape_of(architecture(self.kind) | self.asked, saved)   # a shape that cannot work is refused before the data is read
-        if train.cut + 2 > config.max_length:
-            raise BadInput(f"cut {train.cut} leaves no room for [CLS] and [SEP] in max_length {config.max_length}: lower --cut")
+        longest = self.kind.in_row * (train.cut + 2) + self.header() + (self.header() > 0)
+        if longest > config.max_length:
+            raise BadInput(f"cut {train.cut}: a row can have {longest} tokens, [CLS] and [SEP] included, over max_length {config.max_length}: lower --cut")
         self.open_data(saved)
         torch.manual_seed(train.seed)
         try:
@@ -597,7 +607,9 @@ class Run:
         self.corpus, self.batches = data.open_training(train, self.kind.views, self.kind.distinct, tokenizer, self.rank, self.world)
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows, {', '.join(self.corpus.columns[:self.corpus.sides])}; "
                  f"tokenizer of {self.corpus.special.vocab:,}" + (f"; {len(self.corpus.held):,} rows held out for evaluation" if len(self.corpus.held) else ""))
-        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", 2, train.skip_bad)[0]
+        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", 2, train.skip_bad,
+                                   bool(self.header()))[0]
+        texts.pop("system", None) if self.header() else None
         if min(map(len, texts.values())) < 2:                            # found now, not at the first evaluation
             raise BadInput(f"{train.eval_data or train.data} gives fewer than 2 rows for evaluation: name other rows with --eval-data")
 
@@ -670,6 +682,8 @@ class Run:
         """model.pt first: a kill between the two leaves an old train.pt, whose resumed steps write the same model.pt again."""
         if self.rank:
             return
+        if not all(parameter.isfinite().all() for parameter in self.objective.parameters()):
+            raise BadInput(f"step {self.step}: the weights are not finite. They were not saved; begin anew in another --out with a lower --lr")
         save(self.objective.model, self.folder / "model.pt")
         write_torch({"config": self.settings, "objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(),
                      "scaler": self.scaler.state_dict(), "random": random_state(self.device), "step": self.step, "tokens": self.tokens,
@@ -686,9 +700,6 @@ class Run:
         for packed in (value for part in parts for value in part.values() if hasattr(value, "sees")):
             for need in self.needs:                                      # here, beside the loop, and not in the first layer that asks
                 packed.plan(need, self.device)
-        longest = 1 + max(int(part["packed"].positions.max()) for part in parts)
-        if longest > (most := self.objective.model.config.max_length):
-            raise BadInput(f"step {step}: a row has {longest} positions, the model {most} (max_length): lower --cut, or train with a larger --max-length")
         return parts
 
     def train_step(self, parts, forward):
@@ -730,10 +741,14 @@ class Run:
             terms += f", but its gradient's norm {values['grad_norm']:g}"
         good = "the last good state in train.pt" if (self.folder / "train.pt").exists() else "and there is no checkpoint yet"
         raise BadInput(f"step {step}: the loss is not finite ({terms}). The weights were left alone. The batch is in {path}, {good}; "
-                       "try a lower --lr, --precision float32, or a smaller --clip")
+                       "begin anew in another --out with a lower --lr, --precision float32, or a smaller --clip")
 
     def frames(self):
         return self.kind.frames(self.config, self.corpus.special)
+
+    def header(self):
+        """How many tokens of a chat's system text open its row; 0: it is not read."""
+        return self.train.cut if self.train.chat == "shared-header" else 0
 
     def evaluate(self):
         """Evaluate, log and print one line; -> results. Only rank 0 works, the others wait at the next collective."""
@@ -742,7 +757,7 @@ class Run:
         train = self.train
         results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
                                "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad,
-                               header=train.chat == "shared-header", frames=self.frames())
+                               header=self.header(), frames=self.frames())
         log_line(self.folder, {"step": self.step, "eval": results})
         found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++", "generate/exact") if name in results]
         health = evaluate.diagnose(results)[1]
@@ -790,6 +805,7 @@ class Run:
                              "Ctrl-C saves; the same command resumes")
                 if self.step % train.eval_every == 0 and self.step < train.steps:
                     pause = time.perf_counter()
+                    self.read_window()                                   # a step that was not finite is told before what came of it
                     self.evaluate()
                     start += time.perf_counter() - pause
                 stopped = self.agree(stop.signal)
@@ -847,8 +863,9 @@ class Run:
             return
         train = self.train
         self.say("\n" + table(self.first or {}, results))
-        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad)[0]
-        for example in evaluate.translations(self.objective.model, self.corpus.tokenizer, texts, frames=self.frames()):
+        texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad,
+                                   bool(self.header()))[0]
+        for example in evaluate.translations(self.objective.model, self.corpus.tokenizer, texts, header=self.header(), frames=self.frames()):
             self.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}" +
                      ("" if example.right else f"\n    instead of {example.gold}"))
         self.say(f"\n{self.tokens:,} tokens in {self.seconds:.0f} s, {self.tokens / self.seconds:,.0f} a second. The run is in {self.folder}\n"

@@ -270,7 +270,8 @@ def test_a_row_of_several_views_that_is_longer_than_the_model_is_refused_before_
     words = command(pairs, tmp_path / "run", "bepa", "--steps", 2, "--max-length", 40, "--cut", 38)
     words[3] = str(tmp_path / "long.tsv")
     assert train.main(words) == 2
-    assert re.search(r"a row has \d+ positions, the model 40", error := capsys.readouterr().err) and "lower --cut" in error and error.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "cut 38: a row can have 80 tokens, [CLS] and [SEP] included, over max_length 40: lower --cut" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES, ids=lambda kind: kind.name)
@@ -461,14 +462,14 @@ def chat(folder, system=True):
 def test_a_chat_trains_with_and_without_its_header_and_evaluates_as_it_was_trained(kind, tmp_path, capsys, monkeypatch):
     asked = []
     rows_of = evaluate.rows_of
-    monkeypatch.setattr(evaluate, "rows_of", lambda tokenizer, texts, headers=None, *more: asked.append(headers) or rows_of(tokenizer, texts, headers, *more))
+    watched = lambda tokenizer, texts, headers=None, *more, **named: asked.append(headers) or rows_of(tokenizer, texts, headers, *more, **named)
+    monkeypatch.setattr(evaluate, "rows_of", watched)
     tokens = {}
     for view in ("plain", "shared-header"):
         asked.clear()
         assert train.main(["--objective", kind, *chat(tmp_path), "--chat", view, "--out", str(tmp_path / view)]) == 0
         assert evaluate.main([str(tmp_path / view)]) == 0
         capsys.readouterr()
-        # all but the translations that the loop prints, which have no header
         assert asked and any(headers is not None for headers in asked) == (view == "shared-header")
         if view == "shared-header":
             assert {"You are short.", ""} >= {text for headers in asked if headers for text in headers}
@@ -505,6 +506,46 @@ def test_a_header_is_refused_where_there_is_none_or_nothing_reads_it(tmp_path, c
     assert "needs an objective with one view" in capsys.readouterr().err
     assert train.main(["--objective", "mexma", *chat(tmp_path), "--chat", "shared-header", "--out", str(tmp_path / "run")]) == 2
     assert "chat shared-header has no meaning for mexma" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_evaluation_rows_without_system_texts_are_refused_in_training_and_noted_afterwards(tmp_path, capsys):
+    words = ["--objective", "llm-jepa", *chat(tmp_path), "--chat", "shared-header"]
+    (tmp_path / "pairs.tsv").write_text("user\tassistant\n" + "".join(f"x {i}\ty {i}\n" for i in range(60)), encoding="utf-8")
+    assert train.main([*words, "--out", str(tmp_path / "run"), "--eval-data", str(tmp_path / "pairs.tsv")]) == 2
+    assert "has no system texts" in capsys.readouterr().err
+    assert train.main([*words, "--out", str(tmp_path / "run2"), "--langs", "system,assistant,user"]) == 0
+    capsys.readouterr()
+    assert evaluate.main([str(tmp_path / "run2"), "--data", str(tmp_path / "pairs.tsv"), "--tasks", "geometry"]) == 0
+    assert "rows open with [CLS] alone" in capsys.readouterr().err
+    assert evaluate.main([str(tmp_path / "run2"), "--langs", "user,assistant", "--tasks", "geometry"]) == 0
+    assert "rows open with [CLS] alone" in capsys.readouterr().err
+    (tmp_path / "none.jsonl").write_text("".join(json.dumps({"user": f"x {i}", "assistant": "y"}) + "\n" for i in range(60)), encoding="utf-8")
+    words[words.index("--data") + 1] = str(tmp_path / "none.jsonl")
+    assert train.main([*words, "--out", str(tmp_path / "run3")]) == 2 and "has no system texts" in capsys.readouterr().err
+
+
+def test_a_long_system_text_is_cut_in_evaluation_as_in_training(tmp_path):
+    tokenizer = train.data.open_corpus("toy", count=60, vocab=400).tokenizer
+    long = "the cat saw a dog " * 300
+    one, two = evaluate.rows_of(tokenizer, ["a bird", "two cows"], [long, long], None, 64, header=16)
+    assert len(one) < 64 and one[:17] == two[:17] and one != two
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["mlm", "--look-ahead", 4, "--accumulate", 2], "cannot split them into equal parts"), (["mexma", "--look-ahead", 4], "compares the examples"),
+    (["llm-jepa", "--distance", "vicreg", "--look-ahead", 4], "compares the examples"), (["mlm", "--lr-start", 0.5, "--warmup", 0], "needs a --warmup"),
+    (["llm-jepa", "--distance", "info_nce", "--accumulate", 8], "needs at least 2 at a time"),
+    (["mlm", "--horizon", 2, "--schedule", "constant"], "a schedule that falls"), (["bepa", "--cut", 300], "a row can have 604 tokens")])
+def test_flags_that_cannot_work_together_are_refused(flags, message, pairs, tmp_path, capsys):
+    assert train.main(command(pairs, tmp_path / "run", flags[0], *flags[1:])) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_weights_that_are_not_finite_are_not_saved(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main(command(pairs, out, "mlm", "--steps", 3, "--lr", "1e39", "--warmup", 0, "--clip", 0, "--save-every", 1)) == 2
+    assert "the weights are not finite" in capsys.readouterr().err and not (out / "train.pt").exists()
 
 
 @pytest.mark.parametrize("kind", ["mlm", "hybrid"])
