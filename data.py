@@ -821,7 +821,8 @@ def prepare(options, rest):
     """Build tokenizer and store of files, and say what is in them."""
     if rest:
         raise BadInput(f"prepare has no flag {rest[0]} (see python data.py prepare --help)")
-    source = Source(_paths(options.files), _languages(options.langs), options.skip_bad)
+    files = [part for file in options.files for part in ([file] if Path(file).exists() else file.split(","))]   # a,b as for train.py
+    source = Source(_paths(files), _languages(options.langs), options.skip_bad)
     tokenizer = read_tokenizer(options.tokenizer) if options.tokenizer else None
     tokenizer, tokens, _, meta = _store(source, tokenizer, options.vocab, Path(options.cache))
     print(f"{_stem(source)}: {meta['rows']:,} rows, {len(source.columns)} columns, {len(tokens):,} tokens, vocabulary of "
@@ -853,7 +854,7 @@ def inspect(options, rest):
     batch = objective.collate(examples, batches.rng(options.step), settings, corpus.special)
     batch["packed"] = batch["packed"].filled(config.fill)
     print(f"{objective.name}: step {options.step}, seed {config.seed}, {len(examples)} examples of {corpus.name}\n"
-          "a target: _word_ if it stands there, [word→target] if another word or the mask does")
+          "a target: _word_ if it stands there, [word→target] if another word or the mask does (or, left to right, what comes next)")
     wanted = dict(zip(np.ravel(batch.get("labels", [])).tolist(), np.ravel(batch.get("targets", [])).tolist()))
     for name, value in batch.items():
         if hasattr(value, "sees"):

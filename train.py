@@ -658,6 +658,8 @@ class Run:
             self.train = replace(self.train, steps=saved["config"]["steps"])
             self.settings["steps"] = self.train.steps
         check_same(saved, self.settings, {f.name: f.default for kind in (TrainConfig, self.kind.Config) for f in fields(kind)}, self.folder, self.corpus)
+        if saved["step"] > self.train.steps:
+            raise BadInput(f"{self.folder} is already at step {saved['step']}, beyond the {self.train.steps} asked for: use another --out")
         if saved["config"]["steps"] != self.train.steps:
             self.say(f"steps was {saved['config']['steps']}, is {self.train.steps}: the schedule is that of the new number from here on")
         load_weights(self.objective, saved["objective"], self.folder / "train.pt")

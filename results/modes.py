@@ -58,7 +58,8 @@ def main():
     lines = ["# modes", "", f"`python results/modes.py --files FOLDER --repeats {options.repeats}`: tokens of a pair, and seconds of forward and "
              "backward of 64 pairs, medians, with their ratio to one-forward and its range over the interleaved steps. One thread on a machine "
              f"that others used, torch {torch.__version__}.", "",
-             "| data | model | views | form | tokens a pair | ratio | seconds a step | ratio | range |", "|---|---|---|---|---:|---:|---:|---:|---:|"]
+             "| data | model | views | form | tokens a pair | tokens, ratio | seconds a step | seconds, ratio | its range |",
+             "|---|---|---|---|---:|---:|---:|---:|---:|"]
     for title, name, vocab in (("NL-RX-SYNTH", "synth", 512), ("Spider", "spider", 4096)):
         for shape in (dict(width=128, layers=3, heads=4, hidden=512), dict(width=256, layers=4, heads=4, hidden=1024)):
             for chat in ("plain", "shared-header"):

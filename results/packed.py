@@ -41,7 +41,7 @@ def main():
     cases = {"lengths 8-40": rng.integers(8, 41, options.rows), f"long tail (mean {tail.mean():.0f}, max {tail.max()})": tail}
     lines = ["# packed", "", f"`python results/packed.py --repeats {options.repeats}`: forward and backward of {options.rows} rows, tokens a second, medians "
              f"of interleaved steps, and the range of the ratio over pairs of steps. {torch.get_num_threads()} threads, torch {torch.__version__}.", "",
-             "| model | lengths | packed | padded | ratio | range |", "|---|---|---:|---:|---:|---:|"]
+             "| model | lengths | packed, tokens/s | padded, tokens/s | ratio | its range |", "|---|---|---:|---:|---:|---:|"]
     for width, layers in ((128, 3), (256, 4)):
         torch.manual_seed(0)
         model = Model(ModelConfig(vocab=4096, width=width, layers=layers, heads=4, hidden=4 * width, dropout=0.0))

@@ -88,6 +88,13 @@ def test_moses_files_are_put_side_by_side_and_others_one_after_the_other(tmp_pat
     assert source.columns == ("en", "de", "fr") and [row for _, row in source.rows()] == [("a", "b", ""), ("c", "", "d")]
 
 
+def test_prepare_takes_a_moses_pair_with_a_comma_as_training_does(tmp_path, capsys):
+    pair = [write(tmp_path / f"corpus.de-en.{lang}", "".join(f"{one[place]}\n" for one in PAIRS)) for place, lang in ((1, "de"), (0, "en"))]
+    for files in ([",".join(pair)], pair):
+        assert data.main(["prepare", *files, "--cache", str(tmp_path / "cache"), "--vocab", "300"]) == 0
+        assert f"{len(PAIRS)} rows, 2 columns" in capsys.readouterr().out
+
+
 def test_only_line_ends_are_stripped_and_a_text_file_has_one_row_on_a_line(tmp_path):
     path = write(tmp_path / "a.txt", "  two  spaces \u2028 inside \r\n\n   \nlast")
     assert data.texts(path, holdout=False) == {"text": ["  two  spaces \u2028 inside ", "last"]}

@@ -655,6 +655,12 @@ def test_a_folder_that_cannot_be_made_is_one_line(pairs, tmp_path, capsys):
     assert error.startswith("error: ") and error.count("\n") == 1
 
 
+def test_fewer_steps_than_there_are_is_refused(pairs, tmp_path, capsys):
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 3)) == 0
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 2)) == 2
+    assert "is already at step 3, beyond the 2 asked for" in capsys.readouterr().err
+
+
 def test_a_second_process_on_the_same_folder_is_refused(pairs, tmp_path, capsys):
     words = command(pairs, tmp_path / "run", "mlm", "--steps", 1)
     first = train.Run(words)
