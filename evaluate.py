@@ -344,6 +344,12 @@ def rows_of(tokenizer, texts, headers=None, frame=None, longest=None, header=Non
     return rows
 
 
+def rows_of_columns(model, tokenizer, texts, headers, header, frames):
+    """The rows of {column: texts}, one column after the other. `frames`: of `rows_of`, for the first column and for the others."""
+    return [row for place, lines in enumerate(texts.values())
+            for row in rows_of(tokenizer, lines, headers, frames and frames[place > 0], model.config.max_length, header)]
+
+
 def embed(model, tokenizer, texts, max_length=None, tokens_per_batch=4096, progress=False):
     """Texts -> their vectors (N, D), float32 on the CPU, of rows [CLS] ids [SEP], pooled as model.config.pool says. Texts longer than
     max_length tokens (at most the model's) are cut, and counted on stderr."""
@@ -528,8 +534,8 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
         answer_limit=200, header=0, frames=None):
     """Evaluate a Model on at most `limit` rows of a data set -> {"task/metric": number}, as in eval.json. tasks=None is all that
     apply but those ON_REQUEST: retrieval needs two languages; generate a causal model and two columns, and takes at most `answer_limit`
-    rows; `known` is for it, from `seen`. `header`: rows open with so many tokens of the chat's system text; `frames`: of `rows_of`, for the first language
-    and the others. Raises BadInput for a task that is unknown or that the model or the data cannot serve."""
+    rows; `known` is for it, from `seen`. `header`: rows open with so many tokens of the chat's system text; `frames`: of
+    `rows_of`, for the first language and the others. Raises BadInput for a task that is unknown or that the model or the data cannot serve."""
     for task in tasks or ():
         if task not in TASKS:
             near = difflib.get_close_matches(task, TASKS, 1)
@@ -551,10 +557,10 @@ def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000
     applies = {"retrieval": len(texts) > 1, "geometry": True, "generate": model.config.causal and len(texts) == 2, "poolings": False}
     tasks, results = tasks or [task for task in TASKS if applies[task]], {}
     hard = hard if "retrieval" in tasks else []
-    framed = lambda lines, place, headers: rows_of(tokenizer, lines, headers, frames and frames[place > 0], model.config.max_length, header)
-    rows = [row for place, lines in enumerate(texts.values()) for row in framed(lines, place, headers)] if set(tasks) != {"generate"} else []
+    rows = rows_of_columns(model, tokenizer, texts, headers, header, frames) if set(tasks) != {"generate"} else []
     if not {"retrieval", "geometry"}.isdisjoint(tasks):
-        vectors = embed_rows(model, rows + framed([line for line, _, _ in hard], 0, None), progress=progress)
+        altered = rows_of(tokenizer, [line for line, _, _ in hard], None, frames and frames[0], model.config.max_length)
+        vectors = embed_rows(model, rows + altered, progress=progress)
         if bad := int((~vectors.isfinite()).any(1).sum()):
             raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
         *parts, negatives = vectors.split([count] * len(texts) + [len(hard)])
@@ -587,8 +593,7 @@ def translations(model, tokenizer, texts, n=5, header=0, frames=None):
     count = len(texts[first])
     if not others or not count:
         return []
-    rows = [row for place, lines in enumerate(texts.values())
-            for row in rows_of(tokenizer, lines, headers, frames and frames[place > 0], model.config.max_length, header)]
+    rows = rows_of_columns(model, tokenizer, texts, headers, header, frames)
     vectors = dict(zip(texts, embed_rows(model, rows).split(count)))
     found = {other: mine(vectors[other], vectors[first]).tolist() for other in others[:n]}
     n, examples = min(n, count), []

@@ -83,10 +83,8 @@ class Packed:
         return Packed(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(sees.astype(np.int32)),
                       torch.from_numpy(bounds.astype(np.int32)), len(tokens))
 
-    def to(self, device, non_blocking=False):
-        move = lambda x: x.to(device, non_blocking=non_blocking)
-        plans = {need: move(plan) for need, plan in self.plans.items()}
-        return Packed(move(self.tokens), move(self.positions), move(self.sees), move(self.rows), self.live, plans)
+    def to(self, device):
+        return each_tensor(self, lambda x: x.to(device))
 
     def plan(self, need, device=None):
         """The plan of a back end: Padded for `need` "sdpa", kernels.schedule.Plan for (query heads a key head, head size, bytes of a number).
@@ -102,7 +100,7 @@ class Packed:
                     plan = schedule.plan(sees, share, *schedule.choose(torch.cuda.get_device_capability(device) if device.type == "cuda" else None, *kind))
                 except ValueError as error:
                     raise BadInput(f"attention triton cannot run this batch: {error}; --attention sdpa can") from None
-            self.plans[need] = plan.to(self.sees.device)
+            self.plans[need] = each_tensor(plan, lambda x: x.to(self.sees.device))
         return self.plans[need]
 
     def filled(self, multiple):
@@ -119,6 +117,20 @@ class Packed:
         """How many (token, key) pairs are visible: what attention must compute, per head."""
         low, high, low2, high2 = self.sees.long().T
         return int((high - low + high2 - low2).sum())
+
+
+def each_tensor(value, change):
+    """A batch with every tensor changed, whatever it stands in: dictionaries, lists, tuples, Packed and their plans."""
+    if torch.is_tensor(value):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: each_tensor(item, change) for name, item in value.items()}
+    if isinstance(value, Packed):
+        return Packed(**each_tensor(vars(value), change))
+    if isinstance(value, (list, tuple)):
+        items = [each_tensor(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 def length_classes(lengths, most=4):
@@ -146,10 +158,6 @@ class Padded(NamedTuple):
     gather: torch.Tensor
     scatter: torch.Tensor
     classes: list[tuple[int, int, torch.Tensor | None]]
-
-    def to(self, device, non_blocking=False):
-        move = lambda x: None if x is None else x.to(device, non_blocking=non_blocking)
-        return Padded(move(self.gather), move(self.scatter), [(n, length, move(mask)) for n, length, mask in self.classes])
 
 
 def pad_plan(sees, bounds):

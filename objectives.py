@@ -206,6 +206,7 @@ def sigreg(x, y, seed, share=0.05):
     return (1 - share) * mse(x, y) + share * (epps_pulley(x, seed) + epps_pulley(y, seed)) / 2
 
 
+IN_BATCH = ("info_nce", "vicreg", "barlow", "sigreg")                     # losses that compare the items of a batch with each other
 ALIGN = ("mse", "mse_unit", "cosine", "l2", "smooth_l1", "info_nce", "vicreg", "barlow", "sigreg", "none")
 
 
@@ -650,7 +651,7 @@ class LlmJepa(Ntp):
 
     @classmethod
     def compares(cls, config):
-        return config.distance in ("info_nce", "vicreg", "barlow", "sigreg")
+        return config.distance in IN_BATCH
 
     @staticmethod
     def frames(config, special):
@@ -771,6 +772,10 @@ class Hybrid(Objective):
             self.log_variance = nn.Parameter(torch.zeros(2))             # [Kendall et al. 2018, eq. 10]
         self.teacher = copy.deepcopy(model).requires_grad_(False).eval()
         self.register_buffer("progress", torch.zeros(()))
+
+    @classmethod
+    def compares(cls, config):
+        return config.latent in IN_BATCH
 
     def train(self, mode=True):
         """The teacher stays in eval mode: its targets have no dropout."""

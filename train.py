@@ -40,8 +40,8 @@ from model import (
     Block,
     Model,
     ModelConfig,
-    Packed,
     add_lora,
+    each_tensor,
     load,
     load_weights,
     read_torch,
@@ -340,20 +340,6 @@ def count_flops(objective, batches):
     return (total + counter.get_total_flops()) / len(batches)
 
 
-def each_tensor(value, change):
-    """A batch with every tensor changed, whatever it stands in: dictionaries, lists, tuples, Packed and their plans."""
-    if torch.is_tensor(value):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: each_tensor(item, change) for name, item in value.items()}
-    if isinstance(value, Packed):
-        return Packed(**each_tensor(vars(value), change))
-    if isinstance(value, (list, tuple)):
-        items = [each_tensor(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
 def lay_out(batch, pinned):
     """The tensors of a batch -> (one buffer of bytes that holds them all, the batch to find them by): a single copy moves it."""
     found = []
@@ -609,7 +595,6 @@ class Run:
                  f"tokenizer of {self.corpus.special.vocab:,}" + (f"; {len(self.corpus.held):,} rows held out for evaluation" if len(self.corpus.held) else ""))
         texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", 2, train.skip_bad,
                                    bool(self.header()))[0]
-        texts.pop("system", None) if self.header() else None
         if min(map(len, texts.values())) < 2:                            # found now, not at the first evaluation
             raise BadInput(f"{train.eval_data or train.data} gives fewer than 2 rows for evaluation: name other rows with --eval-data")
 

@@ -64,9 +64,6 @@ class Plan(NamedTuple):
     two: bool
     tiles: Tiles
 
-    def to(self, device, non_blocking=False):
-        return Plan(*(x.to(device, non_blocking=non_blocking) for x in self[:4]), *self[4:])
-
 
 def transposed(low, high):
     """Query i sees the keys low[i] <= j < high[i]: (T,), (T,) -> first and last+1 of the queries that see each key.

@@ -14,7 +14,7 @@ import torch
 
 import train
 from data import BadInput
-from model import DECODER, Model, ModelConfig, Packed, View, set_attention
+from model import DECODER, Model, ModelConfig, Packed, View, each_tensor, set_attention
 from objectives import OBJECTIVES
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -30,6 +30,10 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SMALL = TILES["other", 4, 64][0]
 NONE_LOCAL = SMALL._replace(local=(0, 4, 4))                             # every row takes the general path
+
+
+def moved(plan):
+    return each_tensor(plan, lambda x: x.to(DEVICE))
 
 
 def view(length, causal=False, shares=None):
@@ -69,7 +73,7 @@ def both(sees, heads, kv_heads, size, dtype=torch.float32, tiles=(SMALL, SMALL),
     """-> our states and gradient, and the definition's in float64, from a strided view and over memory filled with NaN."""
     torch.manual_seed(seed)
     sees, width = torch.as_tensor(sees), (heads + 2 * kv_heads) * size
-    plan = schedule.plan(sees.numpy(), heads // kv_heads, *tiles).to(DEVICE)
+    plan = moved(schedule.plan(sees.numpy(), heads // kv_heads, *tiles))
     wide = torch.randn(len(sees), width + 16).to(DEVICE, dtype)
     qkv, weight = wide[:, 8:8 + width].requires_grad_(), torch.randn(len(sees), heads * size).to(DEVICE, dtype)
     torch.use_deterministic_algorithms(True)                             # what torch.empty returns is then NaN
@@ -208,7 +212,7 @@ def test_a_dead_token_gives_zeros_and_takes_no_gradient():
 def test_what_a_token_may_not_see_does_not_change_it():
     sees, changed = EVERY["far prefix"], 30
     torch.manual_seed(0)
-    qkv, plan = torch.randn(len(sees), 8 * 32).to(DEVICE), schedule.plan(sees.numpy(), 2, SMALL, SMALL).to(DEVICE)
+    qkv, plan = torch.randn(len(sees), 8 * 32).to(DEVICE), moved(schedule.plan(sees.numpy(), 2, SMALL, SMALL))
     before = attention.attention(qkv, 4, 2, sees.to(DEVICE), plan)
     qkv[changed] += 1
     after = attention.attention(qkv, 4, 2, sees.to(DEVICE), plan)
@@ -218,7 +222,7 @@ def test_what_a_token_may_not_see_does_not_change_it():
 
 def test_the_operation_is_one_node_for_the_compiler():
     sees = EVERY["prefix, answer, isolated view"]
-    plan = schedule.plan(sees.numpy(), 2, SMALL, SMALL).to(DEVICE)
+    plan = moved(schedule.plan(sees.numpy(), 2, SMALL, SMALL))
     qkv = torch.randn(len(sees), 8 * 32, device=DEVICE, requires_grad=True)
     arguments = (qkv, 4, 2, sees.to(DEVICE), *plan[:5], plan.tiles.flat())
     torch.library.opcheck(attention.forward, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))

@@ -533,7 +533,8 @@ def test_a_long_system_text_is_cut_in_evaluation_as_in_training(tmp_path):
 
 @pytest.mark.parametrize("flags, message", [
     (["mlm", "--look-ahead", 4, "--accumulate", 2], "cannot split them into equal parts"), (["mexma", "--look-ahead", 4], "compares the examples"),
-    (["llm-jepa", "--distance", "vicreg", "--look-ahead", 4], "compares the examples"), (["mlm", "--lr-start", 0.5, "--warmup", 0], "needs a --warmup"),
+    (["llm-jepa", "--distance", "vicreg", "--look-ahead", 4], "compares the examples"),
+    (["hybrid", "--latent", "barlow", "--look-ahead", 4], "compares the examples"), (["mlm", "--lr-start", 0.5, "--warmup", 0], "needs a --warmup"),
     (["llm-jepa", "--distance", "info_nce", "--accumulate", 8], "needs at least 2 at a time"),
     (["mlm", "--horizon", 2, "--schedule", "constant"], "a schedule that falls"), (["bepa", "--cut", 300], "a row can have 604 tokens")])
 def test_flags_that_cannot_work_together_are_refused(flags, message, pairs, tmp_path, capsys):
