@@ -4,14 +4,14 @@
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval --json
     python evaluate.py out/y --tasks generate               # of a causal model: does it write the second column, given the first?
 
-First the metrics, pure functions of vectors (N, D) that know nothing of models; then `embed` and `generate`; then the tasks, whose
+First `embed` and `generate`; then the tasks, whose
 numbers are named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
 """
 import argparse
 import contextlib
 import difflib
+import functools
 import json
-import math
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -23,282 +23,8 @@ from tqdm import tqdm
 import data
 import grammar
 from data import BadInput
+from metrics import diagnose, geometry, mine, top1, xsim, xsim_plus
 from model import Packed, load, rotary, rotate, sinusoids
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Retrieval metrics
-
-MARGINS = ("ratio", "distance", "absolute")
-
-
-def unit(z):
-    """Rows scaled to length 1, (N, D) -> (N, D) float64, since cosines of a half-collapsed encoder differ in the fifth digit; a
-    zero row stays zero. Raises ValueError for another shape, or for NaN and infinity: their ranking would look like a result."""
-    z = torch.as_tensor(z).detach().double()
-    if z.ndim != 2:
-        raise ValueError(f"vectors must be (N, D), these are {tuple(z.shape)}")
-    if not z.isfinite().all():
-        raise ValueError(f"{int((~z.isfinite()).any(1).sum())} of {len(z)} vectors hold NaN or infinity")
-    return z / z.norm(dim=1, keepdim=True).clamp(min=1e-300)
-
-
-def paired(x, y):
-    """Unit rows of two matrices whose rows i belong together. Raises ValueError if the shapes differ or there is no row."""
-    x, y = unit(x), unit(y)
-    if x.shape != y.shape or len(x) == 0:
-        raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} must have the same shape and at least one row")
-    return x, y
-
-
-def neighbours(x, y, k, block=2048):
-    """The k rows of y nearest to each row of x by cosine, exact, best first: (N, D), (M, D) -> cosines (N, k), indices (N, k).
-    Memory is block * block cosines, however large N and M. Raises ValueError unless 1 <= k <= M and the widths agree."""
-    x, y = unit(x), unit(y)
-    if not 1 <= k <= len(y) or x.shape[1] != y.shape[1]:
-        raise ValueError(f"{k} neighbours of x {tuple(x.shape)} in y {tuple(y.shape)}: k must be 1..{len(y)}, the widths equal")
-    cosines, indices = [], []
-    for queries in x.split(block):
-        best, where = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64, device=x.device)
-        for start in range(0, len(y), block):
-            top = (queries @ y[start:start + block].T).topk(min(k, len(y) - start, block), dim=1)
-            best, where = torch.cat([best, top.values], 1), torch.cat([where, top.indices + start], 1)
-            best, keep = best.topk(min(k, best.shape[1]), dim=1)         # (block, k): the best so far
-            where = where.gather(1, keep)
-        cosines.append(best)
-        indices.append(where)
-    return torch.cat(cosines), torch.cat(indices)
-
-
-def mine(x, y, margin="ratio", k=4):
-    """The row of y that margin-based mining takes for each row of x: (N, D), (M, D) -> indices (N,). Among the k nearest j of i,
-    the highest score cos / m (ratio) or cos - m (distance), m = (mean cos of i to its k nearest in y + mean cos of j to its k
-    nearest in x) / 2; "absolute" is the highest cosine. With fewer than k rows, k is what there is. [Artetxe & Schwenk 2019]"""
-    if margin not in MARGINS:
-        raise ValueError(f"margin {margin!r} is not one of {', '.join(MARGINS)}")
-    if margin == "absolute":
-        return neighbours(x, y, 1)[1][:, 0]
-    cosines, candidates = neighbours(x, y, min(k, len(y)))               # (N, k)
-    backward = neighbours(y, x, min(k, len(x)))[0].mean(1)               # (M,)
-    mean = (cosines.mean(1, keepdim=True) + backward[candidates]) / 2    # (N, k)
-    scores = cosines / mean if margin == "ratio" else cosines - mean
-    return candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0]
-
-
-def mistakes(found, texts=None):
-    """Found indices (N,) -> wrong (N,) bool. Right is the row's own index or, with `texts`, any whose text equals the row's."""
-    found = found.cpu()
-    wrong = found != torch.arange(len(found))
-    for i in wrong.nonzero()[:, 0].tolist() if texts is not None else ():
-        wrong[i] = texts[found[i]] != texts[i]
-    return wrong
-
-
-def xsim(x, y, margin="ratio", k=4, texts=None):
-    """Percent of the rows of x whose translation is not found in y: (N, D), (N, D) -> 0..100. Direction x -> y; the papers put
-    English at y. With `texts`, those of y, an equal text is as good (what LASER's command counts); without, the index must be
-    the same (what its function counts). Raises ValueError if the shapes differ. [Heffernan et al. 2022; LASER, xsim.py]"""
-    x, y = paired(x, y)
-    return 100 * mistakes(mine(x, y, margin, k), texts).double().mean().item()
-
-
-def xsim_plus(x, y, negatives, sources, types, margin="ratio", k=4, texts=None):
-    """xsim when y is joined by M altered copies of its rows, and which alteration did the harm. [Chen et al. 2023, xsim++]
-
-    negatives (M, D); sources (M,): the row of y each was made from; types (M,): the name of its error; texts: those of y, then
-    those of the negatives. -> {"xsim++": percent wrong, each type: percent that took a negative of this type made from their own
-    translation, "misaligned": percent that took anything else}: the parts add up to the whole. The larger set of targets
-    changes the margin of every row, so nothing of xsim is reused. Raises ValueError if the lengths disagree."""
-    x, y = paired(x, y)
-    negatives = torch.as_tensor(negatives, dtype=y.dtype, device=y.device).reshape(-1, y.shape[1])
-    sources, types = [int(row) for row in sources], list(types)
-    if not len(negatives) == len(sources) == len(types):
-        raise ValueError(f"{len(negatives)} negatives, {len(sources)} sources, {len(types)} types: there must be as many of each")
-    found = mine(x, torch.cat([y, negatives]), margin, k)
-    wrong = mistakes(found, texts)
-    counts = dict.fromkeys(sorted(set(types)) + ["misaligned"], 0)
-    for i in wrong.nonzero()[:, 0].tolist():
-        j = int(found[i]) - len(y)                                       # below 0: an unaltered row of y
-        own = j >= 0 and (sources[j] == i or texts is not None and texts[sources[j]] == texts[i])
-        counts[types[j] if own else "misaligned"] += 1
-    return {"xsim++": 100 * wrong.double().mean().item()} | {name: 100 * count / len(x) for name, count in counts.items()}
-
-
-def top1(x, y):
-    """Percent of the rows of x whose nearest row of y by cosine has their own index: (N, D), (N, D) -> 0..100."""
-    return 100 - xsim(x, y, "absolute")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Geometry metrics; s are singular values, u unit rows
-
-
-def spectrum(z, center):
-    """Singular values in float64, largest first: (N, D) -> (min(N, D),). By the eigenvalues of the smaller Gram matrix; what is
-    under 1e-7 of the norm is the rounding of float32 vectors and of this method, and becomes 0: one point has no directions."""
-    z = torch.as_tensor(z).detach().double()
-    floor = 1e-7 * z.norm()
-    z = z - z.mean(0) if center else z
-    s = torch.linalg.eigvalsh(z.T @ z if len(z) > z.shape[1] else z @ z.T).clamp(min=0).sqrt().flip(0)
-    return torch.where(s > floor, s, 0)
-
-
-def entropy(p):
-    """-sum p log p in nats, with 0 log 0 = 0: (n,) -> float."""
-    return -torch.special.xlogy(p, p).sum().item()
-
-
-def rankme(z, center=False, normalize=False, epsilon=1e-7):
-    """exp(-sum p log p), p = s / sum s + epsilon: (N, D) -> 1..min(N, D), the number of directions in use. [Garrido et al. 2023];
-    BERT-JEPA's code has normalize=True (unit rows) and epsilon=1e-10. It grows with N until N is far above it (the paper: 25
-    times), so compare only what was measured on equally many rows."""
-    s = spectrum(unit(z) if normalize else z, center)
-    return math.exp(entropy(s / s.sum().clamp(min=1e-300) + epsilon))
-
-
-def effective_rank(z):
-    """exp(-sum p log p), p = s / sum s, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are one point.
-    [Roy & Vetterli 2007; Predict-and-Reconstruct, eq. 12]"""
-    s = spectrum(z, center=True)
-    return math.exp(entropy(s / s.sum())) if s.sum() > 0 else 0.0
-
-
-def stable_rank(z):
-    """sum s^2 / max s^2, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are one point.
-    [Vershynin 2018; Predict-and-Reconstruct, eq. 13]"""
-    s = spectrum(z, center=True)
-    return (s.square().sum() / s[0].square()).item() if s.sum() > 0 else 0.0
-
-
-def spectral_entropy(z, squared=False, base="width"):
-    """-sum p log p / log n, centred: (N, D) -> 0..1. Paper [Predict-and-Reconstruct, eq. 11]: p = s / sum s, n = D; released:
-    p = s^2 / sum s^2 (squared=True), n = min(N, D) (base="min")."""
-    if base not in ("width", "min"):
-        raise ValueError(f'base {base!r} is not "width" or "min"')
-    s = spectrum(z, center=True)
-    s, n = s.square() if squared else s, z.shape[1] if base == "width" else min(z.shape)
-    return entropy(s / s.sum()) / math.log(n) if s.sum() > 0 and n > 1 else 0.0
-
-
-def rank_90(z):
-    """How many directions hold 90 % of the variance, centred: (N, D) -> 0..min(N - 1, D). [Predict-and-Reconstruct's code]"""
-    share = spectrum(z, center=True).square().cumsum(0)
-    return int((share < 0.9 * share[-1]).sum()) + 1 if share[-1] > 0 else 0
-
-
-def alignment(x, y, power=2):
-    """mean |u_i - v_i|^power over matched unit rows: (N, D), (N, D) -> 0 (best)..2^power. [Wang & Isola 2020, sec. 4];
-    Predict-and-Reconstruct's code has power=4."""
-    x, y = paired(x, y)
-    return (x - y).norm(dim=1).pow(power).mean().item()
-
-
-def uniformity(z, t=2, block=1024):
-    """log mean exp(-t |u_i - u_j|^2) over all i != j: (N, D) -> -4t..0; 0 is one point, -2t = -4 the whole sphere of many
-    dimensions. Counting i = j as well would bias it upwards. Raises ValueError below two rows. [Wang & Isola 2020, sec. 4]"""
-    u, sums = unit(z), []
-    if len(u) < 2:
-        raise ValueError(f"uniformity is about pairs of rows; there are {len(u)} rows")
-    for start in range(0, len(u), block):
-        terms = -t * (2 - 2 * u[start:start + block] @ u.T).clamp(min=0)                       # (block, N)
-        terms[torch.arange(len(terms)), torch.arange(start, start + len(terms))] = -math.inf   # i = j
-        sums.append(terms.logsumexp((0, 1)))
-    return torch.stack(sums).logsumexp(0).item() - math.log(len(u) * (len(u) - 1))
-
-
-def isotropy(z):
-    """min F(c) / max F(c), F(c) = sum_i exp(c . u_i), over the eigenvectors c of U'U and their opposites: (N, D) -> e^-2 (one
-    direction)..1 (none is special). [Mu & Viswanath 2018, sec. 2], here of unit rows, so that scale does not count."""
-    u = unit(z)
-    along = u @ torch.linalg.eigh(u.T @ u).eigenvectors                  # (N, D)
-    partition = torch.cat([along, -along], 1).logsumexp(0)               # (2D,)
-    return (partition.min() - partition.max()).exp().item()
-
-
-def spread(z):
-    """Standard deviation of each dimension of the unit rows, averaged, times sqrt(D): (N, D) -> 0 (one point)..1 (healthy).
-    [Chen & He 2021, SimSiam, fig. 2]"""
-    u = unit(z)
-    return u.std(0, correction=0).mean().item() * math.sqrt(u.shape[1])
-
-
-def random_cosine(x, y=None):
-    """Mean cosine of row i of x and row j != i of y (None: of x), over all such pairs: (N, D), (N, D) -> -1..1. Exact at once:
-    all pairs together are the product of two sums. Raises ValueError below two rows. [BERT-JEPA, tables 4-7, unrelated]"""
-    x, y = paired(x, x if y is None else y)
-    if len(x) < 2:
-        raise ValueError("a random pair needs two rows; there is one")
-    return ((x.sum(0) @ y.sum(0) - (x * y).sum()) / (len(x) * (len(x) - 1))).item()
-
-
-def cosine_table(vectors):
-    """The mean cosines of BERT-JEPA's tables 4-7, {language: (N, D), aligned} -> for each language and the first
-    "same/de-en" (unrelated sentences of one language, mean of the two), "translations/de-en", "different/de-en" (unrelated, one
-    in each); and the means "same" over languages, "translations" and "different" over pairs. One language has only "same"."""
-    first, *others = vectors
-    same, table = {name: random_cosine(z) for name, z in vectors.items()}, {}
-    for other in others:
-        x, y = paired(vectors[other], vectors[first])
-        table[f"same/{other}-{first}"] = (same[other] + same[first]) / 2
-        table[f"translations/{other}-{first}"] = (x * y).sum(1).mean().item()
-        table[f"different/{other}-{first}"] = random_cosine(x, y)
-    means = {"same": sum(same.values()) / len(same)}
-    for kind in ("translations", "different") if others else ():
-        means[kind] = sum(table[f"{kind}/{other}-{first}"] for other in others) / len(others)
-    return means | table
-
-
-def geometry(vectors):
-    """Every geometry metric of {language: (N, D), aligned}, N >= 2: means over languages, or over each and the first."""
-    first, *others = vectors.values()
-    mean = lambda values: sum(values) / len(values)
-    each = lambda metric, *options: mean([metric(z, *options) for z in vectors.values()])
-    scores = {"rankme": each(rankme), "rankme_normalized": each(rankme, False, True, 1e-10)}
-    scores["rankme_share"] = 100 * scores["rankme"] / min(first.shape)
-    for metric in (effective_rank, stable_rank, rank_90, spectral_entropy, uniformity, isotropy, spread):
-        scores[metric.__name__] = each(metric)
-    scores["spectral_entropy_released"] = each(spectral_entropy, True, "min")
-    if others:
-        scores["alignment"] = mean([alignment(x, first) for x in others])
-        scores["alignment_4"] = mean([alignment(x, first, 4) for x in others])
-    return scores | {f"cosine/{name}": value for name, value in cosine_table(vectors).items()}
-
-
-def health(x, y=None):
-    """Is this encoder collapsing? Vectors (N, D) of one view and, aligned, of another -> (measures and "verdict", one line)."""
-    return diagnose(geometry({"x": x} if y is None else {"x": x, "y": y}))
-
-
-def diagnose(scores):
-    """The same from scores that `geometry` or `run` have made. Collapse is all vectors pointing one way (cosine > .9) AND few
-    directions in use (RankMe < 5 %). Either alone is half of it: a pretrained BERT has a random cosine of .99 and can still be
-    trained (BERT-JEPA, table 4), and vectors on a line through 0 have one of 0. A RankMe under 2 is few at any width."""
-    keep = ("rankme", "rankme_share", "cosine/same", "cosine/translations", "uniformity", "spread")
-    scores = {name.removeprefix("geometry/"): value for name, value in scores.items()}
-    found = {name: scores[name] for name in keep if name in scores}
-    few, together = found["rankme_share"] < 5 or found["rankme"] < 2, found["cosine/same"]
-    found["verdict"] = ("COLLAPSING" if few and together > .9 else
-                        "half-collapsed (all vectors share one direction)" if together > .5 else
-                        "half-collapsed (few directions in use)" if few else "ok")
-    positive = f" | cos(pos) {found['cosine/translations']:.2f}" if "cosine/translations" in found else ""
-    return found, (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) {together:.2f}{positive} | "
-                   f"unif {found['uniformity']:.2f} | spread {found['spread']:.2f} -> {found['verdict']}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Statistics
-
-
-def paired_t(x, y):
-    """Is x above y? Scores of the same seeds, n >= 2 each -> (mean difference, t, one-tailed p of a paired t-test with n - 1 degrees of
-    freedom). Equal differences give t = +-inf, or nan if there is none. [Student 1908; LLM-JEPA, sec. 4]"""
-    differences = torch.tensor([a - b for a, b in zip(x, y, strict=True)], dtype=torch.float64)
-    n, mean = len(differences), differences.mean().item()
-    error = differences.std().item() / math.sqrt(n)
-    t = mean / error if error else math.copysign(math.inf, mean) if mean else math.nan
-    angle = torch.linspace(math.atan(t / math.sqrt(n - 1)), math.pi / 2, 10_001, dtype=torch.float64)      # t = sqrt(n - 1) tan(angle)
-    tail = torch.trapezoid(angle.cos() ** (n - 2), angle).item()
-    return mean, t, tail * math.gamma(n / 2) / (math.sqrt(math.pi) * math.gamma((n - 1) / 2))
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Embedding and generating
@@ -441,10 +167,6 @@ def starts_with(generated, gold):
 # ---------------------------------------------------------------------------------------------------------------------
 # Tasks
 
-TASKS = ("retrieval", "geometry", "generate", "poolings")
-ON_REQUEST = {"poolings"}
-
-
 def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, header=False):
     """The rows to evaluate: ({language: texts, aligned}, [(text, row, type of error), ...]). `split`: train, valid, test, or all
     rows of a file; `header`: a chat's "system" texts are a column too. The second are hard negatives of the first language, which the
@@ -530,51 +252,112 @@ def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progr
     return scores
 
 
-def run(model, tokenizer, spec, langs=None, split="test", tasks=None, limit=1000, skip_bad=False, progress=False, known=None,
-        answer_limit=200, header=0, frames=None):
-    """Evaluate a Model on at most `limit` rows of a data set -> {"task/metric": number}, as in eval.json. tasks=None is all that
-    apply but those ON_REQUEST: retrieval needs two languages; generate a causal model and two columns, and takes at most `answer_limit`
-    rows; `known` is for it, from `seen`. `header`: rows open with so many tokens of the chat's system text; `frames`: of
-    `rows_of`, for the first language and the others. Raises BadInput for a task that is unknown or that the model or the data cannot serve."""
+class Subject:
+    """A model and the rows it is evaluated on. Rows, vectors and answers are made when a task first asks for them, once for all tasks.
+
+    texts {column: N texts, aligned}, hard [(text, row, type of error)] of the first column, headers N texts or None; vectors {column:
+    (N, D)}, negatives (M, D) of `hard`; answers (texts written, did each end?, how many prompts were cut)."""
+
+    def __init__(self, model, tokenizer, spec, langs=None, split="test", limit=1000, skip_bad=False, progress=False, known=None,
+                 answer_limit=200, header=0, frames=None, files="data"):
+        if limit is not None and limit < 2:
+            raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
+        self.model, self.tokenizer, self.spec, self.split, self.progress = model, tokenizer, spec, split, progress
+        self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
+        self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header))
+
+    @functools.cached_property
+    def rows(self):
+        texts, hard = self.read()
+        headers = texts.pop("system") if self.header else None
+        if (count := len(next(iter(texts.values())))) < 2:
+            raise BadInput(f"the {self.split} split of {self.spec} has {count} rows: an evaluation needs at least 2")
+        return texts, hard, headers
+
+    texts, hard, headers = (property(lambda self, place=place: self.rows[place]) for place in range(3))
+
+    @property
+    def count(self):
+        return len(next(iter(self.texts.values())))
+
+    def embed(self, rows, pool=None):
+        vectors = embed_rows(self.model, rows, progress=self.progress, pool=pool)
+        if bad := int((~vectors.isfinite()).any(1).sum()):
+            raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
+        return vectors
+
+    def encode(self, texts, pool=None):
+        """Any texts -> (N, D), in the frame of the first column."""
+        return self.embed(rows_of(self.tokenizer, texts, None, self.frames and self.frames[0], self.model.config.max_length), pool)
+
+    def pooled(self, pool=None):
+        """{column: (N, D)} with another pooling than the model's."""
+        rows = rows_of_columns(self.model, self.tokenizer, self.texts, self.headers, self.header, self.frames)
+        return dict(zip(self.texts, self.embed(rows, pool).split(self.count)))
+
+    vectors = functools.cached_property(pooled)
+    negatives = functools.cached_property(lambda self: self.encode([line for line, _, _ in self.hard]))
+
+
+class Task(NamedTuple):
+    """scores(subject) -> {"metric" or "metric/detail": number}; refuses(subject) -> why it cannot be done, or "". Tasks that are not
+    `default` are done when they are named."""
+    scores: object
+    refuses: object = lambda subject: ""
+    default: bool = True
+
+
+def refuses_retrieval(subject):
+    return "" if len(subject.texts) > 1 else f"looks for translations, and {subject.spec} has one text a row: choose --tasks geometry"
+
+
+def refuses_generate(subject):
+    if not subject.model.config.causal:
+        return "needs a causal model (objectives ntp, llm-jepa), this one reads both ways: leave it out"
+    if len(subject.texts) != 2:
+        return f"answers one column with another, and {subject.spec} has {len(subject.texts)}: choose two with --langs a,b"
+    return ""
+
+
+def task_retrieval(subject):
+    return {"rows": subject.count} | retrieval(subject.vectors, subject.texts, subject.negatives, subject.hard)
+
+
+def task_geometry(subject):
+    return {"rows": subject.count} | geometry(subject.vectors)
+
+
+def task_generate(subject):
+    few = slice(subject.answer_limit)
+    return generation(subject.model, subject.tokenizer, *(column[few] for column in subject.texts.values()), subject.known,
+                      progress=subject.progress, headers=subject.headers and subject.headers[few], header=subject.header)
+
+
+def task_poolings(subject):
+    return {"rows": subject.count} | poolings({pool: subject.pooled(pool) for pool in POOLINGS})
+
+
+TASKS = {
+    "retrieval": Task(task_retrieval, refuses_retrieval),
+    "geometry": Task(task_geometry),
+    "generate": Task(task_generate, refuses_generate),
+    "poolings": Task(task_poolings, default=False),
+}
+ON_REQUEST = [name for name, task in TASKS.items() if not task.default]
+
+
+def run(subject, tasks=None):
+    """Evaluate a Subject -> {"task/metric": number}, as in eval.json. tasks=None is all that apply but those ON_REQUEST. Raises
+    BadInput for a task that is unknown or that the model or the data cannot serve."""
     for task in tasks or ():
         if task not in TASKS:
             near = difflib.get_close_matches(task, TASKS, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise BadInput(f"task {task!r} is unknown: choose from {', '.join(TASKS)}{hint}")
-    if "generate" in (tasks or ()) and not model.config.causal:
-        raise BadInput("task 'generate' needs a causal model (objectives ntp, llm-jepa), this one reads both ways: leave it out")
-    if limit is not None and limit < 2:
-        raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
-    texts, hard = test_rows(spec, langs, split, limit, skip_bad, bool(header))
-    headers = texts.pop("system") if header else None
-    count = len(next(iter(texts.values())))
-    if count < 2:
-        raise BadInput(f"the {split} split of {spec} has {count} rows: an evaluation needs at least 2")
-    if len(texts) == 1 and "retrieval" in (tasks or ()):
-        raise BadInput(f"task 'retrieval' looks for translations, and {spec} has one text a row: choose --tasks geometry")
-    if len(texts) != 2 and "generate" in (tasks or ()):
-        raise BadInput(f"task 'generate' answers one column with another, and {spec} has {len(texts)}: choose two with --langs a,b")
-    applies = {"retrieval": len(texts) > 1, "geometry": True, "generate": model.config.causal and len(texts) == 2, "poolings": False}
-    tasks, results = tasks or [task for task in TASKS if applies[task]], {}
-    hard = hard if "retrieval" in tasks else []
-    rows = rows_of_columns(model, tokenizer, texts, headers, header, frames) if set(tasks) != {"generate"} else []
-    if not {"retrieval", "geometry"}.isdisjoint(tasks):
-        altered = rows_of(tokenizer, [line for line, _, _ in hard], None, frames and frames[0], model.config.max_length)
-        vectors = embed_rows(model, rows + altered, progress=progress)
-        if bad := int((~vectors.isfinite()).any(1).sum()):
-            raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
-        *parts, negatives = vectors.split([count] * len(texts) + [len(hard)])
-        vectors = dict(zip(texts, parts))
-    for task in tasks:
-        if task == "generate":
-            scores = generation(model, tokenizer, *(column[:answer_limit] for column in texts.values()), known, progress=progress,
-                                headers=headers and headers[:answer_limit], header=header)
-        elif task == "poolings":
-            scores = poolings({pool: dict(zip(texts, embed_rows(model, rows, progress=progress, pool=pool).split(count))) for pool in POOLINGS})
-        else:
-            scores = retrieval(vectors, texts, negatives, hard) if task == "retrieval" else geometry(vectors)
-        results |= {f"{task}/rows": count} | {f"{task}/{name}": value for name, value in scores.items()}
-    return results
+        if reason := TASKS[task].refuses(subject):
+            raise BadInput(f"task {task!r} {reason}")
+    tasks = tasks or [name for name, task in TASKS.items() if task.default and not task.refuses(subject)]
+    return {f"{task}/{name}": value for task in tasks for name, value in TASKS[task].scores(subject).items()}
 
 
 class Translation(NamedTuple):
@@ -715,9 +498,8 @@ def evaluate_run(arguments):
     if header and not data.has_header(spec, langs, skip_bad):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
-    results = run(model, tokenizer, spec, langs, split, arguments.tasks, arguments.limit,
-                  skip_bad, progress=True, known=known, answer_limit=arguments.limit,
-                  header=header, frames=first.get("frames"))
+    results = run(Subject(model, tokenizer, spec, langs, split, arguments.limit, skip_bad, progress=True, known=known,
+                          answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files), arguments.tasks)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
     write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)
@@ -744,6 +526,7 @@ def main(argv=None):
     parser.add_argument("--langs", type=names, help="languages, such as en,de; the first is searched in (default: the run's)")
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
     parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply, without {', '.join(ON_REQUEST)})")
+    parser.add_argument("--files", default="data", help="folder with the data sets of tasks that have their own (default: data, where data.py downloads to)")
     parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

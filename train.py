@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 import data
 import evaluate
+import metrics
 from data import BadInput
 from kernels import why_not
 from model import (
@@ -742,12 +743,12 @@ class Run:
         if self.rank:
             return {}
         train = self.train
-        results = evaluate.run(self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs,
-                               "all" if train.eval_data else "valid", limit=train.eval_limit, skip_bad=train.skip_bad,
-                               header=self.header(), frames=self.frames())
+        results = evaluate.run(evaluate.Subject(
+            self.objective.model, self.corpus.tokenizer, train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid",
+            train.eval_limit, train.skip_bad, header=self.header(), frames=self.frames()))
         log_line(self.folder, {"step": self.step, "eval": results})
         found = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++", "generate/exact") if name in results]
-        health = evaluate.diagnose(results)[1]
+        health = metrics.diagnose(results)[1]
         if warning := self.objective.warning():
             log_line(self.folder, {"step": self.step, "warning": warning})
             self.say(f"warning at step {self.step}: {warning}")

@@ -28,6 +28,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 import evaluate  # noqa: E402
+import metrics  # noqa: E402
 
 SEEDS = (0, 1, 2)
 PAPER_SEEDS = (82, 23, 37, 84, 4)  # LLM-JEPA's
@@ -124,7 +125,7 @@ def execute(job):
     return dict(label=label, seed=seed, train="python train.py " + short(" ".join(words)), test=short(f"python evaluate.py out/results/{run} {test}"),
                 commit=log[0]["commit"], torch=log[0]["torch"], device=log[0]["device"], steps=last["step"], tokens=last["tokens"], seconds=last["seconds"],
                 flops=log[0]["flops_per_step"] * last["step"], last={key: value for key, value in last.items() if isinstance(value, float)},
-                health=evaluate.diagnose(scores)[1] if "geometry/rankme" in scores else "", curve=curve, eval=scores)
+                health=metrics.diagnose(scores)[1] if "geometry/rankme" in scores else "", curve=curve, eval=scores)
 
 
 def mean(records, key):
@@ -180,7 +181,7 @@ def report(name, records):
                         ("exact match, unseen target", "generate/exact_unseen"), ("exact match, new prompt", "generate/exact_new_prompt")):
         for label in labels[1:] if name == "nlrx" else ():
             scores = [[record["eval"][keys] for record in of[one]] for one in (label, labels[0])]
-            difference, t, p = evaluate.paired_t(*scores)
+            difference, t, p = metrics.paired_t(*scores)
             lines += [""] * (label == labels[1] and title == "exact match") + [f"- {title}, {label} above {labels[0]}: {difference:+.2f} points, "
                                                                              f"paired t = {t:.2f}, one-tailed p = {p:.3f}"]
     for pool in evaluate.POOLINGS if "poolings/mean/uniformity" in records[0]["eval"] else ():

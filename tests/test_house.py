@@ -12,8 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ARROWS = {"grammar": set(), "data": {"grammar"}, "model": {"data", "kernels"}, "objectives": {"data", "model"}, "evaluate": {"data", "grammar", "model"},
-          "train": {"data", "evaluate", "kernels", "model", "objectives"}, "download": {"data"}, "scores": {"data", "model"}}
+ARROWS = {
+    "grammar": set(), "metrics": set(),
+    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"},
+    "objectives": {"data", "model"},
+    "evaluate": {"data", "grammar", "metrics", "model"},
+    "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
+}
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
 
 
