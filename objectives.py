@@ -492,6 +492,8 @@ class Bepa(Objective):
             check(self, positive=["align_weight"], above=["temperature"], shares=["align_ramp", "mask_ratio"], align=ALIGN,
                   predictor=("identity", "linear", "mlp"), order=("random", "given"), packing=("bilingual", "monolingual", "separate"),
                   cls_view=("hidden", "masked", "clean"))
+            if self.keep_self and self.align != "info_nce":
+                raise BadInput(f"keep_self is about the denominator of InfoNCE, and align is {self.align!r}: leave one of them out")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -728,7 +730,7 @@ class Hybrid(Objective):
         target_high: float = 0.25  # largest block
         context_low: float = 0.65  # smallest context block
         context_high: float = 0.85  # largest context block
-        min_keep: int = 32  # a context with fewer tokens takes all that are not targets
+        min_keep: int = 32  # a context with fewer tokens takes all that are not targets (not with --leak)
         leak: bool = False  # the released sampler: blocks start anywhere and are cut at the row's end, targets may be visible in the context
         block_base: int = 0  # length that the shares refer to; 0: the row's own (released, with --leak: 512 on rows of 128)
         momentum: float = 0.996  # of the teacher at the start; it rises to 1 over the run

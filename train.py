@@ -644,6 +644,8 @@ class Run:
             self.train = replace(self.train, steps=saved["config"]["steps"])
             self.settings["steps"] = self.train.steps
         check_same(saved, self.settings, {f.name: f.default for kind in (TrainConfig, self.kind.Config) for f in fields(kind)}, self.folder, self.corpus)
+        if (world := saved.get("processes", self.world)) != self.world:
+            raise BadInput(f"{self.folder} was trained by {world} processes, this is {self.world}: batches would differ. Start {world}, or use another --out")
         if saved["step"] > self.train.steps:
             raise BadInput(f"{self.folder} is already at step {saved['step']}, beyond the {self.train.steps} asked for: use another --out")
         if saved["config"]["steps"] != self.train.steps:
@@ -673,7 +675,7 @@ class Run:
         if not all(parameter.isfinite().all() for parameter in self.objective.parameters()):
             raise BadInput(f"step {self.step}: the weights are not finite. They were not saved; begin anew in another --out with a lower --lr")
         save(self.objective.model, self.folder / "model.pt")
-        write_torch({"config": self.settings, "objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(),
+        write_torch({"config": self.settings, "processes": self.world, "objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(),
                      "scaler": self.scaler.state_dict(), "random": random_state(self.device), "step": self.step, "tokens": self.tokens,
                      "seconds": self.seconds, "first": self.first, "window": [row.cpu() for row in self.window],
                      "tokenizer_hash": data.tokenizer_hash(self.corpus.tokenizer), "data_hash": self.corpus.hash}, self.folder / "train.pt")

@@ -614,7 +614,8 @@ def test_one_side_without_a_mask_still_trains_and_none_is_refused():
 
 @pytest.mark.parametrize("kind, changes, message", [
     (Mexma, dict(align="l1"), "align is 'l1'"), (Mexma, dict(koleo_weight=-1), "koleo_weight is -1"), (Mexma, dict(mask_first=1.5), "mask_first"),
-    (Mexma, dict(symmetrical=False), "align-views dirty"), (Contrastive, dict(temperature=0), "temperature"), (Mlm, dict(mask_ratio=-0.1), "mask_ratio")])
+    (Mexma, dict(symmetrical=False), "align-views dirty"), (Contrastive, dict(temperature=0), "temperature"), (Mlm, dict(mask_ratio=-0.1), "mask_ratio"),
+    (Bepa, dict(align="mse", keep_self=True), "keep_self is about")])
 def test_a_config_that_cannot_work_is_refused(kind, changes, message):
     with pytest.raises(BadInput, match=message):
         kind.Config(**changes)

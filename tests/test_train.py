@@ -407,8 +407,8 @@ def test_after_kills_at_random_moments_nothing_is_lost_but_the_steps_since_the_l
     assert logged(tmp_path / "whole") == logged(tmp_path / "killed")
 
 
-def test_two_processes_train_as_one_with_twice_the_batch(pairs, tmp_path):
-    """In-batch losses gather the other rank's vectors with gradients: the weights after three steps agree."""
+def test_two_processes_train_as_one_with_twice_the_batch(pairs, tmp_path, capsys):
+    """In-batch losses gather the other rank's vectors with gradients: the weights after three steps agree. One process cannot go on with their run."""
     flags = ["--steps", "3", "--dropout", "0", "--lr", "0.01", "--seed", "3"]
     words = [word for word in command(pairs, tmp_path / "two", "contrastive")]
     words = words + flags
@@ -422,6 +422,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(pairs, tmp_path):
     for name, weight in one["objective"].items():
         if not name.endswith("qkv.bias"):                                # the bias of the keys has gradient 0: Adam scales up its rounding
             assert (weight - two["objective"][name]).abs().max() < 1e-5, name
+    capsys.readouterr()
+    assert train.main([*words, "--steps", "4"]) == 2 and "was trained by 2 processes, this is 1" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------------ init and LoRA
