@@ -179,6 +179,16 @@ def _lines(path):
         raise BadInput(f"cannot read {path}: {error}" + "; it is damaged or cut short" * (opener is not open)) from None
 
 
+def _question(found):
+    """What is asked and answered, of a record as NQ-Open ("answer": [...]) or HellaSwag ("ctx", "endings", "label") publishes it; {} of others."""
+    answers, context, endings, label = map(found.get, ("answer", "ctx", "endings", "label"))
+    if isinstance(answers, list) and all(isinstance(each, str) for each in answers):
+        return {"answer": "; ".join(answers)}
+    if isinstance(context, str) and isinstance(endings, list) and str(label) in [*"0123"[:len(endings)]]:
+        return {"user": "\n".join([context, *map("{}) {}".format, "ABCD", endings)]), "assistant": "ABCD"[int(label)]}
+    return {}
+
+
 def _record(line, langs):
     """One line of JSON -> its rows {column: text}: one, or one per paragraph of a "text". Raises ValueError with the reason."""
     try:
@@ -192,9 +202,10 @@ def _record(line, langs):
         if sorted(str(role) for role, _ in turns if role != "system") != ["assistant", "user"] or len(dict(turns)) != len(turns):
             raise ValueError('"messages" must be one user turn, one assistant turn and at most one system turn')
         found = dict(turns)
+    found |= _question(found)
     if "user" in found and "assistant" in found:
         found.setdefault("system", "")
-    known = (langs, ("src", "tgt"), ("src", "trg"), ("anchor", "positive"), ("user", "assistant", "system"), ("text",))
+    known = (langs, ("src", "tgt"), ("src", "trg"), ("anchor", "positive"), ("user", "assistant", "system"), ("text",), ("question", "answer"))
     if isinstance(found.get("translation"), dict) and not (langs and found.keys() >= set(langs)):
         row = found["translation"]
         if not row:
@@ -203,7 +214,7 @@ def _record(line, langs):
         row = {name: found[name] for name in names}
     else:
         raise ValueError(f"no known keys among {', '.join(map(repr, found)) or 'none'}: translation, src + tgt, anchor + positive, "
-                         "user + assistant, messages or text (or name two of its keys with --langs)")
+                         "user + assistant, messages, text or question + answer (or name two of its keys with --langs)")
     row = {name: "" if text is None else text for name, text in row.items()}
     for name, text in row.items():
         if not isinstance(text, str):

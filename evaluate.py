@@ -8,10 +8,12 @@ First `embed` and `generate`; then the tasks, whose
 numbers are named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
 """
 import argparse
+import collections
 import contextlib
 import difflib
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from tqdm import tqdm
 
 import data
 import grammar
+import scores
 from data import BadInput
 from metrics import diagnose, geometry, mine, top1, xsim, xsim_plus
 from model import Packed, load, rotary, rotate, sinusoids
@@ -225,45 +228,64 @@ def poolings(vectors):
 
 
 def seen(spec, langs=None, holdout=True, skip_bad=False):
-    """All texts of the training split of a data set, a set: what `generation` needs to tell recall from more than that."""
+    """All texts of the training split of a data set, a set: what `graded` needs to tell recall from more than that."""
     columns = data.texts(spec, "train", langs, holdout=holdout, skip_bad=skip_bad).values()
     return {text.strip() for column in columns for text in column}
 
 
-def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progress=False, headers=None, header=None):
-    """What a causal model writes after [CLS] (header [SEP]) prompt [SEP], up to the next [SEP], against the gold texts -> percentages and counts.
-    max_new: by default twice the longest gold text + 8 tokens. `known`, the texts of the training data, adds the exact match on rows
-    whose prompt, or whose gold text, is none of them. A prompt that fills the whole model is cut, to leave room for an answer."""
+class Answers(NamedTuple):
+    prompts: list[str]
+    golds: list[str]
+    written: list[str]
+    stopped: list[bool]  # did it end with the stop token?
+    cut: int             # prompts cut
+
+
+def answer(model, tokenizer, prompts, golds, max_new=None, progress=False, headers=None, header=None):
+    """What a causal model writes after [CLS] (header [SEP]) prompt [SEP], up to the next [SEP] -> Answers. max_new: by default twice the longest
+    gold text + 8 tokens. A prompt that fills the whole model is cut, to leave room for an answer."""
     mark, longest = data.special(tokenizer), model.config.max_length
     max_new = max_new or 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
     rows = rows_of(tokenizer, prompts, headers, header=header)
     cut, most = sum(len(row) >= longest for row in rows), max(longest // 2, longest - max_new)
     rows = [row if len(row) < longest else row[:most - 1] + [mark.sep] for row in rows]
     written, stopped = generate(model, rows, mark.sep, max_new, progress=progress)
-    written = [tokenizer.decode(ids) for ids in written]
-    right = [exact(*pair) for pair in zip(written, golds)]
-    share = lambda flags: 100 * sum(flags) / len(flags)
-    scores = {"exact": share(right), "startswith": share([starts_with(*pair) for pair in zip(written, golds)]),
-              "stop": share(stopped), "truncated": 100 - share(stopped), "prompts_cut": 100 * cut / len(rows), "rows": len(rows)}
-    for name, texts in () if known is None else (("new_prompt", prompts), ("unseen", golds)):
-        new = [flag for flag, text in zip(right, texts) if text.strip() not in known]
-        scores |= {f"exact_{name}": share(new)} if new else {}
-        scores[f"rows_{name}"] = len(new)
-    return scores
+    return Answers(prompts, golds, [tokenizer.decode(ids) for ids in written], stopped, cut)
+
+
+def share(flags):
+    """True, False, and None for what is left out -> {} or percent of True."""
+    flags = [flag for flag in flags if flag is not None]
+    return 100 * sum(flags) / len(flags) if flags else None
+
+
+def graded(answers, judged, known=None):
+    """{metric: for each answer True, False or None, which leaves it out} -> percentages and counts. `known`, the texts of the training data, adds
+    the first metric on the rows whose prompt, or whose gold text, is none of them. A share of no rows is left out."""
+    found = judged | {"stop": answers.stopped, "truncated": [not stopped for stopped in answers.stopped]}
+    counts = {"prompts_cut": 100 * answers.cut / len(answers.golds), "rows": len(answers.golds)}
+    first = next(iter(judged))
+    for name, texts in () if known is None else (("new_prompt", answers.prompts), ("unseen", answers.golds)):
+        found[f"{first}_{name}"] = new = [flag for flag, text in zip(judged[first], texts) if text.strip() not in known]
+        counts[f"rows_{name}"] = len(new) - new.count(None)
+    return {name: value for name, flags in found.items() if (value := share(flags)) is not None} | counts
 
 
 class Subject:
     """A model and the rows it is evaluated on. Rows, vectors and answers are made when a task first asks for them, once for all tasks.
 
     texts {column: N texts, aligned}, hard [(text, row, type of error)] of the first column, headers N texts or None; vectors {column:
-    (N, D)}, negatives (M, D) of `hard`; answers (texts written, did each end?, how many prompts were cut)."""
+    (N, D)}, negatives (M, D) of `hard`; answers: Answers of the first `answer_limit` rows. databases: folder with database/DB/DB.sqlite."""
 
     def __init__(self, model, tokenizer, spec, langs=None, split="test", limit=1000, skip_bad=False, progress=False, known=None,
-                 answer_limit=200, header=0, frames=None, files="data"):
+                 answer_limit=200, header=0, frames=None, files="data", max_new=None, databases=None):
         if limit is not None and limit < 2:
             raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
+        if max_new is not None and max_new < 1:
+            raise BadInput(f"--max-new {max_new} leaves no room for an answer: give at least 1, or leave it out")
         self.model, self.tokenizer, self.spec, self.split, self.progress = model, tokenizer, spec, split, progress
         self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
+        self.max_new, self.databases = max_new, Path(databases or self.files / "spider")
         self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header))
 
     @functools.cached_property
@@ -298,6 +320,12 @@ class Subject:
     vectors = functools.cached_property(pooled)
     negatives = functools.cached_property(lambda self: self.encode([line for line, _, _ in self.hard]))
 
+    @functools.cached_property
+    def answers(self):
+        few = slice(self.answer_limit)
+        return answer(self.model, self.tokenizer, *(column[few] for column in self.texts.values()), self.max_new, self.progress,
+                      self.headers and self.headers[few], self.header)
+
 
 class Task(NamedTuple):
     """scores(subject) -> {"metric" or "metric/detail": number}; refuses(subject) -> why it cannot be done, or "". Tasks that are not
@@ -327,20 +355,126 @@ def task_geometry(subject):
     return {"rows": subject.count} | geometry(subject.vectors)
 
 
-def task_generate(subject):
-    few = slice(subject.answer_limit)
-    return generation(subject.model, subject.tokenizer, *(column[few] for column in subject.texts.values()), subject.known,
-                      progress=subject.progress, headers=subject.headers and subject.headers[few], header=subject.header)
-
-
 def task_poolings(subject):
     return {"rows": subject.count} | poolings({pool: subject.pooled(pool) for pool in POOLINGS})
 
 
+# Answers are written once and judged by as many rules as are asked for: judge(answers, subject) -> what `graded` takes, and counts.
+
+def by_rules(**rules):
+    """{metric: rule(written, gold) -> bool} -> a judge."""
+    return lambda answers, subject: ({name: [rule(*pair) for pair in zip(answers.written, answers.golds)] for name, rule in rules.items()}, {})
+
+
+def judge_regex(answers, subject):
+    def judge(question, *texts):
+        try:
+            return question(*texts)
+        except scores.TooLarge:                                          # not known: left out, and counted
+            return None
+        except scores.BadPattern:
+            return False
+
+    equal = [judge(scores.regex_equal, *pair) for pair in zip(answers.written, answers.golds)]
+    vacuous = {gold: judge(scores.regex_vacuous, gold) for gold in set(answers.golds)}
+    firm = [None if vacuous[gold] is not False else flag for flag, gold in zip(equal, answers.golds)]
+    counts = {"rows_vacuous": sum(vacuous[gold] is True for gold in answers.golds), "rows_too_large": equal.count(None)}
+    return {"equal": equal, "equal_not_vacuous": firm}, counts
+
+
+def judge_label(answers, subject):
+    """The labels are those that occur among the gold texts."""
+    golds = [gold.strip() for gold in answers.golds]
+    labels, majority = sorted(set(golds)), collections.Counter(golds).most_common(1)[0][0]
+    return {"accuracy": [scores.label_prefix(written, gold, labels) for written, gold in zip(answers.written, golds)],
+            "majority": [gold == majority for gold in golds]}, {}
+
+
+def database(prompt):
+    return found[1] if (found := re.match(r"\s*For db_id:\[([\w-]+)\]", prompt)) else None
+
+
+def judge_spider(answers, subject):
+    """Rows whose database is not there, or whose gold query fails on it, are left out and counted by database."""
+    judged, left_out = {"result": [], "released": []}, collections.Counter()
+    questions = [*zip(map(database, answers.prompts), answers.golds, answers.written)]
+    for name, gold, written in tqdm(questions, desc="queries", leave=False, disable=not (subject.progress and sys.stderr.isatty())):
+        path = subject.databases / "database" / name / f"{name}.sqlite"
+        try:
+            flags = [scores.same_result(written, gold, path, released=released) for released in (False, True)]
+        except BadInput:
+            flags, left_out[f"rows_left_out/{name}"] = (None, None), left_out[f"rows_left_out/{name}"] + 1
+        for each, flag in zip(judged.values(), flags):
+            each.append(flag)
+    return judged, {"rows_left_out": left_out.total()} | dict(sorted(left_out.items()))
+
+
+def refuses_spider(subject):
+    if reason := refuses_generate(subject):
+        return reason
+    if wrong := [prompt for prompt in next(iter(subject.texts.values())) if not database(prompt)]:
+        return f"reads the database from prompts that begin with For db_id:[NAME], and {subject.spec} has {wrong[0][:40]!r}: choose other rows"
+    if (subject.databases / "database").is_dir():
+        return ""
+    if subject.databases == subject.files / "spider":
+        from download import missing  # download.py is not needed where the data is there
+        return "runs queries: " + missing("spider", subject.files, "database")
+    return f"runs queries, and {subject.databases} has no folder database with DB/DB.sqlite in it: name the folder with --databases"
+
+
+def task_answers(judge, subject):
+    flags, counts = judge(subject.answers, subject)
+    return graded(subject.answers, flags, subject.known) | counts
+
+
+LETTERS = "ABCD"
+OPTION = re.compile(rf"\n([{LETTERS}])\) ")                               # HellaSwag's prompt: the context, then a line for each ending
+
+
+def refuses_choice(subject):
+    if reason := refuses_generate(subject):
+        return reason
+    wrong = [row for row, (prompt, gold) in enumerate(zip(*subject.texts.values()), 1)
+             if "".join(OPTION.findall(prompt)) != LETTERS or gold.strip() not in [*LETTERS]]
+    return f"chooses between the lines A) to D) of a prompt, and row {wrong[0]} of {subject.spec} is not such a question with its letter" if wrong else ""
+
+
+def task_hellaswag(subject):
+    """Each ending after the context alone, as HellaSwag is asked elsewhere: with the endings in the prompt they would be copied."""
+    prompts, golds = subject.texts.values()
+    parts = [OPTION.split(prompt) for prompt in prompts]                 # context, A, ending, B, ending, ...
+    with in_eval_mode(subject.model):
+        found = scores.option_likelihoods(subject.model, subject.tokenizer, [part[0] for part in parts], [part[2::2] for part in parts], subject.headers)
+    right = lambda values: share([LETTERS[each.index(max(each))] == gold.strip() for each, gold in zip(values, golds)])
+    return {"accuracy": right([each.sums for each in found]), "accuracy_normalised": right([each.means for each in found]),
+            "prompts_cut": share([each.cut > 0 for each in found]), "rows": len(golds)}
+
+
+def task_letter(subject):
+    prompts, golds = subject.texts.values()
+    results = {"rows": len(golds)}
+    for metric, cut, released in (("accuracy", "prompts_cut", False), ("released", "prompts_cut/released", True)):
+        with in_eval_mode(subject.model):
+            found = scores.letter_choices(subject.model, subject.tokenizer, prompts, LETTERS, subject.headers, released)
+        results |= {metric: share([letter == gold.strip() for (letter, _), gold in zip(found, golds)]), cut: share([cut > 0 for _, cut in found])}
+    return results
+
+
+JUDGES = {
+    "generate": by_rules(exact=exact, startswith=starts_with),
+    "regex": judge_regex,
+    "gsm8k": by_rules(number=scores.gsm8k_correct, released=functools.partial(scores.gsm8k_correct, released=True)),
+    "spider": judge_spider,
+    "nq": by_rules(substring=scores.nq_correct, released=functools.partial(scores.nq_correct, released=True)),
+    "label": judge_label,
+}
 TASKS = {
     "retrieval": Task(task_retrieval, refuses_retrieval),
     "geometry": Task(task_geometry),
-    "generate": Task(task_generate, refuses_generate),
+    **{name: Task(functools.partial(task_answers, judge), refuses_spider if name == "spider" else refuses_generate, name == "generate")
+       for name, judge in JUDGES.items()},
+    "hellaswag": Task(task_hellaswag, refuses_choice, default=False),
+    "hellaswag-letter": Task(task_letter, refuses_choice, default=False),
     "poolings": Task(task_poolings, default=False),
 }
 ON_REQUEST = [name for name, task in TASKS.items() if not task.default]
@@ -417,11 +551,23 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "stop": ("%", "higher", "it ended with the stop token"),
     "truncated": ("%", "lower", "it did not, and was cut"),
     "prompts_cut": ("%", "lower", "prompts that fill the whole model"),
-    "exact_new_prompt": ("%", "higher", "exact, where the prompt is not in the training data"),
-    "exact_unseen": ("%", "higher", "exact, where the gold text is not in the training data"),
+    "equal": ("%", "higher", "it denotes the gold expression's language"),
+    "equal_not_vacuous": ("%", "higher", "the same where gold matches some lines and not all"),
+    "number": ("%", "higher", "its final number is the gold one"),
+    "result": ("%", "higher", "it returns what the gold query returns"),
+    "substring": ("%", "higher", "it contains a gold answer"),
+    "accuracy": ("%", "higher", "the right label, letter or ending"),
+    "accuracy_normalised": ("%", "higher", "the same by likelihood per token"),
+    "majority": ("%", "", "share of the most frequent label: what needs no model"),
+    "released": ("%", "higher", "the same as LLM-JEPA's code judges it"),
     "rows": ("", "", "rows of the data"),
     "rows_new_prompt": ("", "", "those whose prompt is not in the training data"),
     "rows_unseen": ("", "", "those whose gold text is not in the training data"),
+    "rows_vacuous": ("", "", "those whose gold expression matches no line, or every line"),
+    "rows_too_large": ("", "", "those that could not be compared, and are left out"),
+    "rows_left_out": ("", "", "those whose gold query cannot be run"),
+    **{f"{metric}_{rows}": ("%", "higher", f"{metric}, where the {what} is not in the training data")
+       for metric in ("exact", "equal", "number", "result", "substring", "accuracy") for rows, what in (("new_prompt", "prompt"), ("unseen", "gold text"))},
 }
 
 
@@ -489,17 +635,18 @@ def evaluate_run(arguments):
     if arguments.tasks == []:
         raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
     known, skip_bad = None, bool(config.get("skip_bad"))
-    if model.config.causal and "generate" in (arguments.tasks or TASKS):
+    if model.config.causal and not JUDGES.keys().isdisjoint(arguments.tasks or TASKS):
         try:
             known = seen(config["data"], names(config.get("langs") or ""), not config.get("eval_data"), skip_bad)
         except BadInput as error:                                        # the data may be on another machine
-            print(f"note: generate/exact_unseen and exact_new_prompt are left out: {error}", file=sys.stderr)
+            print(f"note: the scores on unseen rows and new prompts are left out: {error}", file=sys.stderr)
     header = config["cut"] if config.get("chat") == "shared-header" else 0
     if header and not data.has_header(spec, langs, skip_bad):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
     results = run(Subject(model, tokenizer, spec, langs, split, arguments.limit, skip_bad, progress=True, known=known,
-                          answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files), arguments.tasks)
+                          answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files,
+                          max_new=arguments.max_new, databases=arguments.databases), arguments.tasks)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
     write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)
@@ -527,6 +674,8 @@ def main(argv=None):
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
     parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply, without {', '.join(ON_REQUEST)})")
     parser.add_argument("--files", default="data", help="folder with the data sets of tasks that have their own (default: data, where data.py downloads to)")
+    parser.add_argument("--databases", metavar="DIR", help="folder with database/DB/DB.sqlite of task spider (default: FILES/spider)")
+    parser.add_argument("--max-new", type=int, metavar="N", help="cut answers after N tokens (default: twice the longest gold answer + 8)")
     parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

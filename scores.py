@@ -462,7 +462,10 @@ def score_branches(model, questions):
     for part, wanted in zip(states.split(512), torch.tensor(targets, device=device).split(512)):
         logits = model.logits(part)                                      # (512, V)
         losses.append(F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), wanted, reduction="none"))
-    losses, made = iter(torch.cat(losses).tolist()), []
+    losses, made = torch.cat(losses), []
+    if losses.isnan().any():
+        raise BadInput("the model gives NaN for the likelihood of an answer: its training has diverged")
+    losses = iter(losses.tolist())
     for _, branches, cut in questions:
         sums = [-sum(next(losses) for _ in branch) for branch in branches]
         made.append(Likelihood(sums, [total / len(branch) for total, branch in zip(sums, branches)], cut))

@@ -238,16 +238,18 @@ def test_the_scores_of_known_answers(tokenizer, monkeypatch):
     prompts, golds = ["the cat", "seven dogs", "the cat sees", "dogs " * 100], ["Katze", "Hunde", "Katze sieht", "sieben"]
     said = [("Katze", True), ("Hunde sieben", False), ("Katze sieht", False), ("", True)]
     asked = scripted(monkeypatch, tokenizer, said)
-    found = evaluate.generation(tiny(causal=True), tokenizer, prompts, golds, {"seven dogs", "Katze", "the cat"})
+    score = lambda *known: evaluate.graded(answers, evaluate.JUDGES["generate"](answers, None)[0], *known)
+    answers = evaluate.answer(tiny(causal=True), tokenizer, prompts, golds)
+    found = score({"seven dogs", "Katze", "the cat"})
     assert found == {"exact": 50, "startswith": 75, "stop": 50, "truncated": 50, "prompts_cut": 25, "rows": 4,
                      "exact_new_prompt": 50, "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3), "rows_unseen": 3}
     rows, stop, max_new = asked[0]
     assert max_new == 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
     assert rows[0] == [2, *data.encode(tokenizer, ["the cat"])[0], 3] and stop == 3
     assert len(rows[3]) == max(24, 48 - max_new) and rows[3][-1] == 3    # cut, with room for an answer
-    found = evaluate.generation(tiny(causal=True), tokenizer, prompts, golds, {*prompts, *golds})
+    found = score({*prompts, *golds})
     assert found["rows_unseen"] == 0 and "exact_unseen" not in found     # a share of no rows is no number
-    assert "rows_unseen" not in evaluate.generation(tiny(causal=True), tokenizer, prompts, golds)
+    assert "rows_unseen" not in score()
 
 
 def test_a_causal_model_is_asked_when_there_are_two_columns(tokenizer, tmp_path):

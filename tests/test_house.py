@@ -16,7 +16,7 @@ ARROWS = {
     "grammar": set(), "metrics": set(),
     "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"},
     "objectives": {"data", "model"},
-    "evaluate": {"data", "grammar", "metrics", "model"},
+    "evaluate": {"data", "download", "grammar", "metrics", "model", "scores"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
