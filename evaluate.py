@@ -3,9 +3,10 @@
     python evaluate.py out/x                                # everything that applies, on the run's own test rows
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval --json
     python evaluate.py out/y --tasks generate               # of a causal model: does it write the second column, given the first?
+    python evaluate.py out/y --tasks generate,regex         # and does that denote the same language?
 
-First `embed` and `generate`; then the tasks, whose
-numbers are named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
+First `embed` and `generate`; then the tasks (scores.py says which answers are right), whose numbers are named `task/metric` or
+`task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
 """
 import argparse
 import collections
@@ -254,7 +255,7 @@ def answer(model, tokenizer, prompts, golds, max_new=None, progress=False, heade
 
 
 def share(flags):
-    """True, False, and None for what is left out -> {} or percent of True."""
+    """True, False, and None for what is left out -> percent of True, or None if nothing is left."""
     flags = [flag for flag in flags if flag is not None]
     return 100 * sum(flags) / len(flags) if flags else None
 
@@ -343,7 +344,8 @@ def refuses_generate(subject):
     if not subject.model.config.causal:
         return "needs a causal model (objectives ntp, llm-jepa), this one reads both ways: leave it out"
     if len(subject.texts) != 2:
-        return f"answers one column with another, and {subject.spec} has {len(subject.texts)}: choose two with --langs a,b"
+        return f"answers one column with another, and {subject.spec} has {len(subject.texts)}: choose two with --langs a,b" + (
+            "" if len(subject.texts) > 1 else " (of parallel text files, give each an ending of its own, such as x.en and x.regex)")
     return ""
 
 

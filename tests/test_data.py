@@ -152,7 +152,7 @@ def test_a_bad_line_is_named_with_its_file_and_number_and_can_be_skipped(tmp_pat
     ("a.txt", "", "is empty"), ("a.txt.gz", "", "is empty"), ("a.jsonl", "hello", "a.jsonl:1: not JSON"),
     ("a.tsv", "one column\n", "a.tsv:1: 1 column, but the first line does not name them"), ("a.csv", "A b.,C d.\n", "does not name them"),
     ("a.tsv", "A b.\tC d.\tE f.\n", "a.tsv:1: 3 columns, but the first line does not name them"),
-    ("a.jsonl", '{"question": "q", "answer": "a"}', "a.jsonl:1: no known keys among 'question', 'answer'")])
+    ("a.jsonl", '{"premise": "q", "conclusion": "a"}', "a.jsonl:1: no known keys among 'premise', 'conclusion'")])
 def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, name, text, said):
     write(tmp_path / name, text)
     with pytest.raises(BadInput, match="^[^\n]*$") as error:

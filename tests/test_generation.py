@@ -170,7 +170,7 @@ def test_what_a_task_cannot_judge_is_refused_before_anything_is_written(tokenize
     monkeypatch.setattr(evaluate, "generate", None)
     zoo, path = [("For db_id:[zoo] a", "SELECT 1")] * 2, tmp_path / "a.jsonl"
     for message, task, asked in [
-        (r"spider.database is missing.*get|spider.database is missing.*put that into", "spider", subject(tokenizer, path, zoo, files=tmp_path)),
+        (r"spider.database is missing.*put that into", "spider", subject(tokenizer, path, zoo, files=tmp_path)),
         ("has no folder database with DB/DB.sqlite", "spider", subject(tokenizer, path, zoo, databases=tmp_path)),
         (r"begin with For db_id:\[NAME\], and .* has 'the cat'", "spider", subject(tokenizer, path, [*zoo, ("the cat", "b")], databases=databases)),
         ("row 2 of .* is not such a question", "hellaswag", subject(tokenizer, path, [question("a", "A"), question("b", "E")])),
@@ -179,6 +179,9 @@ def test_what_a_task_cannot_judge_is_refused_before_anything_is_written(tokenize
     ]:
         with pytest.raises(BadInput, match=message):
             evaluate.run(asked, [task])
+    (tmp_path / "src.txt").write_text("the cat\ndogs\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"has 1: choose two with --langs a,b \(of parallel text files, give each an ending of its own"):
+        evaluate.run(evaluate.Subject(tiny(), tokenizer, str(tmp_path / "src.txt"), split="all"), ["regex"])
     with pytest.raises(BadInput, match="--max-new 0 leaves no room"):
         subject(tokenizer, path, zoo, max_new=0)
 
