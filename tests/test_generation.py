@@ -105,9 +105,9 @@ def tokenizer():
     return data.train_tokenizer(["the cat sees seven dogs", "A) B) C) D) cat", "For db_id:[zoo] SELECT name FROM animal"], 400)
 
 
-def tiny(causal=True):
+def tiny(causal=True, longest=64):
     torch.manual_seed(1)
-    return Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32, max_length=64, pool="last", causal=causal, dropout=.1))
+    return Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32, max_length=longest, pool="last", causal=causal, dropout=.1))
 
 
 def subject(tokenizer, path, rows, model=None, **more):
@@ -141,7 +141,8 @@ def question(context, right, endings=ENDINGS):
 
 
 def test_endings_are_compared_after_the_context_alone_and_letters_after_the_whole_prompt(tokenizer, tmp_path, monkeypatch):
-    asked = subject(tokenizer, tmp_path / "a.jsonl", [question("the cat", "A"), question("seven", "D"), question("dogs\nsee " * 20, "C")])
+    questions = [question("the cat", "A"), question("seven", "D"), question("dogs\nsee " * 20, "C")]
+    asked = subject(tokenizer, tmp_path / "a.jsonl", questions)
     prompts = asked.texts["user"]
     contexts = ["the cat", "seven", ("dogs\nsee " * 20)]
     model = asked.model.eval()
@@ -158,9 +159,11 @@ def test_endings_are_compared_after_the_context_alone_and_letters_after_the_whol
     assert found["hellaswag-letter/accuracy"] == pytest.approx(share([letter for letter, _ in letters])) and "hellaswag-letter/released" in found
     assert len(evaluate.table(found).splitlines()) == len(found)
     likely = [scores.Likelihood([-9., -2., -3., -4.], [-1., -2., -3., -4.], 0)] * 3
-    monkeypatch.setattr(scores, "option_likelihoods", lambda *args: likely)
+    monkeypatch.setattr(scores, "option_likelihoods", lambda model, tokenizer, *given: likely if given == (contexts, [ENDINGS] * 3, None) else None)
     assert [evaluate.run(asked, ["hellaswag"])[f"hellaswag/accuracy{name}"] for name in ("", "_normalised")] == [0, pytest.approx(100 / 3)]
     monkeypatch.undo()
+    roomy = evaluate.run(subject(tokenizer, tmp_path / "a.jsonl", questions, tiny(longest=256)), ["hellaswag-letter"])
+    assert (roomy["hellaswag-letter/prompts_cut"], roomy["hellaswag-letter/prompts_cut/released"]) == (0, pytest.approx(100 / 3))     # 128 tokens
     model.embed.weight.data.fill_(math.nan)
     with pytest.raises(BadInput, match="has diverged"):
         evaluate.run(asked, ["hellaswag"])
