@@ -415,7 +415,7 @@ class Likelihood(NamedTuple):
 
 
 def option_likelihoods(model, tokenizer, prompts, options, headers=None, stop=True, tokens_per_batch=8192, keep=None):
-    """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods. The row is that of evaluate.generation,
+    """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods. The row is that of evaluate.answer,
     [CLS] (header [SEP]) prompt [SEP] option [SEP]: the prompt once and every option a branch that shares it, as many questions in one packed
     forward as `tokens_per_batch` allows. With `stop` the final [SEP] is part of the answer, so that an option does not win for being the
     beginning of another; without, as lm-evaluation-harness has it. A prompt without room loses its first tokens, never its end nor
