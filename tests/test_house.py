@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARROWS = {
     "grammar": set(), "metrics": set(),
-    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"},
+    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"}, "tasks": {"data", "download"},
     "objectives": {"data", "model"},
     "evaluate": {"data", "grammar", "metrics", "model"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
