@@ -116,7 +116,7 @@ DATASETS = (
         GITHUB + "PrincetonML/SIF/master/data/", "sentiment-train", "sentiment-dev", "sentiment-test") + _at(
         "https://cogcomp.seas.upenn.edu/Data/QA/QC/", "train_5500.label", "TREC_10.label")),
     Dataset("sick", "SICK: relatedness and entailment of sentence pairs", "CC BY-NC-SA 3.0", _at(
-        "http://alt.qcri.org/semeval2014/task1/data/uploads/", "sick_train.zip", "sick_trial.zip", "sick_test_annotated.zip", unpack=True)),
+        "https://alt.qcri.org/semeval2014/task1/data/uploads/", "sick_train.zip", "sick_trial.zip", "sick_test_annotated.zip", unpack=True)),
     Dataset("snli", "inference on captions", "CC BY-SA 4.0", _at("https://nlp.stanford.edu/projects/snli/", "snli_1.0.zip", unpack=True)),
     Dataset("ag-news", "four kinds of news, a probe of Predict and Reconstruct", "AG's terms, not commercial", _at(
         GITHUB + "mhjabreel/CharCnn_Keras/master/data/ag_news_csv/", "train.csv", "test.csv")),

@@ -7,14 +7,18 @@ import download
 import tasks
 from data import BadInput
 
-GLUE = {  # as the archives unpack: (path, content, task, split, what must be read)
-    "glue/SST-2/SST-2/train.tsv": ("sentence\tlabel\nhide new secretions \t0\nthat \"loves\" its \t1\n", "sst2", ["hide new secretions ", 'that "loves" its '], None, [0, 1]),
-    "glue/CoLA/CoLA/dev.tsv": ("gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tSailors the rode.\n", "cola", ["The sailors rode.", "Sailors the rode."], None, [1, 0]),
-    "glue/RTE/RTE/dev.tsv": ("index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tnot_entailment\n1\tC.\tD.\tentailment\n", "rte", ["A.", "C."], ["B.", "D."], [0, 1]),
+GLUE = {  # as the archives unpack, path: (content, task, first, second, labels)
+    "glue/SST-2/SST-2/train.tsv":
+        ("sentence\tlabel\nhide new secretions \t0\nthat \"loves\" its \t1\n", "sst2", ["hide new secretions ", 'that "loves" its '], None, [0, 1]),
+    "glue/CoLA/CoLA/dev.tsv":
+        ("gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tSailors the rode.\n", "cola", ["The sailors rode.", "Sailors the rode."], None, [1, 0]),
+    "glue/RTE/RTE/dev.tsv":
+        ("index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tnot_entailment\n1\tC.\tD.\tentailment\n", "rte", ["A.", "C."], ["B.", "D."], [0, 1]),
     "glue/WNLI/WNLI/dev.tsv": ("index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", "wnli", ["A."], ["B."], [1]),
     "glue/QNLIv2/QNLI/dev.tsv": ("index\tquestion\tsentence\tlabel\n0\tWhy?\tSo.\tentailment\n", "qnli", ["Why?"], ["So."], [1]),
     "glue/STS-B/STS-B/dev.tsv": ("index\tgenre\tsentence1\tsentence2\tscore\n0\tm\tA \"b.\tC.\t3.25\n", "stsb", ['A "b.'], ["C."], [3.25]),
-    "mnli/MNLI/MNLI/dev_matched.tsv": ("index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tA.\tB.\tneutral\tneutral\n1\tC\tD\tneutral\t-\n", "mnli", ["A."], ["B."], [1]),
+    "mnli/MNLI/MNLI/dev_matched.tsv":
+        ("index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tA.\tB.\tneutral\tneutral\n1\tC\tD\tneutral\t-\n", "mnli", ["A."], ["B."], [1]),
     "mnli/MNLI/dev_mismatched.tsv": ("index\tsentence1\tsentence2\tgold_label\n0\tA.\tB.\tcontradiction\n", "mnli-mm", ["A."], ["B."], [2]),
     "qqp/QQP-clean/QQP/dev.tsv": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\tA?\tB?\t1\n", "qqp", ["A?"], ["B?"], [1]),
     "stsb/stsb-en-test.csv": ('"A man, a plan.","A ""canal"".",2.5\nA.,B.,0\n', "stsb", ["A man, a plan.", "A."], ['A "canal".', "B."], [2.5, 0]),
@@ -127,7 +131,7 @@ def test_rows_that_are_not_there_are_named_with_address_licence_and_command(tmp_
     for name, task in tasks.TASKS.items():
         reason = tasks.missing(name, tmp_path)
         row = download.find(next(source.dataset for source in task.sources if source.dataset))
-        for word in (str(tmp_path / row.name), row.licence, "https://" if row.name != "sick" else "http://", f"python data.py download {row.name} --folder {tmp_path}"):
+        for word in (str(tmp_path / row.name), row.licence, "https://", f"python data.py download {row.name} --folder {tmp_path}"):
             assert word in reason and "\n" not in reason
         assert any(one.address in reason for one in row.files)
     with pytest.raises(BadInput, match="choose from sst2, .*did you mean mrpc"):
