@@ -351,7 +351,7 @@ def test_poolings_are_the_geometry_of_the_four_kinds_of_vectors():
     model = Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32)).eval()
     results = run(model, tokenizer, "toy", ["en", "de"], "valid", ["poolings"], 30)
     texts = evaluate.test_rows("toy", ["en", "de"], "valid", 30)[0]
-    assert len(results) == 1 + 4 * 6
+    assert len(results) == 1 + 4 * 9
     for pool in ("mean", "max", "weighted", "attention"):
         vectors = {name: evaluate.embed_rows(model, evaluate.rows_of(tokenizer, lines), pool=pool) for name, lines in texts.items()}
         for metric in ("uniformity", "effective_rank", "alignment", "rank_90"):
