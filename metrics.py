@@ -345,7 +345,7 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
         if column == 0:
             ask, cosines = keys[asked], torch.where(places == asked[:, None], -2, cosines)                     # a token is not its own neighbour
         best, found = torch.cat([best, cosines], 1), torch.cat([found, keys[places]], 1)
-        best, order = best.topk(min(k, best.shape[1]), dim=1)
+        best, order = best.topk(min(k, best.shape[1] - (column == 0)), dim=1)       # the query itself is last
         found = found.gather(1, order[..., None].expand(-1, -1, 3))
     return ask, found
 

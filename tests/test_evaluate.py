@@ -361,6 +361,80 @@ def test_poolings_are_the_geometry_of_the_four_kinds_of_vectors():
     assert "poolings/max/rank_90" in evaluate.table(results)
 
 
+GEOMETRY = ["linear", "spectrum", "tokens", "attention", "uniform"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_geometry_tasks_are_the_metrics_of_the_rows(tokenizer, causal):
+    model = tiny("last" if causal else "cls", causal).eval()
+    subject = evaluate.Subject(model, tokenizer, "toy", ["en", "de", "ru"], "test", 30)
+    found = evaluate.run(subject, GEOMETRY)
+    assert all(math.isfinite(value) for value in found.values()) and len(evaluate.table(found).splitlines()) == len(found)
+    assert found["linear/residual/de-en"] == pytest.approx(metrics.linear_map(subject.vectors["en"], subject.vectors["de"])["residual"])
+    assert found["linear/singular_100"] == pytest.approx((found["linear/singular_100/de-en"] + found["linear/singular_100/ru-en"]) / 2)
+    assert found["linear/rows_per_width"] == 30 / 32 and found["linear/residual_relative_unit"] < 1e-3 < found["linear/residual_held_out_unit"]
+    assert found["spectrum/explained_1"] < found["spectrum/explained_2"] < found["spectrum/explained_10"] < found["spectrum/explained_50"] == 100
+    for nearest in ("", "/nearest_5"):
+        assert sum(found[f"tokens/{name}{nearest}"] for name in ("translation", "same_sentence", "same_language", "other")) == pytest.approx(100)
+    assert found["tokens/rows_queries"] == 90 and 0 < found["attention/entropy"] <= found["attention/entropy_of_mean"] <= found["attention/entropy_uniform"]
+    own = model.config.pool
+    assert found[f"uniform/xsim/{own}"] == evaluate.retrieval(subject.vectors, subject.texts)["xsim"]
+    assert found["uniform/top1/mean"] == evaluate.retrieval(subject.pooled("mean"), subject.texts)["top1"]
+    assert found["uniform/change/xsim++/words"] == pytest.approx(
+        100 * (found[f"uniform/xsim++/{own}"] - found["uniform/xsim++/words"]) / found[f"uniform/xsim++/{own}"])
+
+
+def test_the_mean_of_the_words_leaves_special_tokens_out(tokenizer):
+    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 10)
+    rows = evaluate.rows_of(tokenizer, ["the cat sees", ""])
+    states = subject.states(rows)
+    assert torch.allclose(subject.words(rows), torch.stack([states[0][1:-1].mean(0), states[1].mean(0)]))
+
+
+def test_a_text_that_comes_twice_is_asked_for_once(tokenizer, tmp_path):
+    (tmp_path / "twice.tsv").write_text("en\tde\n" + "the cat sees dogs\tdie Katze\nseven dogs\tsieben Hunde\n" * 3)
+    found = run(tiny().eval(), tokenizer, str(tmp_path / "twice.tsv"), ["en", "de"], "all", ["tokens"])
+    assert found["tokens/rows"] == 2
+
+
+def test_the_arrays_for_plots_are_written_beside_the_results(run_folder, tokenizer, capsys):
+    assert evaluate.main([str(run_folder), "--limit", "20", "--tasks", "spectrum", "--langs", "en,de", "--arrays"]) == 0
+    found = json.loads((run_folder / "arrays-en-de.json").read_text())
+    assert set(found) == {"singular_values", "explained", "vectors", "cosines", "differences", "retrieval", "attention"}
+    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 20)
+    vectors, whole = found["vectors"], torch.cat(list(subject.vectors.values())).double()
+    assert vectors["column"] == ["en"] * 20 + ["de"] * 20 and vectors["row"] == [*range(20)] * 2
+    assert torch.allclose(torch.tensor(vectors["values"]).double(), whole, atol=1e-5)
+    plane = torch.tensor(vectors["pca"], dtype=torch.float64)
+    assert plane.square().sum(0).sqrt().tolist() == pytest.approx(found["singular_values"][:2], rel=1e-4) and plane.prod(1).sum() == pytest.approx(0, abs=1e-3)
+    assert found["retrieval"]["xsim"][1][0] == pytest.approx(xsim_of(subject)) and sum(found["cosines"]["de-en"]["unrelated"]) == 20 * 19
+    assert len(found["differences"]["de-en"]) == 20 and len(found["explained"]) == 32
+    for name, row in subject.ids.items():
+        example = found["attention"][name]["examples"][0]
+        assert example["tokens"][0] == "[CLS]" and len(example["weights"]) == len(row[0]) and sum(example["weights"]) == pytest.approx(1, abs=1e-4)
+    few = evaluate.arrays(evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en"], "test", 20), most=5)
+    assert set(few) == {"singular_values", "explained", "vectors", "attention"} and len(few["vectors"]["values"]) == 5
+
+
+def xsim_of(subject):
+    return evaluate.retrieval(subject.vectors, subject.texts)["xsim/de-en"]
+
+
+def test_the_geometry_tasks_refuse_what_they_cannot_do(tokenizer, tmp_path):
+    (tmp_path / "plain.txt").write_text("".join(f"the cat sees {count} dogs\n" for count in range(30)))
+    for task in ("linear", "tokens", "uniform"):
+        with pytest.raises(BadInput, match=f"{task}.*one text a row"):
+            run(tiny(), tokenizer, str(tmp_path / "plain.txt"), split="all", tasks=[task])
+    flat = Model(ModelConfig(vocab=300, width=32, layers=0, heads=2, max_length=48)).eval()
+    with pytest.raises(BadInput, match="this model has none"):
+        run(flat, tokenizer, "toy", tasks=["attention"])
+    model = tiny()
+    model.blocks[-1].qkv.weight.data.fill_(math.nan)
+    for task in ("tokens", "attention"):
+        with pytest.raises(BadInput, match="has diverged"):
+            run(model, tokenizer, "toy", ["en", "de"], limit=3, tasks=[task])
+
+
 def test_a_header_stands_before_the_text_of_its_row_and_before_the_prompt():
     tokenizer = data.open_corpus("toy", count=60, vocab=400).tokenizer
     mark = data.special(tokenizer)
