@@ -23,6 +23,7 @@ from tqdm import tqdm
 import data
 import grammar
 import metrics
+import tasks
 from data import BadInput
 from metrics import diagnose, geometry, mine, top1, xsim, xsim_plus
 from model import Packed, attention_weights, load, rotary, rotate, sinusoids
@@ -281,10 +282,11 @@ class Subject:
     ids}; vectors {column: (N, D)}, negatives (M, D) of `hard`; answers (texts written, did each end?, how many prompts were cut)."""
 
     def __init__(self, model, tokenizer, spec, langs=None, split="test", limit=1000, skip_bad=False, progress=False, known=None,
-                 answer_limit=200, header=0, frames=None, files="data"):
+                 answer_limit=200, header=0, frames=None, files="data", sets=()):
         if limit is not None and limit < 2:
             raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
         self.model, self.tokenizer, self.spec, self.split, self.progress = model, tokenizer, spec, split, progress
+        self.limit, self.sets = limit, sets
         self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
         self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header))
 
@@ -324,8 +326,8 @@ class Subject:
         """Any texts -> (N, D), in the frame of the first column."""
         return self.embed(self.rows_of(texts), pool)
 
-    def rows_of(self, texts):
-        return rows_of(self.tokenizer, texts, None, self.frames and self.frames[0], self.model.config.max_length)
+    def rows_of(self, texts, headers=None):
+        return rows_of(self.tokenizer, texts, headers, self.frames and self.frames[0], self.model.config.max_length)
 
     @functools.cached_property
     def ids(self):
@@ -440,11 +442,45 @@ def task_uniform(subject):
     return {"rows": subject.count} | {name: scores[name] for name in sorted(scores)} | change
 
 
+def task_gap(subject):
+    """Predict-and-Reconstruct's tables 7-11, for each set of --sets and each pooling: its geometry, by the paper's formulas and its code's,
+    and the probe gap. A pair is one row, [CLS] first [SEP] second [SEP], as in its code. Without --sets, the token probe of the first column."""
+    sets, scores = {name: tasks.read(name, subject.files) for name in subject.sets}, {}
+    if not sets:
+        name, texts = next(iter(subject.texts.items()))
+        sets = {name: tasks.Rows(texts, None, None)}
+    for name, columns in sets.items():
+        texts, second, labels = (column and column[:subject.limit] for column in columns)
+        rows = subject.rows_of(second or texts, texts if second else None)
+        targets = metrics.token_targets(rows, data.special(subject.tokenizer).ids)
+        scores[f"{name}/rows"], scores[f"{name}/rows_token"] = len(rows), int((targets >= 0).sum())
+        for pool in dict.fromkeys((subject.model.config.pool, *POOLINGS)):
+            z = subject.embed(rows, pool)
+            try:
+                found = classes(z, labels) | metrics.probe_gap(z, targets, labels)
+            except ValueError as error:
+                raise BadInput(f"set {name} cannot be probed: {error}") from None
+            scores |= {f"{name}/{metric}": value for metric, value in poolings({pool: {name: z}}).items()}
+            scores |= {f"{name}/{pool}/{metric}": value for metric, value in found.items()}
+    return scores
+
+
+def classes(z, labels):
+    """How near rows of a class are, (N, D), N labels or None; scores are binned at 1, 2, 3 and 4, as Predict-and-Reconstruct's code does."""
+    if labels is None:
+        return {}
+    labels = torch.tensor(labels)
+    of = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True) if labels.is_floating_point() else labels
+    return {"class_alignment": metrics.class_alignment(z, of), "class_alignment_4": metrics.class_alignment(z, of, 4),
+            "class_separation": metrics.class_separation(z, of)}
+
+
 TASKS = {
     "retrieval": Task(task_retrieval, refuses_retrieval),
     "geometry": Task(task_geometry),
     "generate": Task(task_generate, refuses_generate),
     "poolings": Task(task_poolings, default=False),
+    "gap": Task(task_gap, default=False),
     "linear": Task(task_linear, refuses_retrieval, default=False),
     "spectrum": Task(task_spectrum, default=False),
     "tokens": Task(task_tokens, refuses_retrieval, default=False),
@@ -564,6 +600,15 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "cosine/translations": ("", "higher", "translations"),
     "cosine/different": ("", "lower", "unrelated sentences, two languages"),
     "uniformity_1000": ("", "lower", "the same of at most 1,000 random rows (Predict-and-Reconstruct's code)"),
+    "class_alignment": ("", "lower", "squared distance of rows of one class"),
+    "class_alignment_4": ("", "lower", "4th power of it (Predict-and-Reconstruct's code)"),
+    "class_separation": ("", "lower", "distance within classes over that between, 1: they do not show"),
+    "token": ("%", "", "a linear probe finds the row's most frequent token, 3 folds"),
+    "semantic": ("%", "higher", "a linear probe finds the label, 5 folds (of scores: Spearman)"),
+    "semantic_f1": ("%", "higher", "macro-F1 of that"),
+    "semantic_mcc": ("%", "higher", "Matthews correlation of that"),
+    "gap": ("%", "higher", "semantic - token"),
+    "rows_token": ("", "", "rows whose most frequent token is that of 5 rows or more"),
     "residual": ("", "lower", "|T X - C|, best linear map X of the first column to another; 0 if rows_per_width is under 1"),
     "residual_relative": ("", "lower", "the same over |C|, 0 is a linear map"),
     "residual_held_out": ("", "lower", "the same on every second row, X fitted to the others"),
@@ -614,6 +659,7 @@ def table(results):
     for name in shown:
         metric = name.partition("/")[2]
         metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
+        metric = metric.rpartition("/")[2] if name.startswith("gap/") else metric
         sign, better, about = ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")      # a detail has its metric's unit
         value = f"{results[name]}" if metric.startswith("rows") else f"{results[name]:.{2 if sign else 4}f}"
         lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}".rstrip())
@@ -670,6 +716,8 @@ def evaluate_run(arguments):
     model = load(folder / "model.pt", device)
     if arguments.tasks == []:
         raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
+    if arguments.sets and "gap" not in (arguments.tasks or ()):
+        raise BadInput("--sets chooses the rows of task gap, which is not asked for: add --tasks gap, or leave --sets out")
     known, skip_bad = None, bool(config.get("skip_bad"))
     if model.config.causal and "generate" in (arguments.tasks or TASKS):
         try:
@@ -681,7 +729,7 @@ def evaluate_run(arguments):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
     subject = Subject(model, tokenizer, spec, langs, split, arguments.limit, skip_bad, progress=True, known=known,
-                      answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files)
+                      answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files, sets=arguments.sets)
     results = run(subject, arguments.tasks)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
@@ -713,6 +761,7 @@ def main(argv=None):
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
     parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply, without {', '.join(ON_REQUEST)})")
     parser.add_argument("--files", default="data", help="folder with the data sets of tasks that have their own (default: data, where data.py downloads to)")
+    parser.add_argument("--sets", type=names, default=[], help="sentence tasks, such as sst2,mrpc, for task gap; see tasks.py")
     parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
     parser.add_argument("--arrays", action="store_true", help="also write RUN/arrays.json: spectrum, vectors, cosines, attention, for plots")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")

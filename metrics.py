@@ -380,6 +380,119 @@ def attention_entropy(weights):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Probes across folds: what a linear map of the vectors tells of words and of labels [Predict-and-Reconstruct, app. D, and its code]
+
+
+def token_targets(rows, special, least=5):
+    """What a token probe is asked for: the most frequent token of each row of ids that is not special, of equals the smallest id ->
+    (N,) ints; -1 where the row has none, or fewer than `least` rows have the same target."""
+    plain = [[token for token in ids if token not in special] for ids in rows]
+    targets = torch.tensor([torch.tensor(ids).bincount().argmax().item() if ids else -1 for ids in plain])
+    seen, place, counts = targets.unique(return_inverse=True, return_counts=True)
+    return torch.where(counts[place] >= least, targets, -1)
+
+
+def folds(labels, n):
+    """Each row's fold, (N,) labels -> (N,) of 0..n-1: every class is dealt out evenly and in order, as scikit-learn's StratifiedKFold
+    without shuffling does. Labels that are floats are cut into n runs, as its KFold does."""
+    labels = torch.as_tensor(labels)
+    if labels.is_floating_point():
+        return torch.cat([torch.full((len(part),), number) for number, part in enumerate(labels.tensor_split(n))])
+    of = labels.unique(return_inverse=True)[1]                           # classes in the order of their first row, as there
+    order = torch.tensor([(of == one).nonzero()[0, 0] for one in range(int(of.max()) + 1)]).argsort().argsort()[of]
+    dealt, found = order.sort().values, torch.empty(len(of), dtype=torch.int64)
+    for one in range(int(of.max()) + 1):
+        found[order == one] = torch.repeat_interleave(torch.stack([(dealt[fold::n] == one).sum() for fold in range(n)]))
+    return found
+
+
+def logistic(z, labels, c=1.0):
+    """Multinomial logistic regression (N, D), (N,) of 0..K-1 -> a function of vectors to classes. Minimises sum of cross-entropies +
+    |W|^2 / 2c over weights W and intercepts that cost nothing: scikit-learn's LogisticRegression(C=c)."""
+    one = lambda x: torch.cat([x, x.new_ones(len(x), 1)], 1)
+    x, w = one(z), z.new_zeros(z.shape[1] + 1, int(labels.max()) + 1).requires_grad_()
+    solver = torch.optim.LBFGS([w], max_iter=500, tolerance_grad=1e-6, tolerance_change=1e-12, history_size=20, line_search_fn="strong_wolfe")
+
+    def loss():
+        solver.zero_grad()
+        value = torch.nn.functional.cross_entropy(x @ w, labels) + w[:-1].square().sum() / (2 * c * len(x))
+        value.backward()
+        return value
+    with torch.enable_grad():
+        solver.step(loss)
+    return lambda z: (one(z) @ w.detach()).argmax(1)
+
+
+def ridge(z, scores, alpha=1.0):
+    """Ridge regression (N, D), (N,) -> a function of vectors to scores; the intercept costs nothing."""
+    centre, mean = z.mean(0), scores.mean()
+    w = torch.linalg.solve((z - centre).T @ (z - centre) + alpha * torch.eye(z.shape[1], dtype=z.dtype), (z - centre).T @ (scores - mean))
+    return lambda z: (z - centre) @ w + mean
+
+
+def across_folds(z, labels, n):
+    """What a probe says of each row that has not seen the row's fold: logistic regression for integer labels, ridge for scores;
+    (N, D), (N,) -> (N,). Each dimension is first scaled to mean 0, deviation 1 over all rows, as the released code does. ValueError if
+    there are fewer than n rows or, of every class, fewer than n."""
+    z, labels = torch.as_tensor(z).double(), torch.as_tensor(labels)
+    classes, of = (None, labels.double()) if labels.is_floating_point() else labels.unique(return_inverse=True)
+    if len(z) < n or classes is not None and of.bincount().max() < n:
+        raise ValueError(f"{len(z)} rows are too few for {n} folds")
+    deviation = z.std(0, correction=0)
+    z, fold = (z - z.mean(0)) / torch.where(deviation > 0, deviation, 1), folds(labels, n)
+    found = torch.empty_like(of)
+    for number in range(n):
+        out = fold == number
+        found[out] = (ridge if classes is None else logistic)(z[~out], of[~out])(z[out])
+    return found if classes is None else classes[found]
+
+
+def macro_f1(labels, found):
+    """Mean over the classes, of either, of 2 hits / (those there + those found): (N,), (N,) -> 0..100."""
+    counts = [((labels == one), (found == one)) for one in torch.cat([labels, found]).unique()]
+    return 100 * sum(2 * (there & said).sum().item() / (there.sum() + said.sum()).item() for there, said in counts) / len(counts)
+
+
+def matthews(labels, found):
+    """Correlation of classes and found classes, (N,), (N,) -> -100..100; 0 if either is always the same. [Gorodkin 2004]"""
+    of = torch.cat([labels, found]).unique(return_inverse=True)[1]
+    there, said = torch.nn.functional.one_hot(of).double().split(len(labels))
+    there, said = there - there.mean(0), said - said.mean(0)
+    scale = (there.square().sum() * said.square().sum()).sqrt().item()
+    return 100 * (there * said).sum().item() / scale if scale else 0.0
+
+
+def spearman(x, y):
+    """Correlation of ranks, equal values sharing theirs: (N,), (N,) -> -100..100; 0 if either is always the same."""
+    def ranks(x):
+        values, place, counts = torch.as_tensor(x).unique(return_inverse=True, return_counts=True)
+        middle = counts.double().cumsum(0) - counts.double() / 2
+        return middle[place] - len(x) / 2
+    a, b = ranks(x), ranks(y)
+    scale = (a.square().sum() * b.square().sum()).sqrt().item()
+    return 100 * (a @ b).item() / scale if scale else 0.0
+
+
+def probe_gap(z, targets, labels=None):
+    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N labels (classes as ints, or scores as floats) -> "token",
+    accuracy on the targets across 3 folds, of rows that have one; "semantic", on the labels across 5 folds, with "semantic_f1" and
+    "semantic_mcc", or for scores the Spearman correlation; and "gap", semantic - token. Percent, of the predictions of all folds."""
+    scores, known = {}, targets >= 0
+    if known.any():
+        scores["token"] = 100 * (across_folds(z[known], targets[known], 3) == targets[known]).double().mean().item()
+    if labels is None:
+        return scores
+    labels = torch.as_tensor(labels)
+    found = across_folds(z, labels, 5)
+    if labels.is_floating_point():
+        scores["semantic"] = spearman(labels, found)
+    else:
+        scores |= {"semantic": 100 * (found == labels).double().mean().item(), "semantic_f1": macro_f1(labels, found),
+                   "semantic_mcc": matthews(labels, found)}
+    return scores | ({"gap": scores["semantic"] - scores["token"]} if "token" in scores else {})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Statistics
 
 

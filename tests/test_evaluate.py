@@ -420,6 +420,28 @@ def xsim_of(subject):
     return evaluate.retrieval(subject.vectors, subject.texts)["xsim/de-en"]
 
 
+def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, run_folder, capsys):
+    texts = ["the cat sees seven dogs", "seven dogs see", "die Katze sieht sieben Hunde", "sieben Hunde"]
+    (tmp_path / "sst2_dev.tsv").write_text("label\tsentence\n" + "".join(f"{row % 2}\t{texts[row % 4]} {'dogs ' * (row % 3)}\n" for row in range(40)))
+    (tmp_path / "stsb_multi_test.tsv").write_text("score\ts1_en\ts2_en\n" + "".join(f"{row % 6}\t{texts[row % 4]}\t{texts[row % 3]}\n" for row in range(40)))
+    assert evaluate.main([str(run_folder), "--tasks", "gap", "--sets", "sst2,stsb", "--files", str(tmp_path), "--limit", "36", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gap/sst2/rows"] == found["gap/stsb/rows"] == 36 and len(found) == 2 * 2 + 5 * 15 + 5 * 13
+    assert found["gap/sst2/max/gap"] == pytest.approx(found["gap/sst2/max/semantic"] - found["gap/sst2/max/token"])
+    assert evaluate.table(found).count("\n") == len(found) - 1
+    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 36, files=tmp_path, sets=["stsb"])
+    mark, ids = data.special(tokenizer), [data.encode(tokenizer, texts[:1])[0].tolist(), data.encode(tokenizer, texts[1:2])[0].tolist()]
+    assert subject.rows_of([texts[1]], [texts[0]]) == [[mark.cls, *ids[0], mark.sep, *ids[1], mark.sep]]
+    rows = subject.rows_of([texts[row % 3] for row in range(36)], [texts[row % 4] for row in range(36)])
+    bins, z = torch.tensor([row % 6 for row in range(36)]).clamp(max=4), subject.embed(rows, "mean")
+    assert found["gap/stsb/mean/class_alignment_4"] == pytest.approx(metrics.class_alignment(z, bins, 4), rel=1e-4)
+    plain = run(tiny().eval(), tokenizer, "toy", ["en", "de"], limit=36, tasks=["gap"])
+    assert 0 <= plain["gap/en/cls/token"] <= 100 and not any("semantic" in name for name in plain)
+    for flags, message in ((["--sets", "sst2"], "add --tasks gap"), (["--tasks", "gap", "--sets", "sst3"], "did you mean"),
+                           (["--tasks", "gap", "--sets", "sst2", "--limit", "4"], "set sst2 cannot be probed")):
+        assert evaluate.main([str(run_folder), "--files", str(tmp_path), *flags]) == 2 and message in capsys.readouterr().err
+
+
 def test_the_geometry_tasks_refuse_what_they_cannot_do(tokenizer, tmp_path):
     (tmp_path / "plain.txt").write_text("".join(f"the cat sees {count} dogs\n" for count in range(30)))
     for task in ("linear", "tokens", "uniform"):
