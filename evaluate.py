@@ -3,6 +3,7 @@
     python evaluate.py out/x                                # everything that applies, on the run's own test rows
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval --json
     python evaluate.py out/y --tasks generate               # of a causal model: does it write the second column, given the first?
+    python evaluate.py out/x --tasks gap,tokens,attention --sets sst2,stsb        # what the papers look at: probes, nearest tokens, attention
 
 First `embed` and `generate`; then the tasks, whose
 numbers are named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
@@ -240,11 +241,12 @@ def poolings(vectors):
 
 
 def averaged(each):
-    """{pair or language: {metric: number}} -> {"metric": mean, "metric/de-en": number, ...}."""
-    names = dict.fromkeys(name for scores in each.values() for name in scores)
-    found = {name: {kind: scores[name] for kind, scores in each.items() if name in scores} for name in names}
-    return {name: value for metric, values in found.items()
-            for name, value in {metric: sum(values.values()) / len(values), **{f"{metric}/{kind}": value for kind, value in values.items()}}.items()}
+    """{pair or language: {metric: number}} -> {"metric": mean over them, "metric/de-en": number, ...}."""
+    found = {}
+    for metric in next(iter(each.values())):
+        found[metric] = sum(scores[metric] for scores in each.values()) / len(each)
+        found |= {f"{metric}/{kind}": scores[metric] for kind, scores in each.items()}
+    return found
 
 
 def seen(spec, langs=None, holdout=True, skip_bad=False):
@@ -305,6 +307,7 @@ class Subject:
         return len(next(iter(self.texts.values())))
 
     def checked(self, found):
+        """What was found of each text, if all of it is finite."""
         if bad := sum(not bool(value.isfinite().all()) for value in found):
             raise BadInput(f"the model gives NaN or infinity for {bad} of {len(found)} texts: its training has diverged")
         return found
@@ -402,8 +405,7 @@ def task_linear(subject):
     """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code; "_unit" is of unit rows, which scale does not move."""
     each = {pair: metrics.linear_map(x, y) | {f"{name}_unit": value for name, value in metrics.linear_map(metrics.unit(x), metrics.unit(y)).items()}
             for pair, y, x in subject.pairs}
-    width = subject.model.config.width
-    return {"rows": subject.count, "rows_per_width": subject.count / width} | averaged(each)
+    return {"rows": subject.count, "rows_per_width": subject.count / subject.model.config.width} | averaged(each)
 
 
 def task_spectrum(subject):
@@ -418,9 +420,8 @@ def task_tokens(subject):
     new = sorted({text: row for row, text in reversed(list(enumerate(first)))}.values())
     columns = [[rows[row] for row in new] for rows in subject.ids.values()]
     queries, found = metrics.nearest_tokens(columns, map(subject.states, columns), data.special(subject.tokenizer).ids, range(min(250, len(new))))
-    scores = {"1": metrics.token_matches(queries, found[:, :1]), "5": metrics.token_matches(queries, found)}
-    return {"rows": len(new), "rows_queries": len(queries)} | {
-        f"{name}{'' if k == '1' else '/nearest_5'}": scores[k][name] for name in scores["1"] for k in scores}
+    nearest, five = metrics.token_matches(queries, found[:, :1]), metrics.token_matches(queries, found)
+    return {"rows": len(new), "rows_queries": len(queries)} | nearest | {f"{name}/nearest_5": value for name, value in five.items()}
 
 
 def task_attention(subject):

@@ -176,18 +176,18 @@ def explained(z):
 def linear_map(x, y):
     """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F [LLM-JEPA, table 14], which grows with
     the vectors and with N; "residual_relative": the same over |y|_F, 0..1; "residual_held_out": |x X - y|_F / |y|_F on every second
-    row, X fitted to the others; "singular_mean" and "singular_100": mean of all singular values of x - y and of the 100 largest}. With
-    N <= D rows the first two are 0 whatever the vectors are, and there is a limit to belief until N is several D. Directions under 1e-6
-    of the largest are rounding, and not fitted. Raises ValueError if the shapes differ or there are fewer than 2 rows."""
+    row, X fitted to the others; "singular_mean" and "singular_100": mean of all singular values of x - y and of the 100 largest}. The first
+    two are of the rows that X was fitted to: with N <= D they are 0 whatever the vectors, and they say little until N is several D.
+    Directions under 1e-6 of the largest are rounding, and not fitted. Raises ValueError if the shapes differ or there are under 2 rows."""
     x, y = (torch.as_tensor(z).detach().double().cpu() for z in (x, y))
     if x.shape != y.shape or len(x) < 2:
         raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} must have the same shape and at least two rows")
     fit = lambda rows: torch.linalg.lstsq(x[rows], y[rows], rcond=1e-6, driver="gelsd").solution               # (D, D)
     left = lambda rows, matrix: (x[rows] @ matrix - y[rows]).norm().item()
-    whole, norm, half, rest = slice(None), y.norm().item(), slice(0, None, 2), slice(1, None, 2)
+    whole, half, rest = slice(None), slice(0, None, 2), slice(1, None, 2)
+    over = lambda value, rows: value / max(y[rows].norm().item(), 1e-300)
     residual, s = left(whole, fit(whole)), spectrum(x - y, center=False)
-    return {"residual": residual, "residual_relative": residual / max(norm, 1e-300),
-            "residual_held_out": left(rest, fit(half)) / max(y[rest].norm().item(), 1e-300),
+    return {"residual": residual, "residual_relative": over(residual, whole), "residual_held_out": over(left(rest, fit(half)), rest),
             "singular_100": s[:100].mean().item(), "singular_mean": s.mean().item()}
 
 
