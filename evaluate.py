@@ -607,7 +607,7 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "token": ("%", "", "a linear probe finds the row's most frequent token, 3 folds"),
     "semantic": ("%", "higher", "a linear probe finds the label, 5 folds (of scores: Spearman)"),
     "semantic_f1": ("%", "higher", "macro-F1 of that"),
-    "semantic_mcc": ("%", "higher", "Matthews correlation of that"),
+    "semantic_mcc": ("", "higher", "Matthews correlation of that"),
     "gap": ("%", "higher", "semantic - token"),
     "rows_token": ("", "", "rows whose most frequent token is that of 5 rows or more"),
     "residual": ("", "lower", "|T X - C|, best linear map X of the first column to another; 0 if rows_per_width is under 1"),

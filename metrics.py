@@ -5,6 +5,7 @@ Vectors are (N, D), row i of two matrices belongs together where a function comp
 import math
 
 import torch
+import torch.nn.functional as F
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Retrieval metrics
@@ -392,7 +393,7 @@ def token_targets(rows, special, least=5):
     return torch.where(counts[place] >= least, targets, -1)
 
 
-def folds(labels, n):
+def stratified(labels, n):
     """Each row's fold, (N,) labels -> (N,) of 0..n-1: every class is dealt out evenly and in order, as scikit-learn's StratifiedKFold
     without shuffling does. Labels that are floats are cut into n runs, as its KFold does."""
     labels = torch.as_tensor(labels)
@@ -406,28 +407,38 @@ def folds(labels, n):
     return found
 
 
-def logistic(z, labels, c=1.0):
-    """Multinomial logistic regression (N, D), (N,) of 0..K-1 -> a function of vectors to classes. Minimises sum of cross-entropies +
-    |W|^2 / 2c over weights W and intercepts that cost nothing: scikit-learn's LogisticRegression(C=c)."""
-    one = lambda x: torch.cat([x, x.new_ones(len(x), 1)], 1)
-    x, w = one(z), z.new_zeros(z.shape[1] + 1, int(labels.max()) + 1).requires_grad_()
-    solver = torch.optim.LBFGS([w], max_iter=500, tolerance_grad=1e-6, tolerance_change=1e-12, history_size=20, line_search_fn="strong_wolfe")
+def logistic(x, labels, c=1.0, max_iter=500):
+    """Multinomial logistic regression, (N, D), (N,) of 0..K-1 -> weights (D + 1, K), the last row what adds to the logits; of two classes
+    (D + 1, 1), the logit of the second. Minimises c sum CE + |W|^2 / 2, where that row costs nothing: scikit-learn's LogisticRegression."""
+    x, labels = torch.as_tensor(x).double(), torch.as_tensor(labels)
+    x, classes = torch.cat([x, x.new_ones(len(x), 1)], 1), int(labels.max()) + 1
+    w = x.new_zeros(x.shape[1], 1 if classes == 2 else classes, requires_grad=True)
+    solver = torch.optim.LBFGS([w], max_iter=max_iter, tolerance_grad=1e-6, tolerance_change=1e-12, line_search_fn="strong_wolfe")
 
     def loss():
         solver.zero_grad()
-        value = torch.nn.functional.cross_entropy(x @ w, labels) + w[:-1].square().sum() / (2 * c * len(x))
+        value = F.cross_entropy(_logits(x, w), labels) + w[:-1].square().sum() / (2 * c * len(x))
         value.backward()
         return value
     with torch.enable_grad():
         solver.step(loss)
-    return lambda z: (one(z) @ w.detach()).argmax(1)
+    return w.detach()
 
 
-def ridge(z, scores, alpha=1.0):
-    """Ridge regression (N, D), (N,) -> a function of vectors to scores; the intercept costs nothing."""
-    centre, mean = z.mean(0), scores.mean()
-    w = torch.linalg.solve((z - centre).T @ (z - centre) + alpha * torch.eye(z.shape[1], dtype=z.dtype), (z - centre).T @ (scores - mean))
-    return lambda z: (z - centre) @ w + mean
+def _logits(x, w):
+    return torch.cat([x.new_zeros(len(x), 1), x @ w], 1) if w.shape[1] == 1 else x @ w
+
+
+def classify(w, x):
+    """Classes (N,) of vectors (N, D) by the weights of `logistic`."""
+    return _logits(torch.cat([x, x.new_ones(len(x), 1)], 1), w).argmax(1)
+
+
+def ridge(x, scores, queries, alpha=1.0):
+    """Ridge regression on (N, D), (N,) -> scores of the queries (M, D), (M,); the intercept costs nothing."""
+    centre, mean = x.mean(0), scores.mean()
+    w = torch.linalg.solve((x - centre).T @ (x - centre) + alpha * torch.eye(x.shape[1], dtype=x.dtype), (x - centre).T @ (scores - mean))
+    return (queries - centre) @ w + mean
 
 
 def across_folds(z, labels, n):
@@ -439,56 +450,61 @@ def across_folds(z, labels, n):
     if len(z) < n or classes is not None and of.bincount().max() < n:
         raise ValueError(f"{len(z)} rows are too few for {n} folds")
     deviation = z.std(0, correction=0)
-    z, fold = (z - z.mean(0)) / torch.where(deviation > 0, deviation, 1), folds(labels, n)
+    z, fold = (z - z.mean(0)) / torch.where(deviation > 0, deviation, 1), stratified(labels, n)
     found = torch.empty_like(of)
     for number in range(n):
         out = fold == number
-        found[out] = (ridge if classes is None else logistic)(z[~out], of[~out])(z[out])
+        given = z[~out], of[~out]
+        found[out] = ridge(*given, z[out]) if classes is None else classify(logistic(*given), z[out])
     return found if classes is None else classes[found]
 
 
-def macro_f1(labels, found):
-    """Mean over the classes, of either, of 2 hits / (those there + those found): (N,), (N,) -> 0..100."""
-    counts = [((labels == one), (found == one)) for one in torch.cat([labels, found]).unique()]
-    return 100 * sum(2 * (there & said).sum().item() / (there.sum() + said.sum()).item() for there, said in counts) / len(counts)
+def accuracy(found, gold):
+    """Percent that are right: (N,), (N,) -> 0..100."""
+    return 100 * (found == gold).double().mean().item()
 
 
-def matthews(labels, found):
-    """Correlation of classes and found classes, (N,), (N,) -> -100..100; 0 if either is always the same. [Gorodkin 2004]"""
-    of = torch.cat([labels, found]).unique(return_inverse=True)[1]
-    there, said = torch.nn.functional.one_hot(of).double().split(len(labels))
-    there, said = there - there.mean(0), said - said.mean(0)
-    scale = (there.square().sum() * said.square().sum()).sqrt().item()
-    return 100 * (there * said).sum().item() / scale if scale else 0.0
+def f1_macro(found, gold):
+    """Mean over the classes, of either, of 2 hits / (those found + those there): (N,), (N,) -> 0..100."""
+    pairs = [(found == one, gold == one) for one in torch.cat([found, gold]).unique()]
+    return 100 * sum(2 * (said & there).sum().item() / (said.sum() + there.sum()).item() for said, there in pairs) / len(pairs)
+
+
+def mcc(found, gold):
+    """Matthews' correlation of two lists of classes, (N,), (N,) -> -1..1; 0 if either is constant. [Gorodkin 2004]"""
+    of = torch.cat([found, gold]).unique(return_inverse=True)[1]
+    return _correlation(*F.one_hot(of).double().split(len(gold)))
 
 
 def spearman(x, y):
-    """Correlation of ranks, equal values sharing theirs: (N,), (N,) -> -100..100; 0 if either is always the same."""
+    """Correlation of ranks, equal values sharing theirs: (N,), (N,) -> -1..1; 0 if either is constant."""
     def ranks(x):
         values, place, counts = torch.as_tensor(x).unique(return_inverse=True, return_counts=True)
-        middle = counts.double().cumsum(0) - counts.double() / 2
-        return middle[place] - len(x) / 2
-    a, b = ranks(x), ranks(y)
-    scale = (a.square().sum() * b.square().sum()).sqrt().item()
-    return 100 * (a @ b).item() / scale if scale else 0.0
+        return (counts.cumsum(0) - counts.double() / 2)[place]
+    return _correlation(ranks(x), ranks(y))
+
+
+def _correlation(x, y):
+    x, y = x - x.mean(0), y - y.mean(0)
+    norm = (x.square().sum() * y.square().sum()).sqrt().item()
+    return (x * y).sum().item() / norm if norm else 0.0
 
 
 def probe_gap(z, targets, labels=None):
     """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N labels (classes as ints, or scores as floats) -> "token",
-    accuracy on the targets across 3 folds, of rows that have one; "semantic", on the labels across 5 folds, with "semantic_f1" and
-    "semantic_mcc", or for scores the Spearman correlation; and "gap", semantic - token. Percent, of the predictions of all folds."""
+    accuracy on the targets across 3 folds, of rows that have one; "semantic", accuracy on the labels across 5 folds, with "semantic_f1"
+    (macro) and "semantic_mcc", or of scores 100 times Spearman's correlation; "gap", semantic - token. Of the predictions of all folds."""
     scores, known = {}, targets >= 0
     if known.any():
-        scores["token"] = 100 * (across_folds(z[known], targets[known], 3) == targets[known]).double().mean().item()
+        scores["token"] = accuracy(across_folds(z[known], targets[known], 3), targets[known])
     if labels is None:
         return scores
     labels = torch.as_tensor(labels)
     found = across_folds(z, labels, 5)
     if labels.is_floating_point():
-        scores["semantic"] = spearman(labels, found)
+        scores["semantic"] = 100 * spearman(found, labels)
     else:
-        scores |= {"semantic": 100 * (found == labels).double().mean().item(), "semantic_f1": macro_f1(labels, found),
-                   "semantic_mcc": matthews(labels, found)}
+        scores |= {"semantic": accuracy(found, labels), "semantic_f1": f1_macro(found, labels), "semantic_mcc": mcc(found, labels)}
     return scores | ({"gap": scores["semantic"] - scores["token"]} if "token" in scores else {})
 
 
