@@ -115,6 +115,11 @@ DATASETS = (
         META + "senteval/senteval_data/", "datasmall_NB_ACL12.zip", unpack=True) + _at(
         GITHUB + "PrincetonML/SIF/master/data/", "sentiment-train", "sentiment-dev", "sentiment-test") + _at(
         "https://cogcomp.seas.upenn.edu/Data/QA/QC/", "train_5500.label", "TREC_10.label")),
+    Dataset("sick", "SICK: relatedness and entailment of sentence pairs", "CC BY-NC-SA 3.0", _at(
+        "https://alt.qcri.org/semeval2014/task1/data/uploads/", "sick_train.zip", "sick_trial.zip", "sick_test_annotated.zip", unpack=True)),
+    Dataset("snli", "inference on captions", "CC BY-SA 4.0", _at("https://nlp.stanford.edu/projects/snli/", "snli_1.0.zip", unpack=True)),
+    Dataset("ag-news", "four kinds of news, a probe of Predict and Reconstruct", "AG's terms, not commercial", _at(
+        GITHUB + "mhjabreel/CharCnn_Keras/master/data/ag_news_csv/", "train.csv", "test.csv")),
     Dataset("rotten-tomatoes", "LLM-JEPA's film reviews", "research use (Pang & Lee 2005)", _at(
         GOOGLE + "seldon-datasets/sentence_polarity_v1/",
         "rt-polaritydata.tar.gz 487770 a05befe52aafda71d458d188a1c54506a998b1308613ba76bbda2e5029409ce9", unpack=True)),

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARROWS = {
     "grammar": set(), "metrics": set(),
-    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"},
+    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"}, "tasks": {"data", "download"},
     "objectives": {"data", "model"},
-    "evaluate": {"data", "download", "grammar", "metrics", "model", "scores"},
+    "evaluate": {"data", "download", "grammar", "metrics", "model", "scores", "tasks"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
