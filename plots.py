@@ -6,6 +6,7 @@ import io
 import math
 import re
 import statistics
+import textwrap
 from typing import NamedTuple
 
 from data import BadInput
@@ -41,7 +42,7 @@ def curves(groups, projection):
     number = lambda value: isinstance(value, (int, float))
     terms = dict.fromkeys(name for each in groups for run in each.runs for record in run.log if "loss" in record for name in record if name not in aside)
     panels = []
-    for name, title, y in [(name, name if name == "loss" else f"loss term {name}", f"{name}, no unit") for name in terms] + [
+    for name, title, y in [(name, name if name == "loss" else f"loss term {name}", f"{name}, nats" if name in ("mlm", "ntp") else name) for name in terms] + [
             ("retrieval/xsim", "translations not found", "xsim error, %"), ("geometry/rankme", "directions in use", "RankMe, directions")]:
         series = []
         for place, each in enumerate(groups):
@@ -102,7 +103,7 @@ def cosines(groups, projection):
 
 
 def attention(groups, projection):
-    """Where the sentence's token looks in the last layer, and the entropy of that, with its deviation over seeds."""
+    """Where the sentence's token looks in the last layer, mean and range over seeds and columns; the entropy of that, with its deviation over seeds."""
     found, missing = having(groups, "attention")
     lines, bars = [], []
     for label, colour, arrays in found:
@@ -110,11 +111,11 @@ def attention(groups, projection):
         lines.append(over_seeds(label, colour, each))
     for colour, one in enumerate(groups):
         if values := list(one.scores("attention/entropy").values()):
-            mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-            bars.append((one.label, colour, [colour], [mean], ([mean - spread], [mean + spread])))
+            mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+            bars.append((one.label, colour, [colour], [mean], spread and ([mean - spread], [mean + spread])))
         else:
             missing.append(f"{one.label} has no attention/entropy: python evaluate.py {one.runs[0].folder} --tasks attention")
-    return ([Panel("attention of the sentence's token", "position in the row, tokens", "attention, %", lines)] if lines else []) + (
+    return ([Panel("attention of the sentence's token", "position in the row, tokens (0 opens it)", "attention, %", lines)] if lines else []) + (
         [Panel("its entropy", "", "entropy, nats", bars, "bars")] if bars else []), missing
 
 
@@ -157,11 +158,12 @@ def draw(panels):
         figure = Figure(figsize=(3.4, sum(heights) + .4), dpi=250, layout="constrained")
         handles = {}
         for axis, panel in zip(figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0], panels):
-            axis.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+            axis.set(title=textwrap.fill(panel.title, 45), xlabel=panel.x, ylabel=panel.y)
             for label, handle in (heat(axis, panel.series[0]) if panel.kind == "heat" else curve(axis, panel)):
                 handles.setdefault(label, handle)
         if handles:
-            figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=1 if max(map(len, handles)) > 16 else 3, frameon=False)
+            figure.legend(handles.values(), [textwrap.fill(label, 45) for label in handles], loc="outside upper center",
+                          ncols=1 if max(map(len, handles)) > 16 else 3, frameon=False)
         file = io.BytesIO()
         figure.savefig(file, metadata={"Software": None})
         return file.getvalue()
@@ -175,14 +177,18 @@ def curve(axis, panel):
         if panel.kind == "points":
             handles.append((label, axis.scatter(x, y, s=6, color=colour, marker=MARKS[number % len(MARKS)], linewidths=0, alpha=.8)))
         elif panel.kind == "bars":
-            handles.append((label, axis.bar(x, y, .6, color=colour, yerr=[[y[0] - band[0][0]], [band[1][0] - y[0]]], capsize=3)))
+            reach = band and [[y[0] - band[0][0]], [band[1][0] - y[0]]]
+            handles.append((label, axis.bar(x, y, .6, color=colour, yerr=reach, capsize=3)))
         else:
             handles.append((label, axis.plot(x, y, color=colour, linestyle=STYLES[turn % len(STYLES)])[0]))
             if band:
                 axis.fill_between(x, *band, color=colour, alpha=.2, linewidth=0)
-    if panel.kind != "lines":                                            # projections have no unit, bars have their legend
+    if panel.kind != "lines":                                            # projections have no unit, bars are named by the legend
         axis.set_xticks([])
-        axis.set_yticks([] if panel.kind == "points" else axis.get_yticks())
+    if panel.kind == "points":
+        axis.set_yticks([])
+    elif panel.kind == "bars":
+        axis.set_xlim(-1, max(x[0] for _, _, x, _, _ in panel.series) + 1)
     if panel.log:
         axis.set_yscale("log")
     return handles
@@ -199,5 +205,5 @@ def heat(axis, series):
         for j, value in enumerate(row):
             if not math.isnan(value):
                 axis.text(j, i, f"{value:.1f}", ha="center", va="center", color="black" if value > 50 else "white", fontsize=7 if len(names) < 8 else 5)
-    axis.figure.colorbar(shown, ax=axis, shrink=.8, label="%")
+    axis.figure.colorbar(shown, ax=axis, fraction=.046, label="%")
     return []
