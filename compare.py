@@ -99,7 +99,8 @@ def read_run(folder, files):
         with contextlib.suppress(ValueError):                            # a kill may have cut the last line short
             lines.append(json.loads(line))
     arrays = read_json(folder / "arrays.json") if (folder / "arrays.json").is_file() else {}
-    return Run(folder, config["seed"], settings, config, first.get("tokenizer_hash", ""), read_scores(folder, files, config["seed"]), lines, arrays)
+    log = [record for record in lines if isinstance(record, dict)]
+    return Run(folder, config["seed"], settings, config, first.get("tokenizer_hash", ""), read_scores(folder, files, config["seed"]), log, arrays)
 
 
 def label_of(settings, others):
