@@ -114,7 +114,8 @@ def test_seeds_of_fine_tuning_are_pairs_with_those_of_training(make, tmp_path, c
         (tmp_path / folder / "finetune-mnli.json").write_text(json.dumps(
             {"mnli/accuracy": 60.0, "mnli/accuracy/sd": 1.0, "mnli/accuracy/seed_7": 60.0 + place, "mnli/accuracy/seed_8": 61.0 - place % 2}), encoding="utf-8")
     status, out, _ = said(capsys, *runs, "--files", "finetune-mnli.json", "--metrics", "mnli/accuracy")
-    assert status == 0 and "| bepa | 1, 2 | 60.5 ± 0.58 (n 4) |" in out
+    assert status == 0 and "| bepa | 1, 2 | 60.50 ± 0.58 (n 4) |" in out
+    assert "| mlm | 1, 2 | 61.50 ± 1.29, p = 0.091 (n 4) |" in out                             # differences 2, 0, 2, 0: t = sqrt 3 (SciPy)
 
 
 def test_runs_that_start_from_one_run_a_seed_are_a_group(make):
