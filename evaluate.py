@@ -5,6 +5,7 @@
     python evaluate.py out/y --tasks generate               # of a causal model: does it write the second column, given the first?
     python evaluate.py out/y --tasks generate,regex         # and does that denote the same language?
     python evaluate.py out/x --tasks gap,tokens,attention --sets sst2,stsb        # what the papers look at: probes, nearest tokens, attention
+    python evaluate.py compare out/x-82 out/x-23 out/y-82 out/y-23      # runs against each other, over their seeds
 
 First `embed` and `generate`; then the tasks (scores.py says which answers are right), whose numbers are named `task/metric` or
 `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
@@ -14,6 +15,7 @@ import collections
 import contextlib
 import difflib
 import functools
+import importlib
 import json
 import re
 import sys
@@ -802,17 +804,22 @@ ABOUT = {  # metric -> unit, which way is better, what it is
 }
 
 
+def about(name):
+    """A result's row of ABOUT: unit, which way is better, what it is. A detail has its metric's unit. KeyError for another name."""
+    metric = name.partition("/")[2]
+    metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
+    metric = metric.rpartition("/")[2] if name.startswith("gap/") else metric
+    return ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")
+
+
 def table(results):
     """Results -> aligned lines: name, value, unit, which way is better, what it is. Cosines of single pairs are in the file."""
     shown = [name for name in results if not (name.startswith("geometry/cosine/") and name.count("/") > 2)]
     width, lines = max(map(len, shown)), []
     for name in shown:
-        metric = name.partition("/")[2]
-        metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
-        metric = metric.rpartition("/")[2] if name.startswith("gap/") else metric
-        sign, better, about = ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")      # a detail has its metric's unit
-        value = f"{results[name]}" if metric.startswith("rows") else f"{results[name]:.{2 if sign else 4}f}"
-        lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}".rstrip())
+        sign, better, said = about(name)
+        value = f"{results[name]}" if "/rows" in name else f"{results[name]:.{2 if sign else 4}f}"
+        lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {said}".rstrip())
     return "\n".join(lines)
 
 
@@ -903,9 +910,16 @@ def names(text):
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+COMMANDS = {"compare": "compare"}                                        # first word -> file whose main(argv) does it
+
+
 def main(argv=None):
     """Returns the exit status: 0, or 2 for bad input, which is one line on stderr."""
-    parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return importlib.import_module(COMMANDS[argv[0]]).main(argv)
+    parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False,
+                                     epilog=f"Other commands, each with its own --help: {', '.join(f'evaluate.py {word}' for word in COMMANDS)}")
     parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
     parser.add_argument("--data", help="other data than the run's own: toy, or files as for train.py")
     parser.add_argument("--langs", type=names, help="languages, such as en,de; the first is searched in (default: the run's)")

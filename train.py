@@ -2,6 +2,7 @@
 
     python train.py --objective mexma                 # embedded data, CPU, a few minutes, ends in a table
     python train.py --objective mexma --help          # every flag, its default, and whose it is
+    python train.py --seeds 82,23,37                  # once per seed, for python evaluate.py compare
     torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
 
 The same command again resumes. Everything of a run is in its folder: model.pt, train.pt, tokenizer.json, log.jsonl; evaluate.py adds eval.json.
@@ -164,6 +165,7 @@ def make_parser(objective, size):
     parser = Parser(prog="train.py", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
     parser.add_argument("--objective", default="mexma", metavar="NAME",
                         help=f"what to train: {', '.join(o.name for o in OBJECTIVES)}; with --help shows its flags [mexma]")
+    parser.add_argument("--seeds", metavar="SEED,SEED", help="train once per seed, one after the other, in OUT-SEED; resumes as a single run does")
     for title, names in GROUPS.items():
         skip = {f.name for f in fields(TrainConfig)} - set(names.split())
         add_flags(parser.add_argument_group(title), TrainConfig, values, skip)
@@ -189,6 +191,8 @@ def parse(arguments):
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise BadInput(explain_unknown(unknown[0], parser, objective))
+    if options.seeds is not None:                                        # train.py has taken them out before
+        raise BadInput(f"seeds {options.seeds}: only train.py takes several; give one --seed")
     given = {name: value for name, value in vars(options).items() if value is not None and name != "objective"}
     values, toy = defaults(objective, known.size)
     values |= given
@@ -760,7 +764,7 @@ class Run:
         return results
 
     def loop(self):
-        train, stop = self.train, Stop()
+        train, self.stop = self.train, Stop()
         if self.step >= train.steps:
             if self.rank == 0 and not any("eval" in record and record["step"] == self.step for record in read_log(self.folder)):
                 self.finish()                                            # it was killed between its last checkpoint and its last evaluation
@@ -798,7 +802,7 @@ class Run:
                     self.read_window()                                   # a step that was not finite is told before what came of it
                     self.evaluate()
                     start += time.perf_counter() - pause
-                stopped = self.agree(stop.signal)
+                stopped = self.agree(self.stop.signal)
                 if self.step % train.save_every == 0 or stopped or self.step == train.steps:
                     self.read_window()                                   # a state that is not finite is never saved
                     self.save()
@@ -874,28 +878,70 @@ def table(before, after):
     return "\n".join(lines)
 
 
-def main(arguments):
+def train_once(arguments):
+    """One run -> (exit status, the signal that it was sent or 0: one in the last evaluation comes too late to stop the run itself)."""
     def terminate(number, frame):
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, terminate)                             # until the loop takes over: leave as at Ctrl-C, with nothing half-made
+    for number in (signal.SIGINT, signal.SIGTERM):                       # until the loop takes over: leave with nothing half-made
+        signal.signal(number, terminate)
     try:
-        return Run(arguments).loop()
+        run = Run(arguments)
+        return run.loop(), run.stop.signal
     except (BadInput, OSError) as error:                                 # OSError: a full disk, a folder that cannot be written
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2, 0
     except RuntimeError as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         reason = next((line for line in reversed(str(error).splitlines()) if "Error" in line), str(error).splitlines()[0])
         print(f"error: --compile does not work here ({reason.strip()}): leave it out, or install the compiler that torch.compile asks for", file=sys.stderr)
-        return 2
+        return 2, 0
     except KeyboardInterrupt:
         print("stopped before the first step; nothing to resume", file=sys.stderr)
-        return 130
+        return 130, signal.SIGINT
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def train_seeds(arguments, known, rest):
+    """--seeds: one run after the other, each as if started alone. A run that fails does not keep the others from being trained, unless it was
+    refused before it began: so would they be."""
+    _, config, *_ = parse([*rest, *(["--out", known.out] if known.out else [])])
+    seeds = [word.strip() for word in known.seeds.split(",")]
+    if not all(word.isdecimal() for word in seeds) or len({int(word) for word in seeds}) < len(seeds):
+        raise BadInput(f"seeds is {known.seeds!r}: give different whole numbers with commas between them, such as 82,23,37,84,4")
+    if known.seed is not None:
+        raise BadInput(f"seed {known.seed} and seeds {known.seeds} exclude each other: drop one of the two")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput(f"seeds {known.seeds}: torchrun trains one run; start it once per seed, with --seed {seeds[0]} --out {config.out}-{seeds[0]} and so on")
+    folders, failed = [f"{Path(config.out)}-{int(word)}" for word in seeds], []
+    for word, folder in zip(seeds, folders):
+        status, stopped = train_once([*rest, "--seed", word, "--out", folder])
+        if stopped and (status or folder != folders[-1]):
+            print(f"stopped at seed {word} of {known.seeds}. To resume: python train.py {' '.join(arguments)}")
+            return status or 128 + stopped
+        if status and not Path(folder).exists():
+            return status
+        failed += [word] * (status > 0)
+    if failed:
+        print(f"error: of the seeds {', '.join(seeds)}, {', '.join(failed)} failed: see above", file=sys.stderr)
+        return 1
+    print(f"next: python evaluate.py {folders[0]}, the same for each of the others, and then\npython evaluate.py compare {' '.join(folders)}")
+    return 0
+
+
+def main(arguments):
+    first = Parser(add_help=False, allow_abbrev=False)
+    for name in ("--seeds", "--seed", "--out"):
+        first.add_argument(name)
+    try:
+        known, rest = first.parse_known_args(arguments)
+        return train_once(arguments)[0] if known.seeds is None else train_seeds(arguments, known, rest)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

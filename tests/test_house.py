@@ -17,6 +17,7 @@ ARROWS = {
     "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"}, "tasks": {"data", "download"},
     "objectives": {"data", "model"},
     "evaluate": {"data", "download", "grammar", "metrics", "model", "scores", "tasks"},
+    "plots": {"data"}, "compare": {"data", "evaluate", "metrics", "plots"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
@@ -36,6 +37,11 @@ def test_imports_run_one_way(name):
     body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name in ("inspect", "fetch"))]       # the documented exceptions
     found = {module for node in body for module in imports(node)} & {*ARROWS, "kernels"}
     assert found <= ARROWS[name], f"{name}.py imports {found - ARROWS[name]}"
+
+
+def test_the_other_commands_of_evaluate_are_files_above_it_that_it_looks_up_only_when_called():
+    import evaluate
+    assert all("evaluate" in ARROWS[name] for name in evaluate.COMMANDS.values())
 
 
 @pytest.mark.parametrize("name", KERNELS)

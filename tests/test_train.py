@@ -363,6 +363,56 @@ def test_a_signal_saves_and_prints_the_command_that_resumes(number, pairs, tmp_p
     assert step >= 10 and f"step {step}" in shown
 
 
+def test_several_seeds_are_the_runs_of_each_and_the_same_command_goes_on(pairs, tmp_path, capsys):
+    words = command(pairs, tmp_path / "run", "contrastive", "--steps", 2)
+    assert train.main([*words, "--seed", "23"]) == 0 and train.main([*words, "--out", str(tmp_path / "run-82"), "--seed", "82", "--steps", "1"]) == 0
+    capsys.readouterr()
+    assert train.main([*words, "--seeds", "82,23"]) == 0
+    shown = capsys.readouterr().out
+    assert "steps was 1, is 2" in shown and shown.endswith(f"\npython evaluate.py compare {tmp_path}/run-82 {tmp_path}/run-23\n")
+    assert_equal(states(tmp_path / "run"), states(tmp_path / "run-23"))
+    assert f"--seed 23 --out {tmp_path}/run-23" in train.read_log(tmp_path / "run-23")[0]["command"]
+    assert train.main([*words, "--seeds", "82,23"]) == 0 and capsys.readouterr().out.count("this run is finished") == 2
+
+
+def test_a_seed_that_fails_is_named_and_the_others_are_trained(pairs, tmp_path, capsys):
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "notes.txt").write_text("mine", encoding="utf-8")
+    assert train.main(command(pairs, tmp_path / "run", "mlm", "--steps", 1, "--seeds", "1,2")) == 1
+    assert "of the seeds 1, 2, 1 failed" in capsys.readouterr().err and (tmp_path / "run-2" / "model.pt").is_file()
+
+
+@pytest.mark.parametrize("more, message", [
+    (["--seeds", "1,1"], "seeds is '1,1': give different whole numbers"), (["--seeds", "1,x"], "seeds is '1,x'"), (["--seeds", ""], "seeds is ''"),
+    (["--seeds", "1,2", "--seed", "3"], "seed 3 and seeds 1,2 exclude each other"), (["--seeds", "1,2", "--lr", "-1"], "lr -1"),
+    (["--seeds", "1,2", "--data", "nowhere.tsv"], "nowhere.tsv")])
+def test_seeds_that_cannot_be_trained_are_refused_in_one_line(more, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(more) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert train.main(["--seeds", "1,2"]) == 2 and "torchrun trains one run; start it once per seed, with --seed 1 --out out/mexma-1" in capsys.readouterr().err
+
+
+def test_a_signal_ends_the_sequence_with_the_command_that_resumes_it(pairs, tmp_path):
+    words = command(pairs, tmp_path / "run", "contrastive", "--steps", 100000, "--eval-every", 100000, "--save-every", 100000, "--seeds", "82,23")
+    process = start(words)
+    while "a step" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and shown.endswith(f"stopped at seed 82 of 82,23. To resume: python train.py {' '.join(words)}\n"), errors
+    assert (tmp_path / "run-82" / "train.pt").is_file() and not (tmp_path / "run-23").exists()
+
+
+def test_a_signal_in_the_last_evaluation_of_a_seed_ends_the_sequence_after_it(pairs, tmp_path, capsys, monkeypatch):
+    finish = train.Run.finish
+    monkeypatch.setattr(train.Run, "finish", lambda self: (os.kill(os.getpid(), signal.SIGTERM), finish(self)))
+    assert train.main(command(pairs, tmp_path / "run", "contrastive", "--steps", 1, "--seeds", "1,2")) == 128 + signal.SIGTERM
+    assert "stopped at seed 1 of 1,2" in capsys.readouterr().out and not (tmp_path / "run-2").exists()
+
+
 KILLER = """
 import os, random, signal, sys, time
 import torch
