@@ -168,7 +168,7 @@ def _plain(path):
     return Path(path.name.removesuffix(".gz").removesuffix(".xz"))
 
 
-def _lines(path):
+def read_lines(path):
     """(line number, line without its end) of a plain, .gz or .xz file."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
@@ -249,7 +249,7 @@ class Source:
 
     def _layout(self, path, ending):
         """How to read a file, by its extension and its first line, and the names of all its columns."""
-        first = next((raw.decode("utf-8", errors="replace") for _, raw in _lines(path) if raw.strip()), None)
+        first = next((raw.decode("utf-8", errors="replace") for _, raw in read_lines(path) if raw.strip()), None)
         if first is None:
             raise BadInput(f"{path} is empty")
         kind = KINDS.get(ending) or ("jsonl" if first.startswith("{") else "tsv" if "\t" in first else "text")
@@ -257,7 +257,7 @@ class Source:
             return kind, ["text"]
         if kind == "jsonl":
             names = {}
-            for number, raw in itertools.islice(_lines(path), 10_000):  # a file may name a language late
+            for number, raw in itertools.islice(read_lines(path), 10_000):  # a file may name a language late
                 try:
                     names |= {name: None for row in _record(raw.decode(), self.langs) for name in row} if raw.strip() else {}
                 except ValueError as error:
@@ -313,7 +313,7 @@ class Source:
         if kind == "moses":
             yield from self._moses(names)
             return
-        for number, raw in _lines(path):
+        for number, raw in read_lines(path):
             try:
                 line = raw.decode()
                 if kind == "jsonl":
@@ -336,7 +336,7 @@ class Source:
                 self._bad(path, number, error)
 
     def _moses(self, names):
-        for lines in itertools.zip_longest(*map(_lines, self.paths)):
+        for lines in itertools.zip_longest(*map(read_lines, self.paths)):
             if None in lines:  # never skipped: where one line is missing, all after it may be misaligned
                 place, (number, raw) = next((place, line) for place, line in enumerate(lines) if line)
                 raise BadInput(f"{self.paths[lines.index(None)]} has {number - 1:,} lines, {self.paths[place]} has more; line N of all must be "

@@ -79,6 +79,9 @@ DATASETS = (
         META + "nllb/laser/xsimplusplus/", "eng_Latn_augmented.devtest", "eng_Latn_errtype.devtest.json")),
     Dataset("tatoeba", "similarity search, 14 languages with English (LASER's test, v1)", "CC BY 2.0 FR", _at(
         GITHUB + "facebookresearch/LASER/main/data/tatoeba/v1/", *(f"tatoeba.{one}-eng.{side}" for one in TATOEBA_LANGUAGES for side in (one, "eng")))),
+    Dataset("bucc2018", "mining translations out of two texts, German, French, Russian, Chinese with English (no gold of the test part)", "research use", _at(
+        "https://comparable.limsi.fr/bucc2018/", *(f"bucc2018-{one}-en.{part}.tar.bz2" for one in ("de", "fr", "ru", "zh")
+                                                   for part in ("sample-gold", "training-gold", "test")), unpack=True)),
     Dataset("opus100", "BERT-JEPA's translation pairs (all but Swahili)", "each source of OPUS has its own", _at(
         "https://object.pouta.csc.fi/OPUS-100/v1.0/", *(f"opus-100-corpus-{pair}-v1.0.tar.gz" for pair in OPUS_PAIRS), unpack=True)),
     Dataset("multi30k", "captions in English, German, French, Czech, in parallel", "CC BY-NC-SA 4.0; captions: Flickr30k's terms", _at(

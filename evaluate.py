@@ -2,6 +2,7 @@
 
     python evaluate.py out/x                                # everything that applies, on the run's own test rows
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval --json
+    python evaluate.py out/x --data flores200_dataset/devtest --tasks retrieval,matrix      # all languages of a folder
     python evaluate.py out/y --tasks generate               # of a causal model: does it write the second column, given the first?
     python evaluate.py out/y --tasks generate,regex         # and does that denote the same language?
     python evaluate.py out/x --tasks gap,tokens,attention --sets sst2,stsb        # what the papers look at: probes, nearest tokens, attention
@@ -19,6 +20,7 @@ import importlib
 import json
 import re
 import sys
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +34,7 @@ import metrics
 import scores
 import tasks
 from data import BadInput
-from metrics import diagnose, geometry, mine, top1, xsim, xsim_plus
+from metrics import bucc_f1, bucc_mine, diagnose, geometry, mine, top1, xsim_all, xsim_matrix, xsim_plus
 from model import Packed, attention_weights, load, rotary, rotate, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -183,19 +185,55 @@ def starts_with(generated, gold):
 # ---------------------------------------------------------------------------------------------------------------------
 # Tasks
 
-def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, header=False):
+def flores(folder, langs=None):
+    """A folder with a file CODE.devtest or CODE.dev for each language, line N of all being one sentence -> {code: path}, eng_Latn first
+    if there is no `langs`. Raises BadInput for another folder, or a language that is not in it."""
+    found = {path.stem: path for ending in ("devtest", "dev") for path in sorted(Path(folder).glob(f"*.{ending}")) if "_augmented" not in path.stem}
+    if len({path.suffix for path in found.values()}) != 1:
+        raise BadInput(f"{folder} must hold files CODE.devtest or CODE.dev, of one kind: give such a folder, as flores200_dataset/devtest, or name files")
+    if wrong := [code for code in langs or () if code not in found]:
+        raise BadInput(f"--langs {wrong[0]}: there is no {folder}/{wrong[0]}{next(iter(found.values())).suffix}")
+    return {code: found[code] for code in langs or sorted(found, key=lambda code: (code != "eng_Latn", code))}
+
+
+def hard_rows(lines, types, gold):
+    """xsim++'s files -> [(altered sentence, row, type of error), ...]: a file with a sentence a line, and a JSON object {altered sentence:
+    {"src": the sentence of `gold` it was made from, "errtype": type}}. A line without a type, or whose source is no row, is searched too
+    and, when it is found, counts as "misaligned", as in LASER; how many there are is said on stderr. Raises BadInput if all are such."""
+    try:
+        known = json.loads(Path(types).read_text(encoding="utf-8"))
+        known = {text.strip(): (one["src"].strip(), str(one["errtype"])) for text, one in known.items()}
+    except OSError as error:
+        raise BadInput(f"--hard-types {types}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f'--hard-types {types} is not a JSON object {{altered sentence: {{"src": sentence, "errtype": type}}}}') from None
+    rows = {text.strip(): row for row, text in reversed(list(enumerate(gold)))}
+    texts = next(iter(data.texts([lines], holdout=False).values()))
+    found = [(text, rows.get(source), kind) for text in texts for source, kind in [known.get(text.strip(), ("", ""))]]
+    if (lost := sum(row is None for _, row, _ in found)) == len(found):
+        raise BadInput(f"no line of {lines} is in {types} with a source among the {len(gold)} rows: the first language must be the altered one")
+    if lost:
+        print(f"note: {lost:,} of {len(found):,} altered sentences have no type or no source among the rows: if found, misaligned", file=sys.stderr)
+    return [(text, row, kind) if row is not None else (text, -1, "misaligned") for text, row, kind in found]
+
+
+def test_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, header=False, hard=None):
     """The rows to evaluate: ({language: texts, aligned}, [(text, row, type of error), ...]). `split`: train, valid, test, or all
-    rows of a file; `header`: a chat's "system" texts are a column too. The second are hard negatives of the first language, which the
-    embedded parallel data has because each of its sentences comes from a known meaning; it is rendered here, in one style, so that a
-    negative differs by its error alone."""
+    rows of a file; `header`: a chat's "system" texts are a column too. The second are hard negatives of the first language: those of
+    two files (`hard`, as for `hard_rows`), or of the embedded parallel data, which has some because each of its sentences comes from a
+    known meaning; it is rendered here, in one style, so that a negative differs by its error alone."""
     if split not in ("train", "valid", "test", "all"):
         raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
     part = "test" if split == "all" else split
     if spec != "toy":
-        texts = data.texts(spec, part, langs, limit, holdout=split != "all", skip_bad=skip_bad, header=header)
+        files = flores(spec, langs) if Path(spec).is_dir() else {}
+        texts = data.texts(list(files.values()) or spec, part, None if files else langs, limit, holdout=split != "all", skip_bad=skip_bad, header=header)
+        texts = dict(zip(files or texts, texts.values()))                # one file alone does not name its language
         if header and "system" not in texts:
             raise BadInput(f"{spec} has no system texts, and --chat shared-header opens every row with one: add them, or choose other rows")
-        return texts, []
+        return texts, hard_rows(*hard, next(iter(texts.values()))) if hard else []
+    if hard:
+        raise BadInput("--hard needs --data: the embedded rows have hard negatives of their own")
     langs = langs or grammar.LANGUAGES
     for name in langs:
         if name not in grammar.LANGUAGES:
@@ -216,9 +254,9 @@ def retrieval(vectors, texts, negatives=None, hard=()):
     lines, sources, types = zip(*hard) if hard else ((), (), ())
     for other in others:
         x, pair = vectors[other], f"{other}-{first}"
-        found = {f"xsim/{pair}": xsim(x, y, texts=gold), "xsim_distance": xsim(x, y, "distance", texts=gold),
-                 "xsim_absolute": xsim(x, y, "absolute", texts=gold),
-                 f"top1/{pair}": top1(x, y), f"top1/{first}-{other}": top1(y, x)}
+        errors = xsim_all(x, y, texts=gold)
+        found = {f"xsim/{pair}": errors["ratio"], "xsim_distance": errors["distance"], "xsim_absolute": errors["absolute"],
+                 f"top1/{pair}": errors["top1"], f"top1/{first}-{other}": errors["top1_back"]}
         parts = xsim_plus(x, y, negatives, sources, types, texts=[*gold, *lines]) if hard else {}
         found |= {f"xsim++/{pair}": parts.pop("xsim++")} if hard else {}
         for name, value in found.items():
@@ -229,6 +267,25 @@ def retrieval(vectors, texts, negatives=None, hard=()):
     metrics = list(dict.fromkeys(name.split("/")[0] for name in scores))
     ordered = sorted(scores, key=lambda name: metrics.index(name.split("/")[0]))               # a metric, then its details
     return {name: sum(scores[name]) / len(scores[name]) for name in ordered}
+
+
+def with_mean(name, scores):
+    """{detail: value} -> {name: their mean, "name/detail": value, ...}."""
+    return {name: sum(scores.values()) / len(scores)} | {f"{name}/{detail}": value for detail, value in scores.items()}
+
+
+def matrix(vectors, texts):
+    """xsim from every language to every other: the mean, the mean into each language, and each ordered pair. An equal text is right."""
+    errors = xsim_matrix(vectors, texts=texts)
+    into = {f"into/{name}": [value for (_, to), value in errors.items() if to == name] for name in vectors}
+    return with_mean("xsim", {f"{a}-{b}": value for (a, b), value in errors.items()}) | {f"xsim/{name}": sum(each) / len(each) for name, each in into.items()}
+
+
+def bucc(vectors):
+    """MTEB's F1 of BUCC on aligned columns: "f1" is every language searched in the first, as in MTEB's de-en; "f1/en-de" is the other way."""
+    first, *others = vectors
+    scores = {f"{other}-{first}": bucc_f1(vectors[other], vectors[first]) for other in others}
+    return with_mean("f1", scores) | {f"f1/{first}-{other}": bucc_f1(vectors[first], vectors[other]) for other in others}
 
 
 UNIFORM = ("xsim", "xsim++", "top1")                                       # of task uniform
@@ -307,7 +364,7 @@ class Subject:
     database/DB/DB.sqlite; sets: names of tasks.TASKS."""
 
     def __init__(self, model, tokenizer, spec, langs=None, split="test", limit=1000, skip_bad=False, progress=False, known=None,
-                 answer_limit=200, header=0, frames=None, files="data", max_new=None, databases=None, sets=()):
+                 answer_limit=200, header=0, frames=None, files="data", max_new=None, databases=None, sets=(), hard=None):
         if limit is not None and limit < 2:
             raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
         if max_new is not None and max_new < 1:
@@ -316,7 +373,7 @@ class Subject:
         self.limit, self.sets = limit, sets
         self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
         self.max_new, self.databases = max_new, Path(databases or self.files / "spider")
-        self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header))
+        self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header), hard)
 
     @functools.cached_property
     def rows(self):
@@ -381,6 +438,12 @@ class Subject:
         first, *others = self.vectors
         return [(f"{other}-{first}", self.vectors[other], self.vectors[first]) for other in others]
 
+    def pair(self, queries, texts):
+        """Vectors of two lists of texts, the first in the frame of the other columns, the second in that of the first: what is searched in."""
+        rows = rows_of_columns(self.model, self.tokenizer, {"": texts, "other": queries}, None, None, self.frames)
+        y, x = self.embed(rows).split([len(texts), len(queries)])
+        return x, y
+
     vectors = functools.cached_property(pooled)
     negatives = functools.cached_property(lambda self: self.encode([line for line, _, _ in self.hard]))
 
@@ -422,6 +485,52 @@ def task_retrieval(subject):
 
 def task_geometry(subject):
     return {"rows": subject.count} | geometry(subject.vectors)
+
+
+def refuses_files(find):
+    """A task of files of its own: what `find` misses in --files, before anything is computed."""
+    def refuses(subject):
+        try:
+            find(subject.files)
+        except BadInput as error:
+            return f"needs files: {error}"
+        return ""
+    return refuses
+
+
+def task_matrix(subject):
+    return {"rows": subject.count} | matrix(subject.vectors, subject.texts)
+
+
+def task_bucc(subject):
+    return {"rows": subject.count} | bucc(subject.vectors)
+
+
+def task_mine(subject):
+    """BUCC as a mining task, of every language pair in --files, whole: --limit does not count here."""
+    found, rows = {}, 0
+    for pair, parts in tasks.bucc_files(subject.files).items():
+        parts = [tasks.read_bucc(*part) for part in parts]
+        rows += len(parts[1][0]) + len(parts[1][1])
+        for name, value in bucc_mine(*((*subject.pair(x, y), x, y, gold) for x, y, gold in parts)).items():
+            found.setdefault(name, {})[pair] = value
+    return {"rows": rows} | {name: value for metric in ("f1", "precision", "recall", "f1_tune", "threshold")
+                             for name, value in with_mean(metric, found[metric]).items()}
+
+
+def task_tatoeba(subject):
+    """Nearest by cosine, both ways, of every language in --files, whole. "into" (XTREME's and MTEB's direction) is found in English."""
+    into, out, rows = {}, {}, 0
+    for name, files in tasks.tatoeba_files(subject.files).items():
+        texts = data.texts(files, holdout=False)
+        if len(texts) != 2 or "eng" not in texts:
+            raise BadInput(f"{files[0]} has the columns {', '.join(texts)}: a table of Tatoeba has {name} and eng")
+        gold, queries = texts.pop("eng"), next(iter(texts.values()))
+        x, y = subject.pair(queries, gold)
+        into[f"{name}-eng"], out[f"eng-{name}"], rows = top1(x, y), top1(y, x), rows + len(gold)
+    means = {name: sum(each.values()) / len(each) for name, each in (("into_eng", into), ("from_eng", out))}
+    scores = with_mean("accuracy", into | out)
+    return {"rows": rows, "error": 100 - scores["accuracy"]} | {f"accuracy_{name}": value for name, value in means.items()} | scores
 
 
 def task_poolings(subject):
@@ -626,6 +735,10 @@ TASKS = {
     "tokens": Task(task_tokens, refuses_retrieval, default=False),
     "attention": Task(task_attention, refuses_attention, default=False),
     "uniform": Task(task_uniform, refuses_retrieval, default=False),
+    "matrix": Task(task_matrix, refuses_retrieval, default=False),
+    "bucc": Task(task_bucc, refuses_retrieval, default=False),
+    "mine": Task(task_mine, refuses_files(tasks.bucc_files), default=False),
+    "tatoeba": Task(task_tatoeba, refuses_files(tasks.tatoeba_files), default=False),
 }
 ON_REQUEST = [name for name, task in TASKS.items() if not task.default]
 
@@ -669,8 +782,8 @@ def arrays(subject, most=500):
         names = list(subject.vectors)
         found["cosines"] = {pair: metrics.cosine_counts(x[:1000], y[:1000]) for pair, x, y in pairs}
         found["differences"] = {pair: listed(metrics.spectrum(x - y, center=False)[:100]) for pair, x, y in pairs}
-        found["retrieval"] = {"columns": names, "xsim": [
-            [xsim(subject.vectors[a], subject.vectors[b], texts=subject.texts[b]) if a != b else 0.0 for b in names] for a in names]}
+        errors = xsim_matrix(subject.vectors, texts=subject.texts)
+        found["retrieval"] = {"columns": names, "xsim": [[errors.get((a, b), 0.0) for b in names] for a in names]}
     if subject.model.blocks:
         found["attention"] = {name: attention_places(subject.tokenizer, subject.ids[name], each) for name, each in subject.attention.items()}
     return found
@@ -723,6 +836,17 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "xsim_absolute": ("%", "lower", "the same by cosine alone"),
     "top1": ("%", "higher", "nearest by cosine is the translation, both directions"),
     "xsim++": ("%", "lower", "wrong translation found among hard negatives"),
+    "matrix/xsim": ("%", "lower", "every language searched in every other, mean"),
+    "bucc/f1": ("%", "higher", "nearest by cosine, F1 weighted as in MTEB"),
+    "mine/f1": ("%", "higher", "translations mined out of two texts: ratio margin, k = 4"),
+    "mine/precision": ("%", "higher", "what was mined is right"),
+    "mine/recall": ("%", "higher", "what is right was mined"),
+    "mine/f1_tune": ("%", "higher", "f1 on the part that gave the threshold"),
+    "mine/threshold": ("", "", "least margin of what is taken"),
+    "tatoeba/accuracy": ("%", "higher", "nearest by cosine is the translation, both directions"),
+    "tatoeba/accuracy_into_eng": ("%", "higher", "the same, found in English"),
+    "tatoeba/accuracy_from_eng": ("%", "higher", "the same, English searched for"),
+    "tatoeba/error": ("%", "lower", "100 - accuracy"),
     "rankme": ("", "higher", "directions in use"),
     "rankme_normalized": ("", "higher", "the same of unit rows (BERT-JEPA's code)"),
     "rankme_share": ("%", "higher", "rankme as a share of the most possible"),
@@ -804,22 +928,32 @@ ABOUT = {  # metric -> unit, which way is better, what it is
 }
 
 
+MOST_PAIRS = 12
+
+
 def about(name):
     """A result's row of ABOUT: unit, which way is better, what it is. A detail has its metric's unit. KeyError for another name."""
     metric = name.partition("/")[2]
     metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
     metric = metric.rpartition("/")[2] if name.startswith("gap/") else metric
-    return ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")
+    key = next((key for key in (name, metric, "/".join(name.split("/")[:2])) if key in ABOUT), metric.split("/")[0])
+    return ABOUT[key] if key in (name, metric) else (*ABOUT[key][:2], "")
 
 
 def table(results):
-    """Results -> aligned lines: name, value, unit, which way is better, what it is. Cosines of single pairs are in the file."""
+    """Results -> aligned lines: name, value, unit, which way is better, what it is. Cosines of single pairs are in the file, and so are
+    the single pairs of a metric that has more than MOST_PAIRS of them."""
     shown = [name for name in results if not (name.startswith("geometry/cosine/") and name.count("/") > 2)]
+    is_pair = lambda name: "-" in name.rpartition("/")[2] or "/into/" in name
+    pairs = collections.Counter(name.rpartition("/")[0] for name in shown if is_pair(name))
+    hidden = {name for name in shown if is_pair(name) and pairs[name.rpartition("/")[0]] > MOST_PAIRS}
+    shown = [name for name in shown if name not in hidden]
     width, lines = max(map(len, shown)), []
     for name in shown:
         sign, better, said = about(name)
         value = f"{results[name]}" if "/rows" in name else f"{results[name]:.{2 if sign else 4}f}"
         lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {said}".rstrip())
+    lines += [f"and {len(hidden)} numbers of single languages and pairs, which are in the file"] if hidden else []
     return "\n".join(lines)
 
 
@@ -848,6 +982,15 @@ def write_results(folder, name, results):
     data.write_atomic(path, (json.dumps(kept | results, indent=1, allow_nan=False) + "\n").encode())
 
 
+def file_ending(arguments):
+    """"-DATA-SPLIT-LANGUAGES.json", of what was given; many languages are a number and a checksum, since names of files have an end."""
+    parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
+    parts += ([arguments.split] if arguments.split else []) + (["hard"] if arguments.hard else [])
+    langs = arguments.langs or []
+    langs = langs if len(langs) <= MOST_PAIRS else [f"{len(langs)}-languages", f"{zlib.crc32(','.join(langs).encode()):08x}"]
+    return "".join(f"-{part}" for part in [*parts, *langs]) + ".json"
+
+
 def evaluate_run(arguments):
     """`evaluate.py RUN`: numbers to stdout and RUN/eval.json. Rows other than the run's own test rows get a file of their own,
     named by what was given, RUN/eval-DATA-SPLIT-LANGUAGES.json, so that the eval.json of all runs hold the same thing."""
@@ -873,6 +1016,8 @@ def evaluate_run(arguments):
     model = load(folder / "model.pt", device)
     if arguments.tasks == []:
         raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
+    if bool(arguments.hard) != bool(arguments.hard_types):
+        raise BadInput("--hard and --hard-types go together: the altered sentences, and what each was made from")
     if arguments.sets and "gap" not in (arguments.tasks or ()):
         raise BadInput("--sets chooses the rows of task gap, which is not asked for: add --tasks gap, or leave --sets out")
     known, skip_bad = None, bool(config.get("skip_bad"))
@@ -882,16 +1027,15 @@ def evaluate_run(arguments):
         except BadInput as error:                                        # the data may be on another machine
             print(f"note: the scores on unseen rows and new prompts are left out: {error}", file=sys.stderr)
     header = config["cut"] if config.get("chat") == "shared-header" else 0
-    if header and not data.has_header(spec, langs, skip_bad):
+    if header and (Path(spec).is_dir() or not data.has_header(spec, langs, skip_bad)):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
-    subject = Subject(model, tokenizer, spec, langs, split, arguments.limit, skip_bad, progress=True, known=known, answer_limit=arguments.limit,
+    limit = arguments.limit if arguments.limit is not None or Path(spec).is_dir() else 1000
+    subject = Subject(model, tokenizer, spec, langs, split, limit, skip_bad, progress=True, known=known, answer_limit=limit,
                       header=header, frames=first.get("frames"), files=arguments.files, max_new=arguments.max_new, databases=arguments.databases,
-                      sets=arguments.sets)
+                      sets=arguments.sets, hard=arguments.hard and (arguments.hard, arguments.hard_types))
     results = run(subject, arguments.tasks)
-    parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
-    parts += [arguments.split] if arguments.split else []
-    ending = "".join(f"-{part}" for part in [*parts, *(arguments.langs or [])]) + ".json"
+    ending = file_ending(arguments)
     if arguments.arrays:
         data.write_atomic(folder / f"arrays{ending}", (json.dumps(arrays(subject), allow_nan=False) + "\n").encode())
     write_results(folder, f"eval{ending}", results)
@@ -921,7 +1065,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False,
                                      epilog=f"Other commands, each with its own --help: {', '.join(f'evaluate.py {word}' for word in COMMANDS)}")
     parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
-    parser.add_argument("--data", help="other data than the run's own: toy, or files as for train.py")
+    parser.add_argument("--data", help="other data than the run's own: toy, files as for train.py, or a folder of files CODE.devtest")
     parser.add_argument("--langs", type=names, help="languages, such as en,de; the first is searched in (default: the run's)")
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
     parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply, without {', '.join(ON_REQUEST)})")
@@ -929,8 +1073,10 @@ def main(argv=None):
     parser.add_argument("--databases", metavar="DIR", help="folder with database/DB/DB.sqlite of task spider (default: FILES/spider)")
     parser.add_argument("--max-new", type=int, metavar="N", help="cut answers after N tokens (default: twice the longest gold answer + 8)")
     parser.add_argument("--sets", type=names, default=[], help="sentence tasks, such as sst2,mrpc, for task gap; see tasks.py")
-    parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
+    parser.add_argument("--limit", type=int, help="at most so many rows (default: 1000; of a folder, all)")
     parser.add_argument("--arrays", action="store_true", help="also write RUN/arrays.json: spectrum, vectors, cosines, attention, for plots")
+    parser.add_argument("--hard", metavar="FILE", help="altered sentences of the first language, xsim++'s eng_Latn_augmented.devtest")
+    parser.add_argument("--hard-types", metavar="FILE", help="what each was made from, xsim++'s eng_Latn_errtype.devtest.json")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     try:

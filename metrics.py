@@ -2,6 +2,7 @@
 
 Vectors are (N, D), row i of two matrices belongs together where a function compares them. Error rates, accuracies and shares are percentages.
 """
+import itertools
 import math
 
 import torch
@@ -13,57 +14,89 @@ import torch.nn.functional as F
 MARGINS = ("ratio", "distance", "absolute")
 
 
-def unit(z):
+def unit(z, start=0):
     """Rows scaled to length 1, (N, D) -> (N, D) float64, since cosines of a half-collapsed encoder differ in the fifth digit; a
-    zero row stays zero. Raises ValueError for another shape, or for NaN and infinity: their ranking would look like a result."""
-    z = torch.as_tensor(z).detach().double()
+    zero row stays zero. Raises ValueError for another shape, or for NaN and infinity: their ranking would look like a result, and
+    names `start` if this is a block of more rows."""
+    z = z.detach().double() if torch.is_tensor(z) else torch.tensor(z, dtype=torch.float64)    # a copy: a memory map may be read-only
     if z.ndim != 2:
         raise ValueError(f"vectors must be (N, D), these are {tuple(z.shape)}")
     if not z.isfinite().all():
-        raise ValueError(f"{int((~z.isfinite()).any(1).sum())} of {len(z)} vectors hold NaN or infinity")
+        raise ValueError(f"{int((~z.isfinite()).any(1).sum())} of {len(z)} vectors hold NaN or infinity" + f", from row {start:,} on" * (start > 0))
     return z / z.norm(dim=1, keepdim=True).clamp(min=1e-300)
+
+
+def matched(x, y):
+    """Raises ValueError unless row i of one can belong to row i of the other: (N, D) both, and at least one row."""
+    if not len(x.shape) == len(y.shape) == 2 or x.shape != y.shape or not len(x):
+        raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} must have the same shape (N, D) and at least one row")
 
 
 def paired(x, y):
     """Unit rows of two matrices whose rows i belong together. Raises ValueError if the shapes differ or there is no row."""
     x, y = unit(x), unit(y)
-    if x.shape != y.shape or len(x) == 0:
-        raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} must have the same shape and at least one row")
+    matched(x, y)
     return x, y
 
 
+def keep_best(best, where, cosines, start):
+    """Into the best so far of each row, in place, (n, k) cosines and indices, go its cosines (n, m) to the rows from `start` on."""
+    gains = (cosines.amax(1) > best[:, -1]).nonzero()[:, 0] if start else slice(None)         # few of the later blocks hold a neighbour
+    top = cosines[gains].topk(min(best.shape[1], cosines.shape[1]), dim=1)
+    best[gains], keep = torch.cat([best[gains], top.values], 1).topk(best.shape[1], dim=1)
+    where[gains] = torch.cat([where[gains], top.indices + start], 1).gather(1, keep)
+
+
+def search(x, y, k, back=0, block=2048):
+    """The k rows of y nearest to each row of x and the `back` rows of x nearest to each row of y, from one pass over all cosines:
+    (N, D), (M, D) -> (cosines (N, k), indices (N, k)), (cosines (M, back), indices (M, back)), exact, best first.
+
+    The vectors may be tensors, arrays or memory maps of any float type: a block at a time becomes unit rows in float64, so that the
+    memory above the results is some blocks, however large N and M. Raises ValueError unless 1 <= k <= M, back <= N, the widths agree."""
+    if not (len(x.shape) == len(y.shape) == 2 and 1 <= k <= len(y) and back <= len(x) and x.shape[1] == y.shape[1]):
+        raise ValueError(f"{k} neighbours of x {tuple(x.shape)} in y {tuple(y.shape)}: k must be 1..{len(y)}, the widths equal, the shapes (N, D)")
+    device = x.device if torch.is_tensor(x) else "cpu"
+    found = [(torch.full(shape, -math.inf, dtype=torch.float64, device=device), torch.zeros(shape, dtype=torch.int64, device=device))
+             for shape in ((len(x), k), (len(y), back))]
+    for i in range(0, len(x), block):
+        queries = unit(x[i:i + block], i)
+        for j in range(0, len(y), block):
+            cosines = queries @ unit(y[j:j + block], j).T                   # (block, block)
+            keep_best(*(kept[i:i + block] for kept in found[0]), cosines, j)
+            if back:
+                keep_best(*(kept[j:j + block] for kept in found[1]), cosines.T, i)
+    return found
+
+
 def neighbours(x, y, k, block=2048):
-    """The k rows of y nearest to each row of x by cosine, exact, best first: (N, D), (M, D) -> cosines (N, k), indices (N, k).
-    Memory is block * block cosines, however large N and M. Raises ValueError unless 1 <= k <= M and the widths agree."""
-    x, y = unit(x), unit(y)
-    if not 1 <= k <= len(y) or x.shape[1] != y.shape[1]:
-        raise ValueError(f"{k} neighbours of x {tuple(x.shape)} in y {tuple(y.shape)}: k must be 1..{len(y)}, the widths equal")
-    cosines, indices = [], []
-    for queries in x.split(block):
-        best, where = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64, device=x.device)
-        for start in range(0, len(y), block):
-            top = (queries @ y[start:start + block].T).topk(min(k, len(y) - start, block), dim=1)
-            best, where = torch.cat([best, top.values], 1), torch.cat([where, top.indices + start], 1)
-            best, keep = best.topk(min(k, best.shape[1]), dim=1)         # (block, k): the best so far
-            where = where.gather(1, keep)
-        cosines.append(best)
-        indices.append(where)
-    return torch.cat(cosines), torch.cat(indices)
+    """The k rows of y nearest to each row of x by cosine, exact, best first: (N, D), (M, D) -> cosines (N, k), indices (N, k)."""
+    return search(x, y, k, block=block)[0]
+
+
+def by_margin(sides, margin):
+    """What margin-based mining takes, of the results of `search` -> (scores (N,), rows of y (N,)), (scores (M,), rows of x (M,)). Among the
+    k nearest j of i, the highest score cos / m (ratio) or cos - m (distance), m = (mean cos of i to its k nearest in y + mean cos of j
+    to its k nearest in x) / 2; "absolute" is the highest cosine. [Artetxe & Schwenk 2019]"""
+    if margin not in MARGINS:
+        raise ValueError(f"margin {margin!r} is not one of {', '.join(MARGINS)}")
+    taken = []
+    for (cosines, candidates), (others, _) in (sides, sides[::-1]):
+        mean = (cosines.mean(1, keepdim=True) + others.mean(1)[candidates]) / 2                # (N, k)
+        scores = cosines / mean if margin == "ratio" else cosines - mean if margin == "distance" else cosines
+        best, place = scores.max(1, keepdim=True)
+        taken.append((best[:, 0], candidates.gather(1, place)[:, 0]))
+    return taken
+
+
+def mine_both(x, y, margin="ratio", k=4):
+    """`by_margin` of all rows: (N, D), (M, D) -> (scores (N,), rows of y (N,)), (scores (M,), rows of x (M,)). With fewer than k rows, k is
+    what there is."""
+    return by_margin(search(x, y, min(k, len(y)), min(k, len(x))), margin)
 
 
 def mine(x, y, margin="ratio", k=4):
-    """The row of y that margin-based mining takes for each row of x: (N, D), (M, D) -> indices (N,). Among the k nearest j of i,
-    the highest score cos / m (ratio) or cos - m (distance), m = (mean cos of i to its k nearest in y + mean cos of j to its k
-    nearest in x) / 2; "absolute" is the highest cosine. With fewer than k rows, k is what there is. [Artetxe & Schwenk 2019]"""
-    if margin not in MARGINS:
-        raise ValueError(f"margin {margin!r} is not one of {', '.join(MARGINS)}")
-    if margin == "absolute":
-        return neighbours(x, y, 1)[1][:, 0]
-    cosines, candidates = neighbours(x, y, min(k, len(y)))               # (N, k)
-    backward = neighbours(y, x, min(k, len(x)))[0].mean(1)               # (M,)
-    mean = (cosines.mean(1, keepdim=True) + backward[candidates]) / 2    # (N, k)
-    scores = cosines / mean if margin == "ratio" else cosines - mean
-    return candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0]
+    """The row of y that margin-based mining takes for each row of x: (N, D), (M, D) -> indices (N,)."""
+    return neighbours(x, y, 1)[1][:, 0] if margin == "absolute" else mine_both(x, y, margin, k)[0][1]
 
 
 def mistakes(found, texts=None):
@@ -79,8 +112,28 @@ def xsim(x, y, margin="ratio", k=4, texts=None):
     """Percent of the rows of x whose translation is not found in y: (N, D), (N, D) -> 0..100. Direction x -> y; the papers put
     English at y. With `texts`, those of y, an equal text is as good (what LASER's command counts); without, the index must be
     the same (what its function counts). Raises ValueError if the shapes differ. [Heffernan et al. 2022; LASER, xsim.py]"""
-    x, y = paired(x, y)
+    matched(x, y)
     return 100 * mistakes(mine(x, y, margin, k), texts).double().mean().item()
+
+
+def xsim_all(x, y, k=4, texts=None):
+    """xsim by every margin and `top1` both ways, from one search: (N, D), (N, D) -> {"ratio", "distance", "absolute", "top1", "top1_back"}."""
+    matched(x, y)
+    sides = search(x, y, min(k, len(y)), min(k, len(x)))
+    wrong = lambda margin, side, texts: 100 * mistakes(by_margin(sides, margin)[side][1], texts).double().mean().item()
+    return {margin: wrong(margin, 0, texts) for margin in MARGINS} | {
+        "top1": 100 - wrong("absolute", 0, None), "top1_back": 100 - wrong("absolute", 1, None)}
+
+
+def xsim_matrix(vectors, margin="ratio", k=4, texts=None):
+    """xsim from every language to every other: {language: (N, D), aligned}, {language: N texts} -> {(from, to): 0..100}. One search
+    serves both directions of a pair. [LASER, eval.py --nway]"""
+    errors = {}
+    for a, b in itertools.combinations(vectors, 2):
+        matched(vectors[a], vectors[b])
+        for pair, (_, found) in zip(((a, b), (b, a)), mine_both(vectors[a], vectors[b], margin, k)):
+            errors[pair] = 100 * mistakes(found, texts and texts[pair[1]]).double().mean().item()
+    return errors
 
 
 def xsim_plus(x, y, negatives, sources, types, margin="ratio", k=4, texts=None):
@@ -90,8 +143,9 @@ def xsim_plus(x, y, negatives, sources, types, margin="ratio", k=4, texts=None):
     those of the negatives. -> {"xsim++": percent wrong, each type: percent that took a negative of this type made from their own
     translation, "misaligned": percent that took anything else}: the parts add up to the whole. The larger set of targets
     changes the margin of every row, so nothing of xsim is reused. Raises ValueError if the lengths disagree."""
-    x, y = paired(x, y)
-    negatives = torch.as_tensor(negatives, dtype=y.dtype, device=y.device).reshape(-1, y.shape[1])
+    matched(x, y)
+    y = torch.as_tensor(y)
+    negatives = torch.as_tensor(negatives, device=y.device).reshape(-1, y.shape[1])
     sources, types = [int(row) for row in sources], list(types)
     if not len(negatives) == len(sources) == len(types):
         raise ValueError(f"{len(negatives)} negatives, {len(sources)} sources, {len(types)} types: there must be as many of each")
@@ -108,6 +162,76 @@ def xsim_plus(x, y, negatives, sources, types, margin="ratio", k=4, texts=None):
 def top1(x, y):
     """Percent of the rows of x whose nearest row of y by cosine has their own index: (N, D), (N, D) -> 0..100."""
     return 100 - xsim(x, y, "absolute")
+
+
+def bucc_f1(x, y, wanted=None):
+    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine, without margin or threshold; the F1 of each row of y
+    as a class, weighted by how often it is wanted: (N, D), (M, D) -> 0..100. wanted (N,): the right rows of y (default: the own index).
+    Near the accuracy of a row that is wanted once: a row of y taken by two counts 2/3. [Muennighoff et al. 2023; scikit-learn, f1_score]"""
+    found = neighbours(x, y, 1)[1][:, 0].cpu()
+    wanted = torch.arange(len(x)) if wanted is None else torch.as_tensor(wanted)
+    if len(wanted) != len(x) or not len(x):
+        raise ValueError(f"{len(x)} rows of x and {len(wanted)} wanted rows of y: there must be as many of each, and one at least")
+    right, taken, there = (torch.bincount(rows, minlength=len(y)).double() for rows in (found[found == wanted], found, wanted))
+    return 100 * (there * 2 * right / (taken + there).clamp(min=1)).sum().item() / len(x)
+
+
+# ---- mining: which sentences of two texts are translations, when most have none. [Artetxe & Schwenk 2019; LASER, tasks/bucc]
+
+
+def bitext(x, y, margin="ratio", k=4):
+    """Pairs, best first, each row in one at most: (N, D), (M, D) -> rows of x (P,), rows of y (P,), scores (P,). The candidates are the
+    best j of every i and the best i of every j by margin; of what is left, the highest score is taken. [LASER, --retrieval max]"""
+    (forward, targets), (backward, sources) = mine_both(x, y, margin, k)
+    scores, order = torch.cat([forward, backward]).cpu().sort(descending=True, stable=True)
+    sources, targets = torch.cat([torch.arange(len(x)), sources.cpu()]), torch.cat([targets.cpu(), torch.arange(len(y))])
+    used, kept = (set(), set()), []
+    for place, i, j in zip(range(len(order)), sources[order].tolist(), targets[order].tolist()):
+        if i not in used[0] and j not in used[1]:
+            used[0].add(i)
+            used[1].add(j)
+            kept.append(place)
+    return sources[order[kept]], targets[order[kept]], scores[kept]
+
+
+def threshold(scores, right, count):
+    """The score that cuts a ranking where F1 is best: scores (P,), best first, right (P,) bool, how many right pairs there are -> the
+    middle of the last score kept and the next one, between different scores only; 0 if no pair is right."""
+    f1 = 2 * right.cumsum(0).double() / (torch.arange(1, len(right) + 1) + count)
+    f1[:-1][scores[:-1] == scores[1:]] = 0                               # equal scores stay together
+    if not right.any():
+        return 0.0
+    best = int(f1.argmax())
+    return scores[best:best + 2].mean().item()
+
+
+def bucc_candidates(x, y, x_texts, y_texts, gold, margin="ratio", k=4):
+    """A part of BUCC -> (scores (P,), best first, right (P,) bool, how many are right). x (N, D), y (M, D), their texts, gold {(row of x, row
+    of y), ...}. As LASER's bucc.sh: one copy of every sentence is searched (`bitext`), and what is found for a sentence that occurs
+    twice is left out, on either side, though its gold pair still counts as missed."""
+    sides = []
+    for z, texts in ((x, x_texts), (y, y_texts)):
+        copies = {}
+        for row, text in enumerate(texts):
+            copies.setdefault(text.strip(), []).append(row)
+        rows = list(copies.values())
+        sides.append((z if len(rows) == len(z) else z[[own[0] for own in rows]], rows))
+    (x, sources), (y, targets) = sides
+    found = [(score, (sources[i][0], targets[j][0]) in gold) for i, j, score in zip(*(column.tolist() for column in bitext(x, y, margin, k)))
+             if len(sources[i]) == len(targets[j]) == 1]
+    return torch.tensor([score for score, _ in found], dtype=torch.float64), torch.tensor([right for _, right in found], dtype=torch.bool), len(gold)
+
+
+def bucc_mine(tune, test, margin="ratio", k=4):
+    """BUCC as a mining task: the threshold that gives the best F1 on `tune`, applied to `test`, both as `bucc_candidates` takes them ->
+    {"precision", "recall", "f1": 0..100 on test, "f1_tune": the same on tune, "threshold"}. [Zweigenbaum et al. 2018; LASER, bucc.py]"""
+    tune, test = (bucc_candidates(*part, margin, k) for part in (tune, test))
+    cut, counted = threshold(*tune), []
+    for scores, right, count in (tune, test):
+        taken = int((scores >= cut).sum())
+        hits = int(right[scores >= cut].sum())
+        counted.append((100 * hits / max(1, taken), 100 * hits / max(1, count), 200 * hits / max(1, taken + count)))
+    return dict(zip(("precision", "recall", "f1"), counted[1])) | {"f1_tune": counted[0][2], "threshold": cut}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""The published sentence tasks: where their rows lie, how they are spelled, and what stands for a split that is not there.
+"""The published tasks: where their rows lie, how they are spelled, and what stands for a split that is not there.
 
     rows = read("sst2", "data", "train")            # Rows(first, second, labels)
     rows = read("xnli", "data", "test", "de")
 
 Each task is a row of TASKS. Its rows are read from plain TSV files (header, no quoting; .tsv, .tsv.xz or .tsv.gz) in the folder or in its
 folder tasks, or from the data set as `python data.py download` unpacks it. "test" is what is reported: GLUE does not publish the
-labels of its test rows, so there it is the rows of "dev".
+labels of its test rows, so there it is the rows of "dev". Below, the files of BUCC 2018 and Tatoeba.
 """
 import csv
 import functools
@@ -60,7 +60,7 @@ def _of_glue(folder, split, lang):
     """MRPC's own files have no dev rows; GLUE names those of train that are."""
     if split == "test":
         return lambda row: True
-    dev = {line.decode() for _, line in data._lines(folder / "mrpc_dev_ids.tsv")}
+    dev = {line.decode() for _, line in data.lines(folder / "mrpc_dev_ids.tsv")}
     return lambda row: (f"{row['#1 ID']}\t{row['#2 ID']}" in dev) == (split == "valid")
 
 
@@ -267,7 +267,7 @@ def _read(task, source, paths, folder, split, lang):
 def _cells(path, source):
     """(line number, {column: cell}) of a file; columns have the names of the header or, without one, their places."""
     def lines():
-        for number, line in data._lines(path):
+        for number, line in data.lines(path):
             try:
                 yield line.decode(source.encoding)
             except UnicodeDecodeError:
@@ -289,3 +289,56 @@ def _cells(path, source):
         if header and len(cells) != len(header):
             raise BadInput(f"{path}, line {number}: {len(cells)} cells, the header has {len(header)}")
         yield number, dict(zip(header, cells)) if header else dict(enumerate(cells))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sentences and their translations
+
+def own_files(folder, name, *patterns):
+    """Files of a data set by their names: anywhere under folder/name or, where there is no such folder, in `folder` itself."""
+    place = Path(folder) / name
+    return {path.name: path for pattern in patterns for path in sorted((place.rglob if place.is_dir() else Path(folder).glob)(pattern))}
+
+
+def tatoeba_files(folder):
+    """-> {language: files, as for data.texts}: XXX-eng.tsv with a header (also .gz, .xz), or LASER's tatoeba.XXX-eng.XXX and .eng."""
+    tables = own_files(folder, "tatoeba", "???-eng.tsv", "???-eng.tsv.gz", "???-eng.tsv.xz")
+    sides, found = own_files(folder, "tatoeba", "tatoeba.???-eng.???"), {name[:3]: [path] for name, path in tables.items()}
+    for name in [name for name in sides if not name.endswith(".eng")]:
+        if f"{name[:-3]}eng" not in sides:
+            raise BadInput(f"{sides[name].with_suffix('.eng')} is missing: {sides[name]} needs its other half")
+        found.setdefault(name[-3:], [sides[name], sides[f"{name[:-3]}eng"]])
+    if not found:
+        raise BadInput(download.missing("tatoeba", folder))
+    return found
+
+
+def bucc_files(folder):
+    """-> {"de-en": ((German, English, gold) to set the threshold on, the same to test on)}, paths. If the gold of the test part is there,
+    they are training and test [LASER]; it was never published, and without it they are sample and training [XTREME]."""
+    files = own_files(folder, "bucc2018", "*-*.*.*")
+    pairs = sorted({name.split(".")[0] for name in files if name.endswith((".training.gold", ".test.gold"))})
+    if not pairs:
+        raise BadInput(download.missing("bucc2018", folder, "bucc2018-de-en.training-gold/de-en/de-en.training.gold"))
+    wanted = {pair: [[f"{pair}.{part}.{end}" for end in (*pair.split("-"), "gold")]
+                     for part in (("training", "test") if f"{pair}.test.gold" in files else ("sample", "training"))] for pair in pairs}
+    for name in [name for parts in wanted.values() for part in parts for name in part if name not in files]:
+        raise BadInput(download.missing("bucc2018", folder, name))
+    return {pair: [[files[name] for name in part] for part in parts] for pair, parts in wanted.items()}
+
+
+def read_bucc(sources, targets, gold):
+    """Three files -> (sentences, sentences, {(row, row), ...}). Lines are id<TAB>sentence, and id<TAB>id; bytes that are not UTF-8 become
+    U+FFFD (LASER keeps them as halves of surrogate pairs, which no tokenizer takes)."""
+    rows, texts = [], []
+    for path in (sources, targets, gold):
+        pairs = []
+        for number, raw in data.read_lines(path):
+            first, tab, second = raw.decode("utf-8", errors="replace").partition("\t")
+            if not tab or path == gold and not (first in rows[0] and second in rows[1]):
+                wanted = "two ids of the two texts" if path == gold else "id<TAB>sentence"
+                raise BadInput(f"{path}:{number}: {raw[:60].decode(errors='replace')!r} is not {wanted}")
+            pairs.append((first, second))
+        rows.append({name: row for row, (name, _) in enumerate(pairs)})
+        texts.append([text for _, text in pairs])
+    return *texts[:2], {(rows[0][a], rows[1][b]) for a, b in pairs}

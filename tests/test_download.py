@@ -29,7 +29,7 @@ CONTENT = bytes(range(256)) * 1024  # several blocks of the reader
 OTHER = CONTENT[::-1]
 DATE = "Sat, 21 Nov 2026 08:00:00 GMT"
 HOSTS = {"dl.fbaipublicfiles.com", "raw.githubusercontent.com", "storage.googleapis.com", "huggingface.co", "object.pouta.csc.fi",
-         "rajpurkar.github.io", "cogcomp.seas.upenn.edu"}
+         "rajpurkar.github.io", "cogcomp.seas.upenn.edu", "comparable.limsi.fr"}
 
 
 def sha256(content):
@@ -598,7 +598,7 @@ def test_a_row_of_the_table_is_complete(row, tmp_path):
         assert parts.scheme == "https" and parts.netloc in HOSTS and not parts.query and parts.path.endswith(f"/{file.name}") and "//" not in parts.path
         assert re.fullmatch(r"[\w.+-]+", file.name) and not file.name.startswith(".")
         assert file.sha256 is None or re.fullmatch(r"[0-9a-f]{64}", file.sha256) and file.size > 0
-        assert file.unpack == file.name.endswith((".zip", ".tar.gz"))
+        assert file.unpack == file.name.endswith((".zip", ".tar.gz", ".tar.bz2"))
         assert file.size is None or file.size < download.MOST_BYTES
     said = download.missing(row.name, tmp_path)
     assert row.name in said and row.licence in said and "\n" not in said and ("python data.py download" in said) == bool(row.files)

@@ -1,4 +1,6 @@
+import itertools
 import json
+import lzma
 import math
 import os
 import subprocess
@@ -276,6 +278,160 @@ def test_translations_show_what_was_found(tokenizer):
     assert evaluate.translations(tiny(), tokenizer, {"en": texts["en"]}) == []
 
 
+# ---- retrieval in many languages, and tasks with files of their own
+
+
+def test_the_matrix_and_buccs_f1_are_averaged_over_languages(tokenizer):
+    texts = evaluate.test_rows("toy", ["en", "de", "ru"], limit=25)[0]
+    vectors = {name: evaluate.embed(tiny(), tokenizer, lines) for name, lines in texts.items()}
+    found = run(tiny(), tokenizer, "toy", ["en", "de", "ru"], limit=25, tasks=["matrix", "bucc"])
+    pairs = list(itertools.permutations(texts, 2))
+    for a, b in pairs:
+        assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(metrics.xsim(vectors[a], vectors[b], texts=texts[b]))
+    assert found["matrix/xsim/into/en"] == pytest.approx((found["matrix/xsim/de-en"] + found["matrix/xsim/ru-en"]) / 2)
+    assert found["matrix/xsim"] == pytest.approx(np.mean([found[f"matrix/xsim/{a}-{b}"] for a, b in pairs]))
+    assert found["bucc/f1/en-de"] == pytest.approx(metrics.bucc_f1(vectors["en"], vectors["de"]))
+    assert found["bucc/f1"] == pytest.approx((found["bucc/f1/de-en"] + found["bucc/f1/ru-en"]) / 2)
+    assert found["matrix/rows"] == found["bucc/rows"] == 25 and "matrix/xsim/into/en" in evaluate.table(found)
+
+
+def test_the_table_of_sixty_languages_can_be_read():
+    names = [f"l{place:02}_Latn" for place in range(60)]
+    results = {"matrix/rows": 9, "matrix/xsim": 5.0} | {f"matrix/xsim/{a}-{b}": 1.0 for a, b in itertools.permutations(names, 2)}
+    results |= {f"matrix/xsim/into/{a}": 1.0 for a in names} | {"retrieval/xsim++": 3.0, "retrieval/xsim++/number": 1.0}
+    results |= {f"retrieval/xsim++/{a}-{names[0]}": 1.0 for a in names[:10]}
+    lines = evaluate.table(results).splitlines()
+    assert len(lines) == 2 + 2 + 10 + 1 and lines[-1] == f"and {60 * 59 + 60} numbers of single languages and pairs, which are in the file"
+    assert "every language searched in every other" in lines[1] and "retrieval/xsim++/number" in lines[3]
+
+
+WORDS = [f"the cat {verb} {count} {noun}" for verb in ("sees", "hears") for count in ("one", "two", "seven") for noun in ("dogs", "cats")]
+
+
+@pytest.fixture()
+def flores(tmp_path):
+    """Twelve rows in three languages; the altered sentences of the English ones; their types."""
+    folder = tmp_path / "devtest"
+    folder.mkdir()
+    for code, change in (("eng_Latn", str), ("deu_Latn", str.upper), ("abc_Latn", str.title)):
+        (folder / f"{code}.devtest").write_text("".join(f"{change(text)}\n" for text in WORDS), encoding="utf-8")
+    altered = {text.replace("cat ", "dog "): {"src": text, "errtype": "entity"} for text in WORDS}
+    altered |= {text.replace("seven", "nine"): {"src": text, "errtype": "number"} for text in WORDS if "seven" in text}
+    (folder / "eng_Latn_augmented.devtest").write_text("".join(f"{text}\n" for text in altered), encoding="utf-8")
+    (tmp_path / "types.json").write_text(json.dumps(altered), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_of_flores_files_is_read_whole_with_english_first(flores, tokenizer, run_folder, capsys):
+    texts, hard = evaluate.test_rows(str(flores), split="all", limit=None)
+    assert list(texts) == ["eng_Latn", "abc_Latn", "deu_Latn"] and texts["deu_Latn"] == [text.upper() for text in WORDS] and not hard
+    assert list(evaluate.test_rows(str(flores), ["deu_Latn", "eng_Latn"], "all", 5)[0].items()) == [
+        ("deu_Latn", texts["deu_Latn"][:5]), ("eng_Latn", WORDS[:5])]
+    hard = ["--hard", str(flores / "eng_Latn_augmented.devtest"), "--hard-types", str(flores.parent / "types.json")]
+    assert evaluate.main([str(run_folder), "--data", str(flores), *hard, "--tasks", "retrieval", "--json"]) == 0
+    found, said = capsys.readouterr()
+    found = json.loads(found)
+    assert found == json.loads((run_folder / "eval-devtest-hard.json").read_text()) and found["retrieval/rows"] == 12 and not said
+    assert found["retrieval/xsim++"] == pytest.approx(sum(found[f"retrieval/xsim++/{kind}"] for kind in ("entity", "number", "misaligned")))
+    vectors = {name: evaluate.embed(tiny(), tokenizer, lines) for name, lines in texts.items()}
+    assert found["retrieval/xsim/abc_Latn-eng_Latn"] == pytest.approx(metrics.xsim(vectors["abc_Latn"], vectors["eng_Latn"]))
+
+
+def test_altered_sentences_know_their_rows_and_strangers_are_counted(flores, capsys):
+    files = flores / "eng_Latn_augmented.devtest", flores.parent / "types.json"
+    hard = evaluate.test_rows(str(flores), split="all", limit=None, hard=files)[1]
+    assert len(hard) == 16 and all(WORDS[row] == text.replace("dog ", "cat ").replace("nine", "seven") for text, row, _ in hard)
+    with open(files[0], "a", encoding="utf-8") as file:
+        file.write("a line without a type\n")
+    assert evaluate.test_rows(str(flores), split="all", limit=None, hard=files)[1] == [*hard, ("a line without a type", -1, "misaligned")]
+    assert "1 of 17 altered sentences have no type" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="first language must be the altered one"):
+        evaluate.test_rows(str(flores), ["deu_Latn", "eng_Latn"], "all", None, hard=files)
+    files[1].write_text("[1]", encoding="utf-8")
+    with pytest.raises(BadInput, match="not a JSON object"):
+        evaluate.test_rows(str(flores), split="all", hard=files)
+
+
+def test_a_flores_file_with_a_line_too_few_is_named(flores, tmp_path):
+    (flores / "deu_Latn.devtest").write_text("eins\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="deu_Latn.devtest has 1 lines.*First extra line"):
+        evaluate.test_rows(str(flores), split="all")
+    with pytest.raises(BadInput, match="there is no .*/fra_Latn.devtest"):
+        evaluate.test_rows(str(flores), ["eng_Latn", "fra_Latn"], "all")
+    with pytest.raises(BadInput, match="must hold files CODE.devtest or CODE.dev"):
+        evaluate.test_rows(str(tmp_path), split="all")
+
+
+def test_tatoeba_reads_tables_and_lasers_pairs_of_files(tokenizer, tmp_path):
+    texts = {"deu": [text.upper() for text in WORDS], "fra": [text.title() for text in WORDS]}
+    with lzma.open(tmp_path / "deu-eng.tsv.xz", "wt", encoding="utf-8") as file:
+        file.write("deu\teng\n" + "".join(f"{a}\t{b}\n" for a, b in zip(texts["deu"], WORDS)))
+    for name, lines in (("fra", texts["fra"]), ("eng", WORDS)):
+        (tmp_path / f"tatoeba.fra-eng.{name}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = run(tiny(), tokenizer, "toy", tasks=["tatoeba"], files=tmp_path)
+    gold = evaluate.embed(tiny(), tokenizer, WORDS)
+    for name, lines in texts.items():
+        x = evaluate.embed(tiny(), tokenizer, lines)
+        assert found[f"tatoeba/accuracy/{name}-eng"] == pytest.approx(metrics.top1(x, gold))
+        assert found[f"tatoeba/accuracy/eng-{name}"] == pytest.approx(metrics.top1(gold, x))
+    assert found["tatoeba/accuracy"] == pytest.approx((found["tatoeba/accuracy_into_eng"] + found["tatoeba/accuracy_from_eng"]) / 2)
+    assert found["tatoeba/error"] == pytest.approx(100 - found["tatoeba/accuracy"]) and found["tatoeba/rows"] == 24 and "accuracy_into" in evaluate.table(found)
+    (tmp_path / "tatoeba.fra-eng.eng").unlink()
+    with pytest.raises(BadInput, match="fra-eng.eng is missing"):
+        run(tiny(), tokenizer, "toy", tasks=["tatoeba"], files=tmp_path)
+
+
+def test_pairs_of_texts_have_the_frames_of_the_columns(tokenizer):
+    frames = [[[20], [3]], [[21, 22], [3]]]
+    x, y = evaluate.Subject(tiny(), tokenizer, "toy", frames=frames).pair(["the cat", "dogs"], ["seven"])
+    for vectors, texts, frame in ((x, ["the cat", "dogs"], frames[1]), (y, ["seven"], frames[0])):
+        assert torch.allclose(vectors, evaluate.embed_rows(tiny(), evaluate.rows_of(tokenizer, texts, None, frame)), atol=1e-6)
+
+
+def mining_files(folder, parts, change=str.upper):
+    """Of the first eight sentences both sides have a translation, in another order; two more on each side have none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        sides = {"de": [change(text) for text in WORDS[:10]], "en": [*WORDS[7::-1], *WORDS[10:]]}
+        for name, lines in sides.items():
+            (folder / f"de-en.{part}.{name}").write_text("".join(f"{name}-{row}\t{text}\n" for row, text in enumerate(lines)), encoding="utf-8")
+        (folder / f"de-en.{part}.gold").write_text("".join(f"de-{row}\ten-{7 - row}\n" for row in range(8)), encoding="utf-8")
+
+
+def test_mining_reads_buccs_folders_and_finds_what_is_the_same(tokenizer, tmp_path):
+    mining_files(tmp_path / "bucc2018" / "a" / "de-en", ["sample"])
+    mining_files(tmp_path / "bucc2018" / "b" / "de-en", ["training"], str)                     # the very same sentences
+    found = run(tiny(), tokenizer, "toy", tasks=["mine"], files=tmp_path)
+    x, y = (evaluate.embed(tiny(), tokenizer, lines) for lines in ([text.upper() for text in WORDS[:10]], [*WORDS[7::-1], *WORDS[10:]]))
+    gold = {(row, 7 - row) for row in range(8)}
+    sample, training = ((x, y, WORDS[:10], WORDS[:10], gold), (evaluate.embed(tiny(), tokenizer, WORDS[:10]), y, WORDS[:10], WORDS[:10], gold))
+    assert {name: found[f"mine/{name}/de-en"] for name in ("f1", "precision", "recall", "f1_tune", "threshold")} == pytest.approx(
+        metrics.bucc_mine(sample, training))
+    assert found["mine/recall"] == 100 and found["mine/f1"] == found["mine/f1/de-en"] and found["mine/rows"] == 20
+    assert "ratio margin" in evaluate.table(found)
+    mining_files(tmp_path / "bucc2018" / "de-en", ["test"], str)         # with gold for the test part, the threshold is that of training
+    same = run(tiny(), tokenizer, "toy", tasks=["mine"], files=tmp_path)
+    assert same["mine/f1_tune"] == same["mine/f1"] > found["mine/f1_tune"]
+
+
+def test_mining_says_what_is_missing_before_it_begins_and_which_line_is_wrong(tokenizer, tmp_path):
+    mine = lambda: run(tiny(), tokenizer, "toy", tasks=["mine"], files=tmp_path)
+    with pytest.raises(BadInput, match="de-en.training.gold is missing. It belongs to bucc2018 .*python data.py download bucc2018"):
+        mine()
+    mining_files(tmp_path, ["sample", "training"])                       # also without a folder of that name
+    (tmp_path / "de-en.sample.en").unlink()
+    with pytest.raises(BadInput, match="de-en.sample.en is missing"):
+        mine()
+    mining_files(tmp_path, ["sample"])
+    with open(tmp_path / "de-en.training.gold", "a", encoding="utf-8") as file:
+        file.write("de-1\ten-99\n")
+    with pytest.raises(BadInput, match="de-en.training.gold:9: .*en-99' is not two ids"):
+        mine()
+    (tmp_path / "de-en.training.de").write_text("no tab\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="de-en.training.de:1: 'no tab' is not id<TAB>sentence"):
+        mine()
+
+
 # ---- command line
 
 
@@ -331,7 +487,9 @@ def test_bad_input_is_one_line_and_status_2(run_folder, tmp_path):
 
 @pytest.mark.parametrize("flags, message", [
     (["--tasks", "retreival"], "did you mean retrieval?"), (["--tasks", ""], "names no task"), (["--langs", "en,xx"], "'xx'"), (["--split", "exam"], "'exam'"),
-    (["--tasks", "generate"], "needs a causal model"), (["--device", "abacus"], "'abacus'"), (["--limit", "-1"], "-1")])
+    (["--tasks", "generate"], "needs a causal model"), (["--device", "abacus"], "'abacus'"), (["--limit", "-1"], "-1"),
+    (["--hard", "a.txt"], "go together"), (["--hard", "a.txt", "--hard-types", "b.json"], "--hard needs --data"),
+    (["--tasks", "mine", "--files", "nowhere"], "nowhere")])
 def test_each_mistake_is_named(run_folder, capsys, flags, message):
     assert evaluate.main([str(run_folder), *flags]) == 2
     shown = capsys.readouterr()

@@ -1,4 +1,9 @@
 import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +111,166 @@ def test_bad_vectors_are_refused_and_not_ranked():
         metrics.xsim(x, x, "cosine")
     with pytest.raises(ValueError, match="k must be 1..6"):
         metrics.neighbours(x, x, 7)
+
+
+@pytest.mark.parametrize("margin", metrics.MARGINS)
+def test_one_search_serves_both_directions(margin):
+    x, y, _ = noisy_pairs(33, 6, 1)
+    y = y[:21]
+    forward, backward = metrics.search(x, y, 3, 5, block=8)
+    for found, wanted in ((forward, metrics.neighbours(x, y, 3)), (backward, metrics.neighbours(y, x, 5))):
+        assert torch.equal(found[1], wanted[1]) and torch.allclose(found[0], wanted[0])
+    (_, there), (_, back) = metrics.mine_both(x, y, margin, 4)
+    assert there.tolist() == plain_mine(x, y, margin, 4) and back.tolist() == plain_mine(y, x, margin, 4)
+
+
+def test_all_errors_of_one_search_are_those_of_each_margin_alone():
+    x, y, _ = noisy_pairs(50, 6, 1)
+    texts = [f"sentence {row % 40}" for row in range(50)]
+    assert metrics.xsim_all(x, y, texts=texts) == {margin: metrics.xsim(x, y, margin, texts=texts) for margin in metrics.MARGINS} | {
+        "top1": metrics.top1(x, y), "top1_back": metrics.top1(y, x)}
+
+
+def test_vectors_of_any_float_type_and_on_disk_are_read_a_block_at_a_time(tmp_path):
+    x, y, _ = noisy_pairs(50, 6, 1)
+    small = y.astype(np.float16)
+    np.save(tmp_path / "y.npy", small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = metrics.neighbours(x.astype(np.float32), np.load(tmp_path / "y.npy", mmap_mode="r"), 3, block=7)
+    wanted = metrics.neighbours(x.astype(np.float32), torch.tensor(small), 3)
+    assert torch.equal(found[1], wanted[1]) and torch.allclose(found[0], wanted[0], atol=1e-14) and found[0].dtype == torch.float64
+    y[40, 2] = math.inf
+    with pytest.raises(ValueError, match="1 of 7 vectors hold NaN or infinity, from row 35 on"):
+        metrics.neighbours(x, y, 3, block=7)
+
+
+def test_a_million_targets_take_no_more_memory_than_some_blocks():
+    """A float64 copy of these targets has 128 MB; of one process, the most that was ever in memory can only grow."""
+    pytest.importorskip("resource")                                      # not on Windows
+    code = """
+import resource, sys, numpy, torch, metrics
+torch.set_num_threads(1)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2 ** 20 if sys.platform == "darwin" else 2 ** 10)      # MB
+generator = numpy.random.default_rng(0)
+y = generator.standard_normal((1_000_000, 16), dtype=numpy.float32)
+x = y[::5000] * 2
+metrics.neighbours(x, y[:5000], 4)
+before = peak()
+found = metrics.neighbours(x, y, 4)[1][:, 0]
+print(peak() - before, found.tolist() == list(range(0, 1_000_000, 5000)))
+"""
+    root = Path(metrics.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    grown, right = done.stdout.split()
+    assert right == "True" and float(grown) < 60, done.stderr
+
+
+def test_the_matrix_is_xsim_in_every_direction():
+    x, y, rng = noisy_pairs(40, 6, 1)
+    vectors, texts = {"a": x, "b": y, "c": x + rng.normal(size=x.shape)}, {name: [f"{name} {row % 30}" for row in range(40)] for name in "abc"}
+    found = metrics.xsim_matrix(vectors, texts=texts)
+    assert found == {(a, b): metrics.xsim(vectors[a], vectors[b], texts=texts[b]) for a in "abc" for b in "abc" if a != b}
+    assert found != metrics.xsim_matrix(vectors) and min(found.values()) > 0
+    with pytest.raises(ValueError, match="must have the same shape"):
+        metrics.xsim_matrix({"a": x, "b": y[:5]})
+
+
+# ---- BUCC
+
+
+PREDICTIONS = {"some wrong": [0, 0, 2, 2, 2, 5], "all right": [0, 1, 2, 3, 4, 5], "one for all": [3] * 6, "all wrong": [1, 2, 3, 4, 5, 0]}
+
+
+@pytest.mark.parametrize("name, wanted", [*zip(PREDICTIONS, [100 * (2 / 3 + 2 / 4 + 1) / 6, 100, 100 * 2 / 7 / 6, 0])])
+def test_buccs_f1_weights_every_row_of_y_as_a_class(name, wanted):
+    assert metrics.bucc_f1(torch.eye(6)[PREDICTIONS[name]] + .1, torch.eye(6)) == pytest.approx(wanted)
+
+
+def test_buccs_f1_of_given_rows_is_scikit_learns():
+    score = pytest.importorskip("sklearn.metrics").f1_score
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        found, wanted = rng.integers(8, size=30), rng.integers(8, size=30)
+        assert metrics.bucc_f1(np.eye(8)[found], np.eye(8), wanted) == pytest.approx(100 * score(wanted, found, average="weighted", zero_division=0))
+
+
+def test_buccs_f1_has_the_values_that_scikit_learn_gave():
+    """sklearn.metrics.f1_score(wanted, found, average="weighted", zero_division=0) of version 1.9.1."""
+    found, wanted = np.arange(30) ** 2 % 11 % 8, np.arange(30) * 3 % 8
+    assert metrics.bucc_f1(np.eye(8)[found], np.eye(8), wanted) == pytest.approx(17.6931216931)
+    with pytest.raises(ValueError, match="30 rows of x and 3 wanted"):
+        metrics.bucc_f1(np.eye(8)[found], np.eye(8), [1, 2, 3])
+
+
+def plain_margins(x, y, k):
+    """Ratio margins of all pairs, from the definition."""
+    cosines = np.array([[sum(a * b) / math.sqrt(sum(a * a) * sum(b * b)) for b in y] for a in x])
+    forward, backward = np.sort(cosines, 1)[:, -k:].mean(1), np.sort(cosines, 0)[-k:].mean(0)
+    return cosines, cosines / (.5 * (forward[:, None] + backward))
+
+
+def plain_bitext(x, y, k):
+    cosines, margins = plain_margins(x, y, k)
+    candidates = []
+    for i in range(len(x)):
+        candidates.append(max((margins[i, j], i, j) for j in np.argsort(-cosines[i])[:k]))
+    for j in range(len(y)):
+        candidates.append(max((margins[i, j], i, j) for i in np.argsort(-cosines[:, j])[:k]))
+    taken = []
+    for score, i, j in sorted(candidates, reverse=True):
+        if all(i != a and j != b for _, a, b in taken):
+            taken.append((score, i, j))
+    return taken
+
+
+def test_bitext_takes_the_best_pairs_of_both_directions_and_each_row_once():
+    x, y, rng = noisy_pairs(30, 5, 1)
+    y = np.concatenate([y[10:], rng.normal(size=(8, 5))])
+    wanted = plain_bitext(x, y, 4)
+    sources, targets, scores = metrics.bitext(x, y)
+    assert list(zip(sources.tolist(), targets.tolist())) == [(i, j) for _, i, j in wanted]
+    assert scores.tolist() == pytest.approx([score for score, _, _ in wanted])
+    assert len(set(sources.tolist())) == len(sources) and any(i != j + 10 for _, i, j in wanted)
+
+
+def test_the_threshold_is_the_best_cut_of_all():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        scores = torch.tensor(sorted(rng.integers(8, size=12) / 4, reverse=True))
+        right, count = torch.tensor(rng.random(12) < .4), 9
+        f1 = lambda cut: 2 * int(right[scores >= cut].sum()) / (int((scores >= cut).sum()) + count)
+        cut = metrics.threshold(scores, right, count)
+        assert f1(cut) == max(map(f1, scores.tolist()))
+    assert metrics.threshold(torch.tensor([3., 2, 1]), torch.tensor([True, True, False]), 2) == 1.5
+    assert metrics.threshold(torch.tensor([3., 2]), torch.tensor([True, True]), 2) == 2        # nothing comes after the last
+    assert metrics.threshold(torch.tensor([3., 2]), torch.tensor([False, False]), 2) == 0 == metrics.threshold(torch.zeros(0), torch.zeros(0) > 0, 2)
+
+
+def test_mining_is_the_plain_definition_and_leaves_repeated_sentences_out():
+    parts, plain = [], []
+    for seed in (0, 1):
+        x, y, rng = noisy_pairs(40, 6, .7, seed)
+        y = np.concatenate([y[:25], rng.normal(size=(15, 6)) + .5])
+        x[30], y[31] = x[3], y[4]                                        # x_3 and y_4 occur twice
+        texts = [[f"{side} {twin.get(row, row)} " for row in range(40)] for side, twin in (("x", {30: 3}), ("y", {31: 4}))]
+        parts.append((x, y, *texts, {(row, row) for row in range(25)}))
+        rows = [[row for row in range(40) if row != extra] for extra in (30, 31)]
+        found = [(score, rows[0][i], rows[1][j]) for score, i, j in plain_bitext(x[rows[0]], y[rows[1]], 4)]
+        plain.append([(score, i == j < 25) for score, i, j in found if i != 3 and j != 4])
+
+    def counts(part, cut):
+        taken = [right for score, right in part if score >= cut]
+        return sum(taken) / len(taken), sum(taken) / 25
+
+    f1 = lambda part, cut: 2 * math.prod(counts(part, cut)) / sum(counts(part, cut))
+    wanted = max((score for score, right in plain[0] if right), key=lambda cut: f1(plain[0], cut))
+    found = metrics.bucc_mine(*parts)
+    below = max(score for score, _ in plain[0] if score < wanted)
+    assert found["threshold"] == pytest.approx((wanted + below) / 2)
+    precision, recall = counts(plain[1], found["threshold"])
+    assert (found["precision"], found["recall"]) == pytest.approx((100 * precision, 100 * recall)) and 0 < recall < precision < 1
+    assert (found["f1"], found["f1_tune"]) == pytest.approx((100 * f1(plain[1], found["threshold"]), 100 * f1(plain[0], wanted)))
 
 
 # ---- xsim++
