@@ -60,7 +60,7 @@ def _of_glue(folder, split, lang):
     """MRPC's own files have no dev rows; GLUE names those of train that are."""
     if split == "test":
         return lambda row: True
-    dev = {line.decode() for _, line in data.lines(folder / "mrpc_dev_ids.tsv")}
+    dev = {line.decode() for _, line in data.read_lines(folder / "mrpc_dev_ids.tsv")}
     return lambda row: (f"{row['#1 ID']}\t{row['#2 ID']}" in dev) == (split == "valid")
 
 
@@ -267,7 +267,7 @@ def _read(task, source, paths, folder, split, lang):
 def _cells(path, source):
     """(line number, {column: cell}) of a file; columns have the names of the header or, without one, their places."""
     def lines():
-        for number, line in data.lines(path):
+        for number, line in data.read_lines(path):
             try:
                 yield line.decode(source.encoding)
             except UnicodeDecodeError:
