@@ -1,10 +1,11 @@
-"""What vectors are worth, as pure functions that know nothing of models: retrieval and mining, geometry, statistics.
+"""What vectors are worth, as pure functions that know nothing of models: retrieval and mining, geometry, predictions, statistics.
 
 Vectors are (N, D), row i of two matrices belongs together where a function compares them. Error rates, accuracies and shares are percentages.
 """
 import math
 
 import torch
+import torch.nn.functional as F
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Retrieval metrics
@@ -263,6 +264,61 @@ def diagnose(scores):
     positive = f" | cos(pos) {found['cosine/translations']:.2f}" if "cosine/translations" in found else ""
     return found, (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) {together:.2f}{positive} | "
                    f"unif {found['uniformity']:.2f} | spread {found['spread']:.2f} -> {found['verdict']}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predictions against gold: classes (N,) whole numbers, scores (N,)
+
+
+def accuracy(found, gold):
+    """Percent that are right: (N,), (N,) -> 0..100."""
+    return 100 * (torch.as_tensor(found) == torch.as_tensor(gold)).double().mean().item()
+
+
+def f1(found, gold, positive=1):
+    """2 TP / (2 TP + FP + FN) of the class `positive`, percent; 0 where it is neither found nor there."""
+    found, gold = (torch.as_tensor(classes) == positive for classes in (found, gold))
+    return 200 * (found & gold).sum().item() / max(1, (found.sum() + gold.sum()).item())
+
+
+def f1_macro(found, gold):
+    """The mean of f1 over all classes that are found or there."""
+    classes = torch.cat([torch.as_tensor(found), torch.as_tensor(gold)]).unique().tolist()
+    return sum(f1(found, gold, one) for one in classes) / len(classes)
+
+
+def mcc(found, gold):
+    """Matthews' correlation of two lists of classes, -1..1; 0 if either is constant. [Gorodkin 2004, R_K; CoLA's metric]"""
+    found, gold = (F.one_hot(torch.as_tensor(classes), int(max(max(found), max(gold))) + 1).double() for classes in (found, gold))
+    found, gold = found - found.mean(0), gold - gold.mean(0)
+    norm = (found.square().sum() * gold.square().sum()).sqrt()
+    return ((found * gold).sum() / norm).item() if norm > 0 else 0.0
+
+
+def pearson(x, y):
+    """Linear correlation: (N,), (N,) -> -1..1; 0 if either is constant."""
+    x, y = (torch.as_tensor(values, dtype=torch.float64) for values in (x, y))
+    x, y = x - x.mean(), y - y.mean()
+    norm = x.norm() * y.norm()
+    return (x @ y / norm).item() if norm > 0 else 0.0
+
+
+def spearman(x, y):
+    """Correlation of the ranks, equal values sharing the mean of theirs: (N,), (N,) -> -1..1."""
+    def ranks(values):
+        _, place, count = torch.as_tensor(values, dtype=torch.float64).unique(return_inverse=True, return_counts=True)
+        return (count.cumsum(0) - (count - 1) / 2)[place]
+    return pearson(ranks(x), ranks(y))
+
+
+def average_precision(scores, gold):
+    """Area under precision over recall, percent: scores (N,), gold (N,) 0 or 1 -> 0..100; equal scores are found together. Chance is the
+    share of gold. 0 if there is no gold. [scikit-learn's definition, without interpolation]"""
+    scores, gold = torch.as_tensor(scores, dtype=torch.float64), torch.as_tensor(gold).double()
+    levels, place = scores.unique(return_inverse=True)
+    hits = torch.zeros(len(levels), dtype=torch.float64).index_add_(0, place, gold).flip(0)
+    found = torch.bincount(place, minlength=len(levels)).flip(0).cumsum(0)
+    return 100 * (hits * hits.cumsum(0) / found).sum().item() / max(1.0, gold.sum().item())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
