@@ -3,6 +3,7 @@
     python evaluate.py out/x                                # everything that applies, on the run's own test rows
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval --json
     python evaluate.py out/y --tasks generate               # of a causal model: does it write the second column, given the first?
+    python evaluate.py out/x --tasks gap,tokens,attention --sets sst2,stsb        # what the papers look at: probes, nearest tokens, attention
 
 First `embed` and `generate`; then the tasks, whose
 numbers are named `task/metric` or `task/metric/detail`; then the command line. Error rates, accuracies and shares are percentages.
@@ -22,9 +23,12 @@ from tqdm import tqdm
 
 import data
 import grammar
+import metrics
+import probes
+import tasks
 from data import BadInput
 from metrics import diagnose, geometry, mine, top1, xsim, xsim_plus
-from model import Packed, load, rotary, rotate, sinusoids
+from model import Packed, attention_weights, load, rotary, rotate, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Embedding and generating
@@ -87,13 +91,20 @@ def embed_rows(model, rows, tokens_per_batch=4096, progress=False, pool=None):
     """Rows of ids -> their vectors (N, D), float32 on the CPU, pooled as `pool` or model.config.pool says. Sorted by length into batches
     and put back in order; what a row is batched with does not change its vector. Draws no random number, leaves the model in the
     mode it was in."""
-    vectors, device = torch.empty(len(rows), model.config.width), next(model.parameters()).device
+    vectors = read_rows(model, rows, lambda packed: model.pool(model(packed), packed, pool).float().cpu(), tokens_per_batch, progress)
+    return torch.stack(vectors) if rows else torch.empty(0, model.config.width)
+
+
+def read_rows(model, rows, read, tokens_per_batch=4096, progress=False):
+    """What `read(packed)` finds, one thing for each row of a batch -> one for each of the rows of ids, in their order."""
+    found, device = [None] * len(rows), next(model.parameters()).device
     with in_eval_mode(model):
         plan = batches([len(row) for row in rows], tokens_per_batch)
         for batch in tqdm(plan, desc="embed", leave=False, disable=not (progress and sys.stderr.isatty())):
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
-            vectors[batch] = model.pool(model(packed), packed, pool).float().cpu()             # (R, D)
-    return vectors
+            for i, value in zip(batch, read(packed)):
+                found[i] = value
+    return found
 
 
 def extend(model, tokens, start, cache):
@@ -215,13 +226,28 @@ def retrieval(vectors, texts, negatives=None, hard=()):
     return {name: sum(scores[name]) / len(scores[name]) for name in ordered}
 
 
+UNIFORM = ("xsim", "xsim++", "top1")                                       # of task uniform
 POOLINGS = ("mean", "max", "weighted", "attention")                       # those of Predict-and-Reconstruct's tables
 
 
 def poolings(vectors):
-    """{pooling: {language: (N, D)}} -> "mean/uniformity" and so on: Predict-and-Reconstruct's six metrics under each of its poolings."""
-    metrics = ("spectral_entropy", "effective_rank", "stable_rank", "rank_90", "alignment", "uniformity")
-    return {f"{pool}/{name}": value for pool, each in vectors.items() for name, value in geometry(each).items() if name in metrics}
+    """{pooling: {language: (N, D)}} -> "mean/uniformity" and so on: Predict-and-Reconstruct's metrics under each of its poolings, by its
+    paper's formulas and by its code's (_released, alignment_4, uniformity_1000). Alignment here is that of translations."""
+    kept = ("spectral_entropy", "spectral_entropy_released", "effective_rank", "stable_rank", "rank_90", "alignment", "alignment_4", "uniformity")
+    scores = {}
+    for pool, each in vectors.items():
+        scores |= {f"{pool}/{name}": value for name, value in geometry(each).items() if name in kept}
+        scores[f"{pool}/uniformity_1000"] = sum(metrics.uniformity(metrics.sample(z)) for z in each.values()) / len(each)
+    return scores
+
+
+def averaged(each):
+    """{pair or language: {metric: number}} -> {"metric": mean over them, "metric/de-en": number, ...}."""
+    found = {}
+    for metric in next(iter(each.values())):
+        found[metric] = sum(scores[metric] for scores in each.values()) / len(each)
+        found |= {f"{metric}/{kind}": scores[metric] for kind, scores in each.items()}
+    return found
 
 
 def seen(spec, langs=None, holdout=True, skip_bad=False):
@@ -255,14 +281,15 @@ def generation(model, tokenizer, prompts, golds, known=None, max_new=None, progr
 class Subject:
     """A model and the rows it is evaluated on. Rows, vectors and answers are made when a task first asks for them, once for all tasks.
 
-    texts {column: N texts, aligned}, hard [(text, row, type of error)] of the first column, headers N texts or None; vectors {column:
-    (N, D)}, negatives (M, D) of `hard`; answers (texts written, did each end?, how many prompts were cut)."""
+    texts {column: N texts, aligned}, hard [(text, row, type of error)] of the first column, headers N texts or None; ids {column: N rows of
+    ids}; vectors {column: (N, D)}, negatives (M, D) of `hard`; answers (texts written, did each end?, how many prompts were cut)."""
 
     def __init__(self, model, tokenizer, spec, langs=None, split="test", limit=1000, skip_bad=False, progress=False, known=None,
-                 answer_limit=200, header=0, frames=None, files="data"):
+                 answer_limit=200, header=0, frames=None, files="data", sets=()):
         if limit is not None and limit < 2:
             raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
         self.model, self.tokenizer, self.spec, self.split, self.progress = model, tokenizer, spec, split, progress
+        self.limit, self.sets = limit, sets
         self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
         self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header))
 
@@ -280,20 +307,54 @@ class Subject:
     def count(self):
         return len(next(iter(self.texts.values())))
 
+    def checked(self, found):
+        """What was found of each text, if all of it is finite."""
+        if bad := sum(not bool(value.isfinite().all()) for value in found):
+            raise BadInput(f"the model gives NaN or infinity for {bad} of {len(found)} texts: its training has diverged")
+        return found
+
     def embed(self, rows, pool=None):
-        vectors = embed_rows(self.model, rows, progress=self.progress, pool=pool)
-        if bad := int((~vectors.isfinite()).any(1).sum()):
-            raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
-        return vectors
+        return self.checked(embed_rows(self.model, rows, progress=self.progress, pool=pool))
+
+    def states(self, rows):
+        """Rows of ids -> the last layer's states of their tokens, a list of (L, D), float32 on the CPU."""
+        read = lambda packed: self.model(packed).float().cpu().split(packed.rows.diff().tolist())
+        return self.checked(read_rows(self.model, rows, read, progress=self.progress))
+
+    def words(self, rows):
+        """Rows of ids -> the mean of the states of their tokens that are not special (R, D); of all, where all are."""
+        plain = [~torch.isin(torch.tensor(ids), torch.as_tensor(data.special(self.tokenizer).ids)) for ids in rows]
+        return torch.stack([states[which if which.any() else ...].mean(0) for which, states in zip(plain, self.states(rows))])
 
     def encode(self, texts, pool=None):
         """Any texts -> (N, D), in the frame of the first column."""
-        return self.embed(rows_of(self.tokenizer, texts, None, self.frames and self.frames[0], self.model.config.max_length), pool)
+        return self.embed(self.rows_of(texts), pool)
+
+    def rows_of(self, texts, headers=None):
+        return rows_of(self.tokenizer, texts, headers, self.frames and self.frames[0], self.model.config.max_length)
+
+    @functools.cached_property
+    def ids(self):
+        rows = rows_of_columns(self.model, self.tokenizer, self.texts, self.headers, self.header, self.frames)
+        return {name: rows[place * self.count:(place + 1) * self.count] for place, name in enumerate(self.texts)}
 
     def pooled(self, pool=None):
         """{column: (N, D)} with another pooling than the model's."""
-        rows = rows_of_columns(self.model, self.tokenizer, self.texts, self.headers, self.header, self.frames)
-        return dict(zip(self.texts, self.embed(rows, pool).split(self.count)))
+        return dict(zip(self.texts, self.embed([row for rows in self.ids.values() for row in rows], pool).split(self.count)))
+
+    @functools.cached_property
+    def attention(self):
+        """{column: list of (H, L)}: what the token whose state is the sentence vector attends to in the last layer. It is the first, or the
+        last where the model reads left to right."""
+        place = lambda packed: packed.rows[1:] - 1 if self.model.config.causal else packed.rows[:-1]
+        read = lambda packed: [weights.cpu() for weights in attention_weights(self.model, packed, place(packed).long())]
+        return {name: self.checked(read_rows(self.model, rows, read, progress=self.progress)) for name, rows in self.ids.items()}
+
+    @property
+    def pairs(self):
+        """("de-en", vectors of de, vectors of en) of every other column and the first."""
+        first, *others = self.vectors
+        return [(f"{other}-{first}", self.vectors[other], self.vectors[first]) for other in others]
 
     vectors = functools.cached_property(pooled)
     negatives = functools.cached_property(lambda self: self.encode([line for line, _, _ in self.hard]))
@@ -319,6 +380,10 @@ def refuses_generate(subject):
     return ""
 
 
+def refuses_attention(subject):
+    return "" if subject.model.blocks else "looks at the last layer, and this model has none: leave it out"
+
+
 def task_retrieval(subject):
     return {"rows": subject.count} | retrieval(subject.vectors, subject.texts, subject.negatives, subject.hard)
 
@@ -337,11 +402,92 @@ def task_poolings(subject):
     return {"rows": subject.count} | poolings({pool: subject.pooled(pool) for pool in POOLINGS})
 
 
+def task_linear(subject):
+    """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code; "_unit" is of unit rows, which scale does not move."""
+    each = {pair: metrics.linear_map(x, y) | {f"{name}_unit": value for name, value in metrics.linear_map(metrics.unit(x), metrics.unit(y)).items()}
+            for pair, y, x in subject.pairs}
+    return {"rows": subject.count, "rows_per_width": subject.count / subject.model.config.width} | averaged(each)
+
+
+def task_spectrum(subject):
+    """Of the vectors of all columns together, as BERT-JEPA's PCA plots."""
+    share = metrics.explained(torch.cat(list(subject.vectors.values())))
+    return {"rows": subject.count} | {f"explained_{k}": share[min(k, len(share)) - 1].item() for k in (1, 2, 10, 50)}
+
+
+def task_tokens(subject):
+    """MEXMA's table 9. A first text that came before is left out: its tokens would be found in its copy."""
+    first = next(iter(subject.texts.values()))
+    new = sorted({text: row for row, text in reversed(list(enumerate(first)))}.values())
+    columns = [[rows[row] for row in new] for rows in subject.ids.values()]
+    queries, found = metrics.nearest_tokens(columns, map(subject.states, columns), data.special(subject.tokenizer).ids, range(min(250, len(new))))
+    nearest, five = metrics.token_matches(queries, found[:, :1]), metrics.token_matches(queries, found)
+    return {"rows": len(new), "rows_queries": len(queries)} | nearest | {f"{name}/nearest_5": value for name, value in five.items()}
+
+
+def task_attention(subject):
+    return {"rows": subject.count} | averaged({name: metrics.attention_entropy(weights) for name, weights in subject.attention.items()})
+
+
+def task_uniform(subject):
+    """MEXMA's table 10: retrieval with the model's own pooling, with the mean of a row's states, and with that of its plain tokens ("words").
+    "change" is (own - other) / own, in percent of own; it is left out where own is 0."""
+    own = subject.model.config.pool
+    hard, scores = subject.rows_of([line for line, _, _ in subject.hard]), {}
+    for kind in dict.fromkeys((own, "mean", "words")):
+        encode = subject.words if kind == "words" else functools.partial(subject.embed, pool=kind)
+        vectors = {name: encode(rows) for name, rows in subject.ids.items()}
+        found = retrieval(vectors, subject.texts, encode(hard) if hard else None, subject.hard)
+        scores |= {f"{name}/{kind}": found[name] for name in UNIFORM if name in found}
+    change = {f"change/{name}": 100 * (before - value) / before for name, value in scores.items()
+              if (before := scores[f"{name.split('/')[0]}/{own}"]) and not name.endswith(f"/{own}")}
+    return {"rows": subject.count} | {name: scores[name] for name in sorted(scores)} | change
+
+
+def task_gap(subject):
+    """Predict-and-Reconstruct's tables 7-11, for each set of --sets and each pooling: its geometry, by the paper's formulas and its code's,
+    and the probe gap. A pair is one row, [CLS] first [SEP] second [SEP], as in its code. Without --sets, the token probe of the first column."""
+    sets, scores = {name: tasks.read(name, subject.files) for name in subject.sets}, {}
+    if not sets:
+        name, texts = next(iter(subject.texts.items()))
+        sets = {name: tasks.Rows(texts, None, None)}
+    for name, columns in sets.items():
+        texts, second, labels = (column and column[:subject.limit] for column in columns)
+        rows = subject.rows_of(second or texts, texts if second else None)
+        targets = probes.token_targets(rows, data.special(subject.tokenizer).ids)
+        scores[f"{name}/rows"], scores[f"{name}/rows_token"] = len(rows), int((targets >= 0).sum())
+        for pool in dict.fromkeys((subject.model.config.pool, *POOLINGS)):
+            z = subject.embed(rows, pool)
+            try:
+                found = classes(z, labels) | probes.probe_gap(z, targets, labels)
+            except ValueError as error:
+                raise BadInput(f"set {name} cannot be probed: {error}") from None
+            scores |= {f"{name}/{metric}": value for metric, value in poolings({pool: {name: z}}).items()}
+            scores |= {f"{name}/{pool}/{metric}": value for metric, value in found.items()}
+    return scores
+
+
+def classes(z, labels):
+    """How near rows of a class are, (N, D), N labels or None; scores are binned at 1, 2, 3 and 4, as Predict-and-Reconstruct's code does."""
+    if labels is None:
+        return {}
+    labels = torch.tensor(labels)
+    of = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True) if labels.is_floating_point() else labels
+    return {"class_alignment": metrics.class_alignment(z, of), "class_alignment_4": metrics.class_alignment(z, of, 4),
+            "class_separation": metrics.class_separation(z, of)}
+
+
 TASKS = {
     "retrieval": Task(task_retrieval, refuses_retrieval),
     "geometry": Task(task_geometry),
     "generate": Task(task_generate, refuses_generate),
     "poolings": Task(task_poolings, default=False),
+    "gap": Task(task_gap, default=False),
+    "linear": Task(task_linear, refuses_retrieval, default=False),
+    "spectrum": Task(task_spectrum, default=False),
+    "tokens": Task(task_tokens, refuses_retrieval, default=False),
+    "attention": Task(task_attention, refuses_attention, default=False),
+    "uniform": Task(task_uniform, refuses_retrieval, default=False),
 }
 ON_REQUEST = [name for name, task in TASKS.items() if not task.default]
 
@@ -358,6 +504,49 @@ def run(subject, tasks=None):
             raise BadInput(f"task {task!r} {reason}")
     tasks = tasks or [name for name, task in TASKS.items() if task.default and not task.refuses(subject)]
     return {f"{task}/{name}": value for task in tasks for name, value in TASKS[task].scores(subject).items()}
+
+
+def listed(tensor):
+    """A tensor as nested lists for JSON, 6 digits."""
+    return torch.round(tensor.double(), decimals=6).tolist()
+
+
+def arrays(subject, most=500):
+    """What plots need, ready for JSON; pairs are named "de-en", as everywhere.
+
+    "singular_values" and "explained" (cumulative percent): of the vectors of all columns, centred. "vectors": {"column", "row", "values",
+    "pca"} of at most so many vectors, the same rows of each column; the two axes of pca are those of all vectors. Of pairs: "cosines"
+    {"edges", "related", "unrelated"}, counts in bins over at most 1,000 rows; "differences", the 100 largest singular values of one column
+    minus the other; "retrieval" {"columns", "xsim"}, percent wrong from the row's column into the column's. "attention" {column:
+    {"by_position", "on_end", "examples"}}: of the sentence's token, mean of the heads, at each of the first 64 places but the last of a row."""
+    whole = torch.cat(list(subject.vectors.values())).double()
+    s, axes = metrics.spectrum(whole, center=True), torch.linalg.svd(whole - whole.mean(0), full_matrices=False).Vh[:2].T      # (D, 2)
+    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()          # whichever way an axis points, plots agree
+    rows = range(min(subject.count, max(1, most // len(subject.vectors))))
+    shown = torch.cat([z[:len(rows)] for z in subject.vectors.values()])
+    found = {"singular_values": listed(s), "explained": listed(metrics.explained(whole)),
+             "vectors": {"column": [name for name in subject.vectors for _ in rows], "row": [*rows] * len(subject.vectors),
+                         "values": listed(shown), "pca": listed((shown - whole.mean(0)) @ axes)}}
+    if pairs := subject.pairs:
+        names = list(subject.vectors)
+        found["cosines"] = {pair: metrics.cosine_counts(x[:1000], y[:1000]) for pair, x, y in pairs}
+        found["differences"] = {pair: listed(metrics.spectrum(x - y, center=False)[:100]) for pair, x, y in pairs}
+        found["retrieval"] = {"columns": names, "xsim": [
+            [xsim(subject.vectors[a], subject.vectors[b], texts=subject.texts[b]) if a != b else 0.0 for b in names] for a in names]}
+    if subject.model.blocks:
+        found["attention"] = {name: attention_places(subject.tokenizer, subject.ids[name], each) for name, each in subject.attention.items()}
+    return found
+
+
+def attention_places(tokenizer, rows, weights, most=64, examples=10):
+    """Where the attention (H, L) of rows of ids goes, mean of the heads, for `arrays`."""
+    means = [each.mean(0) for each in weights]                           # (L,) each
+    sums, counts = torch.zeros(most), torch.zeros(most)
+    for mean in means:
+        sums[:len(mean) - 1] += mean[:-1][:most]
+        counts[:len(mean) - 1] += 1
+    return {"by_position": listed((sums / counts)[counts > 0]), "on_end": sum(mean[-1].item() for mean in means) / len(means),
+            "examples": [{"tokens": [tokenizer.id_to_token(token) for token in ids], "weights": listed(mean)} for ids, mean in zip(rows[:examples], means)]}
 
 
 class Translation(NamedTuple):
@@ -412,6 +601,46 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "cosine/same": ("", "lower", "unrelated sentences, one language"),
     "cosine/translations": ("", "higher", "translations"),
     "cosine/different": ("", "lower", "unrelated sentences, two languages"),
+    "uniformity_1000": ("", "lower", "the same of at most 1,000 random rows (Predict-and-Reconstruct's code)"),
+    "class_alignment": ("", "lower", "squared distance of rows of one class"),
+    "class_alignment_4": ("", "lower", "4th power of it (Predict-and-Reconstruct's code)"),
+    "class_separation": ("", "lower", "distance within classes over that between, 1: they do not show"),
+    "token": ("%", "", "a linear probe finds the row's most frequent token, 3 folds"),
+    "semantic": ("%", "higher", "a linear probe finds the label, 5 folds (of scores: Spearman)"),
+    "semantic_f1": ("%", "higher", "macro-F1 of that"),
+    "semantic_mcc": ("", "higher", "Matthews correlation of that"),
+    "gap": ("%", "higher", "semantic - token"),
+    "rows_token": ("", "", "rows whose most frequent token is that of 5 rows or more"),
+    "residual": ("", "lower", "|T X - C|, best linear map X of the first column to another; 0 if rows_per_width is under 1"),
+    "residual_relative": ("", "lower", "the same over |C|, 0 is a linear map"),
+    "residual_held_out": ("", "lower", "the same on every second row, X fitted to the others"),
+    "singular_100": ("", "lower", "mean of the 100 largest singular values of T - C"),
+    "singular_mean": ("", "lower", "mean of all of them"),
+    "residual_unit": ("", "lower", "|T X - C| of unit rows"),
+    "residual_relative_unit": ("", "lower", "over |C|"),
+    "residual_held_out_unit": ("", "lower", "on every second row"),
+    "singular_100_unit": ("", "lower", "mean of the 100 largest singular values of T - C, unit rows"),
+    "singular_mean_unit": ("", "lower", "mean of all of them"),
+    "rows_per_width": ("", "", "rows over dimensions"),
+    "explained_1": ("%", "lower", "variance in the largest principal component, all columns together"),
+    "explained_2": ("%", "lower", "in the first 2"),
+    "explained_10": ("%", "lower", "in the first 10"),
+    "explained_50": ("%", "lower", "in the first 50"),
+    "translation": ("%", "higher", "tokens whose nearest token stands in a translation of their row"),
+    "same_sentence": ("%", "lower", "in the same row"),
+    "same_language": ("%", "lower", "is the same token in another row of the column"),
+    "other": ("%", "lower", "anything else"),
+    "rows_queries": ("", "", "tokens asked for, 3 of each of the first 250 rows"),
+    "entropy": ("", "", "nats: attention of the first token (causal: the last), last layer, mean of heads"),
+    "entropy_no_end": ("", "", "the same without the last token, rescaled"),
+    "entropy_inside": ("", "", "the same without first and last"),
+    "entropy_of_mean": ("", "", "entropy of the heads' mean"),
+    "entropy_of_mean_no_end": ("", "", "the same without the last token"),
+    "entropy_of_mean_inside": ("", "", "the same without first and last"),
+    "entropy_uniform": ("", "", "log of the tokens in a row: the most there can be"),
+    "on_first": ("%", "", "of that attention on the first token"),
+    "on_end": ("%", "", "on the last"),
+    "change": ("%", "", "(own pooling - this one) / own"),
     "exact": ("%", "higher", "greedy answer is the gold text"),
     "startswith": ("%", "higher", "it begins with the gold text"),
     "stop": ("%", "higher", "it ended with the stop token"),
@@ -432,6 +661,7 @@ def table(results):
     for name in shown:
         metric = name.partition("/")[2]
         metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
+        metric = metric.rpartition("/")[2] if name.startswith("gap/") else metric
         sign, better, about = ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")      # a detail has its metric's unit
         value = f"{results[name]}" if metric.startswith("rows") else f"{results[name]:.{2 if sign else 4}f}"
         lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}".rstrip())
@@ -488,6 +718,8 @@ def evaluate_run(arguments):
     model = load(folder / "model.pt", device)
     if arguments.tasks == []:
         raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
+    if arguments.sets and "gap" not in (arguments.tasks or ()):
+        raise BadInput("--sets chooses the rows of task gap, which is not asked for: add --tasks gap, or leave --sets out")
     known, skip_bad = None, bool(config.get("skip_bad"))
     if model.config.causal and "generate" in (arguments.tasks or TASKS):
         try:
@@ -498,11 +730,15 @@ def evaluate_run(arguments):
     if header and not data.has_header(spec, langs, skip_bad):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
-    results = run(Subject(model, tokenizer, spec, langs, split, arguments.limit, skip_bad, progress=True, known=known,
-                          answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files), arguments.tasks)
+    subject = Subject(model, tokenizer, spec, langs, split, arguments.limit, skip_bad, progress=True, known=known,
+                      answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files, sets=arguments.sets)
+    results = run(subject, arguments.tasks)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
-    write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)
+    ending = "".join(f"-{part}" for part in [*parts, *(arguments.langs or [])]) + ".json"
+    if arguments.arrays:
+        data.write_atomic(folder / f"arrays{ending}", (json.dumps(arrays(subject), allow_nan=False) + "\n").encode())
+    write_results(folder, f"eval{ending}", results)
     if arguments.json:
         print(json.dumps(results))
         return
@@ -527,7 +763,9 @@ def main(argv=None):
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
     parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply, without {', '.join(ON_REQUEST)})")
     parser.add_argument("--files", default="data", help="folder with the data sets of tasks that have their own (default: data, where data.py downloads to)")
+    parser.add_argument("--sets", type=names, default=[], help="sentence tasks, such as sst2,mrpc, for task gap; see tasks.py")
     parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
+    parser.add_argument("--arrays", action="store_true", help="also write RUN/arrays.json: spectrum, vectors, cosines, attention, for plots")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     try:

@@ -167,11 +167,57 @@ def rank_90(z):
     return int((share < 0.9 * share[-1]).sum()) + 1 if share[-1] > 0 else 0
 
 
+def explained(z):
+    """Percent of the variance that the first 1, 2, ... principal components hold together: (N, D) -> (min(N, D),), up to 100; zeros if
+    all rows are one point."""
+    share = spectrum(z, center=True).square().cumsum(0)
+    return 100 * share / share[-1].clamp(min=1e-300)
+
+
+def linear_map(x, y):
+    """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F [LLM-JEPA, table 14], which grows with
+    the vectors and with N; "residual_relative": the same over |y|_F, 0..1; "residual_held_out": |x X - y|_F / |y|_F on every second
+    row, X fitted to the others; "singular_mean" and "singular_100": mean of all singular values of x - y and of the 100 largest}. The first
+    two are of the rows that X was fitted to: with N <= D they are 0 whatever the vectors, and they say little until N is several D.
+    Directions under 1e-6 of the largest are rounding, and not fitted. Raises ValueError if the shapes differ or there are under 2 rows."""
+    x, y = (torch.as_tensor(z).detach().double().cpu() for z in (x, y))
+    if x.shape != y.shape or len(x) < 2:
+        raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} must have the same shape and at least two rows")
+    fit = lambda rows: torch.linalg.lstsq(x[rows], y[rows], rcond=1e-6, driver="gelsd").solution               # (D, D)
+    left = lambda rows, matrix: (x[rows] @ matrix - y[rows]).norm().item()
+    whole, half, rest = slice(None), slice(0, None, 2), slice(1, None, 2)
+    over = lambda value, rows: value / max(y[rows].norm().item(), 1e-300)
+    residual, s = left(whole, fit(whole)), spectrum(x - y, center=False)
+    return {"residual": residual, "residual_relative": over(residual, whole), "residual_held_out": over(left(rest, fit(half)), rest),
+            "singular_100": s[:100].mean().item(), "singular_mean": s.mean().item()}
+
+
 def alignment(x, y, power=2):
     """mean |u_i - v_i|^power over matched unit rows: (N, D), (N, D) -> 0 (best)..2^power. [Wang & Isola 2020, sec. 4];
     Predict-and-Reconstruct's code has power=4."""
     x, y = paired(x, y)
     return (x - y).norm(dim=1).pow(power).mean().item()
+
+
+def class_alignment(z, labels, power=2):
+    """mean |u_i - u_j|^power over the pairs of a class, then the plain mean over classes: (N, D), N labels -> 0 (best)..2^power. A class
+    of one row has no pair and is left out; ValueError if no class is left. [Predict-and-Reconstruct, sec. 4.3; its code has power=4]"""
+    u, classes = unit(z), torch.as_tensor(labels)
+    means = [torch.pdist(u[classes == label]).pow(power).mean() for label in classes.unique() if (classes == label).sum() > 1]
+    if not means:
+        raise ValueError(f"none of the classes of {len(u)} rows has two rows")
+    return torch.stack(means).mean().item()
+
+
+def class_separation(z, labels):
+    """Mean distance of the pairs of one class over that of pairs of two classes, of unit rows: (N, D), N labels -> 0 (each class is a
+    point)..1 (classes do not show). ValueError unless there are pairs of both kinds. [Predict-and-Reconstruct's code]"""
+    distances, classes = torch.pdist(unit(z)), torch.as_tensor(labels)
+    i, j = torch.triu_indices(len(classes), len(classes), 1)
+    same = classes[i] == classes[j]                                      # (N (N - 1) / 2,), the order of pdist
+    if same.all() or not same.any():
+        raise ValueError("all pairs are of one class, or none is")
+    return (distances[same].mean() / distances[~same].mean()).item()
 
 
 def uniformity(z, t=2, block=1024):
@@ -185,6 +231,11 @@ def uniformity(z, t=2, block=1024):
         terms[torch.arange(len(terms)), torch.arange(start, start + len(terms))] = -math.inf   # i = j
         sums.append(terms.logsumexp((0, 1)))
     return torch.stack(sums).logsumexp(0).item() - math.log(len(u) * (len(u) - 1))
+
+
+def sample(z, most=1000, seed=0):
+    """At most so many rows of z, drawn without replacement: Predict-and-Reconstruct's code measures uniformity on these."""
+    return z[torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))[:most]]
 
 
 def isotropy(z):
@@ -229,6 +280,15 @@ def cosine_table(vectors):
     return means | table
 
 
+def cosine_counts(x, y, bins=40):
+    """Histograms of cosines, (N, D), (N, D) aligned -> {"edges" (bins + 1) from -1 to 1, "related": how many rows i of x and y fall in each
+    bin, "unrelated": how many pairs i != j}."""
+    x, y = paired(x, y)
+    cosines = (x @ y.T).clamp(-1, 1)
+    related, whole = (torch.histc(part, bins, -1, 1).long() for part in (cosines.diagonal(), cosines))
+    return {"edges": torch.linspace(-1, 1, bins + 1).tolist(), "related": related.tolist(), "unrelated": (whole - related).tolist()}
+
+
 def geometry(vectors):
     """Every geometry metric of {language: (N, D), aligned}, N >= 2: means over languages, or over each and the first."""
     first, *others = vectors.values()
@@ -264,6 +324,60 @@ def diagnose(scores):
     positive = f" | cos(pos) {found['cosine/translations']:.2f}" if "cosine/translations" in found else ""
     return found, (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) {together:.2f}{positive} | "
                    f"unif {found['uniformity']:.2f} | spread {found['spread']:.2f} -> {found['verdict']}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokens and attention
+
+
+def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
+    """For `queries` random tokens of each of the `chosen` rows of the first column, the k nearest of all tokens of all columns but itself:
+    columns [rows of ids, ...], states [list of (L, D), ...] -> (N, 3), (N, k, 3) of (column, row, token id), for `token_matches`.
+    Special tokens neither ask nor answer. One column is compared at a time."""
+    chance, best = torch.Generator().manual_seed(seed), None
+    for column, (rows, each) in enumerate(zip(columns, states)):
+        keys = torch.tensor([(column, row, token) for row, ids in enumerate(rows) for token in ids])           # (n, 3)
+        plain = ~torch.isin(keys[:, 2], torch.as_tensor(special))
+        keys, vectors = keys[plain], torch.cat(each)[plain]
+        if best is None:
+            asked = torch.cat([(place := (keys[:, 1] == row).nonzero()[:, 0])[torch.randperm(len(place), generator=chance)[:queries]] for row in chosen])
+            asking, best, found = vectors[asked], torch.empty(len(asked), 0, dtype=torch.float64), keys.new_empty(len(asked), 0, 3)
+        cosines, places = neighbours(asking, vectors, min(k + 1, len(vectors)))
+        if column == 0:
+            ask, cosines = keys[asked], torch.where(places == asked[:, None], -2, cosines)                     # a token is not its own neighbour
+        best, found = torch.cat([best, cosines], 1), torch.cat([found, keys[places]], 1)
+        best, order = best.topk(min(k, best.shape[1] - (column == 0)), dim=1)       # the query itself is last
+        found = found.gather(1, order[..., None].expand(-1, -1, 3))
+    return ask, found
+
+
+def token_matches(queries, found):
+    """What the nearest tokens of some tokens are. queries (N, 3) and found (N, k, 3), both of (column, row, token id) -> percent of all
+    found that are "same_sentence" (column and row of the query), "translation" (any token of the query's row in another column: nobody has
+    aligned the words), "same_language" (the same token in another row of the column) or "other". [MEXMA, table 9]"""
+    column, row, token = (found == queries[:, None]).unbind(-1)          # (N, k) each
+    kinds = {"translation": ~column & row, "same_sentence": column & row, "same_language": column & ~row & token}
+    shares = {name: 100 * kind.double().mean().item() for name, kind in kinds.items()}
+    return shares | {"other": 100 * (1 - (column & token | row).double().mean().item())}
+
+
+def attention_entropy(weights):
+    """How widely do sentence vectors look? For each row the attention (H, L) of its first token to its L tokens -> means over the rows, in
+    nats: "entropy" (of each head, then their mean), "entropy_of_mean" (of the mean of the heads, never lower), both again "_no_end"
+    (without the row's last token, an attention sink) and "_inside" (without its first and last), what is left scaled to sum 1;
+    "entropy_uniform", log L, the most there can be; "on_first" and "on_end", percent of the attention that those two tokens get.
+    Rows without a token inside do not count; ValueError if no row is left. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
+    weights = [torch.as_tensor(w).double() for w in weights if w.shape[1] > 2]
+    if not weights:
+        raise ValueError("no row has a token between its first and its last")
+    mean = lambda value: sum(map(value, weights)) / len(weights)
+    scores = {}
+    for name, part in (("", slice(None)), ("_no_end", slice(-1)), ("_inside", slice(1, -1))):
+        scaled = lambda w: w[:, part] / w[:, part].sum(1, keepdim=True).clamp(min=1e-300)
+        scores[f"entropy{name}"] = mean(lambda w: entropy(scaled(w)) / len(w))
+        scores[f"entropy_of_mean{name}"] = mean(lambda w: entropy(scaled(w.mean(0, keepdim=True))))
+    return scores | {"entropy_uniform": mean(lambda w: math.log(w.shape[1])), "on_first": mean(lambda w: 100 * w[:, 0].mean().item()),
+                     "on_end": mean(lambda w: 100 * w[:, -1].mean().item())}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

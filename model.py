@@ -366,12 +366,16 @@ class Block(nn.Module):
         self.norm1, self.norm2 = make_norm(c), make_norm(c)
         self.dropout = nn.Dropout(c.dropout)
 
-    def attend(self, x, packed, angles):
-        qkv = self.qkv(x)                                                # (T, (H + 2 Hkv) K)
+    def project(self, x, angles):
+        """(T, D) -> the heads of q, then k, then v, in one (T, (H + 2 Hkv) K)."""
+        qkv = self.qkv(x)
         if angles is not None:
             turned, v = qkv.view(len(x), -1, self.size).split([self.config.heads + self.kv_heads, self.kv_heads], 1)
             qkv = torch.cat([rotate(turned, angles), v], 1).flatten(1)
-        return self.dropout(self.out(attention(qkv, self.config.heads, self.kv_heads, packed, self.back_end)))
+        return qkv
+
+    def attend(self, x, packed, angles):
+        return self.dropout(self.out(attention(self.project(x, angles), self.config.heads, self.kv_heads, packed, self.back_end)))
 
     def feed(self, x):
         x = self.up(x)
@@ -465,6 +469,27 @@ class Model(nn.Module):
             weights = (scores - highest[of]).exp()
         total = weights.new_zeros(len(lengths)).index_add_(0, of, weights)
         return states.new_zeros(len(lengths), width).index_add_(0, of, states * weights[:, None]) / total[:, None]
+
+
+def attention_weights(model, packed, places, layer=-1):
+    """What the tokens at some `places` of the line (N,) attend to in one layer -> for each a tensor (H, L) of probabilities over the L keys
+    that it sees, in the order of the line. `attention` never forms them, so they are computed once more from the layer's input."""
+    block, x, angles = model.blocks[layer], [], []
+    hooks = [block.register_forward_pre_hook(lambda module, given: angles.append(given[2])),
+             block.qkv.register_forward_pre_hook(lambda module, given: x.append(given[0]))]                # past the norm, wherever that stands
+    try:
+        model(packed)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    heads, kv_heads = block.config.heads, block.kv_heads
+    q, k, _ = block.project(x[0], angles[0]).unflatten(-1, (-1, block.size)).split([heads, kv_heads, kv_heads], 1)
+    k, weights = k.repeat_interleave(heads // kv_heads, 1), []           # (T, H, K)
+    for place, (low, high, low2, high2) in zip(places.tolist(), packed.sees[places].tolist()):
+        seen = torch.cat([k[low2:high2], k[low:high]])                   # (L, H, K): what is shared stands earlier in the line
+        scores = (seen * q[place]).sum(-1) / block.size ** 0.5           # (L, H)
+        weights.append(scores.softmax(0, torch.promote_types(scores.dtype, torch.float32)).T)
+    return weights
 
 
 # ---------------------------------------------------------------------------------------------------------------------

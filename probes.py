@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from data import BadInput
-from metrics import accuracy, neighbours, unit
+from metrics import accuracy, f1_macro, mcc, neighbours, spearman, unit
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Similarities and neighbours
@@ -238,3 +238,73 @@ def _say(head, u, v):
     with torch.no_grad():
         said = head.eval()(u, v)
     return said if said.ndim == 1 else said.argmax(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predict and Reconstruct's analysis: what a linear map of the vectors tells of words and of labels, across folds [app. D, and its code]
+
+
+def token_targets(rows, special, least=5):
+    """What a token probe is asked for: the most frequent token of each row of ids that is not special, of equals the smallest id ->
+    (N,) ints; -1 where the row has none, or fewer than `least` rows have the same target."""
+    plain = [[token for token in ids if token not in special] for ids in rows]
+    targets = torch.tensor([torch.tensor(ids).bincount().argmax().item() if ids else -1 for ids in plain])
+    seen, place, counts = targets.unique(return_inverse=True, return_counts=True)
+    return torch.where(counts[place] >= least, targets, -1)
+
+
+def stratified(labels, n):
+    """Each row's fold, (N,) labels -> (N,) of 0..n-1: every class is dealt out evenly and in order, as scikit-learn's StratifiedKFold
+    without shuffling does. Labels that are floats are cut into n runs, as its KFold does."""
+    labels = torch.as_tensor(labels)
+    if labels.is_floating_point():
+        return torch.cat([torch.full((len(part),), number) for number, part in enumerate(labels.tensor_split(n))])
+    of = labels.unique(return_inverse=True)[1]                           # classes in the order of their first row, as there
+    order = torch.tensor([(of == one).nonzero()[0, 0] for one in range(int(of.max()) + 1)]).argsort().argsort()[of]
+    dealt, found = order.sort().values, torch.empty(len(of), dtype=torch.int64)
+    for one in range(int(of.max()) + 1):
+        found[order == one] = torch.repeat_interleave(torch.stack([(dealt[fold::n] == one).sum() for fold in range(n)]))
+    return found
+
+
+def ridge(x, scores, queries, alpha=1.0):
+    """Ridge regression on (N, D), (N,) -> scores of the queries (M, D), (M,); the intercept costs nothing."""
+    centre, mean = x.mean(0), scores.mean()
+    w = torch.linalg.solve((x - centre).T @ (x - centre) + alpha * torch.eye(x.shape[1], dtype=x.dtype), (x - centre).T @ (scores - mean))
+    return (queries - centre) @ w + mean
+
+
+def across_folds(z, labels, n):
+    """What a probe says of each row that has not seen the row's fold: logistic regression for integer labels, ridge for scores;
+    (N, D), (N,) -> (N,). Each dimension is first scaled to mean 0, deviation 1 over all rows, as the released code does. ValueError if
+    there are fewer than n rows or, of every class, fewer than n."""
+    z, labels = torch.as_tensor(z).double(), torch.as_tensor(labels)
+    classes, of = (None, labels.double()) if labels.is_floating_point() else labels.unique(return_inverse=True)
+    if len(z) < n or classes is not None and of.bincount().max() < n:
+        raise ValueError(f"{len(z)} rows are too few for {n} folds")
+    deviation = z.std(0, correction=0)
+    z, fold = (z - z.mean(0)) / torch.where(deviation > 0, deviation, 1), stratified(labels, n)
+    found = torch.empty_like(of)
+    for number in range(n):
+        out = fold == number
+        given = z[~out], of[~out]
+        found[out] = ridge(*given, z[out]) if classes is None else classify(logistic(*given, max_iter=500), z[out])
+    return found if classes is None else classes[found]
+
+
+def probe_gap(z, targets, labels=None):
+    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N labels (classes as ints, or scores as floats) -> "token",
+    accuracy on the targets across 3 folds, of rows that have one; "semantic", accuracy on the labels across 5 folds, with "semantic_f1"
+    (macro) and "semantic_mcc", or of scores 100 times Spearman's correlation; "gap", semantic - token. Of the predictions of all folds."""
+    scores, known = {}, targets >= 0
+    if known.any():
+        scores["token"] = accuracy(across_folds(z[known], targets[known], 3), targets[known])
+    if labels is None:
+        return scores
+    labels = torch.as_tensor(labels)
+    found = across_folds(z, labels, 5)
+    if labels.is_floating_point():
+        scores["semantic"] = 100 * spearman(found, labels)
+    else:
+        scores |= {"semantic": accuracy(found, labels), "semantic_f1": f1_macro(found, labels), "semantic_mcc": mcc(found, labels)}
+    return scores | ({"gap": scores["semantic"] - scores["token"]} if "token" in scores else {})

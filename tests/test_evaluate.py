@@ -351,7 +351,7 @@ def test_poolings_are_the_geometry_of_the_four_kinds_of_vectors():
     model = Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32)).eval()
     results = run(model, tokenizer, "toy", ["en", "de"], "valid", ["poolings"], 30)
     texts = evaluate.test_rows("toy", ["en", "de"], "valid", 30)[0]
-    assert len(results) == 1 + 4 * 6
+    assert len(results) == 1 + 4 * 9
     for pool in ("mean", "max", "weighted", "attention"):
         vectors = {name: evaluate.embed_rows(model, evaluate.rows_of(tokenizer, lines), pool=pool) for name, lines in texts.items()}
         for metric in ("uniformity", "effective_rank", "alignment", "rank_90"):
@@ -359,6 +359,102 @@ def test_poolings_are_the_geometry_of_the_four_kinds_of_vectors():
     assert results["poolings/mean/uniformity"] == pytest.approx(results["poolings/weighted/uniformity"])
     assert results["poolings/max/uniformity"] != pytest.approx(results["poolings/mean/uniformity"], rel=1e-3)
     assert "poolings/max/rank_90" in evaluate.table(results)
+
+
+GEOMETRY = ["linear", "spectrum", "tokens", "attention", "uniform"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_geometry_tasks_are_the_metrics_of_the_rows(tokenizer, causal):
+    model = tiny("last" if causal else "cls", causal).eval()
+    subject = evaluate.Subject(model, tokenizer, "toy", ["en", "de", "ru"], "test", 30)
+    found = evaluate.run(subject, GEOMETRY)
+    assert all(math.isfinite(value) for value in found.values()) and len(evaluate.table(found).splitlines()) == len(found)
+    assert found["linear/residual/de-en"] == pytest.approx(metrics.linear_map(subject.vectors["en"], subject.vectors["de"])["residual"])
+    assert found["linear/singular_100"] == pytest.approx((found["linear/singular_100/de-en"] + found["linear/singular_100/ru-en"]) / 2)
+    assert found["linear/rows_per_width"] == 30 / 32 and found["linear/residual_relative_unit"] < 1e-3 < found["linear/residual_held_out_unit"]
+    assert found["spectrum/explained_1"] < found["spectrum/explained_2"] < found["spectrum/explained_10"] < found["spectrum/explained_50"] == 100
+    for nearest in ("", "/nearest_5"):
+        assert sum(found[f"tokens/{name}{nearest}"] for name in ("translation", "same_sentence", "same_language", "other")) == pytest.approx(100)
+    assert found["tokens/rows_queries"] == 90 and 0 < found["attention/entropy"] <= found["attention/entropy_of_mean"] <= found["attention/entropy_uniform"]
+    own = model.config.pool
+    assert found[f"uniform/xsim/{own}"] == evaluate.retrieval(subject.vectors, subject.texts)["xsim"]
+    assert found["uniform/top1/mean"] == evaluate.retrieval(subject.pooled("mean"), subject.texts)["top1"]
+    assert found["uniform/change/xsim++/words"] == pytest.approx(
+        100 * (found[f"uniform/xsim++/{own}"] - found["uniform/xsim++/words"]) / found[f"uniform/xsim++/{own}"])
+
+
+def test_the_mean_of_the_words_leaves_special_tokens_out(tokenizer):
+    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 10)
+    rows = evaluate.rows_of(tokenizer, ["the cat sees", ""])
+    states = subject.states(rows)
+    assert torch.allclose(subject.words(rows), torch.stack([states[0][1:-1].mean(0), states[1].mean(0)]))
+
+
+def test_a_text_that_comes_twice_is_asked_for_once(tokenizer, tmp_path):
+    (tmp_path / "twice.tsv").write_text("en\tde\n" + "the cat sees dogs\tdie Katze\nseven dogs\tsieben Hunde\n" * 3)
+    found = run(tiny().eval(), tokenizer, str(tmp_path / "twice.tsv"), ["en", "de"], "all", ["tokens"])
+    assert found["tokens/rows"] == 2
+
+
+def test_the_arrays_for_plots_are_written_beside_the_results(run_folder, tokenizer, capsys):
+    assert evaluate.main([str(run_folder), "--limit", "20", "--tasks", "spectrum", "--langs", "en,de", "--arrays"]) == 0
+    found = json.loads((run_folder / "arrays-en-de.json").read_text())
+    assert set(found) == {"singular_values", "explained", "vectors", "cosines", "differences", "retrieval", "attention"}
+    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 20)
+    vectors, whole = found["vectors"], torch.cat(list(subject.vectors.values())).double()
+    assert vectors["column"] == ["en"] * 20 + ["de"] * 20 and vectors["row"] == [*range(20)] * 2
+    assert torch.allclose(torch.tensor(vectors["values"]).double(), whole, atol=1e-5)
+    plane = torch.tensor(vectors["pca"], dtype=torch.float64)
+    assert plane.square().sum(0).sqrt().tolist() == pytest.approx(found["singular_values"][:2], rel=1e-4) and plane.prod(1).sum() == pytest.approx(0, abs=1e-3)
+    assert found["retrieval"]["xsim"][1][0] == pytest.approx(xsim_of(subject)) and sum(found["cosines"]["de-en"]["unrelated"]) == 20 * 19
+    assert len(found["differences"]["de-en"]) == 20 and len(found["explained"]) == 32
+    for name, row in subject.ids.items():
+        example = found["attention"][name]["examples"][0]
+        assert example["tokens"][0] == "[CLS]" and len(example["weights"]) == len(row[0]) and sum(example["weights"]) == pytest.approx(1, abs=1e-4)
+    few = evaluate.arrays(evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en"], "test", 20), most=5)
+    assert set(few) == {"singular_values", "explained", "vectors", "attention"} and len(few["vectors"]["values"]) == 5
+
+
+def xsim_of(subject):
+    return evaluate.retrieval(subject.vectors, subject.texts)["xsim/de-en"]
+
+
+def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, run_folder, capsys):
+    texts = ["the cat sees seven dogs", "seven dogs see", "die Katze sieht sieben Hunde", "sieben Hunde"]
+    (tmp_path / "sst2_dev.tsv").write_text("label\tsentence\n" + "".join(f"{row % 2}\t{texts[row % 4]} {'dogs ' * (row % 3)}\n" for row in range(40)))
+    (tmp_path / "stsb_multi_test.tsv").write_text("score\ts1_en\ts2_en\n" + "".join(f"{row % 6}\t{texts[row % 4]}\t{texts[row % 3]}\n" for row in range(40)))
+    assert evaluate.main([str(run_folder), "--tasks", "gap", "--sets", "sst2,stsb", "--files", str(tmp_path), "--limit", "36", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gap/sst2/rows"] == found["gap/stsb/rows"] == 36 and len(found) == 2 * 2 + 5 * 15 + 5 * 13
+    assert found["gap/sst2/max/gap"] == pytest.approx(found["gap/sst2/max/semantic"] - found["gap/sst2/max/token"])
+    assert evaluate.table(found).count("\n") == len(found) - 1
+    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 36, files=tmp_path, sets=["stsb"])
+    mark, ids = data.special(tokenizer), [data.encode(tokenizer, texts[:1])[0].tolist(), data.encode(tokenizer, texts[1:2])[0].tolist()]
+    assert subject.rows_of([texts[1]], [texts[0]]) == [[mark.cls, *ids[0], mark.sep, *ids[1], mark.sep]]
+    rows = subject.rows_of([texts[row % 3] for row in range(36)], [texts[row % 4] for row in range(36)])
+    bins, z = torch.tensor([row % 6 for row in range(36)]).clamp(max=4), subject.embed(rows, "mean")
+    assert found["gap/stsb/mean/class_alignment_4"] == pytest.approx(metrics.class_alignment(z, bins, 4), rel=1e-4)
+    plain = run(tiny().eval(), tokenizer, "toy", ["en", "de"], limit=36, tasks=["gap"])
+    assert 0 <= plain["gap/en/cls/token"] <= 100 and not any("semantic" in name for name in plain)
+    for flags, message in ((["--sets", "sst2"], "add --tasks gap"), (["--tasks", "gap", "--sets", "sst3"], "did you mean"),
+                           (["--tasks", "gap", "--sets", "sst2", "--limit", "4"], "set sst2 cannot be probed")):
+        assert evaluate.main([str(run_folder), "--files", str(tmp_path), *flags]) == 2 and message in capsys.readouterr().err
+
+
+def test_the_geometry_tasks_refuse_what_they_cannot_do(tokenizer, tmp_path):
+    (tmp_path / "plain.txt").write_text("".join(f"the cat sees {count} dogs\n" for count in range(30)))
+    for task in ("linear", "tokens", "uniform"):
+        with pytest.raises(BadInput, match=f"{task}.*one text a row"):
+            run(tiny(), tokenizer, str(tmp_path / "plain.txt"), split="all", tasks=[task])
+    flat = Model(ModelConfig(vocab=300, width=32, layers=0, heads=2, max_length=48)).eval()
+    with pytest.raises(BadInput, match="this model has none"):
+        run(flat, tokenizer, "toy", tasks=["attention"])
+    model = tiny()
+    model.blocks[-1].qkv.weight.data.fill_(math.nan)
+    for task in ("tokens", "attention"):
+        with pytest.raises(BadInput, match="has diverged"):
+            run(model, tokenizer, "toy", ["en", "de"], limit=3, tasks=[task])
 
 
 def test_a_header_stands_before_the_text_of_its_row_and_before_the_prompt():

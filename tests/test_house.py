@@ -16,7 +16,7 @@ ARROWS = {
     "grammar": set(), "metrics": set(),
     "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"}, "tasks": {"data", "download"},
     "objectives": {"data", "model"},
-    "evaluate": {"data", "grammar", "metrics", "model"},
+    "evaluate": {"data", "grammar", "metrics", "model", "probes", "tasks"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything

@@ -244,6 +244,116 @@ def test_health_names_what_is_wrong():
     assert measures["cosine/translations"] == pytest.approx(1) and measures["spread"] == pytest.approx(1, abs=.05)
 
 
+def test_class_alignment_is_the_mean_over_classes_of_the_mean_over_their_pairs():
+    z, labels = sphere(23, 4), torch.tensor([0] * 12 + [3] * 8 + [5] * 2 + [7])           # one row has a class of its own
+    u = (z / z.norm(dim=1, keepdim=True)).numpy()
+    distance = lambda i, j: math.dist(u[i], u[j])
+    for power in (2, 4):
+        classes = [[distance(i, j) ** power for i in rows for j in rows if i < j] for rows in (range(12), range(12, 20), range(20, 22))]
+        assert metrics.class_alignment(z, labels, power) == pytest.approx(np.mean([np.mean(pairs) for pairs in classes]))
+    assert metrics.class_alignment(3 * torch.eye(2)[[0, 0, 1, 1]], [0, 0, 1, 1]) == 0
+    pairs = [(distance(i, j), labels[i] == labels[j]) for i in range(23) for j in range(i)]
+    same, other = ([value for value, one in pairs if one == kind] for kind in (True, False))
+    assert metrics.class_separation(z, labels) == pytest.approx(np.mean(same) / np.mean(other))
+    with pytest.raises(ValueError, match="two rows"):
+        metrics.class_alignment(z, range(23))
+    with pytest.raises(ValueError, match="one class"):
+        metrics.class_separation(z, [1] * 23)
+
+
+def test_explained_variance_is_that_of_numpy_and_of_a_principal_component_analysis():
+    z = np.random.default_rng(0).normal(size=(50, 6)) * [5, 3, 2, 1, .5, .1] + 4
+    s = np.linalg.svd(z - z.mean(0), compute_uv=False) ** 2
+    assert metrics.explained(z).tolist() == pytest.approx(100 * np.cumsum(s) / s.sum())
+    golden = [67.99960340, 87.76717467, 96.72321238, 99.49117207, 99.98371749, 100]        # scikit-learn 1.9, PCA().explained_variance_ratio_
+    assert metrics.explained(z).tolist() == pytest.approx(golden)
+    assert metrics.explained(torch.ones(5, 3)).tolist() == [0, 0, 0]
+
+
+def test_a_linear_map_leaves_no_residual_and_noise_leaves_itself():
+    x, turn = sphere(60, 8), sphere(8, 8, 1)
+    found = metrics.linear_map(x, x @ turn)
+    assert max(found["residual"], found["residual_held_out"]) < 1e-9
+    y = x @ turn + sphere(60, 8, 2)
+    found, s = metrics.linear_map(x, y), np.linalg.svd((x - y).numpy(), compute_uv=False)
+    fit = lambda rows: np.linalg.lstsq(x[rows].numpy(), y[rows].numpy(), rcond=None)[0]
+    assert found["residual"] == pytest.approx(np.linalg.norm(x.numpy() @ fit(slice(None)) - y.numpy()))
+    assert found["residual_relative"] == pytest.approx(found["residual"] / np.linalg.norm(y))
+    half = np.linalg.norm(x[1::2].numpy() @ fit(slice(0, None, 2)) - y[1::2].numpy()) / np.linalg.norm(y[1::2])
+    assert found["residual_held_out"] == pytest.approx(half) and half > found["residual_relative"]
+    assert found["singular_mean"] == pytest.approx(s.mean()) == found["singular_100"]
+    few = metrics.linear_map(x[:8], y[:8])                               # as many rows as dimensions: anything is linear
+    assert few["residual"] < 1e-9 and few["residual_held_out"] > .5
+    line = sphere(60, 1) @ sphere(1, 8, 3)                               # float32 vectors that use one direction: the others are not fitted
+    assert metrics.linear_map(line.float(), (2 * line).float())["residual_held_out"] < 1e-5
+    wide = metrics.linear_map(sphere(150, 120), sphere(150, 120, 1))
+    assert wide["singular_100"] > wide["singular_mean"]
+    with pytest.raises(ValueError, match=r"\(60, 8\)"):
+        metrics.linear_map(x, y[:, :5])
+
+
+def test_cosines_are_counted_as_numpy_counts_them():
+    x, y = sphere(40, 3), sphere(40, 3, 1)
+    u, v = (metrics.unit(z).numpy() for z in (x, y))
+    found, off = metrics.cosine_counts(x, y), ~np.eye(40, dtype=bool)
+    assert found["related"] == np.histogram(np.diag(u @ v.T), 40, (-1, 1))[0].tolist()
+    assert found["unrelated"] == np.histogram((u @ v.T)[off], 40, (-1, 1))[0].tolist() and sum(found["unrelated"]) == 40 * 39
+    assert metrics.cosine_counts(x, x)["related"] == [0] * 39 + [40] and len(found["edges"]) == 41
+
+
+def test_a_sample_is_the_same_rows_every_time_and_none_twice():
+    z = torch.arange(50.)[:, None]
+    assert torch.equal(metrics.sample(z, 20), metrics.sample(z, 20)) and len(metrics.sample(z, 20).unique()) == 20
+    assert len(metrics.sample(z).unique()) == 50 and not torch.equal(metrics.sample(z, 20), metrics.sample(z, 20, seed=1))
+
+
+# ---- tokens and attention
+
+
+def test_the_kinds_of_matches_are_those_of_the_paper():
+    query = torch.tensor([[0, 4, 17]])
+    kind = lambda *key: [name for name, share in metrics.token_matches(query, torch.tensor([[key]])).items() if share == 100]
+    assert kind(0, 4, 9) == kind(0, 4, 17) == ["same_sentence"] and kind(2, 4, 9) == kind(2, 4, 17) == ["translation"]
+    assert kind(0, 5, 17) == ["same_language"] and kind(0, 5, 9) == kind(2, 5, 17) == kind(2, 5, 9) == ["other"]
+    shares = metrics.token_matches(query, torch.tensor([[[0, 4, 9], [2, 4, 9], [2, 4, 3], [1, 1, 1], [0, 5, 17]]]))
+    assert shares == pytest.approx({"translation": 40, "same_sentence": 20, "same_language": 20, "other": 20})
+
+
+def test_the_nearest_tokens_are_searched_in_all_columns_and_exclude_the_token_itself():
+    chance = np.random.default_rng(0)
+    columns = [[[1, *chance.integers(5, 12, size=chance.integers(1, 5)).tolist(), 2] for _ in range(6)] for _ in range(3)]
+    states = [[torch.randn(len(ids), 4, generator=torch.Generator().manual_seed(10 * column + row)) for row, ids in enumerate(rows)]
+              for column, rows in enumerate(columns)]
+    queries, found = metrics.nearest_tokens(columns, states, (1, 2), [0, 2, 5], queries=2, k=3)
+    everything = [(column, row, token, place, states[column][row][place]) for column, rows in enumerate(columns) for row, ids in enumerate(rows)
+                  for place, token in enumerate(ids) if token not in (1, 2)]
+    assert queries[:, 1].tolist() == [row for row in (0, 2, 5) for _ in range(min(2, len(columns[0][row]) - 2))] and not queries[:, 0].any()
+    cosine = lambda a, b: torch.cosine_similarity(a.double(), b.double(), dim=0).item()
+    for query, nearest in zip(queries.tolist(), found.tolist()):
+        options = [sorted((other for other in everything if other is not own), key=lambda other: -cosine(own[4], other[4]))[:3]
+                   for own in everything if list(own[:3]) == query]      # a token may stand twice in its row
+        assert nearest in [[list(other[:3]) for other in option] for option in options]
+    assert torch.equal(found, metrics.nearest_tokens(columns, states, (1, 2), [0, 2, 5], queries=2, k=3)[1])
+    assert metrics.nearest_tokens(columns, states, (1, 2), [0], k=500)[1].shape[1] == len(everything) - 1
+
+
+def test_the_entropy_of_attention_has_its_known_values():
+    even, one = torch.full((2, 8), 1 / 8), torch.eye(8)[[3, 4]]
+    found = metrics.attention_entropy([even])
+    assert found["entropy"] == found["entropy_of_mean"] == pytest.approx(math.log(8)) == found["entropy_uniform"]
+    assert found["entropy_no_end"] == pytest.approx(math.log(7)) and found["entropy_inside"] == pytest.approx(math.log(6))
+    found = metrics.attention_entropy([one])
+    assert found["entropy"] == found["entropy_inside"] == 0 and found["entropy_of_mean"] == pytest.approx(math.log(2))
+    sink = torch.tensor([[.1, .2, .3, .4], [.25, .25, .25, .25]])
+    found = metrics.attention_entropy([sink, torch.ones(2, 2) / 2])      # a row of [CLS] and [SEP] does not count
+    golden = {"entropy": (1.2798542258 + math.log(4)) / 2, "entropy_no_end": (1.0114042648 + math.log(3)) / 2,          # scipy.stats.entropy
+              "entropy_inside": (.6730116670 + math.log(2)) / 2, "entropy_of_mean": 1.3609399069, "entropy_of_mean_inside": .6881388137}
+    assert {name: found[name] for name in golden} == pytest.approx(golden)
+    assert found["on_first"] == pytest.approx(17.5) and found["on_end"] == pytest.approx(32.5)
+    with pytest.raises(ValueError, match="no row"):
+        metrics.attention_entropy([torch.ones(2, 2) / 2])
+
+
 # ---- statistics
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from data import BadInput
-from model import Model, ModelConfig, Packed, View, add_lora, attention, length_classes, load, rotary, rotate, save, size_config
+from model import Model, ModelConfig, Packed, View, add_lora, attention, attention_weights, length_classes, load, rotary, rotate, save, size_config
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, hidden=32, max_length=64, dropout=0.0)
 
@@ -47,6 +47,31 @@ def oracle(qkv, heads, kv_heads, packed):
         scores = q[:, head] @ k[:, head * kv_heads // heads].T / math.sqrt(size)
         out.append(scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ v[:, head * kv_heads // heads])
     return torch.stack(out, 1).flatten(1)
+
+
+@pytest.mark.parametrize("name", ["prefix, answer and isolated view", "a part of the prefix", "causal", "bidirectional"])
+@pytest.mark.parametrize("change", [{}, dict(norm_place="pre", kv_heads=2), dict(positions="rotary", kv_heads=1)])
+def test_the_weights_of_attention_are_those_that_it_mixes_the_values_by(name, change):
+    """Up to 16 keys have independent values of 16 numbers: no other weights give the same mixture."""
+    torch.manual_seed(0)
+    model = Model(replace(TINY, width=64, **change)).double().eval()
+    packed, block, mixtures, values = Packed.views(layouts()[name]), model.blocks[-1], [], []
+    block.out.register_forward_pre_hook(lambda module, given: mixtures.append(given[0]))
+    block.qkv.register_forward_hook(lambda module, given, out: values.append(out))
+    block.qkv.weight.data *= 5                                           # far from uniform
+    every = torch.arange(len(packed.tokens))
+    weights = attention_weights(model, packed, every)
+    v = values[0].unflatten(1, (-1, 16))[:, -block.kv_heads:].repeat_interleave(4 // block.kv_heads, 1)
+    for place, (a, b, c, d) in zip(every, packed.sees.tolist()):
+        seen = torch.cat([v[c:d], v[a:b]])                               # (L, H, K)
+        assert torch.allclose(torch.einsum("hl,lhk->hk", weights[place], seen).flatten(), mixtures[0][place], atol=1e-12)
+    assert torch.allclose(torch.stack([each.sum(1) for each in weights]), torch.ones(len(every), 4).double())
+    assert max(each.max().item() for each in weights if each.shape[1] > 3) > .5
+    before = len(mixtures)
+    model(packed)
+    assert len(mixtures) == before + 1 and not model.blocks[-1]._forward_pre_hooks                             # nothing of it stays
+    first = attention_weights(model, packed, every[:1], layer=0)
+    assert first[0].shape == weights[0].shape and (first[0].shape[1] == 1 or not torch.allclose(first[0], weights[0]))
 
 
 @pytest.mark.parametrize("name", layouts())
