@@ -31,6 +31,7 @@ from tqdm import tqdm
 import data
 import grammar
 import metrics
+import probes
 import scores
 import tasks
 from data import BadInput
@@ -698,12 +699,12 @@ def task_gap(subject):
     for name, columns in sets.items():
         texts, second, labels = (column and column[:subject.limit] for column in columns)
         rows = subject.rows_of(second or texts, texts if second else None)
-        targets = metrics.token_targets(rows, data.special(subject.tokenizer).ids)
+        targets = probes.token_targets(rows, data.special(subject.tokenizer).ids)
         scores[f"{name}/rows"], scores[f"{name}/rows_token"] = len(rows), int((targets >= 0).sum())
         for pool in dict.fromkeys((subject.model.config.pool, *POOLINGS)):
             z = subject.embed(rows, pool)
             try:
-                found = classes(z, labels) | metrics.probe_gap(z, targets, labels)
+                found = classes(z, labels) | probes.probe_gap(z, targets, labels)
             except ValueError as error:
                 raise BadInput(f"set {name} cannot be probed: {error}") from None
             scores |= {f"{name}/{metric}": value for metric, value in poolings({pool: {name: z}}).items()}

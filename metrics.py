@@ -1,4 +1,4 @@
-"""What vectors are worth, as pure functions that know nothing of models: retrieval and mining, geometry, statistics.
+"""What vectors are worth, as pure functions that know nothing of models: retrieval and mining, geometry, predictions, statistics.
 
 Vectors are (N, D), row i of two matrices belongs together where a function compares them. Error rates, accuracies and shares are percentages.
 """
@@ -505,131 +505,58 @@ def attention_entropy(weights):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Probes across folds: what a linear map of the vectors tells of words and of labels [Predict-and-Reconstruct, app. D, and its code]
-
-
-def token_targets(rows, special, least=5):
-    """What a token probe is asked for: the most frequent token of each row of ids that is not special, of equals the smallest id ->
-    (N,) ints; -1 where the row has none, or fewer than `least` rows have the same target."""
-    plain = [[token for token in ids if token not in special] for ids in rows]
-    targets = torch.tensor([torch.tensor(ids).bincount().argmax().item() if ids else -1 for ids in plain])
-    seen, place, counts = targets.unique(return_inverse=True, return_counts=True)
-    return torch.where(counts[place] >= least, targets, -1)
-
-
-def stratified(labels, n):
-    """Each row's fold, (N,) labels -> (N,) of 0..n-1: every class is dealt out evenly and in order, as scikit-learn's StratifiedKFold
-    without shuffling does. Labels that are floats are cut into n runs, as its KFold does."""
-    labels = torch.as_tensor(labels)
-    if labels.is_floating_point():
-        return torch.cat([torch.full((len(part),), number) for number, part in enumerate(labels.tensor_split(n))])
-    of = labels.unique(return_inverse=True)[1]                           # classes in the order of their first row, as there
-    order = torch.tensor([(of == one).nonzero()[0, 0] for one in range(int(of.max()) + 1)]).argsort().argsort()[of]
-    dealt, found = order.sort().values, torch.empty(len(of), dtype=torch.int64)
-    for one in range(int(of.max()) + 1):
-        found[order == one] = torch.repeat_interleave(torch.stack([(dealt[fold::n] == one).sum() for fold in range(n)]))
-    return found
-
-
-def logistic(x, labels, c=1.0, max_iter=500):
-    """Multinomial logistic regression, (N, D), (N,) of 0..K-1 -> weights (D + 1, K), the last row what adds to the logits; of two classes
-    (D + 1, 1), the logit of the second. Minimises c sum CE + |W|^2 / 2, where that row costs nothing: scikit-learn's LogisticRegression."""
-    x, labels = torch.as_tensor(x).double(), torch.as_tensor(labels)
-    x, classes = torch.cat([x, x.new_ones(len(x), 1)], 1), int(labels.max()) + 1
-    w = x.new_zeros(x.shape[1], 1 if classes == 2 else classes, requires_grad=True)
-    solver = torch.optim.LBFGS([w], max_iter=max_iter, tolerance_grad=1e-6, tolerance_change=1e-12, line_search_fn="strong_wolfe")
-
-    def loss():
-        solver.zero_grad()
-        value = F.cross_entropy(_logits(x, w), labels) + w[:-1].square().sum() / (2 * c * len(x))
-        value.backward()
-        return value
-    with torch.enable_grad():
-        solver.step(loss)
-    return w.detach()
-
-
-def _logits(x, w):
-    return torch.cat([x.new_zeros(len(x), 1), x @ w], 1) if w.shape[1] == 1 else x @ w
-
-
-def classify(w, x):
-    """Classes (N,) of vectors (N, D) by the weights of `logistic`."""
-    return _logits(torch.cat([x, x.new_ones(len(x), 1)], 1), w).argmax(1)
-
-
-def ridge(x, scores, queries, alpha=1.0):
-    """Ridge regression on (N, D), (N,) -> scores of the queries (M, D), (M,); the intercept costs nothing."""
-    centre, mean = x.mean(0), scores.mean()
-    w = torch.linalg.solve((x - centre).T @ (x - centre) + alpha * torch.eye(x.shape[1], dtype=x.dtype), (x - centre).T @ (scores - mean))
-    return (queries - centre) @ w + mean
-
-
-def across_folds(z, labels, n):
-    """What a probe says of each row that has not seen the row's fold: logistic regression for integer labels, ridge for scores;
-    (N, D), (N,) -> (N,). Each dimension is first scaled to mean 0, deviation 1 over all rows, as the released code does. ValueError if
-    there are fewer than n rows or, of every class, fewer than n."""
-    z, labels = torch.as_tensor(z).double(), torch.as_tensor(labels)
-    classes, of = (None, labels.double()) if labels.is_floating_point() else labels.unique(return_inverse=True)
-    if len(z) < n or classes is not None and of.bincount().max() < n:
-        raise ValueError(f"{len(z)} rows are too few for {n} folds")
-    deviation = z.std(0, correction=0)
-    z, fold = (z - z.mean(0)) / torch.where(deviation > 0, deviation, 1), stratified(labels, n)
-    found = torch.empty_like(of)
-    for number in range(n):
-        out = fold == number
-        given = z[~out], of[~out]
-        found[out] = ridge(*given, z[out]) if classes is None else classify(logistic(*given), z[out])
-    return found if classes is None else classes[found]
+# Predictions against gold: classes (N,) whole numbers, scores (N,)
 
 
 def accuracy(found, gold):
     """Percent that are right: (N,), (N,) -> 0..100."""
-    return 100 * (found == gold).double().mean().item()
+    return 100 * (torch.as_tensor(found) == torch.as_tensor(gold)).double().mean().item()
+
+
+def f1(found, gold, positive=1):
+    """2 TP / (2 TP + FP + FN) of the class `positive`, percent; 0 where it is neither found nor there."""
+    found, gold = (torch.as_tensor(classes) == positive for classes in (found, gold))
+    return 200 * (found & gold).sum().item() / max(1, (found.sum() + gold.sum()).item())
 
 
 def f1_macro(found, gold):
-    """Mean over the classes, of either, of 2 hits / (those found + those there): (N,), (N,) -> 0..100."""
-    pairs = [(found == one, gold == one) for one in torch.cat([found, gold]).unique()]
-    return 100 * sum(2 * (said & there).sum().item() / (said.sum() + there.sum()).item() for said, there in pairs) / len(pairs)
+    """The mean of f1 over all classes that are found or there."""
+    classes = torch.cat([torch.as_tensor(found), torch.as_tensor(gold)]).unique().tolist()
+    return sum(f1(found, gold, one) for one in classes) / len(classes)
 
 
 def mcc(found, gold):
-    """Matthews' correlation of two lists of classes, (N,), (N,) -> -1..1; 0 if either is constant. [Gorodkin 2004]"""
-    of = torch.cat([found, gold]).unique(return_inverse=True)[1]
-    return _correlation(*F.one_hot(of).double().split(len(gold)))
+    """Matthews' correlation of two lists of classes, -1..1; 0 if either is constant. [Gorodkin 2004, R_K; CoLA's metric]"""
+    found, gold = (F.one_hot(torch.as_tensor(classes), int(max(max(found), max(gold))) + 1).double() for classes in (found, gold))
+    found, gold = found - found.mean(0), gold - gold.mean(0)
+    norm = (found.square().sum() * gold.square().sum()).sqrt()
+    return ((found * gold).sum() / norm).item() if norm > 0 else 0.0
+
+
+def pearson(x, y):
+    """Linear correlation: (N,), (N,) -> -1..1; 0 if either is constant."""
+    x, y = (torch.as_tensor(values, dtype=torch.float64) for values in (x, y))
+    x, y = x - x.mean(), y - y.mean()
+    norm = x.norm() * y.norm()
+    return (x @ y / norm).item() if norm > 0 else 0.0
 
 
 def spearman(x, y):
-    """Correlation of ranks, equal values sharing theirs: (N,), (N,) -> -1..1; 0 if either is constant."""
-    def ranks(x):
-        values, place, counts = torch.as_tensor(x).unique(return_inverse=True, return_counts=True)
-        return (counts.cumsum(0) - counts.double() / 2)[place]
-    return _correlation(ranks(x), ranks(y))
+    """Correlation of the ranks, equal values sharing the mean of theirs: (N,), (N,) -> -1..1."""
+    def ranks(values):
+        _, place, count = torch.as_tensor(values, dtype=torch.float64).unique(return_inverse=True, return_counts=True)
+        return (count.cumsum(0) - (count - 1) / 2)[place]
+    return pearson(ranks(x), ranks(y))
 
 
-def _correlation(x, y):
-    x, y = x - x.mean(0), y - y.mean(0)
-    norm = (x.square().sum() * y.square().sum()).sqrt().item()
-    return (x * y).sum().item() / norm if norm else 0.0
-
-
-def probe_gap(z, targets, labels=None):
-    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N labels (classes as ints, or scores as floats) -> "token",
-    accuracy on the targets across 3 folds, of rows that have one; "semantic", accuracy on the labels across 5 folds, with "semantic_f1"
-    (macro) and "semantic_mcc", or of scores 100 times Spearman's correlation; "gap", semantic - token. Of the predictions of all folds."""
-    scores, known = {}, targets >= 0
-    if known.any():
-        scores["token"] = accuracy(across_folds(z[known], targets[known], 3), targets[known])
-    if labels is None:
-        return scores
-    labels = torch.as_tensor(labels)
-    found = across_folds(z, labels, 5)
-    if labels.is_floating_point():
-        scores["semantic"] = 100 * spearman(found, labels)
-    else:
-        scores |= {"semantic": accuracy(found, labels), "semantic_f1": f1_macro(found, labels), "semantic_mcc": mcc(found, labels)}
-    return scores | ({"gap": scores["semantic"] - scores["token"]} if "token" in scores else {})
+def average_precision(scores, gold):
+    """Area under precision over recall, percent: scores (N,), gold (N,) 0 or 1 -> 0..100; equal scores are found together. Chance is the
+    share of gold. 0 if there is no gold. [scikit-learn's definition, without interpolation]"""
+    scores, gold = torch.as_tensor(scores, dtype=torch.float64), torch.as_tensor(gold).double()
+    levels, place = scores.unique(return_inverse=True)
+    hits = torch.zeros(len(levels), dtype=torch.float64).index_add_(0, place, gold).flip(0)
+    found = torch.bincount(place, minlength=len(levels)).flip(0).cumsum(0)
+    return 100 * (hits * hits.cumsum(0) / found).sum().item() / max(1.0, gold.sum().item())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ CONTENT = bytes(range(256)) * 1024  # several blocks of the reader
 OTHER = CONTENT[::-1]
 DATE = "Sat, 21 Nov 2026 08:00:00 GMT"
 HOSTS = {"dl.fbaipublicfiles.com", "raw.githubusercontent.com", "storage.googleapis.com", "huggingface.co", "object.pouta.csc.fi",
-         "rajpurkar.github.io", "cogcomp.seas.upenn.edu", "comparable.limsi.fr"}
+         "rajpurkar.github.io", "cogcomp.seas.upenn.edu", "comparable.limsi.fr", "alt.qcri.org", "nlp.stanford.edu"}
 
 
 def sha256(content):

@@ -16,7 +16,7 @@ ARROWS = {
     "grammar": set(), "metrics": set(),
     "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"}, "tasks": {"data", "download"},
     "objectives": {"data", "model"},
-    "evaluate": {"data", "download", "grammar", "metrics", "model", "scores", "tasks"},
+    "evaluate": {"data", "download", "grammar", "metrics", "model", "probes", "scores", "tasks"},
     "plots": {"data"}, "compare": {"data", "evaluate", "metrics", "plots"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
 }
