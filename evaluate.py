@@ -9,6 +9,7 @@ numbers are named `task/metric` or `task/metric/detail`; then the command line. 
 """
 import argparse
 import contextlib
+import copy
 import difflib
 import functools
 import json
@@ -22,9 +23,11 @@ from tqdm import tqdm
 
 import data
 import grammar
+import probes
+import tasks as sentence_tasks
 from data import BadInput
 from metrics import diagnose, geometry, mine, top1, xsim, xsim_plus
-from model import Packed, load, rotary, rotate, sinusoids
+from model import Model, Packed, load, rotary, rotate, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Embedding and generating
@@ -259,11 +262,12 @@ class Subject:
     (N, D)}, negatives (M, D) of `hard`; answers (texts written, did each end?, how many prompts were cut)."""
 
     def __init__(self, model, tokenizer, spec, langs=None, split="test", limit=1000, skip_bad=False, progress=False, known=None,
-                 answer_limit=200, header=0, frames=None, files="data"):
+                 answer_limit=200, header=0, frames=None, files="data", sentences=None):
         if limit is not None and limit < 2:
             raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
         self.model, self.tokenizer, self.spec, self.split, self.progress = model, tokenizer, spec, split, progress
         self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
+        self.sentences = sentences or Sentences()
         self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header))
 
     @functools.cached_property
@@ -297,6 +301,21 @@ class Subject:
 
     vectors = functools.cached_property(pooled)
     negatives = functools.cached_property(lambda self: self.encode([line for line, _, _ in self.hard]))
+
+    @functools.cached_property
+    def encoders(self):
+        """{pooling: {"model", and of the controls "untrained", "bag": texts -> (N, D)}}, filled by `encoders`."""
+        return {}
+
+
+class Sentences(NamedTuple):
+    """What the tasks on published sentence sets are asked. sets: some of probes.SETS, None for all that are there; epochs: of hybrid-probes, None
+    for the paper's; released: as its code does, choosing the epoch on the rows that are reported."""
+    sets: tuple | None = None
+    langs: tuple = ("en",)
+    controls: bool = True
+    epochs: int | None = None
+    released: bool = False
 
 
 class Task(NamedTuple):
@@ -337,11 +356,108 @@ def task_poolings(subject):
     return {"rows": subject.count} | poolings({pool: subject.pooled(pool) for pool in POOLINGS})
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Published sentence tasks: each score beside that of an untrained model and of a bag of embeddings
+
+IN_LANGUAGES = ("stsb", "pawsx", "xnli")                                  # the other sets are English
+
+
+def encoders(subject, pool=None):
+    """{"model", "untrained", "bag"}: functions texts -> (N, D) that remember what they have embedded. An untrained model of the same config
+    (seed 0), and the mean of this model's input embeddings: what its architecture, and its vocabulary, give without order."""
+    def remembering(encode):
+        known = {}
+        def remember(texts):
+            if new := [text for text in dict.fromkeys(texts) if text not in known]:
+                known.update(zip(new, encode(new)))
+            return torch.stack([known[text] for text in texts])
+        return remember
+
+    def bag(texts):
+        ids, weight = data.encode(subject.tokenizer, texts), subject.model.embed.weight.detach().float().cpu()
+        starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
+        return F.embedding_bag(torch.tensor([int(one) for row in ids for one in row], dtype=torch.int64), weight, starts, mode="mean")
+
+    if pool not in subject.encoders:
+        twin = copy.copy(subject)
+        if subject.sentences.controls:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                twin.model = Model(subject.model.config).to(next(subject.model.parameters()))
+        kinds = {"model": lambda texts: subject.encode(texts, pool), "untrained": lambda texts: twin.encode(texts, pool), "bag": bag}
+        subject.encoders[pool] = {kind: remembering(encode) for kind, encode in kinds.items() if kind == "model" or subject.sentences.controls}
+    return subject.encoders[pool]
+
+
+def wanted(task, subject):
+    """([(set, language)] that are there, why the others are not, a line each)."""
+    there, absent, options = [], [], subject.sentences
+    for name in probes.SETS[task].split() if options.sets is None else [name for name in probes.SETS[task].split() if name in options.sets]:
+        for lang in options.langs if name in IN_LANGUAGES else ("en",):
+            parts = [part for split in probes.splits(task, name, options.released) for part in split.split("+")]
+            why = next(filter(None, (sentence_tasks.missing(name, subject.files, part, lang) for part in parts)), "")
+            if why:
+                absent.append(why)
+            else:
+                there.append((name, lang))
+    return there, absent
+
+
+def refuses_sentences(task, subject):
+    sets = subject.sentences.sets
+    for name in sets or ():
+        sentence_tasks.find(name)
+    if sets and not set(sets) & set(probes.SETS[task].split()):
+        return f"has no set {', '.join(sets)}: its sets are {probes.SETS[task].replace(' ', ', ')}"
+    there, absent = wanted(task, subject)
+    return f"has no rows: {absent[0]}" if absent and (sets or not there) else ""
+
+
+def sentences(task, subject):
+    """A task on all sets that are there -> {"set/metric": number, "set/metric/untrained", ...}; what is not there is named on stderr."""
+    there, absent = wanted(task, subject)
+    for why in absent:
+        print(f"note: {task} goes without {why}", file=sys.stderr)
+    results, options = {}, subject.sentences
+    for name, lang in there:
+        label, pool = name if lang == "en" else f"{name}-{lang}", None
+        if task == "hybrid-probes":
+            pool = "cls" if options.released and name in ("mrpc", "qqp", "ag-news") else "mean"
+        rows = [positives(task, name, sentence_tasks.read(name, subject.files, split, lang)) for split in probes.splits(task, name, options.released)]
+        scores = {}
+        for kind, encode in encoders(subject, pool).items():
+            parts = [(encode(part.first), part.second and encode(part.second), torch.tensor(part.labels)) for part in rows]
+            scores[kind] = probes.score(task, name, parts, options.epochs, options.released)
+        gold = rows[-1].labels
+        for metric, value in scores.pop("model").items():
+            results[f"{label}/{metric}"] = value
+            results |= {f"{label}/{metric}/{kind}": others[metric] for kind, others in scores.items()}
+            if metric == "accuracy":
+                results[f"{label}/accuracy/majority"] = 100 * max(map(gold.count, set(gold))) / len(gold)
+            if metric.startswith("ap_"):
+                results[f"{label}/{metric}/chance"] = 100 * sum(gold) / len(gold)
+        results[f"{label}/rows"] = len(gold)
+        if len(rows) > 1:
+            results[f"{label}/rows_train"] = len(rows[0].labels)
+        if probes.splits(task, name)[-1] == "test" and sentence_tasks.made(name, subject.files, "test", lang):
+            results[f"{label}/rows_substitute"] = len(gold)
+    return results
+
+
+def positives(task, name, rows):
+    """Of three-way inference a task on pairs asks entailment against contradiction, as MTEB does."""
+    if task != "pairs" or name != "xnli":
+        return rows
+    kept = [row for row in zip(*rows) if row[2] != 1]
+    return sentence_tasks.Rows([row[0] for row in kept], [row[1] for row in kept], [int(row[2] == 0) for row in kept])
+
+
 TASKS = {
     "retrieval": Task(task_retrieval, refuses_retrieval),
     "geometry": Task(task_geometry),
     "generate": Task(task_generate, refuses_generate),
     "poolings": Task(task_poolings, default=False),
+    **{name: Task(functools.partial(sentences, name), functools.partial(refuses_sentences, name), default=False) for name in probes.SETS},
 }
 ON_REQUEST = [name for name, task in TASKS.items() if not task.default]
 
@@ -419,6 +535,15 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "prompts_cut": ("%", "lower", "prompts that fill the whole model"),
     "exact_new_prompt": ("%", "higher", "exact, where the prompt is not in the training data"),
     "exact_unseen": ("%", "higher", "exact, where the gold text is not in the training data"),
+    "spearman": ("", "higher", "rank correlation of similarity and score, times 100"),
+    "pearson": ("", "higher", "correlation of similarity and score, times 100"),
+    "accuracy": ("%", "higher", "classes that are right"),
+    "f1": ("%", "higher", "F1 of the pairs that mean the same"),
+    "mcc": ("", "higher", "Matthews' correlation, times 100"),
+    "ap_cosine": ("%", "higher", "average precision of the cosine"),
+    "ap_max": ("%", "higher", "the best of cosine, two distances, dot product"),
+    "rows_train": ("", "", "rows the head is trained on"),
+    "rows_substitute": ("", "", "of the rows, those that stand for a test split that is not there"),
     "rows": ("", "", "rows of the data"),
     "rows_new_prompt": ("", "", "those whose prompt is not in the training data"),
     "rows_unseen": ("", "", "those whose gold text is not in the training data"),
@@ -427,14 +552,17 @@ ABOUT = {  # metric -> unit, which way is better, what it is
 
 def table(results):
     """Results -> aligned lines: name, value, unit, which way is better, what it is. Cosines of single pairs are in the file."""
-    shown = [name for name in results if not (name.startswith("geometry/cosine/") and name.count("/") > 2)]
+    controls = ("untrained", "bag", "majority", "chance")                 # stand beside the score
+    shown = [name for name in results if not (name.startswith("geometry/cosine/") and name.count("/") > 2) and not name.endswith(controls)]
     width, lines = max(map(len, shown)), []
     for name in shown:
         metric = name.partition("/")[2]
+        metric = metric.partition("/")[2] if name.split("/")[0] in probes.SETS else metric
         metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
         sign, better, about = ABOUT.get(metric) or (*ABOUT[metric.split("/")[0]][:2], "")      # a detail has its metric's unit
         value = f"{results[name]}" if metric.startswith("rows") else f"{results[name]:.{2 if sign else 4}f}"
-        lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}".rstrip())
+        beside = ", ".join(f"{kind} {results[f'{name}/{kind}']:.2f}" for kind in controls if f"{name}/{kind}" in results)
+        lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {about}{f' ({beside})' * bool(beside)}".rstrip())
     return "\n".join(lines)
 
 
@@ -455,11 +583,12 @@ def read_config(folder):
 
 def write_results(folder, name, results):
     """Write results to folder/name, whole or not at all. In eval.json other tasks' numbers stay if they are newer than the model."""
-    path, kept, tasks = folder / name, {}, {key.split("/")[0] for key in results}
+    part = lambda key: key.split("/")[:2 if key.split("/")[0] in probes.SETS else 1]                  # a task, or one set of it
+    path, kept, new = folder / name, {}, [part(key) for key in results]
     if name == "eval.json" and path.is_file() and path.stat().st_mtime >= (folder / "model.pt").stat().st_mtime:
         with contextlib.suppress(ValueError, AttributeError):            # a damaged file is written anew
             old = json.loads(path.read_text(encoding="utf-8"))
-            kept = {key: value for key, value in old.items() if key.split("/")[0] not in tasks}
+            kept = {key: value for key, value in old.items() if part(key) not in new}
     data.write_atomic(path, (json.dumps(kept | results, indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -498,8 +627,12 @@ def evaluate_run(arguments):
     if header and not data.has_header(spec, langs, skip_bad):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
+    asked = Sentences(arguments.sets and tuple(arguments.sets), tuple(arguments.task_langs), not arguments.no_controls, arguments.probe_epochs,
+                      arguments.probe_released)
+    if asked != Sentences() and not set(arguments.tasks or ()) & set(probes.SETS):
+        raise BadInput(f"--sets, --task-langs, --no-controls and --probe-... are for the tasks {', '.join(probes.SETS)}: name some with --tasks")
     results = run(Subject(model, tokenizer, spec, langs, split, arguments.limit, skip_bad, progress=True, known=known,
-                          answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files), arguments.tasks)
+                          answer_limit=arguments.limit, header=header, frames=first.get("frames"), files=arguments.files, sentences=asked), arguments.tasks)
     parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
     parts += [arguments.split] if arguments.split else []
     write_results(folder, "-".join(["eval", *parts, *(arguments.langs or [])]) + ".json", results)
@@ -527,6 +660,11 @@ def main(argv=None):
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
     parser.add_argument("--tasks", type=names, help=f"some of {','.join(TASKS)} (default: all that apply, without {', '.join(ON_REQUEST)})")
     parser.add_argument("--files", default="data", help="folder with the data sets of tasks that have their own (default: data, where data.py downloads to)")
+    parser.add_argument("--sets", type=names, help="of the tasks on published sets only these, such as sst2,mrpc (default: all that are there)")
+    parser.add_argument("--task-langs", type=names, default=["en"], help=f"languages of {', '.join(IN_LANGUAGES)} (default: en)")
+    parser.add_argument("--no-controls", action="store_true", help="leave out the same scores of an untrained model and of a bag of embeddings")
+    parser.add_argument("--probe-epochs", type=int, help="epochs of hybrid-probes (default: the paper's, 10 to 90)")
+    parser.add_argument("--probe-released", action="store_true", help="hybrid-probes as the paper's code: epoch chosen on the reported rows")
     parser.add_argument("--limit", type=int, default=1000, help="at most so many rows (default: 1000)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -14,9 +14,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARROWS = {
     "grammar": set(), "metrics": set(),
-    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"}, "tasks": {"data", "download"},
+    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"},
+    "tasks": {"data", "download"}, "probes": {"data", "metrics"},
     "objectives": {"data", "model"},
-    "evaluate": {"data", "grammar", "metrics", "model"},
+    "evaluate": {"data", "grammar", "metrics", "model", "probes", "tasks"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
