@@ -14,6 +14,7 @@ First `embed` and `generate`; then the tasks (scores.py says which answers are r
 import argparse
 import collections
 import contextlib
+import copy
 import difflib
 import functools
 import importlib
@@ -36,7 +37,7 @@ import scores
 import tasks
 from data import BadInput
 from metrics import bucc_f1, bucc_mine, diagnose, geometry, mine, top1, xsim_all, xsim_matrix, xsim_plus
-from model import Packed, attention_weights, load, rotary, rotate, sinusoids
+from model import Model, Packed, attention_weights, load, rotary, rotate, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Embedding and generating
@@ -362,18 +363,19 @@ class Subject:
 
     texts {column: N texts, aligned}, hard [(text, row, type of error)] of the first column, headers N texts or None; ids {column: N rows of
     ids}; vectors {column: (N, D)}, negatives (M, D) of `hard`; answers: Answers of the first `answer_limit` rows. databases: folder with
-    database/DB/DB.sqlite; sets: names of tasks.TASKS."""
+    database/DB/DB.sqlite; sentences: what the tasks on published sets are asked."""
 
     def __init__(self, model, tokenizer, spec, langs=None, split="test", limit=1000, skip_bad=False, progress=False, known=None,
-                 answer_limit=200, header=0, frames=None, files="data", max_new=None, databases=None, sets=(), hard=None):
+                 answer_limit=200, header=0, frames=None, files="data", max_new=None, databases=None, sentences=None, hard=None):
         if limit is not None and limit < 2:
             raise BadInput(f"limit {limit} is too low: an evaluation needs at least 2 rows")
         if max_new is not None and max_new < 1:
             raise BadInput(f"--max-new {max_new} leaves no room for an answer: give at least 1, or leave it out")
         self.model, self.tokenizer, self.spec, self.split, self.progress = model, tokenizer, spec, split, progress
-        self.limit, self.sets = limit, sets
+        self.limit = limit
         self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
         self.max_new, self.databases = max_new, Path(databases or self.files / "spider")
+        self.sentences = sentences or Sentences()
         self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header), hard)
 
     @functools.cached_property
@@ -453,6 +455,21 @@ class Subject:
         few = slice(self.answer_limit)
         return answer(self.model, self.tokenizer, *(column[few] for column in self.texts.values()), self.max_new, self.progress,
                       self.headers and self.headers[few], self.header)
+
+    @functools.cached_property
+    def encoders(self):
+        """{pooling: {"model", and of the controls "untrained", "bag": texts -> (N, D)}}, filled by `encoders`."""
+        return {}
+
+
+class Sentences(NamedTuple):
+    """What the tasks on published sentence sets are asked. sets: some of probes.SETS, None for all that are there; epochs: of hybrid-probes, None
+    for the paper's; released: as its code does, choosing the epoch on the rows that are reported."""
+    sets: tuple | None = None
+    langs: tuple = ("en",)
+    controls: bool = True
+    epochs: int | None = None
+    released: bool = False
 
 
 class Task(NamedTuple):
@@ -692,7 +709,7 @@ def task_uniform(subject):
 def task_gap(subject):
     """Predict-and-Reconstruct's tables 7-11, for each set of --sets and each pooling: its geometry, by the paper's formulas and its code's,
     and the probe gap. A pair is one row, [CLS] first [SEP] second [SEP], as in its code. Without --sets, the token probe of the first column."""
-    sets, scores = {name: tasks.read(name, subject.files) for name in subject.sets}, {}
+    sets, scores = {name: tasks.read(name, subject.files) for name in subject.sentences.sets or ()}, {}
     if not sets:
         name, texts = next(iter(subject.texts.items()))
         sets = {name: tasks.Rows(texts, None, None)}
@@ -722,6 +739,102 @@ def classes(z, labels):
             "class_separation": metrics.class_separation(z, of)}
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Published sentence tasks: each score beside that of an untrained model and of a bag of embeddings
+
+IN_LANGUAGES = ("stsb", "pawsx", "xnli")                                  # the other sets are English
+
+
+def encoders(subject, pool=None):
+    """{"model", "untrained", "bag"}: functions texts -> (N, D) that remember what they have embedded. An untrained model of the same config
+    (seed 0), and the mean of this model's input embeddings: what its architecture, and its vocabulary, give without order."""
+    def remembering(encode):
+        known = {}
+        def remember(texts):
+            if new := [text for text in dict.fromkeys(texts) if text not in known]:
+                known.update(zip(new, encode(new)))
+            return torch.stack([known[text] for text in texts])
+        return remember
+
+    def bag(texts):
+        ids, weight = data.encode(subject.tokenizer, texts), subject.model.embed.weight.detach().float().cpu()
+        starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
+        return F.embedding_bag(torch.tensor([int(one) for row in ids for one in row], dtype=torch.int64), weight, starts, mode="mean")
+
+    if pool not in subject.encoders:
+        twin = copy.copy(subject)
+        if subject.sentences.controls:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                twin.model = Model(subject.model.config).to(next(subject.model.parameters()))
+        kinds = {"model": lambda texts: subject.encode(texts, pool), "untrained": lambda texts: twin.encode(texts, pool), "bag": bag}
+        subject.encoders[pool] = {kind: remembering(encode) for kind, encode in kinds.items() if kind == "model" or subject.sentences.controls}
+    return subject.encoders[pool]
+
+
+def wanted(task, subject):
+    """([(set, language)] that are there, why the others are not, a line each)."""
+    there, absent, options = [], [], subject.sentences
+    for name in probes.SETS[task].split() if options.sets is None else [name for name in probes.SETS[task].split() if name in options.sets]:
+        for lang in options.langs if name in IN_LANGUAGES else ("en",):
+            parts = [part for split in probes.splits(task, name, options.released) for part in split.split("+")]
+            why = next(filter(None, (tasks.missing(name, subject.files, part, lang) for part in parts)), "")
+            if why:
+                absent.append(why)
+            else:
+                there.append((name, lang))
+    return there, absent
+
+
+def refuses_sentences(task, subject):
+    sets = subject.sentences.sets
+    for name in sets or ():
+        tasks.find(name)
+    if sets and not set(sets) & set(probes.SETS[task].split()):
+        return f"has no set {', '.join(sets)}: its sets are {probes.SETS[task].replace(' ', ', ')}"
+    there, absent = wanted(task, subject)
+    return f"has no rows: {absent[0]}" if absent and (sets or not there) else ""
+
+
+def sentences(task, subject):
+    """A task on all sets that are there -> {"set/metric": number, "set/metric/untrained", ...}; what is not there is named on stderr."""
+    there, absent = wanted(task, subject)
+    for why in absent:
+        print(f"note: {task} goes without {why}", file=sys.stderr)
+    results, options = {}, subject.sentences
+    for name, lang in there:
+        label, pool = name if lang == "en" else f"{name}-{lang}", None
+        if task == "hybrid-probes":
+            pool = "cls" if options.released and name in ("mrpc", "qqp", "ag-news") else "mean"
+        rows = [positives(task, name, tasks.read(name, subject.files, split, lang)) for split in probes.splits(task, name, options.released)]
+        scores = {}
+        for kind, encode in encoders(subject, pool).items():
+            parts = [(encode(part.first), part.second and encode(part.second), torch.tensor(part.labels)) for part in rows]
+            scores[kind] = probes.score(task, name, parts, options.epochs, options.released)
+        gold = rows[-1].labels
+        for metric, value in scores.pop("model").items():
+            results[f"{label}/{metric}"] = value
+            results |= {f"{label}/{metric}/{kind}": others[metric] for kind, others in scores.items()}
+            if metric == "accuracy":
+                results[f"{label}/accuracy/majority"] = 100 * max(map(gold.count, set(gold))) / len(gold)
+            if metric.startswith("ap_"):
+                results[f"{label}/{metric}/chance"] = 100 * sum(gold) / len(gold)
+        results[f"{label}/rows"] = len(gold)
+        if len(rows) > 1:
+            results[f"{label}/rows_train"] = len(rows[0].labels)
+        if probes.splits(task, name)[-1] == "test" and tasks.made(name, subject.files, "test", lang):
+            results[f"{label}/rows_substitute"] = len(gold)
+    return results
+
+
+def positives(task, name, rows):
+    """Of three-way inference a task on pairs asks entailment against contradiction, as MTEB does."""
+    if task != "pairs" or name != "xnli":
+        return rows
+    kept = [row for row in zip(*rows) if row[2] != 1]
+    return tasks.Rows([row[0] for row in kept], [row[1] for row in kept], [int(row[2] == 0) for row in kept])
+
+
 TASKS = {
     "retrieval": Task(task_retrieval, refuses_retrieval),
     "geometry": Task(task_geometry),
@@ -740,6 +853,7 @@ TASKS = {
     "bucc": Task(task_bucc, refuses_retrieval, default=False),
     "mine": Task(task_mine, refuses_files(tasks.bucc_files), default=False),
     "tatoeba": Task(task_tatoeba, refuses_files(tasks.tatoeba_files), default=False),
+    **{name: Task(functools.partial(sentences, name), functools.partial(refuses_sentences, name), default=False) for name in probes.SETS},
 }
 ON_REQUEST = [name for name, task in TASKS.items() if not task.default]
 
@@ -914,10 +1028,18 @@ ABOUT = {  # metric -> unit, which way is better, what it is
     "number": ("%", "higher", "its final number is the gold one"),
     "result": ("%", "higher", "it returns what the gold query returns"),
     "substring": ("%", "higher", "it contains a gold answer"),
-    "accuracy": ("%", "higher", "the right label, letter or ending"),
+    "accuracy": ("%", "higher", "right class, label, letter or ending"),
     "accuracy_normalised": ("%", "higher", "the same by likelihood per token"),
     "majority": ("%", "", "share of the most frequent label: what needs no model"),
     "released": ("%", "higher", "the same as LLM-JEPA's code judges it"),
+    "spearman": ("", "higher", "rank correlation of similarity and score, times 100"),
+    "pearson": ("", "higher", "correlation of similarity and score, times 100"),
+    "f1": ("%", "higher", "F1 of the pairs that mean the same"),
+    "mcc": ("", "higher", "Matthews' correlation, times 100"),
+    "ap_cosine": ("%", "higher", "average precision of the cosine"),
+    "ap_max": ("%", "higher", "the best of cosine, two distances, dot product"),
+    "rows_train": ("", "", "rows the head is trained on"),
+    "rows_substitute": ("", "", "of the rows, those that stand for a test split that is not there"),
     "rows": ("", "", "rows of the data"),
     "rows_new_prompt": ("", "", "those whose prompt is not in the training data"),
     "rows_unseen": ("", "", "those whose gold text is not in the training data"),
@@ -934,9 +1056,10 @@ MOST_PAIRS = 12
 
 def about(name):
     """A result's row of ABOUT: unit, which way is better, what it is. A detail has its metric's unit. KeyError for another name."""
-    metric = name.partition("/")[2]
-    metric = metric.partition("/")[2] or metric if name.startswith("poolings/") else metric
-    metric = metric.rpartition("/")[2] if name.startswith("gap/") else metric
+    task, _, metric = name.partition("/")
+    if task in ("poolings", *probes.SETS):                               # task/set/metric
+        metric = metric.partition("/")[2] or metric
+    metric = metric.rpartition("/")[2] if task == "gap" else metric
     key = next((key for key in (name, metric, "/".join(name.split("/")[:2])) if key in ABOUT), metric.split("/")[0])
     return ABOUT[key] if key in (name, metric) else (*ABOUT[key][:2], "")
 
@@ -944,7 +1067,9 @@ def about(name):
 def table(results):
     """Results -> aligned lines: name, value, unit, which way is better, what it is. Cosines of single pairs are in the file, and so are
     the single pairs of a metric that has more than MOST_PAIRS of them."""
-    shown = [name for name in results if not (name.startswith("geometry/cosine/") and name.count("/") > 2)]
+    controls = ("untrained", "bag", "majority", "chance")                 # stand beside the score
+    shown = [name for name in results if not (name.startswith("geometry/cosine/") and name.count("/") > 2)
+             and not (name.rpartition("/")[2] in controls and name.rpartition("/")[0] in results)]
     is_pair = lambda name: "-" in name.rpartition("/")[2] or "/into/" in name
     pairs = collections.Counter(name.rpartition("/")[0] for name in shown if is_pair(name))
     hidden = {name for name in shown if is_pair(name) and pairs[name.rpartition("/")[0]] > MOST_PAIRS}
@@ -953,7 +1078,8 @@ def table(results):
     for name in shown:
         sign, better, said = about(name)
         value = f"{results[name]}" if "/rows" in name else f"{results[name]:.{2 if sign else 4}f}"
-        lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {said}".rstrip())
+        beside = ", ".join(f"{kind} {results[f'{name}/{kind}']:.2f}" for kind in controls if f"{name}/{kind}" in results)
+        lines.append(f"{name:<{width}} {value:>10} {sign:<1}  {better:<6}  {said}{f' ({beside})' * bool(beside)}".rstrip())
     lines += [f"and {len(hidden)} numbers of single languages and pairs, which are in the file"] if hidden else []
     return "\n".join(lines)
 
@@ -975,11 +1101,12 @@ def read_config(folder):
 
 def write_results(folder, name, results):
     """Write results to folder/name, whole or not at all. In eval.json other tasks' numbers stay if they are newer than the model."""
-    path, kept, tasks = folder / name, {}, {key.split("/")[0] for key in results}
+    part = lambda key: key.split("/")[:2 if key.split("/")[0] in probes.SETS else 1]                  # a task, or one set of it
+    path, kept, new = folder / name, {}, [part(key) for key in results]
     if name == "eval.json" and path.is_file() and path.stat().st_mtime >= (folder / "model.pt").stat().st_mtime:
         with contextlib.suppress(ValueError, AttributeError):            # a damaged file is written anew
             old = json.loads(path.read_text(encoding="utf-8"))
-            kept = {key: value for key, value in old.items() if key.split("/")[0] not in tasks}
+            kept = {key: value for key, value in old.items() if part(key) not in new}
     data.write_atomic(path, (json.dumps(kept | results, indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -1019,8 +1146,6 @@ def evaluate_run(arguments):
         raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
     if bool(arguments.hard) != bool(arguments.hard_types):
         raise BadInput("--hard and --hard-types go together: the altered sentences, and what each was made from")
-    if arguments.sets and "gap" not in (arguments.tasks or ()):
-        raise BadInput("--sets chooses the rows of task gap, which is not asked for: add --tasks gap, or leave --sets out")
     known, skip_bad = None, bool(config.get("skip_bad"))
     if model.config.causal and not JUDGES.keys().isdisjoint(arguments.tasks or TASKS):
         try:
@@ -1031,10 +1156,14 @@ def evaluate_run(arguments):
     if header and (Path(spec).is_dir() or not data.has_header(spec, langs, skip_bad)):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
+    asked = Sentences(arguments.sets and tuple(arguments.sets), tuple(arguments.task_langs), not arguments.no_controls, arguments.probe_epochs,
+                      arguments.probe_released)
+    if asked != Sentences() and not set(arguments.tasks or ()) & {"gap", *probes.SETS}:
+        raise BadInput(f"--sets, --task-langs, --no-controls and --probe-... are for the tasks gap, {', '.join(probes.SETS)}: name some with --tasks")
     limit = arguments.limit if arguments.limit is not None or Path(spec).is_dir() else 1000
     subject = Subject(model, tokenizer, spec, langs, split, limit, skip_bad, progress=True, known=known, answer_limit=limit,
                       header=header, frames=first.get("frames"), files=arguments.files, max_new=arguments.max_new, databases=arguments.databases,
-                      sets=arguments.sets, hard=arguments.hard and (arguments.hard, arguments.hard_types))
+                      sentences=asked, hard=arguments.hard and (arguments.hard, arguments.hard_types))
     results = run(subject, arguments.tasks)
     ending = file_ending(arguments)
     if arguments.arrays:
@@ -1073,11 +1202,15 @@ def main(argv=None):
     parser.add_argument("--files", default="data", help="folder with the data sets of tasks that have their own (default: data, where data.py downloads to)")
     parser.add_argument("--databases", metavar="DIR", help="folder with database/DB/DB.sqlite of task spider (default: FILES/spider)")
     parser.add_argument("--max-new", type=int, metavar="N", help="cut answers after N tokens (default: twice the longest gold answer + 8)")
-    parser.add_argument("--sets", type=names, default=[], help="sentence tasks, such as sst2,mrpc, for task gap; see tasks.py")
     parser.add_argument("--limit", type=int, help="at most so many rows (default: 1000; of a folder, all)")
     parser.add_argument("--arrays", action="store_true", help="also write RUN/arrays.json: spectrum, vectors, cosines, attention, for plots")
     parser.add_argument("--hard", metavar="FILE", help="altered sentences of the first language, xsim++'s eng_Latn_augmented.devtest")
     parser.add_argument("--hard-types", metavar="FILE", help="what each was made from, xsim++'s eng_Latn_errtype.devtest.json")
+    parser.add_argument("--sets", type=names, help="of the tasks on published sets only these, such as sst2,mrpc (default: all that are there)")
+    parser.add_argument("--task-langs", type=names, default=["en"], help=f"languages of {', '.join(IN_LANGUAGES)} (default: en)")
+    parser.add_argument("--no-controls", action="store_true", help="leave out the same scores of an untrained model and of a bag of embeddings")
+    parser.add_argument("--probe-epochs", type=int, help="epochs of hybrid-probes (default: the paper's, 10 to 90)")
+    parser.add_argument("--probe-released", action="store_true", help="hybrid-probes as the paper's code: epoch chosen on the reported rows")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     try:

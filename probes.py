@@ -2,14 +2,14 @@
 
 `logistic` is scikit-learn's regression, and `few_shot` what MTEB does with it; `senteval` is SentEval's classifier with its cross-validation;
 `probe` is Predict-and-Reconstruct's; `knn` has nothing to train. Vectors are (N, D), labels (N,); all is a pure function of its arguments.
-Of a pair of vectors u, v a head sees `pairs`, or what its protocol says.
+Of a pair of vectors u, v a head sees `pairs`, or what its protocol says. `score` says which is used on which published set.
 """
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from data import BadInput
-from metrics import accuracy, f1_macro, mcc, neighbours, spearman, unit
+from metrics import accuracy, average_precision, f1, f1_macro, mcc, neighbours, pearson, spearman, unit
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Similarities and neighbours
@@ -154,7 +154,7 @@ def _descend(state, moments, step, x, labels, own, l2):
 
 
 def senteval(x, labels, valid=None, test=None, hidden=0, k=10, seed=1111, **schedule):
-    """SentEval's protocols -> classes that are found for the test rows, (M,), or for all rows where there is no test. valid, test: (x, labels).
+    """SentEval's protocols -> classes that are found for the test rows, (M,), or for all rows where there is no test. valid: (x, labels); test (M, D).
 
     With valid and test rows, the valid ones choose L2 and the epoch. With test rows alone, k-fold cross-validation chooses L2, and one row in
     20 the epoch. Without, each of k folds is tested once; L2 is chosen by k folds inside of the others."""
@@ -163,7 +163,7 @@ def senteval(x, labels, valid=None, test=None, hidden=0, k=10, seed=1111, **sche
         both, gold = torch.cat([x, torch.as_tensor(valid[0]).float()]), torch.cat([labels, torch.as_tensor(valid[1])])
         train = (torch.arange(len(both)) < len(x)).expand(len(REGULARISATIONS), -1)
         scores, predict = fit(both, gold, train, ~train, torch.tensor(REGULARISATIONS), hidden, seed, **schedule)
-        return predict(test[0])[:, scores.argmax()]
+        return predict(test)[:, scores.argmax()]
     outer = folds(labels, k, seed) if test is None else torch.full_like(labels, -1)
     inside, train, dev = [], [], []                                      # one for each outer fold, inner fold and L2
     for fold in range(k) if test is None else (0,):
@@ -178,7 +178,7 @@ def senteval(x, labels, valid=None, test=None, hidden=0, k=10, seed=1111, **sche
     inside = torch.stack(inside)                                         # (outer folds, N)
     twentieth = torch.stack([folds(labels, 20, seed + fold) == 0 for fold in range(len(inside))])
     _, predict = fit(x, labels, inside & ~twentieth, inside & twentieth, l2, hidden, seed, **schedule)
-    return predict(test[0])[:, 0] if test is not None else predict(x)[torch.arange(len(x)), outer]
+    return predict(test)[:, 0] if test is not None else predict(x)[torch.arange(len(x)), outer]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ class Probe(nn.Module):
 
 
 def probe(kind, train, valid, test, score, epochs, batch, weighted=False, seed=0, lr=1e-3):
-    """Predict-and-Reconstruct's probe -> what it says of the test rows: classes, or scores (N,). train, valid: (u, v or None, labels), test the
-    same. AdamW, decay .01; the state of the epoch is kept whose score(found, labels) of the valid rows is highest; the paper's code takes
+    """Predict-and-Reconstruct's probe -> what it says of the test rows: classes, or scores (N,). train, valid: (u, v or None, labels); of
+    test only u, v. AdamW, decay .01; the state of the epoch is kept whose score(found, labels) of the valid rows is highest; the paper's code takes
     the test rows for that. `weighted`: classes count n / (classes n_c), for CoLA. Raises BadInput unless there is a class to learn."""
     u, v, labels = train
     labels = torch.as_tensor(labels, dtype=torch.float32 if kind == "similarity" else torch.int64)
@@ -308,3 +308,56 @@ def probe_gap(z, targets, labels=None):
     else:
         scores |= {"semantic": accuracy(found, labels), "semantic_f1": f1_macro(found, labels), "semantic_mcc": mcc(found, labels)}
     return scores | ({"gap": scores["semantic"] - scores["token"]} if "token" in scores else {})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is asked of which set
+
+CLASSES = "sst2 sst cola mr cr subj mpqa trec ag-news"
+SETS = {  # task of evaluate.py -> the sets that it has, names of tasks.TASKS
+    "sts": "stsb sick", "pairs": "mrpc qqp pawsx rte xnli", "senteval": "mr cr subj mpqa sst sst2 trec mrpc", "fewshot": CLASSES, "knn": CLASSES,
+    "mlp": CLASSES + " mrpc", "hybrid-probes": " ".join(EPOCHS),
+}
+
+
+def splits(task, name, released=False):
+    """The splits that a task reads of a set, the reported one last. SentEval's train and valid rows of TREC and MRPC are one split."""
+    if task in ("sts", "pairs"):
+        return ("test",)
+    if task == "senteval" and name in ("mr", "cr", "subj", "mpqa"):
+        return ("train+valid+test",)                                     # cross-validated
+    if task in ("fewshot", "knn") or task == "senteval" and name in ("trec", "mrpc") or task == "hybrid-probes" and released:
+        return "train+valid", "test"
+    return "train", "valid", "test"
+
+
+def judge(found, gold, name):
+    """Classes found (N,) -> the metrics that papers give for the set."""
+    scores = {"accuracy": accuracy(found, gold)}
+    return scores | ({"f1": f1(found, gold)} if name in ("mrpc", "qqp") else {"mcc": 100 * mcc(found, gold)} if name == "cola" else {})
+
+
+def correlate(found, gold):
+    return {"spearman": 100 * spearman(found, gold), "pearson": 100 * pearson(found, gold)}
+
+
+def score(task, name, parts, epochs=None, released=False):
+    """A task on a set: parts [(u (N, D), v or None, labels (N,))] as `splits` names them -> {metric: number}. epochs, released: of
+    hybrid-probes, in place of the paper's; choosing the epoch on the reported rows, as its code does."""
+    u, v, gold = parts[-1]
+    if task == "sts":
+        return correlate(similarities(u, v)["cosine"], gold)
+    if task == "pairs":
+        found = {kind: average_precision(values, gold) for kind, values in similarities(u, v).items()}
+        return {"ap_cosine": found["cosine"], "ap_max": max(found.values())}
+    if task == "hybrid-probes":
+        usual, batch = (RELEASED if released else EPOCHS)[name]
+        kind, measure = "similarity" if name == "stsb" else "single" if v is None else "pair", {"stsb": spearman, "cola": mcc}.get(name, accuracy)
+        found = probe(kind, parts[0], parts[1], (u, v), measure, epochs or usual, batch, weighted=name == "cola")
+        return correlate(found, gold) if kind == "similarity" else judge(found, gold, name)
+    (x, labels), *valid, (test, _) = [(u if v is None else pairs(u, v), labels) for u, v, labels in [*parts, parts[-1]][:max(2, len(parts))]]
+    if task == "fewshot":
+        return {"accuracy": few_shot(x, labels, test, gold)}
+    if task == "knn":
+        return judge(knn(x, labels, test), gold, name)
+    return judge(senteval(x, labels, *valid or [None], None if len(parts) == 1 else test, 50 if task == "mlp" else 0), gold, name)

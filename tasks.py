@@ -187,11 +187,13 @@ def _origin(here, split):
 def missing(name, folder="data", split="test", lang="en"):
     """One line for rows that are not there: which file, whose, from where, under which licence, how to get it; "" if they are."""
     source, here = _at_hand(name, folder, lang)
-    if source and _origin(here, split)[0] in here:
-        return ""
+    if source and (part := _origin(here, split)[0]) in here:
+        path, row = here[part][0], next(_cells(here[part][0], source), (0, {}))[1]
+        column = str(source.first).format(lang=lang)
+        return f"{name}: {path} has no column {column!r}" if column != source.first and row and column not in row else ""
     wanted = "train" if split == "train" or not find(name).sources[-1].test else "test"
     original = next(one for one in find(name).sources if one.dataset)
-    path = (getattr(original, wanted) or original.test).format(lang=lang).split()[0]
+    path = getattr(original, wanted if getattr(original, wanted) else "test").format(lang=lang).split()[0]
     plain = next((getattr(one, wanted).split()[0] for one in find(name).sources if not one.dataset and getattr(one, wanted)), "")
     return f"{name}: {download.missing(original.dataset, folder, path)}" + f", or put {plain}.tsv into {folder}" * bool(plain)
 

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARROWS = {
     "grammar": set(), "metrics": set(),
-    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"}, "tasks": {"data", "download"},
+    "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"},
+    "tasks": {"data", "download"}, "probes": {"data", "metrics"},
     "objectives": {"data", "model"},
     "evaluate": {"data", "download", "grammar", "metrics", "model", "probes", "scores", "tasks"},
     "plots": {"data"}, "compare": {"data", "evaluate", "metrics", "plots"},
