@@ -589,7 +589,7 @@ def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, r
     assert found["gap/sst2/rows"] == found["gap/stsb/rows"] == 36 and len(found) == 2 * 2 + 5 * 15 + 5 * 13
     assert found["gap/sst2/max/gap"] == pytest.approx(found["gap/sst2/max/semantic"] - found["gap/sst2/max/token"])
     assert evaluate.table(found).count("\n") == len(found) - 1
-    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 36, files=tmp_path, sets=["stsb"])
+    subject = evaluate.Subject(tiny().eval(), tokenizer, "toy", ["en", "de"], "test", 36, files=tmp_path, sentences=evaluate.Sentences(("stsb",)))
     mark, ids = data.special(tokenizer), [data.encode(tokenizer, texts[:1])[0].tolist(), data.encode(tokenizer, texts[1:2])[0].tolist()]
     assert subject.rows_of([texts[1]], [texts[0]]) == [[mark.cls, *ids[0], mark.sep, *ids[1], mark.sep]]
     rows = subject.rows_of([texts[row % 3] for row in range(36)], [texts[row % 4] for row in range(36)])
@@ -597,7 +597,7 @@ def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, r
     assert found["gap/stsb/mean/class_alignment_4"] == pytest.approx(metrics.class_alignment(z, bins, 4), rel=1e-4)
     plain = run(tiny().eval(), tokenizer, "toy", ["en", "de"], limit=36, tasks=["gap"])
     assert 0 <= plain["gap/en/cls/token"] <= 100 and not any("semantic" in name for name in plain)
-    for flags, message in ((["--sets", "sst2"], "add --tasks gap"), (["--tasks", "gap", "--sets", "sst3"], "did you mean"),
+    for flags, message in ((["--sets", "sst2"], "name some with --tasks"), (["--tasks", "gap", "--sets", "sst3"], "did you mean"),
                            (["--tasks", "gap", "--sets", "sst2", "--limit", "4"], "set sst2 cannot be probed")):
         assert evaluate.main([str(run_folder), "--files", str(tmp_path), *flags]) == 2 and message in capsys.readouterr().err
 
