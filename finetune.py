@@ -141,7 +141,7 @@ def one_run(encoder, prepared, task, options, seed):
             by_metric.setdefault(name, {})[detail] = value
     for name, values in by_metric.items():
         found |= {f"{task.test}/{name}{kind}": value for kind, value in means(values, task.test).items()}
-        found |= {f"{task.test}/{name}/{detail}": value for detail, value in values.items()}
+        found |= {f"{task.test}/{name}/{detail}": value for detail, value in values.items() if name != "majority"}
     return found
 
 
@@ -231,7 +231,7 @@ def classification(task, options, tokenizer):
         *texts, labels = zip(*some(list(zip(*texts, found.labels)), limit))
         encoded = [data.encode(tokenizer, list(column)) for column in texts]
         rows, cut = zip(*(pair_row(*row, *[None] * (2 - len(row)), mark, options.max_length) for row in zip(*encoded)))
-        counts.update(rows=len(rows), rows_cut=sum(cut))
+        counts.update({"test_rows" if split == "test" else "train_rows": len(rows), "rows_cut": sum(cut)})
         return list(rows), list(labels)
 
     def part(name, lang="en"):
@@ -249,7 +249,6 @@ def classification(task, options, tokenizer):
         split = "train+valid" if tasks.made(name, options.files, "valid") else "train"
         for whole, more in zip((rows, labels), read(name, split, options.limit)):
             whole += more
-    counts["train_rows"] = len(rows)
     others = {}
     for lang in LANGUAGES[task.test] if task.test else ():
         try:
@@ -307,9 +306,12 @@ def read_file(path):
                     for document in documents for paragraph in document["paragraphs"] for question in paragraph["qas"]]
         else:
             rows = [json.loads(line) for _, line in data._lines(path) if line.strip()]
-        return [Question(row["context"], row["question"], [answer["text"] for answer in row["answers"]],
+        made = [Question(row["context"], row["question"], [answer["text"] for answer in row["answers"]],
                          row["answers"][0]["start" if "start" in row["answers"][0] else "answer_start"],
                          tuple(row.get(key, row.get("lang", "en")) for key in ("lang_context", "lang_question"))) for row in rows]
+        if strange := {lang for question in made for lang in question.languages} - {*scores.LANGUAGES}:
+            raise ValueError(f"languages {', '.join(strange)}, whose answers cannot be compared; {', '.join(scores.LANGUAGES)} can")
+        return made
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise BadInput(f"{path} is not questions with answers, in SQuAD's JSON or as JSONL with context, question and answers "
                        f"({type(error).__name__}: {error}): fetch it again") from None
@@ -403,19 +405,19 @@ def answering(task, options, tokenizer):
     """-> Prepared. A training window without the whole answer points to [CLS], as in BERT's code; in tests no answer does."""
     counts = Counter()
 
-    def cut(questions, limit):
+    def cut(questions, limit, kind):
         questions = some(questions, limit)
         made, places, long = cut_windows(questions, tokenizer, options.max_length, options.stride)
-        counts.update(questions=len(questions), questions_cut=long)
+        counts.update({kind: len(questions), "questions_cut": long})
         return questions, made, places
 
     def part(questions):
-        questions, made, places = cut(questions, options.eval_limit)
+        questions, made, places = cut(questions, options.eval_limit, "test_rows")
         return Part([window.row for window in made], judge_answers(made, questions, places, options))
 
     others = {cell: part(each) for cell, each in read_questions(task.test, options.files).items()} if task.test else {}
     same = part(read_questions("squad", options.files)[""])
-    questions, made, places = cut(read_questions("squad-train", options.files)[""], options.limit)
+    questions, made, places = cut(read_questions("squad-train", options.files)[""], options.limit, "train_rows")
     spans, rows, targets = [], [], []
     for (context, _, (answer, *_), start, _), place in zip(questions, places):
         spans.append(token_span(place, start, start + len(answer)) if context[start:start + len(answer)] == answer else (0, -1))
@@ -428,7 +430,7 @@ def answering(task, options, tokenizer):
     lost = sum(first > last for first, last in spans)
     if not rows:
         raise BadInput("no training question has its answer where the file says: fetch the data again")
-    counts.update(train_rows=len(questions) - lost, train_windows=len(rows), answers_lost=lost)
+    counts.update(train_windows=len(rows), answers_lost=lost)
     return Prepared(rows, torch.tensor(targets), 2, True, span_loss, same, others, counts)
 
 
@@ -456,10 +458,14 @@ TASKS = {name: Task((name,), GLUE.get(name, ("accuracy",) if row.classes else ("
 NARROW, NARROW_RATE = 384, 5e-4                                          # at a paper's rate a narrow model hardly moves in so few steps
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise BadInput(f"{message} (see python finetune.py --help)")
+
+
 def make_parser():
-    parser = argparse.ArgumentParser(prog="finetune.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(prog="finetune.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
-    whole = lambda text: [int(part) for part in names(text)]
     group = parser.add_argument_group("task and data").add_argument
     group("--task", required=True, metavar="NAME", help=f"one of {', '.join(TASKS)}")
     group("--files", default="data", metavar="FOLDER", help="where data.py downloads to [data]")
@@ -474,7 +480,7 @@ def make_parser():
     group("--warmup", type=float, default=0.1, metavar="X", help="share of the steps in which the rate rises [0.1]")
     group("--weight-decay", type=float, default=0.01, metavar="X", help="of matrices and embeddings [0.01]")
     group("--clip", type=float, default=1.0, metavar="X", help="most length of the gradient; 0: any [1]")
-    group("--seeds", "--seed", type=whole, default=[82], metavar="N,N", help="of the new layer, order and dropout; of several the mean, name/sd and "
+    group("--seeds", "--seed", type=names, default=["82"], metavar="N,N", help="of the new layer, order and dropout; of several the mean, name/sd and "
           "name/seed_N are kept [82]")
     group = parser.add_argument_group("rows and answers; defaults of BERT-JEPA's code").add_argument
     group("--max-length", type=int, metavar="N", help="tokens of a row [128; answers 384; at most the model's]")
@@ -508,8 +514,8 @@ def settle(options, config):
                                   lr=(0, math.inf), warmup=(0, 1), weight_decay=(0, math.inf), clip=(0, math.inf), max_length=(16, longest)).items():
         if (value := getattr(options, name)) is not None and not low <= value <= high:
             raise BadInput(f"{name} {value}: it must be {low} to {high}{', the longest row of the model' if name == 'max_length' else ''}")
-    if not options.seeds or len(set(options.seeds)) < len(options.seeds):
-        raise BadInput(f"seeds {options.seeds}: give at least one, each once")
+    if not options.seeds or len(set(options.seeds)) < len(options.seeds) or not all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in options.seeds):
+        raise BadInput(f"seeds {','.join(options.seeds)}: give whole numbers, at least one, each once")
     if config.causal and config.pool == "cls" and task.prepare is classification:
         raise BadInput("the sentence vector of this causal model is its first state, which has read nothing: take a run with --pool last or mean")
     try:
@@ -524,7 +530,7 @@ def settle(options, config):
 
 def table(results):
     """Lines of name and value, seeds left out; of a matrix of languages a grid for each metric."""
-    shown = {name: value for name, value in results.items() if not re.search(r"/(sd|seed_-?\d+)$", name)}
+    shown = {name: value for name, value in results.items() if not re.search(r"/(sd|seed_\d+)$", name)}
     grids, lines, width = {}, [], max(map(len, shown))
     for name, value in shown.items():
         if cell := re.search(r"/([a-z]{2})-([a-z]{2})\b", name):
@@ -553,7 +559,7 @@ def finetune_run(options):
     results = {f"{options.task}/{name}": value for name, value in (settings | prepared.facts).items()}
     starts = {"": lambda: load(folder / "model.pt")} | ({"/untrained": lambda: Model(config)} if options.untrained else {})
     for kind, start in starts.items():
-        runs = {seed: one_run(start, prepared, task, options, seed) for seed in options.seeds}
+        runs = {seed: one_run(start, prepared, task, options, int(seed)) for seed in options.seeds}
         results |= over_seeds({seed: {name + kind: value for name, value in run.items()} for seed, run in runs.items()})
     data.write_atomic(folder / f"finetune-{options.task}.json", (json.dumps(results, indent=1, allow_nan=False) + "\n").encode())
     print(json.dumps(results) if options.json else table(results))
