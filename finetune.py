@@ -218,8 +218,8 @@ METRICS = {"accuracy": accuracy, "f1": f1, "mcc": pearson, "pearson": pearson, "
 
 
 def classification(task, options, tokenizer):
-    """-> Prepared. All rows that are not tested on are trained on. The data sets must have the same classes."""
-    mark, counts, kinds = data.special(tokenizer), Counter(), {name: tasks.find(name).classes for name in {*task.train, task.test or task.train[0]}}
+    """-> Prepared. The whole published training split is trained on. The data sets must have the same classes."""
+    mark, counts, kinds = data.special(tokenizer), Counter(), {name: tasks.find(name).classes for name in (*task.train, task.test) if name}
     classes = kinds[task.train[0]]
     if other := [name for name in kinds if kinds[name] != classes]:
         raise BadInput(f"{other[0]} has the labels {', '.join(kinds[other[0]]) or '(scores)'} and {task.train[0]} {', '.join(classes) or '(scores)'}: "
@@ -245,7 +245,7 @@ def classification(task, options, tokenizer):
         return Part(rows, judge)
 
     rows, labels = [], []
-    for name in task.train:                                              # valid rows that are a part of train are trained on, as others do
+    for name in task.train:                                              # valid rows that were made of train rows are trained on
         split = "train+valid" if tasks.made(name, options.files, "valid") else "train"
         for whole, more in zip((rows, labels), read(name, split, options.limit)):
             whole += more
