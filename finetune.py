@@ -333,6 +333,12 @@ def token_span(places, first, last):
     return np.searchsorted(places[:, 1], first, "right").item(), np.searchsorted(places[:, 0], last, "left").item() - 1
 
 
+def gold_span(question, places):
+    """The first and the last token of the first answer; the last before the first if the context does not have it where the file says."""
+    end = question.start + len(question.answers[0])
+    return token_span(places, question.start, end) if question.context[question.start:end] == question.answers[0] else (0, -1)
+
+
 def windows(count, room, stride):
     """Parts [first, last) of `count` tokens, at most `room` long, each with `stride` tokens of the one before; and (count,) the part in which a token
     has most context: the most on its shorter side, then the longest part [BERT's code]."""
@@ -413,17 +419,17 @@ def answering(task, options, tokenizer):
 
     def part(questions):
         questions, made, places = cut(questions, options.eval_limit, "test_rows")
+        spans = map(gold_span, questions, places)
+        counts.update(answers_too_long=sum(last - first >= options.max_answer for first, last in spans))           # which no model can give
         return Part([window.row for window in made], judge_answers(made, questions, places, options))
 
     others = {cell: part(each) for cell, each in read_questions(task.test, options.files).items()} if task.test else {}
     same = part(read_questions("squad", options.files)[""])
     questions, made, places = cut(read_questions("squad-train", options.files)[""], options.limit, "train_rows")
-    spans, rows, targets = [], [], []
-    for (context, _, (answer, *_), start, _), place in zip(questions, places):
-        spans.append(token_span(place, start, start + len(answer)) if context[start:start + len(answer)] == answer else (0, -1))
+    spans, rows, targets = list(map(gold_span, questions, places)), [], []
     for window in made:
         first, last = spans[window.question]
-        if first <= last:                                                # else the file has another place than the answer's
+        if first <= last:
             inside = window.first <= first and last < window.first + len(window.own)
             rows.append(window.row)
             targets.append((window.at + first - window.first, window.at + last - window.first) if inside else (0, 0))

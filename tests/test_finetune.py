@@ -188,6 +188,8 @@ def test_the_tokens_of_a_word_are_that_word_and_special_tokens_stay_text(tokeniz
     for word in ("El", "río", "SEP", "naïve", "café", "東京は"):
         start, end = finetune.token_span(places, text.index(word), text.index(word) + len(word))
         assert text[places[start, 0]:places[end, 1]].strip() == word
+        gold = finetune.Question(text, "", [word], text.index(word), ("es", "es"))
+        assert finetune.gold_span(gold, places) == (start, end) and finetune.gold_span(gold._replace(start=1), places) == (0, -1)
 
 
 @pytest.mark.parametrize("count, room, stride", [(1, 10, 4), (10, 10, 4), (11, 10, 4), (13, 10, 5), (97, 10, 0), (384, 300, 128)])
@@ -254,6 +256,7 @@ def test_the_whole_matrix_is_tested_and_its_means_are_right(folder, tmp_path, ca
     assert status == 0 and found["mlqa/f1"] == pytest.approx(sum(cells.values()) / 4)
     assert found["mlqa/f1/xlt"] == pytest.approx((cells["de-de"] + cells["en-en"]) / 2)
     assert found["mlqa/f1/gxlt"] == pytest.approx((cells["de-en"] + cells["en-de"]) / 2)
+    assert (found["mlqa/train_rows"], found["mlqa/test_rows"], found["mlqa/answers_lost"], found["mlqa/answers_too_long"]) == (8, 40, 0, 0)
     assert found["squad/f1"] == cells["en-en"] > 60 and found["squad/f1"] >= found["squad/exact"]
     shown = finetune.table(found).splitlines()
     grid = shown.index("mlqa/f1: a row is a language of contexts, a column one of questions")
@@ -265,7 +268,7 @@ def gold_outputs(made, questions, places):
     outputs = []
     for window in made:
         question, logits = questions[window.question], torch.zeros(len(window.row), 2)
-        start, end = finetune.token_span(places[window.question], question.start, question.start + len(question.answers[0]))
+        start, end = finetune.gold_span(question, places[window.question])
         if window.first <= start and end < window.first + len(window.own):
             logits[window.at + start - window.first, 0] = logits[window.at + end - window.first, 1] = 9
         logits[1:window.at - 1] = 99                                     # it would rather answer with the question
