@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import data
 import download
+import metrics
 import scores
 import tasks
 from data import BadInput
@@ -190,31 +191,18 @@ def pair_row(first, second, mark, longest):
     return np.array([mark.cls, *left, mark.sep, *right, mark.sep]), len(left) + len(right) < len(first) + len(second)
 
 
-def pearson(found, golds):
-    """Correlation, percent; 0 if one of them is constant. Of two classes 0 and 1 it is Matthews' coefficient."""
-    x, y = (np.asarray(values, float) - np.mean(values) for values in (found, golds))
-    return 100 * float(x @ y / max(1e-300, np.sqrt(x @ x * (y @ y))))
+def f1(found, gold):
+    """2 hits / (those found + those there) of class 1, percent."""
+    return 200 * (found & gold).sum().item() / max(1, (found + gold).sum().item())
 
 
-def spearman(found, golds):
-    """Correlation of ranks, percent; equal values share the mean of their ranks."""
-    ranks = []
-    for values in (found, golds):
-        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
-    return pearson(*ranks)
+def pearson(x, y):
+    """Linear correlation: (N,), (N,) -> -1..1; 0 if either is constant."""
+    x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
+    return (x @ y / (x.norm() * y.norm()).clamp(min=1e-300)).item()
 
 
-def accuracy(found, golds):
-    return 100 * float(np.mean(np.equal(found, golds)))
-
-
-def f1(found, golds):
-    """Of class 1, percent: the harmonic mean of precision and recall."""
-    return 200 * float(np.logical_and(found, golds).sum()) / max(1, sum(found) + sum(golds))
-
-
-METRICS = {"accuracy": accuracy, "f1": f1, "mcc": pearson, "pearson": pearson, "spearman": spearman}                # GLUE's [Wang et al. 2019]
+METRICS = {"accuracy": metrics.accuracy, "f1": f1, "mcc": metrics.mcc, "pearson": pearson, "spearman": metrics.spearman}  # GLUE's [Wang et al. 2019]
 
 
 def classification(task, options, tokenizer):
@@ -236,11 +224,12 @@ def classification(task, options, tokenizer):
 
     def part(name, lang="en"):
         rows, golds = read(name, "test", options.eval_limit, lang)
+        golds = torch.tensor(golds)
 
         def judge(outputs):
             outputs = torch.stack(outputs)                               # (N, classes), or (N, 1)
-            found = (outputs.argmax(1) if classes else outputs[:, 0]).tolist()
-            majority = {"majority": 100 * max(Counter(golds).values()) / len(golds)} if classes else {}
+            found = outputs.argmax(1) if classes else outputs[:, 0]
+            majority = {"majority": 100 * golds.bincount().max().item() / len(golds)} if classes else {}
             return {name: METRICS[name](found, golds) for name in task.metrics} | majority
         return Part(rows, judge)
 
@@ -543,7 +532,7 @@ def table(results):
             grids.setdefault(name.replace(cell[0], ""), {})[cell.groups()] = value
         else:
             more = f" ± {results[f'{name}/sd']:.2f}" if f"{name}/sd" in results else ""
-            lines.append(f"{name:<{width}} {value:>10.2f}{more}" if isinstance(value, float) and value > .01 else f"{name:<{width}} {value:>10g}")
+            lines.append(f"{name:<{width}} {f'{value:.4g}' if abs(value) < 1 else value if isinstance(value, int) else f'{value:.2f}':>10}{more}")
     for name, cells in grids.items():
         rows, columns = (sorted({cell[side] for cell in cells}) for side in (0, 1))
         lines += ["", f"{name}: a row is a language of contexts, a column one of questions", " " * 4 + "".join(f"{column:>7}" for column in columns)]

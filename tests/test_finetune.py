@@ -137,14 +137,14 @@ def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(tokenizer, firs
     assert tuple(lengths) == wanted and cut == (sum(wanted) < first + (second or 0)) and row[0] == mark.cls and row[1] == 100
 
 
-def test_the_metrics_are_those_of_scikit_learn_and_scipy():
+def test_glues_metrics_are_those_of_scikit_learn_and_scipy():
     """Golden values of f1_score, matthews_corrcoef, pearsonr and spearmanr."""
-    found, golds = [1, 1, 0, 0, 1, 0, 1, 1], [1, 0, 0, 0, 1, 1, 1, 0]
-    x, y = [.1, 2.5, 2.5, -1, 4], [0, 1, 3.2, 1, 5]
-    scores = {name: metric(found, golds) for name, metric in finetune.METRICS.items()}
-    assert scores["accuracy"] == 62.5 and scores["f1"] == pytest.approx(200 / 3)
-    assert scores["mcc"] == pytest.approx(25.819889) and finetune.METRICS["mcc"]([1, 1], [1, 0]) == 0
-    assert finetune.pearson(x, y) == pytest.approx(79.0738066) and finetune.spearman(x, y) == pytest.approx(76.3157895)
+    found, gold = torch.tensor([1, 1, 0, 0, 1, 0, 1, 1]), torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
+    x, y = torch.tensor([.1, 2.5, 2.5, -1, 4]), torch.tensor([0, 1, 3.2, 1, 5], dtype=torch.float64)
+    metric = finetune.METRICS
+    assert metric["accuracy"](found, gold) == 62.5 and metric["f1"](found, gold) == pytest.approx(200 / 3)
+    assert metric["mcc"](found, gold) == pytest.approx(.2581989) and metric["mcc"](found * 0, gold) == 0 == metric["pearson"](x * 0, y)
+    assert metric["pearson"](x, y) == pytest.approx(.790738066) and metric["spearman"](x, y) == pytest.approx(.763157895)
 
 
 def test_of_xnli_the_mean_is_over_its_fifteen_languages():

@@ -18,7 +18,7 @@ ARROWS = {
     "objectives": {"data", "model"},
     "evaluate": {"data", "download", "grammar", "metrics", "model", "scores", "tasks"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
-    "finetune": {"data", "download", "evaluate", "model", "scores", "tasks"},
+    "finetune": {"data", "download", "evaluate", "metrics", "model", "scores", "tasks"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
 
