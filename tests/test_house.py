@@ -20,6 +20,7 @@ ARROWS = {
     "evaluate": {"data", "download", "grammar", "metrics", "model", "probes", "scores", "tasks"},
     "plots": {"data"}, "compare": {"data", "evaluate", "metrics", "plots"},
     "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
+    "finetune": {"data", "download", "evaluate", "metrics", "model", "scores", "tasks"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
 
