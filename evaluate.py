@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import difflib
 import functools
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -518,8 +519,14 @@ def names(text):
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+COMMANDS = {"export": "checkpoints", "encode": "checkpoints", "nearest": "checkpoints"}  # word -> file whose main() does it
+
+
 def main(argv=None):
     """Returns the exit status: 0, or 2 for bad input, which is one line on stderr."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return importlib.import_module(COMMANDS[argv[0]]).main(argv)
     parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
     parser.add_argument("--data", help="other data than the run's own: toy, or files as for train.py")
