@@ -519,7 +519,7 @@ def names(text):
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-COMMANDS = {"export": "checkpoints", "encode": "checkpoints", "nearest": "checkpoints"}  # word -> file whose main() does it
+COMMANDS = {"export": "encoder", "encode": "encoder", "nearest": "encoder"}  # word -> file whose main() does it
 
 
 def main(argv=None):

@@ -17,7 +17,9 @@ ARROWS = {
     "data": {"grammar"}, "download": {"data"}, "model": {"data", "kernels"}, "scores": {"data", "model"},
     "objectives": {"data", "model"},
     "evaluate": {"data", "grammar", "metrics", "model"},
-    "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
+    "families": {"data", "model"}, "checkpoints": {"data", "evaluate", "families", "model"},
+    "encoder": {"checkpoints", "data", "evaluate", "metrics"},
+    "train": {"checkpoints", "data", "evaluate", "kernels", "metrics", "model", "objectives"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
 
