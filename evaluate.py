@@ -527,7 +527,8 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         return importlib.import_module(COMMANDS[argv[0]]).main(argv)
-    parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False,
+                                     epilog=f"Other commands, each with its own --help: evaluate.py {', evaluate.py '.join(COMMANDS)}")
     parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
     parser.add_argument("--data", help="other data than the run's own: toy, or files as for train.py")
     parser.add_argument("--langs", type=names, help="languages, such as en,de; the first is searched in (default: the run's)")
