@@ -294,7 +294,7 @@ def read_file(path):
             rows = [dict(question, context=paragraph["context"], lang_context=codes[0], lang_question=codes[-1])
                     for document in documents for paragraph in document["paragraphs"] for question in paragraph["qas"]]
         else:
-            rows = [json.loads(line) for _, line in data._lines(path) if line.strip()]
+            rows = [json.loads(line) for _, line in data.read_lines(path) if line.strip()]
         made = [Question(row["context"], row["question"], [answer["text"] for answer in row["answers"]],
                          row["answers"][0]["start" if "start" in row["answers"][0] else "answer_start"],
                          tuple(row.get(key, row.get("lang", "en")) for key in ("lang_context", "lang_question"))) for row in rows]

@@ -19,7 +19,9 @@ ARROWS = {
     "objectives": {"data", "model"},
     "evaluate": {"data", "download", "grammar", "metrics", "model", "probes", "scores", "tasks"},
     "plots": {"data"}, "compare": {"data", "evaluate", "metrics", "plots"},
-    "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
+    "families": {"data", "model"}, "checkpoints": {"data", "evaluate", "families", "model"},
+    "encoder": {"checkpoints", "data", "evaluate", "metrics"},
+    "train": {"checkpoints", "data", "evaluate", "kernels", "metrics", "model", "objectives"},
     "finetune": {"data", "download", "evaluate", "metrics", "model", "scores", "tasks"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
@@ -88,6 +90,7 @@ def desk(tmp_path_factory):
     rows = [(" ".join(words[i // 10 ** k % 10] for k in range(3)), " ".join(words[i // 10 ** k % 10][::-1] for k in range(3))) for i in range(300)]
     (folder / "pairs.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
     (folder / "test.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows[:40]), encoding="utf-8")
+    (folder / "lines.txt").write_text("".join(f"{a}\n" for a, _ in rows[:40]), encoding="utf-8")
     return folder
 
 
