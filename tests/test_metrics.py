@@ -154,11 +154,11 @@ torch.set_num_threads(1)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2 ** 20 if sys.platform == "darwin" else 2 ** 10)      # MB
 generator = numpy.random.default_rng(0)
 y = generator.standard_normal((1_000_000, 16), dtype=numpy.float32)
-x = y[::5000] * 2
+x = y[::10_000] * 2
 metrics.neighbours(x, y[:5000], 4)
 before = peak()
 found = metrics.neighbours(x, y, 4)[1][:, 0]
-print(peak() - before, found.tolist() == list(range(0, 1_000_000, 5000)))
+print(peak() - before, found.tolist() == list(range(0, 1_000_000, 10_000)))
 """
     root = Path(metrics.__file__).parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"})
