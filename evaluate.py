@@ -664,6 +664,8 @@ JUDGES = {
     "nq": by_rules(substring=scores.nq_correct, released=functools.partial(scores.nq_correct, released=True)),
     "label": judge_label,
 }
+
+
 def task_linear(subject):
     """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code; "_unit" is of unit rows, which scale does not move."""
     each = {pair: metrics.linear_map(x, y) | {f"{name}_unit": value for name, value in metrics.linear_map(metrics.unit(x), metrics.unit(y)).items()}
