@@ -3,7 +3,6 @@
 A family is one row of FAMILIES, keyed by the "model_type" of a config.json. checkpoints.py reads and writes the files.
 """
 
-import re
 from typing import NamedTuple
 
 import torch
