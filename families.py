@@ -125,3 +125,9 @@ ROBERTA = BERT._replace(names=lambda config: encoder_names(config, "roberta.", "
 # ---------------------------------------------------------------------------------------------------------------------
 
 FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA}
+
+
+def spell(config, special):
+    """-> (the Family that can express a model, its config.json). BadInput with the reason if none can."""
+    made = FAMILIES["bert"].export(config, special)
+    return FAMILIES[made["model_type"]], made
