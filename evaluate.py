@@ -1184,7 +1184,7 @@ def names(text):
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-COMMANDS = {"compare": "compare"} | dict.fromkeys(["export", "encode", "nearest"], "checkpoints")       # first word -> file whose main(argv) does it
+COMMANDS = {"compare": "compare"} | dict.fromkeys(["export", "encode", "nearest"], "encoder")           # first word -> file whose main(argv) does it
 
 
 def main(argv=None):

@@ -47,8 +47,8 @@ def demand(json, **allowed):
 
 
 def refuse(config, kind, **needed):
-    """BadInput that names every field of a ModelConfig in which a class of theirs cannot follow."""
-    wrong = [f"{name} {getattr(config, name)} (it has {value})" for name, value in needed.items() if getattr(config, name) != value]
+    """BadInput that names every field of a ModelConfig in which a class of theirs cannot follow; a field can have one of several values."""
+    wrong = [f"{name} {getattr(config, name)} (it has {' or '.join(map(str, values))})" for name, values in needed.items() if getattr(config, name) not in values]
     if wrong:
         raise BadInput(f"no Hugging Face class can express this model: the nearest, {kind}, cannot have {', '.join(wrong)}")
 
@@ -98,8 +98,8 @@ def fold_types(weights, config):
 
 def encoder_export(config, special):
     """XLM-R where positions begin behind the padding token, else BERT, whose begin at 0."""
-    refuse(config, "BERT or XLM-R", norm="layernorm", norm_place="post", positions="learned", activation="gelu", bias=True, causal=False)
-    refuse(config, "BERT or XLM-R", kv_heads=config.kv_heads and config.heads)
+    refuse(config, "BERT or XLM-R", norm=["layernorm"], norm_place=["post"], positions=["learned"], activation=["gelu"], bias=[True], causal=[False],
+           kv_heads=[0, config.heads], head=["none", "transform"], tied=[True] if config.head == "none" else [True, False])
     bert = config.position_offset != special.pad + 1
     offset, title = (0, "Bert") if bert else (config.position_offset, "XLMRoberta")
     return {"architectures": [f"{title}{'ForMaskedLM' if config.head == 'transform' else 'Model'}"], "model_type": "bert" if bert else "xlm-roberta",

@@ -19,7 +19,9 @@ ARROWS = {
     "objectives": {"data", "model"},
     "evaluate": {"data", "download", "grammar", "metrics", "model", "probes", "scores", "tasks"},
     "plots": {"data"}, "compare": {"data", "evaluate", "metrics", "plots"},
-    "train": {"data", "evaluate", "kernels", "metrics", "model", "objectives"},
+    "families": {"data", "model"}, "checkpoints": {"data", "evaluate", "families", "model"},
+    "encoder": {"checkpoints", "data", "evaluate", "metrics"},
+    "train": {"checkpoints", "data", "evaluate", "kernels", "metrics", "model", "objectives"},
     "finetune": {"data", "download", "evaluate", "metrics", "model", "scores", "tasks"},
 }
 KERNELS = ("__init__", "schedule", "attention", "build")                  # bench.py is a program on top of everything
