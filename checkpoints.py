@@ -62,7 +62,8 @@ def find(name):
     except errors.GatedRepoError:
         raise BadInput(f"{name} is gated: accept its terms on https://huggingface.co/{name}, then log in with: hf auth login") from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise BadInput(f"{name} is neither a folder here nor a public model on the Hugging Face hub: check the spelling, or log in with: hf auth login") from None
+        raise BadInput(f"{name} is neither a folder here nor a public model on the Hugging Face hub: check the spelling, "
+                       "or log in with: hf auth login") from None
     except Exception as error:                                           # one of a dozen types, by what is wrong with the network
         raise BadInput(f"there is no folder {name}, and the Hugging Face hub cannot be reached ({type(error).__name__}): "
                        "download the model elsewhere and give its folder") from None
@@ -114,7 +115,8 @@ def part_rows(model, name, parts):
     """How many rows of our weight belong to each of the tensors that make it up."""
     rows = len(model.state_dict()[name])
     if parts == 3 and ".qkv." in name:
-        keys = model.blocks[0].kv_heads * model.blocks[0].size
+        block = model.get_submodule(name.rsplit(".", 2)[0])
+        keys = block.kv_heads * block.size
         return [rows - 2 * keys, keys, keys]
     return [rows // parts] * parts
 
@@ -173,6 +175,14 @@ def pooling(folder, config):
     return POOLS[modes[0]], "Normalize" in modules
 
 
+def tokenizer_of(name):
+    """The tokenizer of a run, of a folder, or of a name on the hub."""
+    path = find(name) / "tokenizer.json"
+    if not path.is_file():
+        raise BadInput(f"{name} has no tokenizer.json; transformers makes one: AutoTokenizer.from_pretrained('{name}').save_pretrained(FOLDER)")
+    return data.read_tokenizer(path)
+
+
 def read(name):
     """A pretrained model of a folder or of the hub -> Loaded. BadInput says what is missing, damaged or beyond our model."""
     folder = find(name)
@@ -185,9 +195,7 @@ def read(name):
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from None
     pool, unit = pooling(folder, config)
-    if not (folder / "tokenizer.json").is_file():
-        raise BadInput(f"{name} has no tokenizer.json; transformers makes one: AutoTokenizer.from_pretrained('{name}').save_pretrained(FOLDER)")
-    tokenizer = data.read_tokenizer(folder / "tokenizer.json")
+    tokenizer = tokenizer_of(name)
     vocab, notes = data.special(tokenizer).vocab, []
     if vocab > config.vocab:
         raise BadInput(f"{name}: its tokenizer.json has {vocab:,} pieces, but config.json a vocabulary of {config.vocab:,}: they are not of one model")
@@ -245,6 +253,13 @@ def their_weights(model, family):
     return made
 
 
+def expressible(config, special):
+    """-> (the Family that can express a model, its config.json). BadInput with the reason if none can."""
+    if config.pool == "attention":
+        raise BadInput("no Hugging Face class can express pooling attention: set another --pool when training")
+    return spell(config, special)
+
+
 def framed(loaded):
     """The tokenizer that puts by itself what the model's rows have around a text, as `rows_of` does."""
     tokenizer = Tokenizer.from_str(loaded.tokenizer.to_str())
@@ -284,16 +299,14 @@ def card(name, config, folder):
     if (run / "model.pt").is_file():
         settings = {key: value for key, value in read_config(run)["config"].items() if not isinstance(value, dict) and value not in (None, "")}
         lines += ["", "## Training", "", "```json", json.dumps(settings, indent=1), "```"]
-    if (run / "model.pt").is_file() and (run / "eval.json").is_file():
-        lines += ["", "## Results", "", "On the test rows of the training data, unless the table says otherwise:", "", "```", table(read_json(run / "eval.json")), "```"]
+        if (run / "eval.json").is_file():
+            lines += ["", "## Results", "", "On the test rows of the run:", "", "```", table(read_json(run / "eval.json")), "```"]
     return "\n".join(lines) + "\n"
 
 
 def sentence_files(config, longest):
     """{path: content} of what SentenceTransformer reads, in the spelling that its versions 2 to 6 accept."""
     pool = "mean" if config.pool == "weighted" else config.pool          # whose weights are all equal
-    if pool not in POOLS.values():
-        raise BadInput(f"no Hugging Face class can express pooling {config.pool}: set another --pool when training")
     names = [key for key in POOLS if key.startswith("pooling_mode_")]
     return {"modules.json": [dict(idx=0, name="0", path="", type=f"{ST}Transformer"), dict(idx=1, name="1", path="1_Pooling", type=f"{ST}Pooling")],
             "sentence_bert_config.json": {"max_seq_length": longest, "do_lower_case": False}
@@ -309,7 +322,7 @@ def export(name, folder):
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise BadInput(f"{folder} is there already: name a new folder")
     model, tokenizer = loaded.model, framed(loaded)
-    family, config = spell(model.config, data.special(tokenizer))
+    family, config = expressible(model.config, data.special(tokenizer))
     files = sentence_files(model.config, loaded.longest)
     files |= {"config.json": config, "tokenizer_config.json": tokenizer_config(tokenizer, loaded.longest)}
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.part")

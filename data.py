@@ -855,10 +855,11 @@ def inspect(options, rest):
     """Print one batch of any objective, readable. All it knows is what every objective keeps to: a batch is a dict; a value with
     `sees` is a Packed; `labels` are places in the line of `packed`, and `targets` the ids wanted there."""
     import train  # the one place that looks up the chain of imports, and only when called: it shows where the data ends up
+    from checkpoints import tokenizer_of
     objective, config, _, settings, _ = train.parse(rest)
     if options.step < 0 or options.rows < 0 or options.width < 20:
         raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
-    tokenizer = read_tokenizer(Path(config.init) / "tokenizer.json") if config.init else None
+    tokenizer = tokenizer_of(config.init) if config.init else None
     corpus, batches = open_training(config, objective.views, objective.distinct, tokenizer)
     examples = batches.examples(options.step)
     examples = examples[:len(examples) // config.accumulate]

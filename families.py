@@ -48,7 +48,8 @@ def demand(json, **allowed):
 
 def refuse(config, kind, **needed):
     """BadInput that names every field of a ModelConfig in which a class of theirs cannot follow; a field can have one of several values."""
-    wrong = [f"{name} {getattr(config, name)} (it has {' or '.join(map(str, values))})" for name, values in needed.items() if getattr(config, name) not in values]
+    wrong = [f"{name} {getattr(config, name)} (it has {' or '.join(map(str, values))})" for name, values in needed.items()
+             if getattr(config, name) not in values]
     if wrong:
         raise BadInput(f"no Hugging Face class can express this model: the nearest, {kind}, cannot have {', '.join(wrong)}")
 

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+import checkpoints
 import data
 import evaluate
 import metrics
@@ -44,7 +45,6 @@ from model import (
     ModelConfig,
     add_lora,
     each_tensor,
-    load,
     load_weights,
     read_torch,
     save,
@@ -72,8 +72,8 @@ class TrainConfig:
     vocab: int | None = None  # size of the tokenizer trained on the data; default: 4096 embedded, 8000 files
     cut: int = 128  # longest view in tokens; the rest is cut off
     cache: str = "cache"  # where token stores of files are kept
-    size: str = "toy"  # shape of the model: toy, small, base, large
-    init: str = ""  # run to start from: its weights and tokenizer, with a new schedule
+    size: str = "toy"  # shape of the model: toy, small, base, large; with --init of a pretrained model: its own
+    init: str = ""  # start from the weights and tokenizer of a run, of a folder in Hugging Face's layout, or of a name on its hub
     lora_rank: int = 0  # train differences of this rank to frozen weights (with --init); 0: train the weights
     lora_alpha: float = 0.0  # their scale is alpha / rank; 0: twice the rank
     lora_targets: str = "qkv,out,up,down"  # linear maps of a block that get one
@@ -102,6 +102,7 @@ class TrainConfig:
     save_every: int = 100  # steps between checkpoints
 
 
+PRETRAINED = "of --init"  # the size of a run whose shape is a pretrained model's, unless --size names it too
 # May change when a run is resumed; of the data it is the content that must stay the same, not the path.
 FREE = {"steps", "device", "attention", "compile", "fill", "log_every", "eval_every", "eval_limit", "save_every", "cache", "out", "data"}
 GROUPS = {"data": "data langs chat block pairs eval_data skip_bad vocab cut cache",
@@ -182,20 +183,23 @@ def parse(arguments):
     """Command line -> (objective class, TrainConfig, ModelConfig fields asked for, its Config, notes to print). BadInput for anything odd."""
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--objective", default="mexma")
-    first.add_argument("--size", default="toy")
+    first.add_argument("--size")
+    first.add_argument("--init")
     known, _ = first.parse_known_args(arguments)
     objective = find_objective(known.objective)
-    if known.size not in SIZES:
-        raise BadInput(f"size {known.size!r} is unknown: choose one of {', '.join(SIZES)}")
-    parser = make_parser(objective, known.size)
+    pretrained = known.init and not (Path(known.init) / "model.pt").is_file()
+    size = known.size or ("base" if pretrained else "toy")               # a pretrained model is not trained at toy scale
+    if size not in SIZES:
+        raise BadInput(f"size {size!r} is unknown: choose one of {', '.join(SIZES)}")
+    parser = make_parser(objective, size)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise BadInput(explain_unknown(unknown[0], parser, objective))
     if options.seeds is not None:                                        # train.py has taken them out before
         raise BadInput(f"seeds {options.seeds}: only train.py takes several; give one --seed")
     given = {name: value for name, value in vars(options).items() if value is not None and name != "objective"}
-    values, toy = defaults(objective, known.size)
-    values |= given
+    values, toy = defaults(objective, size)
+    values |= ({"size": PRETRAINED} if pretrained else {}) | given
     plain = lambda value: f"{value:.3g}" if isinstance(value, float) else value
     notes = [f"{name} {plain(value)} (paper: {plain(paper)}): {reason}" for name, (value, paper, reason) in toy.items() if name not in given]
     pick = lambda config: {f.name: values[f.name] for f in fields(config) if f.name in values}
@@ -521,7 +525,7 @@ class Run:
         if train.accumulate > 1 and self.kind.compares(self.config):
             self.say(f"note: {self.kind.name} compares the examples of a batch, and with --accumulate {train.accumulate} only those of the same "
                      f"{train.batch // train.accumulate}: this is not the loss of a batch of {train.batch}")
-        self.langs = [name for name in train.langs.split(",") if name] or None
+        self.langs, self.tokenizer = [name for name in train.langs.split(",") if name] or None, None
         saved = read_torch(self.folder / "train.pt") if (self.folder / "train.pt").exists() else None
         if saved is not None and not (isinstance(saved, dict) and {"config", "objective", "tokenizer_hash", "data_hash"} <= set(saved)):
             raise BadInput(f"{self.folder / 'train.pt'} is not a checkpoint of train.py: put the right file back, or use another --out")
@@ -532,11 +536,15 @@ class Run:
         self.open_data(saved)
         torch.manual_seed(train.seed)
         try:
-            model = Model(replace(config, vocab=self.corpus.special.vocab))
+            model = Model(config if train.init else replace(config, vocab=self.corpus.special.vocab))
         except RuntimeError as error:                                    # torch: not enough memory
             raise BadInput(f"a model of this shape cannot be made here: {str(error).splitlines()[0]}") from None
         if source:
             self.say(start_from(model, source, train.init))
+        try:
+            checkpoints.expressible(model.config, self.corpus.special)
+        except BadInput as error:                                        # said now, because it can be trained all the same
+            self.say(f"note: evaluate.py export will refuse this model: {error}")
         if train.lora_rank:
             add_lora(model, train.lora_rank, train.lora_alpha or 2 * train.lora_rank, train.lora_targets.split(","), self.corpus.special.preds)
         self.objective = self.kind(model, self.config).to(self.device)
@@ -561,14 +569,18 @@ class Run:
             return size_config(train.size, **shape), None
         if saved:                                                        # the weights are in the checkpoint; the other run may be gone
             return ModelConfig(**saved["config"]["model"]), None
-        source = load(Path(train.init) / "model.pt")
-        free = {"causal", "head", "pool", "dropout"}
-        wrong = [f"{name} {value} (it has {getattr(source.config, name)})" for name, value in self.asked.items()
-                 if name not in free and value != getattr(source.config, name)]
+        loaded = checkpoints.open_model(train.init)
+        source, self.tokenizer, free = loaded.model, loaded.tokenizer, {"causal", "head", "pool", "dropout"}
+        for note in loaded.notes:
+            self.say(f"note: {note}")
+        asked = {name: value for name, value in self.asked.items() if name not in free}
+        if not (Path(train.init) / "model.pt").is_file() and train.size != PRETRAINED:
+            asked |= {name: SIZES[train.size][name] for name in ("width", "layers", "heads", "hidden")}
+        wrong = [f"{name} {value} (it has {getattr(source.config, name)})" for name, value in asked.items() if value != getattr(source.config, name)]
         if source.config.causal != self.kind.causal:
             wrong.append(f"objective {self.kind.name} ({'causal' if self.kind.causal else 'bidirectional'})")
         if wrong:
-            raise BadInput(f"the model of {train.init} does not fit {', '.join(wrong)}: drop the flags or choose another --init")
+            raise BadInput(f"the model of {train.init} does not fit {', '.join(wrong)}: drop the flags, --size too, or choose another --init")
         return replace(source.config, **{name: value for name, value in shape.items() if name in free}), source
 
     def say(self, text):
@@ -579,12 +591,7 @@ class Run:
     def open_data(self, saved):
         """The corpus and its batches. A resumed run reads the tokenizer of its folder: training one anew could change the ids."""
         train = self.train
-        owner = self.folder if saved else Path(train.init) if train.init else None
-        tokenizer = data.read_tokenizer(owner / "tokenizer.json") if owner else None
-        if owner and owner != self.folder:
-            first = (read_log(owner) or [{}])[0]
-            if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
-                raise BadInput(f"{owner / 'tokenizer.json'} is not the one that {owner} was trained with: put that file back")
+        tokenizer = data.read_tokenizer(self.folder / "tokenizer.json") if saved else self.tokenizer
         if not saved and self.folder.exists() and any(self.folder.iterdir()):
             # What a run has that ended before its first checkpoint: such a folder may be begun anew.
             begun = {"tokenizer.json", "log.jsonl", "model.pt", "bad_batch.pt", ".lock"}
