@@ -85,7 +85,8 @@ def weight_files(folder):
     for stem in ("model.safetensors", "pytorch_model.bin"):
         paths = [folder / stem]
         if (index := folder / f"{stem}.index.json").is_file() and not paths[0].is_file():
-            parts = {str(part) for part in read_json(index).get("weight_map", {}).values()}
+            parts = read_json(index).get("weight_map")
+            parts = set(map(str, parts.values())) if isinstance(parts, dict) else ()
             if not parts or any(Path(part).name != part for part in parts):
                 raise BadInput(f"{index} must name the files that lie beside it: take the file of the model's own folder")
             paths = [folder / part for part in sorted(parts)]
@@ -138,9 +139,12 @@ def build(name, family, config, files):
         wanted = {their: None for theirs in names.values() for their in theirs}
         if found.keys() >= wanted.keys():
             break
-    with torch.device("meta"):                                           # shapes alone: no memory, and no random numbers
-        model = Model(made)
-    complain(name, [f"missing {their}" for their in wanted if their not in found]
+    try:
+        with torch.device("meta"):                                       # shapes alone: no memory, and no random numbers
+            model = Model(made)
+    except (RuntimeError, TypeError, OverflowError):
+        raise BadInput(f"{name}: its config.json asks for sizes that no tensor can have: take the file of the model's own folder") from None
+    complain(name, [f"missing {their}" for their in wanted if their not in found] + [f"{key} is there twice" for key in files if found[strip(key)] != key]
              + [f"unknown {found[key]}" for key in found if key not in wanted and not re.fullmatch(family.ignored, key)])
     weights, wrong, own = {}, [], model.state_dict()
     for ours, theirs in names.items():
@@ -149,7 +153,7 @@ def build(name, family, config, files):
             if part.shape != (rows, *own[ours].shape[1:]):
                 wrong.append(f"{found[their]} has shape {tuple(part.shape)}, not {(rows, *own[ours].shape[1:])}")
         wrong += [f"{found[their]} is {part.dtype} or not finite" for their, part in zip(theirs, parts)
-                  if not part.is_floating_point() or not part.isfinite().all()]
+                  if not part.is_floating_point() or not part.float().isfinite().all()]
         if not wrong:
             weights[ours] = torch.cat(parts).float()                     # a copy: the file may change
     complain(name, wrong)
@@ -161,16 +165,17 @@ def pooling(folder, config):
     """What modules.json says of sentence vectors -> (pool, are they scaled to length 1?). Without it the mean, as sentence-transformers takes."""
     if not (folder / "modules.json").is_file():
         return "last" if config.causal else "mean", False
-    modules = {str(module.get("type")).rpartition(".")[2]: str(module.get("path")) for module in read_json(folder / "modules.json", list)}
+    modules = read_json(folder / "modules.json", list)
+    modules = {str(module.get("type")).rpartition(".")[2]: str(module.get("path")) for module in modules if isinstance(module, dict)}
     if extra := modules.keys() - {"Transformer", "Pooling", "Normalize"}:
         raise BadInput(f"{folder}: its modules.json has {', '.join(sorted(extra))}, which this model lacks; to take the rest, remove modules.json from a copy")
     if "Pooling" not in modules:
         return "last" if config.causal else "mean", "Normalize" in modules
     found = read_json(folder / modules["Pooling"] / "config.json")
     modes = found.get("pooling_mode") or [name for name in found if name.startswith("pooling_mode_") and found[name]]
-    modes = modes if isinstance(modes, list) else [modes]
+    modes = list(map(str, modes if isinstance(modes, list) else [modes]))
     if len(modes) != 1 or modes[0] not in POOLS:
-        raise BadInput(f"{folder}: its pooling {', '.join(map(str, modes))} is none of {', '.join(sorted(set(POOLS.values())))}; "
+        raise BadInput(f"{folder}: its pooling {', '.join(modes)} is none of {', '.join(sorted(set(POOLS.values())))}; "
                        "to take the model without it, remove modules.json from a copy")
     return POOLS[modes[0]], "Normalize" in modules
 
@@ -187,9 +192,10 @@ def read(name):
     """A pretrained model of a folder or of the hub -> Loaded. BadInput says what is missing, damaged or beyond our model."""
     folder = find(name)
     found = read_json(folder / "config.json")
-    if found.get("model_type") not in FAMILIES:
-        raise BadInput(f"{name} is a {found.get('model_type')!r} model: choose one of {', '.join(FAMILIES)}")
-    family = FAMILIES[found["model_type"]]
+    kind = str(found.get("model_type"))
+    if kind not in FAMILIES:
+        raise BadInput(f"{name} is a {kind!r} model: choose one of {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
     try:
         config = family.config(found)
     except BadInput as error:
@@ -297,8 +303,9 @@ def card(name, config, folder):
              f'vectors = SentenceTransformer("{folder.name}").encode(["A dog runs.", "Ein Hund läuft."])', "```"]
     run = Path(name)
     if (run / "model.pt").is_file():
-        settings = {key: value for key, value in read_config(run)["config"].items() if not isinstance(value, dict) and value not in (None, "")}
-        lines += ["", "## Training", "", "```json", json.dumps(settings, indent=1), "```"]
+        settings = read_config(run)["config"]                            # without the paths of its author's machine
+        told = [settings.get("objective", ""), "langs", "steps", "batch", "lr", "warmup", "schedule", "weight_decay", "clip", "precision", "seed"]
+        lines += ["", "## Training", "", "```json", json.dumps({key: settings[key] for key in ["objective", *told] if key in settings}, indent=1), "```"]
         if (run / "eval.json").is_file():
             lines += ["", "## Results", "", "On the test rows of the run:", "", "```", table(read_json(run / "eval.json")), "```"]
     return "\n".join(lines) + "\n"
@@ -331,6 +338,7 @@ def export(name, folder):
         save_file(their_weights(model, family), part / "model.safetensors", metadata={"format": "pt"})
         for path, content in files.items():
             data.write_atomic(part / path, (json.dumps(content, indent=2) + "\n").encode())
+        shutil.copymode(part / "config.json", part / "model.safetensors")     # save_file lets nobody else read it
         data.write_tokenizer(tokenizer, part / "tokenizer.json")
         data.write_atomic(part / "README.md", card(name, model.config, folder).encode())
         compare(model, tokenizer, read(part))

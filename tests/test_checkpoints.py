@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import struct
+import types
 from pathlib import Path
 
 import numpy as np
@@ -122,11 +123,13 @@ def test_every_key_that_is_missing_unknown_or_misshapen_is_listed(copy):
 
 
 CONTRADICTIONS = [
-    (dict(num_hidden_layers=3), "missing encoder.layer.2"), (dict(num_hidden_layers=1), "unknown bert.encoder.layer.1"), (dict(vocab_size=99), r"\(23, 8\), not \(99, 8\)"),
-    (dict(num_hidden_layers=10 ** 9), "1,000,000,000 layers"), (dict(vocab_size=5), "23 pieces"), (dict(hidden_size="8"), "hidden_size is '8'"),
-    (dict(hidden_size=None), "hidden_size is None"), (dict(num_attention_heads=3), "width 8 is not a multiple of heads 3"), (dict(hidden_act="relu"), "hidden_act is 'relu'"),
-    (dict(position_embedding_type="relative_key"), "relative_key"), (dict(is_decoder=True), "is_decoder"), (dict(model_type="t5"), "is a 't5' model: choose one of bert"),
+    (dict(num_hidden_layers=3), "missing encoder.layer.2"), (dict(num_hidden_layers=1), "unknown bert.encoder.layer.1"),
+    (dict(num_hidden_layers=10 ** 9), "1,000,000,000 layers"), (dict(vocab_size=99), r"\(23, 8\), not \(99, 8\)"), (dict(vocab_size=5), "23 pieces"),
+    (dict(hidden_size="8"), "hidden_size is '8'"), (dict(hidden_size=None), "hidden_size is None"), (dict(hidden_act="relu"), "hidden_act is 'relu'"),
+    (dict(num_attention_heads=3), "width 8 is not a multiple of heads 3"), (dict(position_embedding_type="relative_key"), "relative_key"),
+    (dict(is_decoder=True), "is_decoder"), (dict(model_type="t5"), "is a 't5' model: choose one of bert"), (dict(model_type=["bert"]), "choose one of bert"),
     (dict(max_position_embeddings=0), "max_length is 0"), (dict(layer_norm_eps=-1), "norm_epsilon is -1"),
+    (dict(vocab_size=10 ** 18), "no tensor can have"), (dict(hidden_size=2 * 10 ** 30), "no tensor can have"), (dict(vocab_size=True), "vocab_size is True"),
 ]
 
 
@@ -169,7 +172,7 @@ class Payload:
         return open, (self.path, "w")                                    # creates the file, if it is run
 
 
-@pytest.mark.parametrize("write", [lambda value, path: torch.save(value, path), lambda value, path: path.write_bytes(pickle.dumps(value))], ids=["zip", "pickle"])
+@pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))], ids=["zip", "pickle"])
 def test_a_pickle_with_code_in_it_is_refused_and_not_run(write, copy):
     folder = copy()
     (folder / "model.safetensors").unlink()
@@ -226,7 +229,8 @@ def test_pooling_is_read_in_the_old_and_the_new_spelling(copy):
     folder = copy()
     assert checkpoints.read(folder).model.config.pool == "mean"          # what sentence-transformers takes without modules.json
     (folder / "1_Pooling").mkdir()
-    modules = [dict(type=f"sentence_transformers.models.{kind}", path=path) for kind, path in (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"))]
+    modules = [dict(type=f"sentence_transformers.models.{kind}", path=path)
+               for kind, path in (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"))]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}', encoding="utf-8")
     for found, pool in (({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"), ({"pooling_mode": "lasttoken"}, "last")):
@@ -254,7 +258,8 @@ def test_new_tokens_get_the_mean_of_the_rows_and_the_other_rows_stay():
     wide = Model(ModelConfig(vocab=count + 10, width=8, heads=2, layers=1))   # rows that no piece has: they are there to be taken
     before = wide.embed.weight.detach().clone()
     wide = checkpoints.add_tokens(wide, loaded.tokenizer, ["[PRED_3]"])
-    assert wide.config.vocab == count + 10 and torch.allclose(wide.embed.weight[count + 2], before[:count + 2].mean(0)) and torch.equal(wide.embed.weight[count + 3:], before[count + 3:])
+    assert wide.config.vocab == count + 10 and torch.allclose(wide.embed.weight[count + 2], before[:count + 2].mean(0))
+    assert torch.equal(wide.embed.weight[count + 3:], before[count + 3:])
 
 
 # ------------------------------------------------------------------------------------------------------------------ out
@@ -272,7 +277,8 @@ def test_a_run_exports_and_comes_back_bit_for_bit(changes, tmp_path):
     assert np.array_equal(Encoder(folder).encode(TEXTS), Encoder(tmp_path / "run").encode(TEXTS))
     assert again.model.config.pool == model.config.pool and again.model.config.head == model.config.head
     assert {path.name for path in tmp_path.iterdir()} == {"run", "folder"} and "retrieval/xsim" in (folder / "README.md").read_text(encoding="utf-8")
-    assert checkpoints.export(folder, tmp_path / "second") and load_file(tmp_path / "second" / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    second = checkpoints.export(folder, tmp_path / "second")
+    assert (second / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -292,10 +298,12 @@ def test_an_exported_tokenizer_puts_the_frame_around_a_text(tmp_path):
     assert tokenizer.encode("the dog").tokens[0] == "[CLS]" and tokenizer.encode("the dog").tokens[-2:] == ["[PRED_1]", "[SEP]"]
 
 
-@pytest.mark.parametrize("changes, said", [(dict(norm_place="pre"), "norm_place pre"), (dict(positions="rotary"), "positions rotary"),
-                                           (dict(norm="rmsnorm", activation="swiglu"), "norm rmsnorm.*activation swiglu"), (dict(pool="attention"), "pooling attention"),
-                                           (dict(kv_heads=1), "kv_heads 1"), (dict(head="bias"), "head bias"),
-                                           (dict(tied=False), "tied False")])
+REFUSED = [(dict(norm_place="pre"), "norm_place pre"), (dict(positions="rotary"), "positions rotary"), (dict(pool="attention"), "pooling attention"),
+           (dict(norm="rmsnorm", activation="swiglu"), "norm rmsnorm.*activation swiglu"), (dict(kv_heads=1), "kv_heads 1"),
+           (dict(head="bias"), "head bias"), (dict(tied=False), "tied False")]
+
+
+@pytest.mark.parametrize("changes, said", REFUSED, ids=[said for _, said in REFUSED])
 def test_what_no_class_of_theirs_can_express_is_refused_with_the_reason(changes, said, tmp_path):
     a_run(tmp_path / "run", **changes)
     with pytest.raises(BadInput, match=f"no Hugging Face class can express.*{said}"):
@@ -317,7 +325,8 @@ def test_a_folder_that_is_there_stays_and_a_failed_self_check_leaves_nothing(tmp
     (tmp_path / "folder" / "mine.txt").write_text("mine", encoding="utf-8")
     assert evaluate.main(["export", str(tmp_path / "run"), str(tmp_path / "folder")]) == 2 and "is there already" in capsys.readouterr().err
     family = families.FAMILIES["bert"]
-    monkeypatch.setitem(families.FAMILIES, "bert", family._replace(outward=lambda weights, config: family.outward(weights, config) | {"norm.bias": weights["norm.bias"] + 1}))
+    wrong = lambda weights, config: family.outward(weights, config) | {"norm.bias": weights["norm.bias"] + 1}
+    monkeypatch.setitem(families.FAMILIES, "bert", family._replace(outward=wrong))
     assert evaluate.main(["export", str(tmp_path / "run"), str(tmp_path / "new")]) == 2 and "not hold the weights" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"run", "folder"}
 
@@ -342,6 +351,60 @@ def test_encode_writes_one_vector_a_line_and_nearest_finds_the_line_itself(tmp_p
     for words in (["nearest", str(tmp_path / "run"), str(lines), "--query", "a", "--count", "9"], ["encode", str(tmp_path / "run"), "no.txt", "--out", "v.npy"],
                   ["encode", str(tmp_path / "nothing"), str(lines), "--out", "v.npy"]):
         assert evaluate.main(words) == 2 and capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_readmes_mteb_adapter_keeps_to_the_protocol(tmp_path):
+    """mteb 2: encode(DataLoader of {"text": [...]}, *, ...) -> (N, D), similarity, similarity_pairwise, mteb_model_meta."""
+    a_run(tmp_path / "run")
+    code = re.search(r"```python\n(class ForMTEB:.*?)```", (GOLDEN.parent.parent / "README.md").read_text(encoding="utf-8"), re.S)[1]
+    meta = types.SimpleNamespace(create_empty=lambda values: types.SimpleNamespace(**values))
+    scope = dict(Encoder=Encoder, ModelMeta=meta, np=np, torch=torch, normalize=torch.nn.functional.normalize)
+    exec(code, scope)
+    adapter, loader = scope["ForMTEB"](tmp_path / "run"), torch.utils.data.DataLoader([{"text": text} for text in TEXTS], batch_size=3)
+    vectors = adapter.encode(loader, task_metadata=None, hf_split="test", hf_subset="default", prompt_type=None, batch_size=3)
+    assert np.allclose(vectors, Encoder(tmp_path / "run").encode(TEXTS), atol=1e-6) and adapter.mteb_model_meta.name
+    cosines = torch.nn.functional.cosine_similarity(torch.tensor(vectors)[:, None], torch.tensor(vectors)[None], dim=-1)
+    assert torch.allclose(adapter.similarity(vectors, vectors), cosines, atol=1e-6)
+    assert torch.allclose(adapter.similarity_pairwise(vectors, vectors[::-1].copy()), cosines.flip(1).diagonal(), atol=1e-6)
+    assert len(code.splitlines()) <= 15
+
+
+def start(folder, out, *more):
+    """The words that continue a golden model on a few pairs."""
+    (folder / "pairs.tsv").write_text("".join(f"{TEXTS[i % 4]} {i}\tein hund {i}\n" for i in range(60)), encoding="utf-8")
+    return ["--data", str(folder / "pairs.tsv"), "--cache", str(folder / "cache"), "--out", str(out), "--batch", "4", "--steps", "2", "--eval-limit", "8",
+            "--cut", "8", "--precision", "float32", *map(str, more)]
+
+
+def test_training_starts_from_a_pretrained_model_and_ends_in_a_folder(tmp_path, capsys):
+    words = start(tmp_path, tmp_path / "run", "--objective", "mlm", "--init", GOLDEN / "xlm-roberta")
+    assert train.main(words) == 0
+    shown = capsys.readouterr().out
+    assert f"starting from {GOLDEN / 'xlm-roberta'}" in shown and "toy scale" not in shown and "size of --init" in shown and "will refuse" not in shown
+    gold, (config, weights) = checkpoints.read(GOLDEN / "xlm-roberta").model, torch.load(tmp_path / "run" / "model.pt", weights_only=True).values()
+    assert 0 < (weights["blocks.0.out.weight"] - gold.state_dict()["blocks.0.out.weight"]).abs().max() < 0.01      # two steps away
+    assert config["position_offset"] == 2 and config["norm_epsilon"] == 1e-5 and config["vocab"] == gold.config.vocab
+    assert train.main(words) == 0 and "is finished" in capsys.readouterr().out
+    folder = checkpoints.export(tmp_path / "run", tmp_path / "folder")
+    assert torch.equal(checkpoints.read(folder).model.blocks[0].out.weight, weights["blocks.0.out.weight"])
+    assert data.main(["inspect", *words]) == 0 and "hund" in capsys.readouterr().out
+
+
+CONTRARY = [(["--size", "base"], r"width 768 \(it has 8\), layers 12"), (["--width", "16"], r"width 16 \(it has 8\)"), (["--cut", "60"], "over max_length 20"),
+            (["--vocab", "500"], "vocab 500 has no effect"), (["--objective", "ntp"], r"objective ntp \(causal\)")]
+
+
+@pytest.mark.parametrize("more, said", CONTRARY, ids=[more[0] for more, _ in CONTRARY])
+def test_flags_that_contradict_a_pretrained_model_are_refused(more, said, tmp_path, capsys):
+    assert train.main([*start(tmp_path, tmp_path / "run", "--objective", "mlm", "--init", GOLDEN / "bert"), *more]) == 2
+    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "run").exists()
+
+
+def test_a_model_that_cannot_be_exported_says_so_before_it_is_trained(tmp_path, capsys):
+    small = ["--width", "16", "--heads", "2", "--hidden", "16", "--vocab", "300"]
+    assert train.main(start(tmp_path, tmp_path / "run", "--objective", "mlm", *small, "--norm-place", "pre")) == 0
+    shown = capsys.readouterr().out
+    assert "will refuse this model: no Hugging Face class can express" in shown and shown.index("norm_place pre") < shown.index("step     0")
 
 
 # ------------------------------------------------------------------------------------------------------------------ against transformers

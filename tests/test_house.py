@@ -90,6 +90,7 @@ def desk(tmp_path_factory):
     rows = [(" ".join(words[i // 10 ** k % 10] for k in range(3)), " ".join(words[i // 10 ** k % 10][::-1] for k in range(3))) for i in range(300)]
     (folder / "pairs.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
     (folder / "test.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows[:40]), encoding="utf-8")
+    (folder / "lines.txt").write_text("".join(f"{a}\n" for a, _ in rows[:40]), encoding="utf-8")
     return folder
 
 

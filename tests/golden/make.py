@@ -16,10 +16,11 @@ HERE = Path(__file__).parent
 SIZES = dict(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, initializer_range=0.3)
 WORDS = "a b c d e dog cat runs sees the two red ##s ##ing . , hund ein".split()
 SPELLINGS = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "xlm-roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]}
+XLMR = dict(max_position_embeddings=22, layer_norm_eps=1e-5, type_vocab_size=1, **SIZES)
 KINDS = {   # folder: class, config
     "bert": (transformers.BertForMaskedLM, transformers.BertConfig(max_position_embeddings=20, layer_norm_eps=1e-12, **SIZES)),
-    "roberta": (transformers.RobertaModel, transformers.RobertaConfig(max_position_embeddings=22, layer_norm_eps=1e-5, type_vocab_size=1, **SIZES)),
-    "xlm-roberta": (transformers.XLMRobertaForMaskedLM, transformers.XLMRobertaConfig(max_position_embeddings=22, layer_norm_eps=1e-5, type_vocab_size=1, **SIZES)),
+    "roberta": (transformers.RobertaModel, transformers.RobertaConfig(**XLMR)),
+    "xlm-roberta": (transformers.XLMRobertaForMaskedLM, transformers.XLMRobertaConfig(**XLMR)),
 }
 
 
