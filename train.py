@@ -173,7 +173,7 @@ def make_parser(objective, size):
     group = parser.add_argument_group("model")
     add_flags(group, TrainConfig, values, {f.name for f in fields(TrainConfig)} - {"size", "init", "lora_rank", "lora_alpha", "lora_targets"})
     shape = asdict(ModelConfig()) | SIZES[size] | architecture(objective)
-    add_flags(group, ModelConfig, shape, {"vocab", "causal", "head"})
+    add_flags(group, ModelConfig, shape, {"vocab", "causal", "head", "shapes", "stretch"})
     owned = parser.add_argument_group(f"objective {objective.name} (only this objective has these; defaults are the paper's but for the toy scale)")
     add_flags(owned, objective.Config, values)
     return parser
@@ -328,7 +328,7 @@ def choose_device(train):
 
 
 def count_flops(objective, batches):
-    """Mean FLOPs of a training step over batches (lists of parts): matrix products as PyTorch counts them, and 4 D per visible pair and
+    """Mean FLOPs of a training step over batches (lists of parts): matrix products as PyTorch counts them, and 4 H K per visible pair and
     block in the forward of attention, twice that in its backward. Gradients and random state are left as they were."""
     from torch.utils.flop_counter import FlopCounterMode, flop_registry
     total, device = 0, next(objective.parameters()).device
@@ -336,7 +336,7 @@ def count_flops(objective, batches):
 
     def count(block, arguments):
         nonlocal total
-        total += (12 if torch.is_grad_enabled() else 4) * block.config.width * arguments[1].pairs()
+        total += (12 if torch.is_grad_enabled() else 4) * block.config.heads * block.size * arguments[1].pairs()
 
     hooks = [module.register_forward_pre_hook(count) for module in objective.modules() if isinstance(module, Block)]
     with torch.random.fork_rng([device] if device.type == "cuda" else []), FlopCounterMode(display=False, custom_mapping=counted_here) as counter:
