@@ -127,8 +127,8 @@ def complain(name, wrong):
         raise BadInput(f"{name}: the weights do not fit config.json: {'; '.join(wrong[:20])}" + f"; and {len(wrong) - 20} more" * (len(wrong) > 20))
 
 
-def build(name, family, config, files):
-    """The Model of a ModelConfig out of tensors under their names, as float32. BadInput lists every one that is missing, unknown, misshapen, or not finite."""
+def build(name, family, config, files, settings):
+    """The Model of a ModelConfig, by `settings` of config.json, out of tensors under their names, as float32. BadInput lists every one that is missing, unknown, misshapen, or not finite."""
     strip = lambda key: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", key)).removeprefix(family.prefix)
     found = {strip(key): key for key in files}
     if config.layers > len(files):
@@ -157,7 +157,7 @@ def build(name, family, config, files):
         if not wrong:
             weights[ours] = torch.cat(parts).float()                     # a copy: the file may change
     complain(name, wrong)
-    model.load_state_dict(family.inward(weights, made), assign=True)
+    model.load_state_dict(family.inward(weights, made, settings), assign=True)
     return model.eval()
 
 
@@ -208,7 +208,7 @@ def read(name):
     if vocab < config.vocab:
         notes.append(f"{name} has embeddings for {config.vocab - vocab:,} pieces more than its tokenizer; they are kept")
     longest = read_json(folder / "sentence_bert_config.json").get("max_seq_length") if (folder / "sentence_bert_config.json").is_file() else None
-    model = build(name, family, replace(config, pool=pool), weight_files(folder))
+    model = build(name, family, replace(config, pool=pool), weight_files(folder), found)
     return Loaded(model, tokenizer, None, min(longest if type(longest) is int else config.max_length, config.max_length), unit, tuple(notes))
 
 
