@@ -74,7 +74,9 @@ def rows_of(tokenizer, texts, headers=None, frame=None, longest=None, header=Non
     counted on stderr."""
     mark, ids = data.special(tokenizer), data.encode(tokenizer, list(texts))
     front, back = frame or ((), (mark.sep,))
-    heads = [[mark.cls]] * len(ids) if headers is None else [[mark.cls, *head[:header].tolist(), mark.sep] for head in data.encode(tokenizer, list(headers))]
+    heads = [[mark.cls]] * len(ids)
+    if headers is not None:
+        heads = [[mark.cls, *mark.chat.system, *head[:header].tolist(), *mark.chat.end] for head in data.encode(tokenizer, list(headers))]
     rows = [[*head, *front, *text.tolist(), *back] for head, text in zip(heads, ids)]
     if cut := sum(len(row) > longest for row in rows) if longest else 0:
         print(f"warning: {cut} of {len(rows)} texts are longer than {longest} tokens and were cut", file=sys.stderr)
@@ -318,12 +320,14 @@ class Answers(NamedTuple):
 
 def answer(model, tokenizer, prompts, golds, max_new=None, progress=False, headers=None, header=None):
     """What a causal model writes after [CLS] (header [SEP]) prompt [SEP], up to the next [SEP] -> Answers. max_new: by default twice the longest
-    gold text + 8 tokens. A prompt that fills the whole model is cut, to leave room for an answer."""
+    gold text + 8 tokens. A prompt that fills the whole model is cut, to leave room for an answer. A decoder's family writes chats in a way of its
+    own: data.Chat."""
     mark, longest = data.special(tokenizer), model.config.max_length
     max_new = max_new or 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
-    rows = rows_of(tokenizer, prompts, headers, header=header)
+    behind = mark.chat.end + mark.chat.assistant
+    rows = rows_of(tokenizer, prompts, headers, (mark.chat.user, behind), header=header)
     cut, most = sum(len(row) >= longest for row in rows), max(longest // 2, longest - max_new)
-    rows = [row if len(row) < longest else row[:most - 1] + [mark.sep] for row in rows]
+    rows = [row if len(row) < longest else [*row[:most - len(behind)], *behind] for row in rows]
     written, stopped = generate(model, rows, mark.sep, max_new, progress=progress)
     return Answers(prompts, golds, [tokenizer.decode(ids) for ids in written], stopped, cut)
 

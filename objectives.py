@@ -583,6 +583,10 @@ class Ntp(Objective):
             check(self, labels=("answer", "all"))
 
     @staticmethod
+    def frames(config, special):
+        return tuple((front, (special.sep,)) for front in (special.chat.user, special.chat.assistant))
+
+    @staticmethod
     def collate(examples, rng, config, special):
         return next_token_batch(next_token_rows(examples, special), examples, config.labels, special)
 
@@ -592,16 +596,17 @@ class Ntp(Objective):
 
 
 def opening(example, special):
-    """What every view of an example begins with: [CLS], or [CLS] header [SEP] if the example has a third text, its header."""
-    return joined([special.cls], *example[2:], [special.sep][:len(example) - 2])
+    """What every view of an example begins with: [CLS], or [CLS] and a system turn if the example has a third text."""
+    return joined([special.cls], special.chat.system, example[2], special.chat.end) if len(example) > 2 else joined([special.cls])
 
 
 def next_token_rows(examples, special):
-    """[CLS] (header [SEP]) text, and the answer that continues it: [SEP] code, which is what the model reads while it writes code [SEP]."""
-    rows = []
+    """[CLS] (header [SEP]) text, and the answer that continues it: [SEP] code, which is what the model reads while it writes code [SEP].
+    In the chats of a decoder's family other ids stand there: data.Chat."""
+    rows, chat = [], special.chat
     for example in examples:
-        text = joined(opening(example, special), example[0])
-        rows.append([View(text, True), View(joined([special.sep], example[1]), True, (0, len(text)))])
+        text = joined(opening(example, special), chat.user, example[0])
+        rows.append([View(text, True), View(joined(chat.end, chat.assistant, example[1]), True, (0, len(text)))])
     return rows
 
 
@@ -612,11 +617,11 @@ def next_token_batch(rows, examples, labels, special):
     for example, (text, answer, *_), at in zip(examples, rows, packed.rows.tolist()):
         answer_at, length, code = at + len(text.tokens), answer.shares[1], example[1]
         if labels == "answer":
-            where.append(answer_at + np.arange(len(code) + 1))
+            where.append(answer_at + len(answer.tokens) - 1 - np.arange(len(code) + 1)[::-1])
             what += [code, [special.sep]]
         else:
-            where += [at + np.arange(length), answer_at + np.arange(len(code))]
-            what += [text.tokens[1:length], [special.sep], code]
+            where += [at + np.arange(length), answer_at + np.arange(len(answer.tokens) - 1)]
+            what += [text.tokens[1:length], answer.tokens]
     where, what = (torch.from_numpy(joined(*x)) for x in (where, what))
     return dict(packed=packed, labels=where, targets=what, scored=torch.tensor([float(len(what))]))
 
@@ -663,7 +668,8 @@ class LlmJepa(Ntp):
     def frames(config, special):
         marks, end = special.preds[:config.predictors], (special.sep,) * config.view_end
         predicting = ((), marks[::-1] + end) if config.place == "append" else (marks, end)       # [PRED]_1 is the last of those that are appended
-        return (((), end), predicting) if config.reverse else (predicting, ((), end))
+        ends = [((), end), predicting] if config.reverse else [predicting, ((), end)]
+        return tuple((front + before, behind) for front, (before, behind) in zip((special.chat.user, special.chat.assistant), ends))
 
     @staticmethod
     def collate(examples, rng, config, special):
