@@ -128,7 +128,8 @@ def complain(name, wrong):
 
 
 def build(name, family, config, files, settings):
-    """The Model of a ModelConfig, by `settings` of config.json, out of tensors under their names, as float32. BadInput lists every one that is missing, unknown, misshapen, or not finite."""
+    """The Model of a ModelConfig, which came of the `settings` of config.json, out of tensors under their names, as float32. BadInput lists
+    every one that is missing, unknown, misshapen, or not finite."""
     strip = lambda key: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", key)).removeprefix(family.prefix)
     found = {strip(key): key for key in files}
     if config.layers > len(files):
@@ -290,8 +291,9 @@ def tokenizer_config(tokenizer, longest):
     unknown = next((piece for piece in ("[UNK]", "<unk>") if tokenizer.token_to_id(piece) is not None), None)
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "model_input_names": ["input_ids", "attention_mask"],
             "padding_side": "right", "clean_up_tokenization_spaces": False, "cls_token": name(special.cls), "bos_token": name(special.cls),
-            "sep_token": name(special.sep), "eos_token": name(special.sep), "pad_token": name(special.pad), "mask_token": name(special.mask)
-            } | ({"unk_token": unknown} if unknown else {}) | {key: spaced[key] for key in spaced if key == "add_prefix_space"}
+            "sep_token": name(special.sep), "eos_token": name(special.sep), "pad_token": name(special.sep if special.pad is None else special.pad)
+            } | ({} if special.mask is None else {"mask_token": name(special.mask)}) | ({"unk_token": unknown} if unknown else {}
+            ) | {key: spaced[key] for key in spaced if key == "add_prefix_space"}
 
 
 def card(name, config, folder):

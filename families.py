@@ -101,7 +101,7 @@ def encoder_export(config, special):
     """XLM-R where positions begin behind the padding token, else BERT, whose begin at 0."""
     refuse(config, "BERT or XLM-R", norm=["layernorm"], norm_place=["post"], positions=["learned"], activation=["gelu"], bias=[True], causal=[False],
            kv_heads=[0, config.heads], head=["none", "transform"], tied=[True] if config.head == "none" else [True, False])
-    bert = config.position_offset != special.pad + 1
+    bert = config.position_offset != (special.pad or 0) + 1
     offset, title = (0, "Bert") if bert else (config.position_offset, "XLMRoberta")
     return {"architectures": [f"{title}{'ForMaskedLM' if config.head == 'transform' else 'Model'}"], "model_type": "bert" if bert else "xlm-roberta",
             "vocab_size": config.vocab, "hidden_size": config.width, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
@@ -189,7 +189,7 @@ def decoder_export(config, special):
     """The first of KINDS that has all that the model has; Llama, if none does."""
     alike = (kind for kind in KINDS if all(getattr(config, name) == value for name, value in common(kind).items()))
     kind = next(alike, "llama")
-    refuse(config, kind, **common(kind))
+    refuse(config, kind, **{name: [value] for name, value in common(kind).items()})
     turning = {"rope_type": "default"}
     if config.stretch:
         turning = dict(zip(("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), config.stretch))

@@ -13,7 +13,6 @@ from tokenizers import decoders as byte_decoders
 
 import checkpoints
 import data
-import train
 from checkpoints import build, part_rows
 from data import BadInput
 from evaluate import rows_of
@@ -205,3 +204,39 @@ def test_the_views_of_llm_jepa_are_single_turns_with_the_preds_inside_the_users(
 
 
 # ---- folders
+
+
+def folder_of(settings, path, tokenizer):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    save_file({name: weight.contiguous() for name, weight in weights(settings).items()}, path / "model.safetensors")
+    data.write_tokenizer(tokenizer, path / "tokenizer.json")
+    return path
+
+
+@pytest.mark.parametrize("shape", ["llama", "llama-3.1", "llama-linear", "llama-biased", "mistral", "qwen2", "qwen3", "olmo2", "gemma2"])
+def test_a_decoder_is_exported_as_its_family_and_comes_back_bit_for_bit(shape, tmp_path):
+    settings = GOLDEN["5"][shape]["config"] | dict(vocab_size=340)
+    folder_of(settings, tmp_path / "theirs", tokenizer_of("llama-3"))
+    checkpoints.export(tmp_path / "theirs", tmp_path / "ours")
+    written = json.loads((tmp_path / "ours" / "config.json").read_text(encoding="utf-8"))
+    assert written["model_type"] == settings["model_type"].replace("mistral", "llama")
+    assert written["rope_parameters"]["rope_theta"] == written["rope_theta"] == settings["rope_parameters"]["rope_theta"]
+    before, after = (checkpoints.read(tmp_path / name).model for name in ("theirs", "ours"))
+    assert before.config == after.config and all(torch.equal(weight, after.state_dict()[name]) for name, weight in before.state_dict().items())
+    if shape in ("llama-3.1", "gemma2", "qwen2"):                        # and theirs reads it
+        transformers = pytest.importorskip("transformers")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").float()
+        with torch.no_grad():
+            states = theirs(torch.tensor([decoders.TOKENS]), output_hidden_states=True).hidden_states[-1][0]
+            assert (states - after(Packed.of([decoders.TOKENS], causal=True))).abs().max() < 1e-5
+
+
+def test_what_no_decoder_of_theirs_has_is_not_exported():
+    special = data.special(tokenizer_of("llama-3"))
+    for config, message in ((made_of(OPENELM).config, "shapes"), (made_of(GOLDEN["5"]["olmo2"]["config"] | dict(vocab_size=20)).config, None)):
+        if message:
+            with pytest.raises(BadInput, match=f"the nearest, llama, cannot have {message}"):
+                spell(config, special)
+        else:
+            assert spell(config, special)[1]["architectures"] == ["Olmo2ForCausalLM"]
