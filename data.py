@@ -897,6 +897,8 @@ def inspect(options, rest):
     if options.step < 0 or options.rows < 0 or options.width < 20:
         raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
     tokenizer = tokenizer_of(config.init) if config.init else None
+    if tokenizer:
+        tokenizer.add_special_tokens([name for name in objective.tokens(settings) if tokenizer.token_to_id(name) is None])
     corpus, batches = open_training(config, objective.views, objective.distinct, tokenizer)
     examples = batches.examples(options.step)
     examples = examples[:len(examples) // config.accumulate]

@@ -15,7 +15,7 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import nn
 
-from data import BadInput, choose, choose_exact, choose_spans, choose_words, corrupt
+from data import ROLES, BadInput, choose, choose_exact, choose_spans, choose_words, corrupt
 from model import Block, ModelConfig, Packed, View, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -246,6 +246,11 @@ class Objective(nn.Module):
     def compares(cls, config):
         """Does the loss compare the examples of a batch with each other? Then parts of a batch are not a batch."""
         return cls.distinct
+
+    @staticmethod
+    def tokens(config):
+        """Special tokens of its rows that a pretrained model's tokenizer does not have: they are added to it."""
+        return ()
 
     @staticmethod
     def frames(config, special):
@@ -663,6 +668,10 @@ class LlmJepa(Ntp):
     @classmethod
     def compares(cls, config):
         return config.distance in IN_BATCH
+
+    @staticmethod
+    def tokens(config):
+        return ROLES[5:5 + config.predictors]
 
     @staticmethod
     def frames(config, special):

@@ -530,7 +530,8 @@ class Run:
         if saved is not None and not (isinstance(saved, dict) and {"config", "objective", "tokenizer_hash", "data_hash"} <= set(saved)):
             raise BadInput(f"{self.folder / 'train.pt'} is not a checkpoint of train.py: put the right file back, or use another --out")
         config, source = self.shape_of(architecture(self.kind) | self.asked, saved)   # a shape that cannot work is refused before the data is read
-        longest = self.kind.in_row * (train.cut + 2) + self.header() + (self.header() > 0)
+        chat = self.tokenizer and data.special(self.tokenizer).family
+        longest = self.kind.in_row * (train.cut + 2) + self.header() + (self.header() > 0) + sum(len(ids or ()) for ids in chat or ())
         if longest > config.max_length:
             raise BadInput(f"cut {train.cut}: a row can have {longest} tokens, [CLS] and [SEP] included, over max_length {config.max_length}: lower --cut")
         self.open_data(saved)
@@ -573,6 +574,9 @@ class Run:
         source, self.tokenizer, free = loaded.model, loaded.tokenizer, {"causal", "head", "pool", "dropout"}
         for note in loaded.notes:
             self.say(f"note: {note}")
+        if new := [name for name in self.kind.tokens(self.config) if self.tokenizer.token_to_id(name) is None]:
+            source = checkpoints.add_tokens(source, self.tokenizer, new)
+            self.say(f"note: {', '.join(new)} added to the tokenizer of {train.init}")
         asked = {name: value for name, value in self.asked.items() if name not in free}
         if not (Path(train.init) / "model.pt").is_file() and train.size != PRETRAINED:
             asked |= {name: SIZES[train.size][name] for name in ("width", "layers", "heads", "hidden")}

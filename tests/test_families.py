@@ -13,6 +13,8 @@ from tokenizers import decoders as byte_decoders
 
 import checkpoints
 import data
+import evaluate
+import train
 from checkpoints import build, part_rows
 from data import BadInput
 from evaluate import rows_of
@@ -240,3 +242,29 @@ def test_what_no_decoder_of_theirs_has_is_not_exported():
                 spell(config, special)
         else:
             assert spell(config, special)[1]["architectures"] == ["Olmo2ForCausalLM"]
+
+
+def test_a_pretrained_decoder_trains_with_lora_on_chats_and_the_run_is_evaluated_and_exported(tmp_path, capsys):
+    """train.py --objective llm-jepa --init FOLDER --data chats.jsonl --lora-rank 8, from a folder without [PRED] tokens."""
+    tokenizer = tokenizer_of("llama-3")
+    count = data.special(tokenizer).vocab
+    folder_of(GOLDEN["5"]["llama-3.1"]["config"] | dict(vocab_size=count, max_position_embeddings=256), tmp_path / "llama", tokenizer)
+    turns = [dict(messages=[dict(role="system", content=TEXTS["S"]), dict(role="user", content=f"lines that have {word}"),
+                            dict(role="assistant", content=f"(.*{word}.*)")]) for word in "a dog,the cat,seven,no vowel,one or two".split(",")]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns * 8), encoding="utf-8")
+    words = ["--objective", "llm-jepa", "--init", str(tmp_path / "llama"), "--data", str(tmp_path / "chats.jsonl"), "--lora-rank", "8", "--steps", "3",
+             "--chat", "shared-header", "--batch", "4", "--cut", "60", "--eval-limit", "3", "--device", "cpu", "--cache", str(tmp_path / "cache")]
+    assert train.main([*words, "--out", str(tmp_path / "run")]) == 0, capsys.readouterr().err
+    assert "[PRED_1] added to the tokenizer" in capsys.readouterr().out
+    before, after = checkpoints.read(tmp_path / "llama").model, checkpoints.open_model(tmp_path / "run")
+    assert after.model.config.vocab == count + 1 and data.special(after.tokenizer).preds == (count,)
+    assert torch.equal(before.embed.weight, after.model.embed.weight[:-1]) and not torch.equal(before.blocks[0].up.weight, after.model.blocks[0].up.weight)
+    front = [after.tokenizer.id_to_token(place) for place in after.frame[0]]
+    assert front[0] == "<|start_header_id|>" and after.tokenizer.id_to_token(after.frame[1][0]) == "[PRED_1]"
+    assert evaluate.main([str(tmp_path / "run"), "--device", "cpu", "--limit", "3"]) == 0
+    checkpoints.export(tmp_path / "run", tmp_path / "exported")
+    assert torch.equal(checkpoints.read(tmp_path / "exported").model.embed.weight, after.model.embed.weight)
+    assert train.main([*words[:-2], "--cut", "120", "--out", str(tmp_path / "long")]) == 2 and "lower --cut" in capsys.readouterr().err
+    assert data.main(["inspect", *words]) == 0 and "[PRED_1]" in capsys.readouterr().out
+    mlm = ["--objective", "mlm", "--init", str(tmp_path / "llama"), "--data", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "mlm")]
+    assert train.main(mlm) == 2 and "does not fit objective mlm (bidirectional)" in capsys.readouterr().err

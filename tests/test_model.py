@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from data import BadInput
-from model import DECODER, Model, ModelConfig, Packed, View, add_lora, attention, attention_weights, length_classes, load, rotary, rotate, save, size_config
+from model import DECODER, Model, ModelConfig, Packed, View, add_lora, attention, attention_weights, length_classes, load, rotary, rotate, save, set_attention, size_config
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, hidden=32, max_length=64, dropout=0.0)
 
@@ -90,6 +90,14 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
         assert (ours - expected).abs().max() < 1e-12
     single = attention(qkv.detach().float(), heads, kv_heads, packed, cap=cap)
     assert (single - results[1][0]).abs().max() < 1e-5
+
+
+def test_the_kernels_are_not_chosen_for_capped_scores_and_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr("model.why_not", lambda *_: "")                  # as if they could run here
+    model, device = Model(replace(LLAMA, score_cap=5.0)), torch.device("cpu")
+    assert set_attention(model, "auto", device, 4) == {"sdpa"}
+    with pytest.raises(BadInput, match="attention triton cannot be used here: capped scores are not in the kernels"):
+        set_attention(model, "triton", device, 4)
 
 
 def test_length_classes_cover_every_row_once_and_are_the_cheapest():
