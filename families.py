@@ -126,15 +126,17 @@ ROBERTA = BERT._replace(names=lambda config: encoder_names(config, "roberta.", "
 # ---------------------------------------------------------------------------------------------------------------------
 # Decoders: Llama 2 and 3 [Touvron et al. 2023; Grattafiori et al. 2024] and what differs from it in a few places
 
-LLAMA = DECODER | dict(causal=True, dropout=0.0, pool="last", head="none", shapes=(), qkv_bias=False, qk_norm="none", embed_scale=1.0, score_cap=0.0,
-                       logit_cap=0.0)
-KINDS = {  # model_type -> the fields of a ModelConfig that all models of it share, where they are not LLAMA's
+LLAMA = DECODER | dict(causal=True, dropout=0.0, pool="last")
+KINDS = {  # model_type -> what all models of it have and LLAMA has not
     "llama": {}, "mistral": {}, "qwen2": dict(qkv_bias=True), "qwen3": dict(qk_norm="head"), "olmo2": dict(norm_place="branch", qk_norm="whole"),
     "gemma2": dict(norm_place="both", activation="geglu")}
 NORMS = {  # norm_place -> the norms of a block: ours and theirs
     "pre": {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"},
-    "branch": {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"},
+    "branch": {"end1": "post_attention_layernorm", "end2": "post_feedforward_layernorm"},
     "both": {"norm1": "input_layernorm", "end1": "post_attention_layernorm", "norm2": "pre_feedforward_layernorm", "end2": "post_feedforward_layernorm"}}
+
+
+STRETCH = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
 
 
 def rope(json):
@@ -146,13 +148,13 @@ def rope(json):
     demand(found | {"rope_type": kind}, rope_type=("default", "linear", "llama3"), partial_rotary_factor=(1.0,))
     if kind == "default":
         return theta, ()
-    if kind == "linear":                                                 # all rates are below one turn a position, so all are divided
+    if kind == "linear":                                                 # llama3's with every rate among the slow ones
         return theta, (field(found, "factor", float), 1.0, 2.0, 1.0)
-    return theta, tuple(field(found, name, float) for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    return theta, tuple(field(found, name, float) for name in STRETCH)
 
 
 def decoder_config(json):
-    """Rows must be shorter than a sliding window of attention, so that it hides nothing: max_length says so."""
+    """Of a config.json of KINDS. Where attention slides, max_length is its window, so that nothing is hidden from a row."""
     kind, (theta, stretch) = json["model_type"], rope(json)
     gemma, width, heads = kind == "gemma2", field(json, "hidden_size", int), field(json, "num_attention_heads", int)
     demand(json, **{"hidden_activation" if gemma else "hidden_act": ("gelu_pytorch_tanh",) if gemma else ("silu",)})
@@ -165,7 +167,7 @@ def decoder_config(json):
     caps = dict(score_cap=cap("attn_logit_softcapping", 50.0), logit_cap=cap("final_logit_softcapping", 30.0), embed_scale=width ** 0.5) if gemma else {}
     return ModelConfig(**LLAMA | KINDS[kind] | caps | dict(bias=bias), vocab=field(json, "vocab_size", int), width=width, heads=heads, theta=theta,
                        stretch=stretch, layers=field(json, "num_hidden_layers", int), kv_heads=field(json, "num_key_value_heads", int, heads),
-                       head_size=field(json, "head_dim", int, {"gemma2": 256, "qwen3": 128}.get(kind, width // heads)),
+                       head_size=field(json, "head_dim", int, {"gemma2": 256, "qwen3": 128}.get(kind, width // max(1, heads))),
                        hidden=field(json, "intermediate_size", int), tied=field(json, "tie_word_embeddings", bool, gemma),
                        max_length=min(longest, field(json, "sliding_window", int)) if sliding else longest,
                        norm_epsilon=field(json, "rms_norm_eps", float, 1e-5 if kind == "olmo2" else 1e-6))
@@ -185,16 +187,22 @@ def decoder_names(config):
     return names if config.tied else names | {"vocabulary.weight": ["lm_head.weight"]}
 
 
+FREE = "vocab width layers heads kv_heads head_size hidden max_length norm_epsilon theta stretch tied dropout pool".split()
+
+
+def common(kind, config):
+    """{field: values} of a ModelConfig that every model of a kind has: all fields but those that its config.json tells."""
+    free = {*FREE, *{"llama": ["bias"], "gemma2": ["score_cap", "logit_cap"]}.get(kind, [])}
+    model = ModelConfig(**LLAMA | KINDS[kind] | (dict(embed_scale=config.width ** 0.5) if kind == "gemma2" else {}))
+    return {name: [value] for name, value in vars(model).items() if name not in free}
+
+
 def decoder_export(config, special):
     """The first of KINDS that has all that the model has; Llama, if none does."""
-    alike = (kind for kind in KINDS if all(getattr(config, name) == value for name, value in common(kind).items()))
-    kind = next(alike, "llama")
-    refuse(config, kind, **{name: [value] for name, value in common(kind).items()})
-    turning = {"rope_type": "default"}
-    if config.stretch:
-        turning = dict(zip(("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), config.stretch))
-        turning = {"rope_type": "linear", "factor": turning["factor"]} if config.stretch[1:] == (1.0, 2.0, 1.0) else {
-            "rope_type": "llama3", **turning, "original_max_position_embeddings": int(config.stretch[3])}
+    kind = next((kind for kind in KINDS if all(getattr(config, name) in values for name, values in common(kind, config).items())), "llama")
+    refuse(config, kind, **common(kind, config))
+    turning = {"rope_type": "llama3" if config.stretch else "default", **dict(zip(STRETCH, config.stretch))}
+    turning |= {STRETCH[-1]: int(config.stretch[-1])} if config.stretch else {}
     made = {"architectures": [{"gemma2": "Gemma2", "olmo2": "Olmo2"}.get(kind, kind.title()) + "ForCausalLM"], "model_type": kind, "vocab_size": config.vocab,
             "hidden_size": config.width, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
             "num_key_value_heads": config.kv_heads or config.heads, "head_dim": config.size, "intermediate_size": config.hidden, "hidden_act": "silu",
@@ -202,31 +210,23 @@ def decoder_export(config, special):
             "rope_scaling": turning if config.stretch else None, "rope_parameters": turning | {"rope_theta": config.theta},
             "attention_bias": config.bias, "mlp_bias": config.bias, "attention_dropout": 0.0, "tie_word_embeddings": config.tied, "use_cache": True,
             "initializer_range": 0.02, "pad_token_id": special.pad, "bos_token_id": special.cls, "eos_token_id": special.sep, "torch_dtype": "float32"}
-    if kind == "gemma2":
-        made |= {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": config.size,
-                 "attn_logit_softcapping": config.score_cap or None, "final_logit_softcapping": config.logit_cap or None, "sliding_window": config.max_length}
-    return made
-
-
-def common(kind):
-    """The fields of a ModelConfig that all models of a kind share, but for what has no part in the numbers of a trained one."""
-    free = {"dropout", "pool"} | {"llama": {"bias"}, "gemma2": {"score_cap", "logit_cap", "embed_scale"}}.get(kind, set())
-    return {name: value for name, value in (LLAMA | KINDS[kind]).items() if name not in free}
+    gemma = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": config.size,
+             "attn_logit_softcapping": config.score_cap or None, "final_logit_softcapping": config.logit_cap or None, "sliding_window": config.max_length}
+    return made | (gemma if kind == "gemma2" else {})
 
 
 def fold_gemma(weights, config, json):
     """Gemma's norms multiply by 1 + w. Its scores are divided by the root of query_pre_attn_scalar, ours by that of K: the queries make it up."""
     scale = (config.size / field(json, "query_pre_attn_scalar", float, 256.0)) ** 0.5
-    rows, folded = config.heads * config.size, {name: weight + 1 if "norm" in name or ".end" in name else weight for name, weight in weights.items()}
-    return folded | {name: torch.cat([weight[:rows] * scale, weight[rows:]]) for name, weight in weights.items() if ".qkv." in name}
+    rows = config.heads * config.size
+    return shift_norms(weights, 1) | {name: torch.cat([weight[:rows] * scale, weight[rows:]]) for name, weight in weights.items() if ".qkv." in name}
 
 
-def unfold_gemma(weights, config):
-    return {name: weight - 1 if "norm" in name or ".end" in name else weight for name, weight in weights.items()}
+def shift_norms(weights, number):
+    return {name: weight + number if "norm" in name or ".end" in name else weight for name, weight in weights.items()}
 
 
-IGNORED_HERE = r"lm_head\.weight|.*rotary_emb\.inv_freq"                  # a tied head may be in the file too
-DECODERS = Family(decoder_config, decoder_names, decoder_export, prefix="model.", ignored=IGNORED_HERE)
+DECODERS = Family(decoder_config, decoder_names, decoder_export, prefix="model.", ignored=r"lm_head\.weight|.*rotary_emb\.inv_freq")     # a tied head
 
 # OpenELM [Mehta et al. 2024], whose blocks grow from the first to the last
 
@@ -258,7 +258,7 @@ OPENELM = Family(openelm_config, openelm_names, decoder_export)
 # ---------------------------------------------------------------------------------------------------------------------
 
 FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA} | dict.fromkeys(KINDS, DECODERS) | {
-    "gemma2": DECODERS._replace(inward=fold_gemma, outward=unfold_gemma), "openelm": OPENELM}
+    "gemma2": DECODERS._replace(inward=fold_gemma, outward=lambda weights, config: shift_norms(weights, -1)), "openelm": OPENELM}
 
 
 def spell(config, special):

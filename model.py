@@ -316,6 +316,8 @@ class ModelConfig:
             raise BadInput(f"rotary positions need an even head size, not {self.size}")
         if self.shapes and (len(self.shapes) != self.layers or not self.head_size):
             raise BadInput(f"shapes of {len(self.shapes)} blocks need as many layers, not {self.layers}, and a head_size of their own")
+        if self.stretch and not (len(self.stretch) == 4 and min(self.stretch) > 0 and self.stretch[1] < self.stretch[2]):
+            raise BadInput(f"stretch is {self.stretch}: it must be four positive numbers, the second below the third")
         if not 0 <= self.dropout < 1:
             raise BadInput(f"dropout is {self.dropout}: it must be in [0, 1)")
 
@@ -326,8 +328,7 @@ class ModelConfig:
 
     def blocks(self):
         """The config of each block."""
-        each = [dict(heads=heads, kv_heads=kv_heads, hidden=hidden) for heads, kv_heads, hidden in self.shapes]
-        return [replace(self, shapes=(), layers=1, **shape) for shape in each] or [self] * self.layers
+        return [replace(self, shapes=(), heads=heads, kv_heads=kv_heads, hidden=hidden) for heads, kv_heads, hidden in self.shapes] or [self] * self.layers
 
 
 POOLS = ("cls", "mean", "max", "last", "weighted", "attention")
@@ -353,9 +354,8 @@ class RMSNorm(nn.Module):
         return (wide * (wide.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()).to(x.dtype) * self.weight
 
 
-def make_norm(config, width=None):
-    make = nn.LayerNorm if config.norm == "layernorm" else RMSNorm
-    return make(width or config.width, config.norm_epsilon)
+def make_norm(config):
+    return (nn.LayerNorm if config.norm == "layernorm" else RMSNorm)(config.width, config.norm_epsilon)
 
 
 def sinusoids(positions, width):
@@ -402,9 +402,8 @@ class Block(nn.Module):
         self.out = nn.Linear(c.heads * self.size, c.width, c.bias)
         self.up = nn.Linear(c.width, c.hidden * (1 if c.activation == "gelu" else 2), c.bias)
         self.down = nn.Linear(c.hidden, c.width, c.bias)
-        self.norm1, self.norm2 = make_norm(c), make_norm(c)
-        if c.norm_place == "both":
-            self.end1, self.end2 = make_norm(c), make_norm(c)
+        self.norm1, self.norm2 = (nn.Identity() if c.norm_place == "branch" else make_norm(c) for _ in range(2))
+        self.end1, self.end2 = (make_norm(c) if c.norm_place in ("branch", "both") else nn.Identity() for _ in range(2))
         if c.qk_norm != "none":
             self.q_norm, self.k_norm = (RMSNorm(self.size * (heads if c.qk_norm == "whole" else 1), c.norm_epsilon) for heads in (c.heads, self.kv_heads))
         self.dropout = nn.Dropout(c.dropout)
@@ -433,14 +432,8 @@ class Block(nn.Module):
         """The two branches, around a function `mix` of (..., (H + 2 Hkv) K) -> (..., H K) that is the attention: (..., D) -> (..., D)."""
         place = self.config.norm_place
         attend = lambda x: self.out(mix(self.project(x, angles)))
-        for branch, norm, end in ((attend, self.norm1, "end1"), (self.feed, self.norm2, "end2")):
-            if place == "post":
-                x = norm(x + self.dropout(branch(x)))
-            elif place == "branch":
-                x = x + self.dropout(norm(branch(x)))
-            else:
-                out = branch(norm(x))
-                x = x + self.dropout(getattr(self, end)(out) if place == "both" else out)
+        for branch, norm, end in ((attend, self.norm1, self.end1), (self.feed, self.norm2, self.end2)):
+            x = norm(x + self.dropout(branch(x))) if place == "post" else x + self.dropout(end(branch(norm(x))))
         return x
 
     def forward(self, x, packed, angles=None):

@@ -14,6 +14,7 @@ from tokenizers import decoders as byte_decoders
 import checkpoints
 import data
 import evaluate
+import scores
 import train
 from checkpoints import build, part_rows
 from data import BadInput
@@ -203,6 +204,21 @@ def test_the_views_of_llm_jepa_are_single_turns_with_the_preds_inside_the_users(
     assert views[0].tolist()[-2:] == list(special.preds[::-1]) and views[1].tolist()[-len(code):] == code.tolist()
     front, back = LlmJepa.frames(config, special)
     assert rows_of(tokenizer, [TEXTS["U"]], None, front) == [views[0].tolist()] and rows_of(tokenizer, [TEXTS["A"]], None, back) == [views[1].tolist()]
+
+
+@pytest.mark.parametrize("family", ROW)
+def test_answers_are_asked_for_and_scored_behind_the_assistants_header(family, monkeypatch):
+    tokenizer = tokenizer_of(family)
+    special, texts = data.special(tokenizer), [TEXTS[key] for key in "UAS"]
+    ids, headers = data.encode(tokenizer, texts), [texts[2]] if special.chat.system is not None else None
+    row = Ntp.collate([tuple(ids[:2 + bool(headers)])], None, Ntp.Config(), special)["packed"].tokens.tolist()
+    model, asked = made_of(GOLDEN["5"]["llama"]["config"] | dict(vocab_size=special.vocab, max_position_embeddings=128)), []
+    monkeypatch.setattr(evaluate, "generate", lambda model, rows, stop, *_, **__: asked.append((rows, stop)) or ([[]], [True]))
+    monkeypatch.setattr(scores, "score_branches", lambda model, questions: asked.append(questions) or [])
+    evaluate.generation(model, tokenizer, texts[:1], texts[1:2], headers=headers, header=99)
+    scores.option_likelihoods(model, tokenizer, texts[:1], [[texts[1]]], headers)
+    prompt, answer = row[:-len(ids[1])], [*ids[1], special.sep]
+    assert asked == [([prompt], special.sep), [(prompt, [answer], 0)]]
 
 
 # ---- folders
