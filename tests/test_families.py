@@ -215,7 +215,7 @@ def test_answers_are_asked_for_and_scored_behind_the_assistants_header(family, m
     model, asked = made_of(GOLDEN["5"]["llama"]["config"] | dict(vocab_size=special.vocab, max_position_embeddings=128)), []
     monkeypatch.setattr(evaluate, "generate", lambda model, rows, stop, *_, **__: asked.append((rows, stop)) or ([[]], [True]))
     monkeypatch.setattr(scores, "score_branches", lambda model, questions: asked.append(questions) or [])
-    evaluate.generation(model, tokenizer, texts[:1], texts[1:2], headers=headers, header=99)
+    evaluate.answer(model, tokenizer, texts[:1], texts[1:2], headers=headers, header=99)
     scores.option_likelihoods(model, tokenizer, texts[:1], [[texts[1]]], headers)
     prompt, answer = row[:-len(ids[1])], [*ids[1], special.sep]
     assert asked == [([prompt], special.sep), [(prompt, [answer], 0)]]

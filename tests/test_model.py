@@ -9,7 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from data import BadInput
-from model import DECODER, Model, ModelConfig, Packed, View, add_lora, attention, attention_weights, length_classes, load, rotary, rotate, save, set_attention, size_config
+from model import (
+    DECODER,
+    Model,
+    ModelConfig,
+    Packed,
+    View,
+    add_lora,
+    attention,
+    attention_weights,
+    length_classes,
+    load,
+    rotary,
+    rotate,
+    save,
+    set_attention,
+    size_config,
+)
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, hidden=32, max_length=64, dropout=0.0)
 
@@ -51,7 +67,7 @@ def oracle(qkv, heads, kv_heads, packed, cap=0):
 
 
 @pytest.mark.parametrize("name", ["prefix, answer and isolated view", "a part of the prefix", "causal", "bidirectional"])
-@pytest.mark.parametrize("change", [{}, dict(norm_place="pre", kv_heads=2), dict(positions="rotary", kv_heads=1)])
+@pytest.mark.parametrize("change", [{}, dict(norm_place="pre", kv_heads=2), dict(positions="rotary", kv_heads=1, qk_norm="whole", score_cap=3.0)])
 def test_the_weights_of_attention_are_those_that_it_mixes_the_values_by(name, change):
     """Up to 16 keys have independent values of 16 numbers: no other weights give the same mixture."""
     torch.manual_seed(0)
