@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 import data
