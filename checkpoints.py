@@ -127,8 +127,9 @@ def complain(name, wrong):
         raise BadInput(f"{name}: the weights do not fit config.json: {'; '.join(wrong[:20])}" + f"; and {len(wrong) - 20} more" * (len(wrong) > 20))
 
 
-def build(name, family, config, files):
-    """The Model of a ModelConfig out of tensors under their names, as float32. BadInput lists every one that is missing, unknown, misshapen, or not finite."""
+def build(name, family, config, files, settings):
+    """The Model of a ModelConfig, which came of the `settings` of config.json, out of tensors under their names, as float32. BadInput lists
+    every one that is missing, unknown, misshapen, or not finite."""
     strip = lambda key: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", key)).removeprefix(family.prefix)
     found = {strip(key): key for key in files}
     if config.layers > len(files):
@@ -157,7 +158,7 @@ def build(name, family, config, files):
         if not wrong:
             weights[ours] = torch.cat(parts).float()                     # a copy: the file may change
     complain(name, wrong)
-    model.load_state_dict(family.inward(weights, made), assign=True)
+    model.load_state_dict(family.inward(weights, made, settings), assign=True)
     return model.eval()
 
 
@@ -208,7 +209,7 @@ def read(name):
     if vocab < config.vocab:
         notes.append(f"{name} has embeddings for {config.vocab - vocab:,} pieces more than its tokenizer; they are kept")
     longest = read_json(folder / "sentence_bert_config.json").get("max_seq_length") if (folder / "sentence_bert_config.json").is_file() else None
-    model = build(name, family, replace(config, pool=pool), weight_files(folder))
+    model = build(name, family, replace(config, pool=pool), weight_files(folder), found)
     return Loaded(model, tokenizer, None, min(longest if type(longest) is int else config.max_length, config.max_length), unit, tuple(notes))
 
 
@@ -290,8 +291,9 @@ def tokenizer_config(tokenizer, longest):
     unknown = next((piece for piece in ("[UNK]", "<unk>") if tokenizer.token_to_id(piece) is not None), None)
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "model_input_names": ["input_ids", "attention_mask"],
             "padding_side": "right", "clean_up_tokenization_spaces": False, "cls_token": name(special.cls), "bos_token": name(special.cls),
-            "sep_token": name(special.sep), "eos_token": name(special.sep), "pad_token": name(special.pad), "mask_token": name(special.mask)
-            } | ({"unk_token": unknown} if unknown else {}) | {key: spaced[key] for key in spaced if key == "add_prefix_space"}
+            "sep_token": name(special.sep), "eos_token": name(special.sep), "pad_token": name(special.sep if special.pad is None else special.pad)
+            } | ({} if special.mask is None else {"mask_token": name(special.mask)}) | ({"unk_token": unknown} if unknown else {}
+            ) | {key: spaced[key] for key in spaced if key == "add_prefix_space"}
 
 
 def card(name, config, folder):

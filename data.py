@@ -48,21 +48,47 @@ class BadInput(ValueError):
 # Tokenizer
 
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") + tuple(f"[PRED_{place}]" for place in range(1, 11))
-SPELLINGS = {"pad": ("[PAD]", "<pad>"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
+SPELLINGS = {"pad": ("[PAD]", "<pad>", "<|pad|>"), "cls": ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
+             "sep": ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"), "mask": ("[MASK]", "<mask>")}
+CHATML = ("<|im_start|>", "<|im_end|>", "system\n", "user\n", "<|im_end|>\n<|im_start|>", "assistant\n")
+CHATS = {  # how decoders write a chat, by a token that only such a family has: its [CLS] and [SEP], then the texts of Chat
+    "<｜User｜>": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "", "<｜User｜>", "", "<｜Assistant｜>"),             # DeepSeek-R1-Distill
+    "<|start_header_id|>": ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>system<|end_header_id|>\n\n",
+                            "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>\n\n"),   # Llama-3
+    "<start_of_turn>": ("<bos>", "<end_of_turn>", None, "<start_of_turn>user\n", "<end_of_turn>\n", "<start_of_turn>model\n"),            # Gemma
+    "<|endofprompt|>": ("<|endoftext|>", "<|endoftext|>", "<|system|>\n", "<|user|>\n", "\n", "<|assistant|>\n"),                       # OLMo-2
+    "<think>": (*CHATML[:5], "assistant\n<think>\n\n</think>\n\n"),                                                                    # Qwen3
+    "<|im_start|>": CHATML,                                                                                                             # Qwen2, SmolLM2
+}
 LONGEST_WORD = 10_000  # characters; byte pair encoding takes the square of a word's length
 TRAIN_CHARACTERS = 20_000_000  # a vocabulary of some ten thousand pieces does not change with more text than this
 
 
+class Chat(NamedTuple):
+    """Ids around the turns of a row: [CLS] (system S end) user U end assistant A [SEP]. system None: the family's chats have no such turn."""
+    system: tuple[int, ...] | None
+    user: tuple[int, ...]
+    end: tuple[int, ...]
+    assistant: tuple[int, ...]
+
+
 class Special(NamedTuple):
-    """Ids that have a role. `ids`: all special ids, sorted; `starts` (V,): the token begins a word; `preds` may be ()."""
-    pad: int
+    """Ids that have a role. `ids`: all special ids, sorted; `starts` (V,): the token begins a word; `preds` may be (); pad and mask may be
+    None. `family`: the Chat of a decoder's family, None for other tokenizers."""
+    pad: int | None
     cls: int
     sep: int
-    mask: int
+    mask: int | None
     preds: tuple[int, ...]
     vocab: int
     ids: np.ndarray
     starts: np.ndarray
+    family: Chat | None = None
+
+    @property
+    def chat(self):
+        """What stands around the turns of a row: a family's own ids, or one [SEP] behind each turn."""
+        return self.family or Chat((), (), (self.sep,), ())
 
 
 def train_tokenizer(texts, vocab):
@@ -99,12 +125,18 @@ def tokenizer_hash(tokenizer):
 
 
 def special(tokenizer):
-    """The roles of our own, BERT's or XLM-R's special tokens, found by name. Raises BadInput naming a role that is missing."""
+    """The roles of our own, an encoder's or a decoder's special tokens, found by name. BadInput if there is none to open or to end a row."""
     pieces = tokenizer.get_vocab(with_added_tokens=True)
-    roles = {role: next((pieces[name] for name in names if name in pieces), None) for role, names in SPELLINGS.items()}
-    for role, place in roles.items():
-        if place is None:
-            raise BadInput(f"the tokenizer has no {role} token ({' or '.join(SPELLINGS[role])}); add it, or use another tokenizer")
+    spelled, family = dict(SPELLINGS), CHATS.get(next((name for name in CHATS if name in pieces), None))
+    if family:
+        spelled |= {"cls": family[:1], "sep": family[1:2]}
+        before, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, False
+        family = Chat(*(None if text is None else tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in family[2:]))
+        tokenizer.encode_special_tokens = before
+    roles = {role: next((pieces[name] for name in names if name in pieces), None) for role, names in spelled.items()}
+    for role in ("cls", "sep"):
+        if roles[role] is None:
+            raise BadInput(f"the tokenizer has no {role} token ({' or '.join(spelled[role])}); add it, or use another tokenizer")
     preds = tuple(itertools.takewhile(lambda place: place is not None, (pieces.get(name) for name in ROLES[5:])))
     added = tokenizer.get_added_tokens_decoder()
     vocab = max(pieces.values()) + 1
@@ -114,7 +146,8 @@ def special(tokenizer):
         if place not in added:
             starts[place] = not piece.startswith("##") if word_piece else _begins_word(piece, byte_level)
     marked = {place for place, token in added.items() if token.special}
-    return Special(**roles, preds=preds, vocab=vocab, ids=np.array(sorted(marked | {*roles.values(), *preds}), np.int64), starts=starts)
+    ids = (marked | {*roles.values(), *preds}) - {None}
+    return Special(**roles, preds=preds, vocab=vocab, ids=np.array(sorted(ids), np.int64), starts=starts, family=family)
 
 
 def _begins_word(piece, byte_level):
@@ -683,6 +716,8 @@ class Batches:
                            "row; use parallel data (--data toy), or an objective with one view")
         if header and ("system" not in corpus.columns or "system" in corpus.empty):
             raise BadInput(f"--chat shared-header: {corpus.name} has no system texts; use chat data (system, user, assistant), or --chat plain")
+        if header and corpus.special.chat.system is None:
+            raise BadInput("--chat shared-header: chats of this tokenizer's family have no system turn; use --chat plain")
         self.header = corpus.columns.index("system") if header else None
         self.look_ahead, self.shared = look_ahead, (None, None)          # the last steps that were shared out, and their examples
         if distinct:
@@ -813,6 +848,8 @@ def choose_spans(ids, ratio, rng, special, mean_length=3):
 def corrupt(ids, chosen, rng, special, mask=.8, random=.1, random_specials=True):
     """New ids (n,): of the chosen, the share `mask` becomes the mask token, `random` any token of the vocabulary (special ones
     too, as in all released codes, unless told otherwise), the rest stays. [Devlin et al. 2019, sec. 3.1]"""
+    if special.mask is None:
+        raise BadInput(f"the tokenizer has no mask token ({' or '.join(SPELLINGS['mask'])}), and this objective hides tokens: use another tokenizer")
     fate = np.where(chosen, rng.random(len(ids)), 2.0)
     drawn = rng.integers(special.vocab if random_specials else special.vocab - len(special.ids), size=len(ids))
     drawn = drawn if random_specials else _without(drawn, special.ids)
@@ -860,6 +897,8 @@ def inspect(options, rest):
     if options.step < 0 or options.rows < 0 or options.width < 20:
         raise BadInput(f"--step {options.step} and --rows {options.rows} must be at least 0, --width {options.width} at least 20")
     tokenizer = tokenizer_of(config.init) if config.init else None
+    if tokenizer:
+        tokenizer.add_special_tokens([name for name in objective.tokens(settings) if tokenizer.token_to_id(name) is None])
     corpus, batches = open_training(config, objective.views, objective.distinct, tokenizer)
     examples = batches.examples(options.step)
     examples = examples[:len(examples) // config.accumulate]

@@ -37,7 +37,7 @@ import scores
 import tasks
 from data import BadInput
 from metrics import bucc_f1, bucc_mine, diagnose, geometry, mine, top1, xsim_all, xsim_matrix, xsim_plus
-from model import Model, Packed, attention_weights, load, rotary, rotate, sinusoids
+from model import Model, Packed, attention_weights, load, mixed
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Embedding and generating
@@ -75,7 +75,9 @@ def rows_of(tokenizer, texts, headers=None, frame=None, longest=None, header=Non
     counted on stderr."""
     mark, ids = data.special(tokenizer), data.encode(tokenizer, list(texts))
     front, back = frame or ((), (mark.sep,))
-    heads = [[mark.cls]] * len(ids) if headers is None else [[mark.cls, *head[:header].tolist(), mark.sep] for head in data.encode(tokenizer, list(headers))]
+    heads = [[mark.cls]] * len(ids)
+    if headers is not None:
+        heads = [[mark.cls, *mark.chat.system, *head[:header].tolist(), *mark.chat.end] for head in data.encode(tokenizer, list(headers))]
     rows = [[*head, *front, *text.tolist(), *back] for head, text in zip(heads, ids)]
     if cut := sum(len(row) > longest for row in rows) if longest else 0:
         print(f"warning: {cut} of {len(rows)} texts are longer than {longest} tokens and were cut", file=sys.stderr)
@@ -119,28 +121,17 @@ def read_rows(model, rows, read, tokens_per_batch=4096, progress=False):
 def extend(model, tokens, start, cache):
     """Feed the next n tokens of each row (R, n), the first at place `start` -> logits (R, V) of what comes then. `cache`: each
     layer's keys and values (R, Hkv, L, K), filled in place. Causal attention is asked for at start 0; later n must be 1."""
-    c, angles, end = model.config, None, start + tokens.shape[1]
-    post, places = c.norm_place == "post", torch.arange(start, end, device=tokens.device)
-    x = model.embed(tokens)                                              # (R, n, D)
-    if c.positions == "learned":
-        x = x + model.place(places + c.position_offset)
-    elif c.positions == "sinusoidal":
-        x = x + sinusoids(places, c.width).to(x.dtype)
-    else:
-        angles = rotary(places, c.width // c.heads, c.theta)
-    x = model.norm(x) if post else x
+    end = start + tokens.shape[1]
+    causal = torch.ones(end, end, dtype=torch.bool, device=tokens.device).tril() if start == 0 else None
+    x, angles = model.begin(tokens, torch.arange(start, end, device=tokens.device))            # (R, n, D)
     for block, past in zip(model.blocks, cache):
-        qkv = block.qkv(x if post else block.norm1(x)).unflatten(-1, (-1, block.size))         # (R, n, H + 2 Hkv, K)
-        q, k, v = qkv.split([c.heads, block.kv_heads, block.kv_heads], 2)
-        q, k = (q, k) if angles is None else (rotate(q, angles), rotate(k, angles))
-        for kept, new in zip(past, (k, v)):
-            kept[:, :, start:end] = new.transpose(1, 2)
-        k, v = (kept[:, :, :end] for kept in past)                       # (R, Hkv, end, K)
-        out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=start == 0, enable_gqa=c.heads != block.kv_heads)
-        out = block.out(out.transpose(1, 2).flatten(2))                  # (R, n, D)
-        x = block.norm1(x + out) if post else x + out
-        x = block.norm2(x + block.feed(x)) if post else x + block.feed(block.norm2(x))
-    return model.logits(x[:, -1] if post else model.norm(x[:, -1]))
+        def attend(qkv, block=block, past=past):
+            q, *new = qkv.unflatten(-1, (-1, block.size)).transpose(1, 2).split([block.config.heads, block.kv_heads, block.kv_heads], 1)
+            for kept, one in zip(past, new):                             # (R, Hkv, n, K)
+                kept[:, :, start:end] = one
+            return mixed(q, *(kept[:, :, :end] for kept in past), causal, block.config.score_cap).transpose(1, 2).flatten(2)
+        x = block.branches(x, angles, attend)
+    return model.logits(model.end(x[:, -1]))
 
 
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384, progress=False):
@@ -156,8 +147,8 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384, progress=Fal
     with in_eval_mode(model):
         plan = [[todo[place] for place in batch] for batch in batches([limits[i] for i in todo], tokens_per_batch)]
         for batch in tqdm(plan, desc="generate", leave=False, disable=not (progress and sys.stderr.isatty())):
-            shape = len(batch), c.kv_heads or c.heads, max(limits[i] for i in batch), c.width // c.heads
-            cache = [[torch.empty(shape, dtype=model.embed.weight.dtype, device=device) for _ in "kv"] for _ in model.blocks]
+            longest, kind = max(limits[i] for i in batch), dict(dtype=model.embed.weight.dtype, device=device)
+            cache = [[torch.empty(len(batch), block.kv_heads, longest, block.size, **kind) for _ in "kv"] for block in model.blocks]
             start, end = 0, min(len(rows[i]) for i in batch)
             while batch:
                 logits = extend(model, torch.tensor([rows[i][start:end] for i in batch], device=device), start, cache)   # (R, V)
@@ -330,12 +321,14 @@ class Answers(NamedTuple):
 
 def answer(model, tokenizer, prompts, golds, max_new=None, progress=False, headers=None, header=None):
     """What a causal model writes after [CLS] (header [SEP]) prompt [SEP], up to the next [SEP] -> Answers. max_new: by default twice the longest
-    gold text + 8 tokens. A prompt that fills the whole model is cut, to leave room for an answer."""
+    gold text + 8 tokens. A prompt that fills the whole model is cut, to leave room for an answer. A decoder's family writes chats in a way of its
+    own: data.Chat."""
     mark, longest = data.special(tokenizer), model.config.max_length
     max_new = max_new or 2 * max(len(ids) for ids in data.encode(tokenizer, golds)) + 8
-    rows = rows_of(tokenizer, prompts, headers, header=header)
+    behind = mark.chat.end + mark.chat.assistant
+    rows = rows_of(tokenizer, prompts, headers, (mark.chat.user, behind), header=header)
     cut, most = sum(len(row) >= longest for row in rows), max(longest // 2, longest - max_new)
-    rows = [row if len(row) < longest else row[:most - 1] + [mark.sep] for row in rows]
+    rows = [row if len(row) < longest else [*row[:most - len(behind)], *behind] for row in rows]
     written, stopped = generate(model, rows, mark.sep, max_new, progress=progress)
     return Answers(prompts, golds, [tokenizer.decode(ids) for ids in written], stopped, cut)
 
@@ -1186,7 +1179,7 @@ def names(text):
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-COMMANDS = {"compare": "compare", "export": "encoder", "encode": "encoder", "nearest": "encoder"}  # first word -> file whose main(argv) does it
+COMMANDS = {"compare": "compare"} | dict.fromkeys(["export", "encode", "nearest"], "encoder")           # first word -> file whose main(argv) does it
 
 
 def main(argv=None):

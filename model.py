@@ -2,7 +2,7 @@
 
 Axes, here and in every other file:
     T tokens of the packed line     R rows (sentences, pairs, documents)     D width
-    H heads     K = D // H          V vocabulary                             N selected positions or items
+    H heads     K size of a head    V vocabulary                             N selected positions or items
 """
 
 import io
@@ -209,30 +209,42 @@ class Rearrange(torch.autograd.Function):
 BACK_ENDS = ("auto", "sdpa", "triton")
 
 
-def attention(qkv, heads, kv_heads, packed, back_end="auto"):
+def attention(qkv, heads, kv_heads, packed, back_end="auto", cap=0.0):
     """Attention over the packed line under `packed.sees`: qkv (T, (H + 2 Hkv) K), the heads of q, then k, then v -> (T, H K). Softmax scale
-    1 / sqrt(K). By the kernels of kernels/attention.py (`triton`), or by PyTorch's own on rows padded per length class (`sdpa`)."""
+    1 / sqrt(K). By the kernels of kernels/attention.py (`triton`), or by PyTorch's own on rows padded per length class (`sdpa`), which
+    alone can `cap` the scores."""
     size = qkv.shape[1] // (heads + 2 * kv_heads)
     if back_end == "auto":
-        back_end = "triton" if qkv.is_cuda and not why_not(qkv.device, size) else "sdpa"
+        back_end = "triton" if qkv.is_cuda and not cap and not why_not(qkv.device, size) else "sdpa"
     if back_end == "triton":
         from kernels.attention import attention as fused  # here, because it needs Triton
         return fused(qkv, heads, kv_heads, packed.sees, packed.plan((heads // kv_heads, size, qkv.element_size())))
-    return padded_attention(qkv, heads, kv_heads, packed.plan("sdpa"))
+    return padded_attention(qkv, heads, kv_heads, packed.plan("sdpa"), cap)
 
 
 @torch.compiler.disable                                                  # every batch has other length classes: it would be compiled again and again
-def padded_attention(qkv, heads, kv_heads, plan):
+def padded_attention(qkv, heads, kv_heads, plan, cap):
     """`attention` by PyTorch's own kernel, on rows padded per length class."""
     padded = Rearrange.apply(qkv, plan.gather, plan.scatter, True)       # (P, ...): padding repeats a row's first token
     outputs, base = [], 0
     for rows, length, mask in plan.classes:
         part = padded[base:base + rows * length].view(rows, length, heads + 2 * kv_heads, -1).transpose(1, 2)
         q, k, v = part.split([heads, kv_heads, kv_heads], 1)             # (n, heads, L, K)
-        out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=heads != kv_heads)
+        out = mixed(q, k, v, mask, cap)
         outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
         base += rows * length
     return Rearrange.apply(torch.cat(outputs), plan.scatter, plan.gather, False)          # (T, H K)
+
+
+def mixed(q, k, v, mask, cap=0.0):
+    """softmax(q k' / sqrt(K)) v of q (R, H, n, K), k, v (R, Hkv, m, K) -> (R, H, n, K), under a mask that broadcasts to (R, H, n, m), or None.
+    `cap`: a score s becomes cap tanh(s / cap) [Gemma 2, sec. 2]."""
+    if not cap:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.shape[1] != k.shape[1])
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = cap * (q @ k.transpose(2, 3) / (cap * q.shape[3] ** 0.5)).tanh()
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1, torch.promote_types(v.dtype, torch.float32)).to(v.dtype) @ v
 
 
 def set_attention(module, asked, device, bytes):
@@ -240,7 +252,7 @@ def set_attention(module, asked, device, bytes):
     its batches need. BadInput if `triton` is asked for and cannot run; `auto` takes it wherever it can, on CUDA."""
     needs = set()
     for block in (block for block in module.modules() if isinstance(block, Block)):
-        reason = why_not(device, block.size)
+        reason = why_not(device, block.size) or "capped scores are not in the kernels" * (block.config.score_cap > 0)
         if asked == "triton" and reason:
             raise BadInput(f"attention triton cannot be used here: {reason}; --attention auto chooses")
         block.back_end = "triton" if asked == "triton" or asked == "auto" and device.type == "cuda" and not reason else "sdpa"
@@ -259,16 +271,24 @@ class ModelConfig:
     layers: int = 3  # blocks
     heads: int = 4  # H, attention heads
     kv_heads: int = 0  # heads of keys and values; 0: as many as heads
+    head_size: int = 0  # K, numbers of a head; 0: width / heads
     hidden: int = 512  # width inside the feed-forward
+    shapes: tuple[tuple[int, int, int], ...] = ()  # heads, kv_heads and hidden of each block where they differ (OpenELM)
     max_length: int = 512  # longest view in tokens, [CLS] and [SEP] included
     norm: str = "layernorm"  # layernorm or rmsnorm
-    norm_place: str = "post"  # post (BERT, XLM-R) or pre (Llama)
+    norm_place: str = "post"  # post (BERT, XLM-R) or pre (Llama); branch: at the end of each branch (OLMo-2); both: pre and branch (Gemma-2)
     norm_epsilon: float = 1e-5  # added to the variance (BERT: 1e-12)
     positions: str = "learned"  # learned, sinusoidal or rotary
     position_offset: int = 0  # unused rows before position 0 of the learned table (XLM-R: 2)
     theta: float = 10000.0  # base wavelength of rotary positions
-    activation: str = "gelu"  # gelu or swiglu
+    stretch: tuple[float, ...] = ()  # of rotary positions (Llama-3.1): factor, low and high frequency factor, length before it
+    activation: str = "gelu"  # gelu, swiglu or geglu (Gemma: gated by tanh-GELU)
     bias: bool = True  # biases in every linear map
+    qkv_bias: bool = False  # in those of queries, keys and values, even without the others (Qwen2)
+    qk_norm: str = "none"  # RMS norm of queries and keys: none, of each head (Qwen3), or whole (OLMo-2: all heads at once)
+    embed_scale: float = 1.0  # embeddings are multiplied by it (Gemma: by the root of the width)
+    score_cap: float = 0.0  # attention's scores s become cap tanh(s / cap) (Gemma-2: 50); 0: they stay
+    logit_cap: float = 0.0  # the same of the vocabulary's logits (Gemma-2: 30)
     tied: bool = True  # the vocabulary projection is the embedding matrix
     head: str = "none"  # before the vocabulary: none, bias, or transform (BERT: dense, GELU, norm, bias)
     dropout: float = 0.1  # on embeddings and on both branches of a block; none inside attention
@@ -276,25 +296,39 @@ class ModelConfig:
     pool: str = "cls"  # sentence vector: cls, mean, max, last, weighted or attention
 
     def __post_init__(self):
-        choices = dict(norm=("layernorm", "rmsnorm"), norm_place=("post", "pre"), activation=("gelu", "swiglu"),
-                       positions=("learned", "sinusoidal", "rotary"), head=("none", "bias", "transform"), pool=POOLS)
+        choices = dict(norm=("layernorm", "rmsnorm"), norm_place=("post", "pre", "branch", "both"), activation=("gelu", "swiglu", "geglu"),
+                       qk_norm=("none", "head", "whole"), positions=("learned", "sinusoidal", "rotary"), head=("none", "bias", "transform"), pool=POOLS)
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise BadInput(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
-        for name, least in dict(vocab=1, width=1, heads=1, hidden=1, max_length=1, layers=0, kv_heads=0, position_offset=0).items():
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} is {getattr(self, name)}: it must be at least {least}")
-        for name in ("norm_epsilon", "theta"):
+        for least, names in enumerate(("layers kv_heads head_size position_offset score_cap logit_cap", "vocab width heads hidden max_length")):
+            for name in names.split():
+                if getattr(self, name) < least:
+                    raise BadInput(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        for name in ("norm_epsilon", "theta", "embed_scale"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadInput(f"{name} is {getattr(self, name)}: it must be positive and finite")
-        if self.width % self.heads:
-            raise BadInput(f"width {self.width} is not a multiple of heads {self.heads}: change one of them")
+        if not self.head_size and self.width % self.heads:
+            raise BadInput(f"width {self.width} is not a multiple of heads {self.heads}: change one of them, or give head_size")
         if self.heads % (self.kv_heads or self.heads):
             raise BadInput(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}: change one of them")
-        if self.positions == "rotary" and self.width // self.heads % 2:
-            raise BadInput(f"rotary positions need an even head size, not {self.width // self.heads}")
+        if self.positions == "rotary" and self.size % 2:
+            raise BadInput(f"rotary positions need an even head size, not {self.size}")
+        if self.shapes and (len(self.shapes) != self.layers or not self.head_size):
+            raise BadInput(f"shapes of {len(self.shapes)} blocks need as many layers, not {self.layers}, and a head_size of their own")
+        if self.stretch and not (len(self.stretch) == 4 and min(self.stretch) > 0 and self.stretch[1] < self.stretch[2]):
+            raise BadInput(f"stretch is {self.stretch}: it must be four positive numbers, the second below the third")
         if not 0 <= self.dropout < 1:
             raise BadInput(f"dropout is {self.dropout}: it must be in [0, 1)")
+
+    @property
+    def size(self):
+        """K"""
+        return self.head_size or self.width // self.heads
+
+    def blocks(self):
+        """The config of each block."""
+        return [replace(self, shapes=(), heads=heads, kv_heads=kv_heads, hidden=hidden) for heads, kv_heads, hidden in self.shapes] or [self] * self.layers
 
 
 POOLS = ("cls", "mean", "max", "last", "weighted", "attention")
@@ -320,9 +354,8 @@ class RMSNorm(nn.Module):
         return (wide * (wide.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()).to(x.dtype) * self.weight
 
 
-def make_norm(config, width=None):
-    make = nn.LayerNorm if config.norm == "layernorm" else RMSNorm
-    return make(width or config.width, config.norm_epsilon)
+def make_norm(config):
+    return (nn.LayerNorm if config.norm == "layernorm" else RMSNorm)(config.width, config.norm_epsilon)
 
 
 def sinusoids(positions, width):
@@ -331,16 +364,22 @@ def sinusoids(positions, width):
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
 
 
-def rotary(positions, size, theta):
+def rotary(positions, size, theta, stretch=()):
     """(T,) -> cosines and sines (T, 1, K): the angle of dimension pair (i, i + K/2) is position * theta^(-2i/K) [Su et al. 2021]."""
-    angles = turns(positions, size, theta).repeat(1, 2)[:, None]
+    angles = turns(positions, size, theta, stretch).repeat(1, 2)[:, None]
     return angles.cos(), angles.sin()
 
 
-def turns(positions, size, theta):
-    """position * theta^(-2i/size) for i in 0..size/2: (T,) -> (T, size/2), float64 where the device has it."""
+def turns(positions, size, theta, stretch=()):
+    """position * theta^(-2i/size) for i in 0..size/2: (T,) -> (T, size/2), float64 where the device has it. `stretch` (factor, low, high,
+    length) makes those that turn less than `low` times in `length` positions slower by `factor`, leaves those that turn more than
+    `high` times, and blends between [Llama 3.1's released code]."""
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     rates = theta ** (-torch.arange(0, size, 2, device=positions.device, dtype=exact) / size)
+    if stretch:
+        factor, low, high, length = stretch
+        kept = ((length * rates / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
+        rates = rates * (kept + (1 - kept) / factor)
     return positions[:, None].to(exact) * rates
 
 
@@ -358,40 +397,48 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config, c = config, config
-        self.kv_heads, self.size = c.kv_heads or c.heads, c.width // c.heads
-        self.qkv = nn.Linear(c.width, (c.heads + 2 * self.kv_heads) * self.size, c.bias)
-        self.out = nn.Linear(c.width, c.width, c.bias)
-        self.up = nn.Linear(c.width, c.hidden * (2 if c.activation == "swiglu" else 1), c.bias)
+        self.kv_heads, self.size = c.kv_heads or c.heads, c.size
+        self.qkv = nn.Linear(c.width, (c.heads + 2 * self.kv_heads) * self.size, c.bias or c.qkv_bias)
+        self.out = nn.Linear(c.heads * self.size, c.width, c.bias)
+        self.up = nn.Linear(c.width, c.hidden * (1 if c.activation == "gelu" else 2), c.bias)
         self.down = nn.Linear(c.hidden, c.width, c.bias)
-        self.norm1, self.norm2 = make_norm(c), make_norm(c)
+        self.norm1, self.norm2 = (nn.Identity() if c.norm_place == "branch" else make_norm(c) for _ in range(2))
+        self.end1, self.end2 = (make_norm(c) if c.norm_place in ("branch", "both") else nn.Identity() for _ in range(2))
+        if c.qk_norm != "none":
+            self.q_norm, self.k_norm = (RMSNorm(self.size * (heads if c.qk_norm == "whole" else 1), c.norm_epsilon) for heads in (c.heads, self.kv_heads))
         self.dropout = nn.Dropout(c.dropout)
 
     def project(self, x, angles):
-        """(T, D) -> the heads of q, then k, then v, in one (T, (H + 2 Hkv) K)."""
-        qkv = self.qkv(x)
-        if angles is not None:
-            turned, v = qkv.view(len(x), -1, self.size).split([self.config.heads + self.kv_heads, self.kv_heads], 1)
-            qkv = torch.cat([rotate(turned, angles), v], 1).flatten(1)
-        return qkv
-
-    def attend(self, x, packed, angles):
-        return self.dropout(self.out(attention(self.project(x, angles), self.config.heads, self.kv_heads, packed, self.back_end)))
+        """States (..., D) -> (..., (H + 2 Hkv) K): the heads of q, then k, then v, with q and k normalised and turned to their positions."""
+        c, qkv = self.config, self.qkv(x)
+        if angles is None and c.qk_norm == "none":
+            return qkv
+        turned, v = qkv.unflatten(-1, (-1, self.size)).split([c.heads + self.kv_heads, self.kv_heads], -2)
+        if c.qk_norm != "none":
+            parts = zip((self.q_norm, self.k_norm), turned.split([c.heads, self.kv_heads], -2))
+            whole = lambda norm, x: norm(x.flatten(-2)).view_as(x)
+            turned = torch.cat([whole(norm, x) if c.qk_norm == "whole" else norm(x) for norm, x in parts], -2).to(v.dtype)
+        turned = turned if angles is None else rotate(turned, angles)
+        return torch.cat([turned, v], -2).flatten(-2)
 
     def feed(self, x):
         x = self.up(x)
-        if self.config.activation == "swiglu":
-            gate, x = x.chunk(2, -1)
-            x = F.silu(gate) * x
-        else:
-            x = F.gelu(x)
-        return self.dropout(self.down(x))
+        if self.config.activation == "gelu":
+            return self.down(F.gelu(x))
+        gate, x = x.chunk(2, -1)
+        return self.down((F.silu(gate) if self.config.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * x)
+
+    def branches(self, x, angles, mix):
+        """The two branches, around a function `mix` of (..., (H + 2 Hkv) K) -> (..., H K) that is the attention: (..., D) -> (..., D)."""
+        place = self.config.norm_place
+        attend = lambda x: self.out(mix(self.project(x, angles)))
+        for branch, norm, end in ((attend, self.norm1, self.end1), (self.feed, self.norm2, self.end2)):
+            x = norm(x + self.dropout(branch(x))) if place == "post" else x + self.dropout(end(branch(norm(x))))
+        return x
 
     def forward(self, x, packed, angles=None):
-        if self.config.norm_place == "post":
-            x = self.norm1(x + self.attend(x, packed, angles))
-            return self.norm2(x + self.feed(x))
-        x = x + self.attend(self.norm1(x), packed, angles)
-        return x + self.feed(self.norm2(x))
+        c = self.config
+        return self.branches(x, angles, lambda qkv: attention(qkv, c.heads, self.kv_heads, packed, self.back_end, c.score_cap))
 
 
 def initialise(module, width):
@@ -412,9 +459,9 @@ class Model(nn.Module):
         self.embed = nn.Embedding(c.vocab, c.width)
         if c.positions == "learned":
             self.place = nn.Embedding(c.max_length + c.position_offset, c.width)
-        self.norm = make_norm(c)                                         # post: after the embeddings; pre: after the last block
+        self.norm = make_norm(c)                                         # post: after the embeddings; otherwise: after the last block
         self.dropout = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.blocks = nn.ModuleList(Block(one) for one in c.blocks())
         if c.head == "transform":
             self.transform, self.transform_norm = nn.Linear(c.width, c.width), make_norm(c)
         if c.head != "none":
@@ -425,18 +472,25 @@ class Model(nn.Module):
 
     def forward(self, packed):
         """Packed -> states (T, D) of the last layer, after the final norm."""
-        c, angles = self.config, None
-        x = self.embed(packed.tokens)                                    # (T, D)
-        if c.positions == "learned":
-            x = x + self.place(packed.positions + c.position_offset)
-        elif c.positions == "sinusoidal":
-            x = x + sinusoids(packed.positions, c.width).to(x.dtype)
-        else:
-            angles = rotary(packed.positions, c.width // c.heads, c.theta)
-        x = self.dropout(self.norm(x) if c.norm_place == "post" else x)
+        x, angles = self.begin(packed.tokens, packed.positions)
         for block in self.blocks:
             x = block(x, packed, angles)
-        return x if c.norm_place == "post" else self.norm(x)
+        return self.end(x)
+
+    def begin(self, tokens, positions):
+        """Tokens (..., T) at positions (T,) -> what the first block reads: states (..., D), and the angles of rotary positions or None."""
+        c, angles, x = self.config, None, self.embed(tokens)
+        x = x if c.embed_scale == 1 else x * c.embed_scale
+        if c.positions == "learned":
+            x = x + self.place(positions + c.position_offset)
+        elif c.positions == "sinusoidal":
+            x = x + sinusoids(positions, c.width).to(x.dtype)
+        else:
+            angles = rotary(positions, c.size, c.theta, c.stretch)
+        return self.dropout(self.norm(x) if c.norm_place == "post" else x), angles
+
+    def end(self, x):
+        return x if self.config.norm_place == "post" else self.norm(x)
 
     def head(self, states):
         """(N, D) -> what the logits (N, V) are the F.linear of: states (N, D), weight (V, D), bias (V,) or None."""
@@ -446,7 +500,8 @@ class Model(nn.Module):
 
     def logits(self, states):
         """(N, D) -> (N, V): call it on the positions that are asked for only."""
-        return F.linear(*self.head(states))
+        logits, cap = F.linear(*self.head(states)), self.config.logit_cap
+        return cap * (logits / cap).tanh() if cap else logits
 
     def pool(self, states, packed, how=None):
         """States (T, D) -> one vector a row (R, D): its first state (cls), its last, their mean or their maximum. Of Predict-and-Reconstruct's
@@ -488,6 +543,7 @@ def attention_weights(model, packed, places, layer=-1):
     for place, (low, high, low2, high2) in zip(places.tolist(), packed.sees[places].tolist()):
         seen = torch.cat([k[low2:high2], k[low:high]])                   # (L, H, K): what is shared stands earlier in the line
         scores = (seen * q[place]).sum(-1) / block.size ** 0.5           # (L, H)
+        scores = cap * (scores / cap).tanh() if (cap := block.config.score_cap) else scores
         weights.append(scores.softmax(0, torch.promote_types(scores.dtype, torch.float32)).T)
     return weights
 
@@ -570,13 +626,13 @@ def save(model, path):
 
 
 def load(path, device="cpu"):
-    """Rebuild a saved Model, in eval mode. BadInput if the file is missing, damaged, or its weights contradict its config."""
+    """Rebuild a saved Model, in eval mode; a field that is younger than the file has its default. BadInput if the file is missing, damaged,
+    or its weights contradict its config."""
     saved = read_torch(path, device)
     if not isinstance(saved, dict) or not all(isinstance(saved.get(key), dict) for key in ("config", "weights")):
         raise BadInput(f"{path} is not a model file: it lacks 'config' or 'weights'; point to the model.pt of a run")
-    known = {field.name for field in fields(ModelConfig)}
-    if set(saved["config"]) != known:
-        raise BadInput(f"{path}: its config fields differ from this version's: {sorted(set(saved['config']) ^ known)}")
+    if unknown := sorted(set(saved["config"]) - {field.name for field in fields(ModelConfig)}):
+        raise BadInput(f"{path}: this version does not know its config fields {', '.join(unknown)}: use the version that wrote it")
     try:
         model = Model(ModelConfig(**saved["config"])).to(device)
     except TypeError as error:                                           # a value of another type than its field

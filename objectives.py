@@ -7,7 +7,7 @@ chance is there), its `forward` turns the batch into a loss (no chance but dropo
 import copy
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import nn
 
-from data import BadInput, choose, choose_exact, choose_spans, choose_words, corrupt
-from model import Block, Packed, View, sinusoids
+from data import ROLES, BadInput, choose, choose_exact, choose_spans, choose_words, corrupt
+from model import Block, ModelConfig, Packed, View, sinusoids
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Losses: float32 (or wider) whatever the precision of the run
@@ -64,28 +64,28 @@ SLICE = 2 ** 15  # words whose gradient is added at a time
 
 class VocabularyLoss(torch.autograd.Function):
     """Sum of the cross-entropies of the logits states W' + b without ever holding them all: states (N, D), W (V, D), b (V,) or None,
-    targets (N,) -> scalar. The forward makes the gradients too, a chunk of rows at a time, because the logits of a chunk are gone
-    when it ends; the backward scales them. Products in the precision of autocast, softmax in float32."""
+    targets (N,) -> scalar. `cap`: a logit s becomes cap tanh(s / cap), unless 0. The forward makes the gradients too, a chunk of rows at
+    a time, because the logits of a chunk are gone when it ends; the backward scales them. Products in the precision of autocast, softmax in float32."""
 
     @staticmethod
-    def forward(ctx, states, weight, bias, targets):
+    def forward(ctx, states, weight, bias, targets, cap):
         kind, device = states.dtype, states.device.type
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
         wanted = [x if need else None for x, need in zip((states, weight, bias), ctx.needs_input_grad)]
         ctx.grads = [x if x is None else torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in wanted]
         with torch.autocast(device, enabled=False):
-            return add_up(states.to(kind), weight.to(kind), None if bias is None else bias.to(kind), targets, ctx.grads)
+            return add_up(states.to(kind), weight.to(kind), None if bias is None else bias.to(kind), targets, cap, ctx.grads)
 
     @staticmethod
     def backward(ctx, grad):
         if ctx.grads is None:
             raise RuntimeError("the gradients of a vocabulary loss can be taken once: they are not kept")
         grads, ctx.grads = ctx.grads, None
-        return *(x if x is None else x.mul_(grad) for x in grads), None
+        return *(x if x is None else x.mul_(grad) for x in grads), None, None
 
 
-def add_up(states, weight, bias, targets, grads):
+def add_up(states, weight, bias, targets, cap, grads):
     """The loss of VocabularyLoss; adds its gradients to `grads`, of states, weight and bias, where they are not None."""
     total, (to_states, to_weight, to_bias) = 0, grads
     rows = max(1, CHUNK // (len(weight) * states.element_size()))
@@ -94,11 +94,14 @@ def add_up(states, weight, bias, targets, grads):
         logits = F.linear(part, weight, bias)                            # (n, V)
         for few, wanted in zip(logits.split(max(1, rows // 8)), targets[start:start + rows].split(max(1, rows // 8))):
             values = wide(few)                                           # a copy in half precision, `few` itself otherwise
+            if cap:
+                values = cap * (values / cap).tanh()
+                slope = 1 - (values / cap).square()
             rest = values.logsumexp(1, keepdim=True)
             total = total + (rest - values.gather(1, wanted[:, None])).sum()
             values.sub_(rest).exp_()                                     # the softmax, less 1 at the target: d loss / d logits
             values.scatter_add_(1, wanted[:, None], -torch.ones_like(rest))
-            few.copy_(values)
+            few.copy_(values * slope if cap else values)
         if to_states is not None:
             to_states[start:start + rows] = logits @ weight
         for words in range(0, len(weight), SLICE) if to_weight is not None else ():
@@ -108,10 +111,10 @@ def add_up(states, weight, bias, targets, grads):
     return total
 
 
-def vocabulary_loss(states, weight, bias, targets, scored):
+def vocabulary_loss(states, weight, bias, targets, scored, cap=0.0):
     """Sum of the cross-entropies of states (N, D) against targets (N,) divided by `scored`, the number of targets that the whole step
     scores, so that micro-batches add up to exactly the gradient of one big batch."""
-    return VocabularyLoss.apply(states, weight, bias, targets) / scored
+    return VocabularyLoss.apply(states, weight, bias, targets, cap) / scored
 
 
 def mse(x, y):
@@ -245,9 +248,19 @@ class Objective(nn.Module):
         return cls.distinct
 
     @staticmethod
+    def tokens(config):
+        """Special tokens of its rows that a pretrained model's tokenizer does not have: they are added to it."""
+        return ()
+
+    @staticmethod
     def frames(config, special):
         """How a text is embedded: the tokens before and behind it in its row [CLS] ... , of the first view and of the others."""
         return (((), (special.sep,)),) * 2
+
+    def vocabulary_loss(self, states, batch):
+        """Mean cross-entropy of the model's own logits, made of the scored positions of states (T, D) only."""
+        cap = self.model.config.logit_cap
+        return vocabulary_loss(*self.model.head(states[batch["labels"]]), batch["targets"], batch["scored"][0], cap)
 
     def after_step(self, progress):
         """Called after every optimiser step with progress in (0, 1]: where a teacher follows its student."""
@@ -327,7 +340,7 @@ class Mlm(Objective):
 
     def forward(self, batch):
         states = self.model(batch["packed"])                             # (T, D)
-        loss = vocabulary_loss(*self.model.head(states[batch["labels"]]), batch["targets"], batch["scored"][0])       # scored positions only
+        loss = self.vocabulary_loss(states, batch)
         return loss, {"mlm": loss.detach()}
 
 
@@ -406,8 +419,7 @@ class Mexma(Objective):
 
     def __init__(self, model, config):
         super().__init__(model, config)
-        shape = replace(model.config, heads=config.head_heads, kv_heads=0, hidden=config.head_hidden, norm="layernorm",
-                        norm_place="post", norm_epsilon=1e-12, activation="gelu", bias=True)
+        shape = ModelConfig(width=model.config.width, heads=config.head_heads, hidden=config.head_hidden, norm_epsilon=1e-12, dropout=model.config.dropout)
         self.unmask = nn.ModuleList(Block(shape) for _ in range(config.head_layers))
         self.vocabulary_bias = nn.Parameter(torch.zeros(model.config.vocab))      # the projection itself is the embedding
 
@@ -542,7 +554,7 @@ class Bepa(Objective):
     def forward(self, batch):
         c, packed, firsts = self.config, batch["packed"], batch["firsts"]
         states = self.model(packed)                                      # (T, D): masked rows, then one pass per sentence
-        mlm = vocabulary_loss(*self.model.head(states[batch["labels"]]), batch["targets"], batch["scored"][0])
+        mlm = self.vocabulary_loss(states, batch)
         if self.model.config.pool == "cls":
             vectors = states[firsts]                                     # (2N, D)
         else:
@@ -576,28 +588,30 @@ class Ntp(Objective):
             check(self, labels=("answer", "all"))
 
     @staticmethod
+    def frames(config, special):
+        return tuple((front, (special.sep,)) for front in (special.chat.user, special.chat.assistant))
+
+    @staticmethod
     def collate(examples, rng, config, special):
         return next_token_batch(next_token_rows(examples, special), examples, config.labels, special)
 
-    def next_token(self, states, batch):
-        return vocabulary_loss(*self.model.head(states[batch["labels"]]), batch["targets"], batch["scored"][0])
-
     def forward(self, batch):
-        loss = self.next_token(self.model(batch["packed"]), batch)
+        loss = self.vocabulary_loss(self.model(batch["packed"]), batch)
         return loss, {"ntp": loss.detach()}
 
 
 def opening(example, special):
-    """What every view of an example begins with: [CLS], or [CLS] header [SEP] if the example has a third text, its header."""
-    return joined([special.cls], *example[2:], [special.sep][:len(example) - 2])
+    """What every view of an example begins with: [CLS], or [CLS] and a system turn if the example has a third text."""
+    return joined([special.cls], special.chat.system, example[2], special.chat.end) if len(example) > 2 else joined([special.cls])
 
 
 def next_token_rows(examples, special):
-    """[CLS] (header [SEP]) text, and the answer that continues it: [SEP] code, which is what the model reads while it writes code [SEP]."""
-    rows = []
+    """[CLS] (header [SEP]) text, and the answer that continues it: [SEP] code, which is what the model reads while it writes code [SEP].
+    In the chats of a decoder's family other ids stand there: data.Chat."""
+    rows, chat = [], special.chat
     for example in examples:
-        text = joined(opening(example, special), example[0])
-        rows.append([View(text, True), View(joined([special.sep], example[1]), True, (0, len(text)))])
+        text = joined(opening(example, special), chat.user, example[0])
+        rows.append([View(text, True), View(joined(chat.end, chat.assistant, example[1]), True, (0, len(text)))])
     return rows
 
 
@@ -608,11 +622,11 @@ def next_token_batch(rows, examples, labels, special):
     for example, (text, answer, *_), at in zip(examples, rows, packed.rows.tolist()):
         answer_at, length, code = at + len(text.tokens), answer.shares[1], example[1]
         if labels == "answer":
-            where.append(answer_at + np.arange(len(code) + 1))
+            where.append(answer_at + len(answer.tokens) - 1 - np.arange(len(code) + 1)[::-1])
             what += [code, [special.sep]]
         else:
-            where += [at + np.arange(length), answer_at + np.arange(len(code))]
-            what += [text.tokens[1:length], [special.sep], code]
+            where += [at + np.arange(length), answer_at + np.arange(len(answer.tokens) - 1)]
+            what += [text.tokens[1:length], answer.tokens]
     where, what = (torch.from_numpy(joined(*x)) for x in (where, what))
     return dict(packed=packed, labels=where, targets=what, scored=torch.tensor([float(len(what))]))
 
@@ -656,10 +670,15 @@ class LlmJepa(Ntp):
         return config.distance in IN_BATCH
 
     @staticmethod
+    def tokens(config):
+        return ROLES[5:5 + config.predictors]
+
+    @staticmethod
     def frames(config, special):
         marks, end = special.preds[:config.predictors], (special.sep,) * config.view_end
         predicting = ((), marks[::-1] + end) if config.place == "append" else (marks, end)       # [PRED]_1 is the last of those that are appended
-        return (((), end), predicting) if config.reverse else (predicting, ((), end))
+        ends = [((), end), predicting] if config.reverse else [predicting, ((), end)]
+        return tuple((front + before, behind) for front, (before, behind) in zip((special.chat.user, special.chat.assistant), ends))
 
     @staticmethod
     def collate(examples, rng, config, special):
@@ -690,7 +709,7 @@ class LlmJepa(Ntp):
     def forward(self, batch):
         c = self.config
         states = self.model(batch["packed"])                             # (T, D)
-        ntp = self.next_token(states, batch)
+        ntp = self.vocabulary_loss(states, batch)
         if "lasts" not in batch:                                         # jepa_dropout: this step has no views
             return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
         text, code = states[batch["lasts"][0]], states[batch["lasts"][1]]         # (N, D) each
@@ -761,8 +780,8 @@ class Hybrid(Objective):
     def __init__(self, model, config):
         super().__init__(model, config)
         c, d, v = config, model.config.width, model.config.vocab
-        shape = replace(model.config, width=c.predictor_width, heads=c.predictor_heads, kv_heads=0, hidden=4 * c.predictor_width, norm="layernorm",
-                        norm_place="pre", activation="gelu", bias=True)
+        shape = ModelConfig(width=c.predictor_width, heads=c.predictor_heads, hidden=4 * c.predictor_width, norm_place="pre",
+                            norm_epsilon=model.config.norm_epsilon, dropout=model.config.dropout)
         self.narrow, self.widen = nn.Linear(d, c.predictor_width), nn.Linear(c.predictor_width, d)
         self.mask_token = nn.Parameter(torch.randn(c.predictor_width) * 0.02)
         self.predictor = nn.ModuleList(Block(shape) for _ in range(c.predictor_layers))

@@ -427,13 +427,16 @@ def option_likelihoods(model, tokenizer, prompts, options, headers=None, stop=Tr
     if not len(prompts) == len(options) == len(prompts if headers is None else headers) or not all(options):
         raise ValueError(f"{len(prompts)} prompts, {len(options)} lists of options: as many of each, and of headers; no empty list")
     mark, longest, made, batch, tokens = data.special(tokenizer), model.config.max_length, [], [], 0
-    heads = [[]] * len(prompts) if headers is None else [[*ids.tolist(), mark.sep] for ids in data.encode(tokenizer, list(headers))]
+    user, behind = list(mark.chat.user), [*mark.chat.end, *mark.chat.assistant]
+    heads = [user] * len(prompts)
+    if headers is not None:
+        heads = [[*mark.chat.system, *ids.tolist(), *mark.chat.end, *user] for ids in data.encode(tokenizer, list(headers))]
     for head, ids, texts in zip(heads, data.encode(tokenizer, list(prompts)), options):
         branches = [ids.tolist() + [mark.sep] * stop for ids in data.encode(tokenizer, list(texts))]
         if not all(branches):
             raise ValueError(f"an option of {texts} is empty: without the stop token it has no likelihood")
-        row, room = [mark.cls, *head, *ids.tolist(), mark.sep], longest + 1 - max(map(len, branches))
-        if room < len(head) + 2:
+        row, room = [mark.cls, *head, *ids.tolist(), *behind], longest + 1 - max(map(len, branches))
+        if room < len(head) + 1 + len(behind):
             raise BadInput(f"{texts} and the header leave no room for a prompt in the model's {longest} tokens: leave such rows out")
         cut = max(0, len(row) - min(room, keep or room))
         row = row[:len(row) - cut] if keep else row[:1 + len(head)] + row[1 + len(head) + cut:]

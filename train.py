@@ -173,7 +173,7 @@ def make_parser(objective, size):
     group = parser.add_argument_group("model")
     add_flags(group, TrainConfig, values, {f.name for f in fields(TrainConfig)} - {"size", "init", "lora_rank", "lora_alpha", "lora_targets"})
     shape = asdict(ModelConfig()) | SIZES[size] | architecture(objective)
-    add_flags(group, ModelConfig, shape, {"vocab", "causal", "head"})
+    add_flags(group, ModelConfig, shape, {"vocab", "causal", "head", "shapes", "stretch"})
     owned = parser.add_argument_group(f"objective {objective.name} (only this objective has these; defaults are the paper's but for the toy scale)")
     add_flags(owned, objective.Config, values)
     return parser
@@ -328,7 +328,7 @@ def choose_device(train):
 
 
 def count_flops(objective, batches):
-    """Mean FLOPs of a training step over batches (lists of parts): matrix products as PyTorch counts them, and 4 D per visible pair and
+    """Mean FLOPs of a training step over batches (lists of parts): matrix products as PyTorch counts them, and 4 H K per visible pair and
     block in the forward of attention, twice that in its backward. Gradients and random state are left as they were."""
     from torch.utils.flop_counter import FlopCounterMode, flop_registry
     total, device = 0, next(objective.parameters()).device
@@ -336,7 +336,7 @@ def count_flops(objective, batches):
 
     def count(block, arguments):
         nonlocal total
-        total += (12 if torch.is_grad_enabled() else 4) * block.config.width * arguments[1].pairs()
+        total += (12 if torch.is_grad_enabled() else 4) * block.config.heads * block.size * arguments[1].pairs()
 
     hooks = [module.register_forward_pre_hook(count) for module in objective.modules() if isinstance(module, Block)]
     with torch.random.fork_rng([device] if device.type == "cuda" else []), FlopCounterMode(display=False, custom_mapping=counted_here) as counter:
@@ -530,7 +530,8 @@ class Run:
         if saved is not None and not (isinstance(saved, dict) and {"config", "objective", "tokenizer_hash", "data_hash"} <= set(saved)):
             raise BadInput(f"{self.folder / 'train.pt'} is not a checkpoint of train.py: put the right file back, or use another --out")
         config, source = self.shape_of(architecture(self.kind) | self.asked, saved)   # a shape that cannot work is refused before the data is read
-        longest = self.kind.in_row * (train.cut + 2) + self.header() + (self.header() > 0)
+        chat = self.tokenizer and data.special(self.tokenizer).family
+        longest = self.kind.in_row * (train.cut + 2) + self.header() + (self.header() > 0) + sum(len(ids or ()) for ids in chat or ())
         if longest > config.max_length:
             raise BadInput(f"cut {train.cut}: a row can have {longest} tokens, [CLS] and [SEP] included, over max_length {config.max_length}: lower --cut")
         self.open_data(saved)
@@ -573,6 +574,9 @@ class Run:
         source, self.tokenizer, free = loaded.model, loaded.tokenizer, {"causal", "head", "pool", "dropout"}
         for note in loaded.notes:
             self.say(f"note: {note}")
+        if new := [name for name in self.kind.tokens(self.config) if self.tokenizer.token_to_id(name) is None]:
+            source = checkpoints.add_tokens(source, self.tokenizer, new)
+            self.say(f"note: {', '.join(new)} added to the tokenizer of {train.init}")
         asked = {name: value for name, value in self.asked.items() if name not in free}
         if not (Path(train.init) / "model.pt").is_file() and train.size != PRETRAINED:
             asked |= {name: SIZES[train.size][name] for name in ("width", "layers", "heads", "hidden")}

@@ -321,8 +321,12 @@ def test_roles_are_found_in_tokenizers_of_bert_and_of_xlm_r_and_a_missing_one_is
     found = data.special(xlm)
     assert found[:6] == (1, 0, 2, 9, (), 10) and found.ids.tolist() == [0, 1, 2, 3, 9]
     assert found.starts[4:9].tolist() == [True, False, True, False, True]
+    with pytest.raises(BadInput, match=r"no sep token \(\[SEP\] or </s> or"):
+        data.special(Tokenizer(models.WordLevel({"[PAD]": 0, "[CLS]": 1})))
+    maskless = data.special(Tokenizer(models.WordLevel({"[CLS]": 0, "[SEP]": 1})))        # enough for a decoder
+    assert maskless[:4] == (None, 0, 1, None) and maskless.ids.tolist() == [0, 1]
     with pytest.raises(BadInput, match=r"no mask token \(\[MASK\] or <mask>\)"):
-        data.special(Tokenizer(models.WordLevel({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2})))
+        data.corrupt(np.array([0, 1]), np.array([False, True]), np.random.default_rng(0), maskless)
 
 
 @pytest.mark.parametrize("name, columns", [("toy", data.grammar.LANGUAGES), ("regex", ("english", "regex")),

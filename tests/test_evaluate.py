@@ -15,7 +15,7 @@ import data
 import evaluate
 import metrics
 from data import BadInput
-from model import Model, ModelConfig, Packed, save
+from model import DECODER, Model, ModelConfig, Packed, save
 
 ROOT = Path(__file__).parent.parent
 
@@ -92,6 +92,10 @@ SHAPES = {
     "llama": dict(positions="rotary", norm="rmsnorm", norm_place="pre", activation="swiglu", bias=False, kv_heads=2),
     "rotary post": dict(positions="rotary", kv_heads=1),
     "learned pre": dict(norm_place="pre"),
+    "qwen": dict(DECODER, head_size=6, qk_norm="head", qkv_bias=True, kv_heads=2, stretch=(8.0, 1.0, 4.0, 12)),
+    "olmo2": dict(DECODER, norm_place="branch", qk_norm="whole"),
+    "gemma2": dict(DECODER, norm_place="both", activation="geglu", embed_scale=5.0, score_cap=5.0, logit_cap=3.0, kv_heads=2),
+    "openelm": dict(DECODER, head_size=8, shapes=((2, 1, 24), (6, 3, 40)), qk_norm="head"),
 }
 
 

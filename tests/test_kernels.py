@@ -287,9 +287,10 @@ def test_a_line_brings_its_plans_along_and_makes_each_once():
         Packed.views([[view(5), view(3, True, (0, 5)), view(4), view(3, True, (0, 5))]]).plan((1, 32, 4))
 
 
-def test_a_whole_model_compiles_as_one_graph():
+@pytest.mark.parametrize("shape", [{}, dict(DECODER, norm_place="both", qk_norm="whole", qkv_bias=True, stretch=(8.0, 1.0, 4.0, 64))])
+def test_a_whole_model_compiles_as_one_graph(shape):
     packed = Packed.views(LAYOUTS["lengths from one up"]).to(DEVICE)
-    model = Model(ModelConfig(width=64, heads=2, layers=1, hidden=64, dropout=0.0)).to(DEVICE)
+    model = Model(ModelConfig(width=64, heads=2, layers=1, hidden=64, dropout=0.0, **shape)).to(DEVICE)
     set_attention(model, "triton", torch.device(DEVICE), 4)
     packed.plan((1, 32, 4))
     assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(packed), model(packed), atol=1e-5)

@@ -9,7 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from data import BadInput
-from model import Model, ModelConfig, Packed, View, add_lora, attention, attention_weights, length_classes, load, rotary, rotate, save, size_config
+from model import (
+    DECODER,
+    Model,
+    ModelConfig,
+    Packed,
+    View,
+    add_lora,
+    attention,
+    attention_weights,
+    length_classes,
+    load,
+    rotary,
+    rotate,
+    save,
+    set_attention,
+    size_config,
+)
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, hidden=32, max_length=64, dropout=0.0)
 
@@ -35,7 +51,7 @@ def layouts():
             "a part of the prefix": shared}
 
 
-def oracle(qkv, heads, kv_heads, packed):
+def oracle(qkv, heads, kv_heads, packed, cap=0):
     """Dense masked attention, one head at a time, from the definition of `sees`."""
     size = qkv.shape[1] // (heads + 2 * kv_heads)
     q, k, v = qkv.view(len(qkv), -1, size).split([heads, kv_heads, kv_heads], 1)
@@ -45,12 +61,13 @@ def oracle(qkv, heads, kv_heads, packed):
     out = []
     for head in range(heads):
         scores = q[:, head] @ k[:, head * kv_heads // heads].T / math.sqrt(size)
+        scores = cap * torch.tanh(scores / cap) if cap else scores
         out.append(scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ v[:, head * kv_heads // heads])
     return torch.stack(out, 1).flatten(1)
 
 
 @pytest.mark.parametrize("name", ["prefix, answer and isolated view", "a part of the prefix", "causal", "bidirectional"])
-@pytest.mark.parametrize("change", [{}, dict(norm_place="pre", kv_heads=2), dict(positions="rotary", kv_heads=1)])
+@pytest.mark.parametrize("change", [{}, dict(norm_place="pre", kv_heads=2), dict(positions="rotary", kv_heads=1, qk_norm="whole", score_cap=3.0)])
 def test_the_weights_of_attention_are_those_that_it_mixes_the_values_by(name, change):
     """Up to 16 keys have independent values of 16 numbers: no other weights give the same mixture."""
     torch.manual_seed(0)
@@ -75,20 +92,28 @@ def test_the_weights_of_attention_are_those_that_it_mixes_the_values_by(name, ch
 
 
 @pytest.mark.parametrize("name", layouts())
-@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
-def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, kv_heads):
+@pytest.mark.parametrize("heads, kv_heads, cap", [(4, 4, 0), (4, 2, 0), (4, 1, 0), (4, 2, 1.5)])
+def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, kv_heads, cap):
     packed = Packed.views(layouts()[name])
     torch.manual_seed(0)
     qkv = torch.randn(len(packed.tokens), (heads + 2 * kv_heads) * 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(len(packed.tokens), heads * 8, dtype=torch.float64)
     results = []
     for compute in (attention, oracle):
-        out = compute(qkv, heads, kv_heads, packed)
+        out = compute(qkv, heads, kv_heads, packed, cap=cap)
         results.append((out, torch.autograd.grad((out * weight).sum(), qkv)[0]))
     for ours, expected in zip(*results):
         assert (ours - expected).abs().max() < 1e-12
-    single = attention(qkv.detach().float(), heads, kv_heads, packed)
+    single = attention(qkv.detach().float(), heads, kv_heads, packed, cap=cap)
     assert (single - results[1][0]).abs().max() < 1e-5
+
+
+def test_the_kernels_are_not_chosen_for_capped_scores_and_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr("model.why_not", lambda *_: "")                  # as if they could run here
+    model, device = Model(replace(LLAMA, score_cap=5.0)), torch.device("cpu")
+    assert set_attention(model, "auto", device, 4) == {"sdpa"}
+    with pytest.raises(BadInput, match="attention triton cannot be used here: capped scores are not in the kernels"):
+        set_attention(model, "triton", device, 4)
 
 
 def test_length_classes_cover_every_row_once_and_are_the_cheapest():
@@ -117,8 +142,13 @@ def test_an_empty_row_is_refused():
         Packed.of([[5, 6], []])
 
 
-CONFIGS = {"bert": TINY, "llama": replace(TINY, norm="rmsnorm", norm_place="pre", positions="rotary", activation="swiglu", bias=False, kv_heads=2),
+LLAMA = replace(TINY, **DECODER, kv_heads=2)
+CONFIGS = {"bert": TINY, "llama": LLAMA,
            "sinusoidal": replace(TINY, positions="sinusoidal", norm_place="pre", head="transform"),
+           "qwen2": replace(LLAMA, qkv_bias=True), "qwen3": replace(LLAMA, head_size=6, qk_norm="head"),
+           "olmo2": replace(LLAMA, norm_place="branch", qk_norm="whole", stretch=(8.0, 1.0, 4.0, 20)),
+           "gemma2": replace(LLAMA, norm_place="both", activation="geglu", embed_scale=4.0, score_cap=5.0, logit_cap=3.0),
+           "openelm": replace(LLAMA, head_size=4, shapes=((2, 1, 24), (6, 3, 40)), qk_norm="head"),
            "offset, untied": replace(TINY, position_offset=2, tied=False, head="bias")}
 
 
@@ -255,6 +285,15 @@ def test_a_saved_model_rebuilds_alone_and_exactly(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
 
 
+def test_a_file_from_before_a_field_was_added_has_its_default(tmp_path):
+    torch.manual_seed(0)
+    model, packed = Model(TINY).eval(), Packed.of([[5, 6, 7], [8, 9]])
+    old = {name: value for name, value in vars(TINY).items() if name not in ("head_size", "shapes", "qk_norm", "logit_cap")}
+    torch.save({"config": old, "weights": model.state_dict()}, tmp_path / "model.pt")
+    again = load(tmp_path / "model.pt")
+    assert again.config == TINY and torch.equal(again(packed), model(packed))
+
+
 def test_a_bad_model_file_is_one_clear_line(tmp_path):
     path = tmp_path / "model.pt"
     with pytest.raises(BadInput, match="does not exist"):
@@ -270,13 +309,17 @@ def test_a_bad_model_file_is_one_clear_line(tmp_path):
     torch.save(wrong, path)
     with pytest.raises(BadInput, match=r"embed.weight has shape \(50, 16\), not \(50, 32\)"):
         load(path)
+    torch.save({"config": {**vars(TINY), "flavour": 1}, "weights": Model(TINY).state_dict()}, path)
+    with pytest.raises(BadInput, match="does not know its config fields flavour"):
+        load(path)
     torch.save({"model": __import__("os").system}, path)
     with pytest.raises(BadInput, match="cannot be read"):
         load(path)
 
 
 @pytest.mark.parametrize("change, message", [(dict(heads=3), "multiple of heads"), (dict(norm="batch"), "norm is 'batch'"), (dict(kv_heads=3), "kv_heads"),
-                                             (dict(pool="first"), "pool is 'first'"), (dict(dropout=1.0), "dropout"), (dict(width=0), "width is 0")])
+                                             (dict(pool="first"), "pool is 'first'"), (dict(dropout=1.0), "dropout"), (dict(width=0), "width is 0"),
+                                             (dict(shapes=((4, 2, 8),)), "shapes of 1 block"), (dict(qk_norm="all"), "qk_norm is 'all'")])
 def test_a_config_that_cannot_work_is_refused_when_it_is_made(change, message):
     with pytest.raises(BadInput, match=message):
         replace(TINY, **change)
