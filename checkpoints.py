@@ -156,7 +156,7 @@ def build(name, family, config, files, settings):
         wrong += [f"{found[their]} is {part.dtype} or not finite" for their, part in zip(theirs, parts)
                   if not part.is_floating_point() or not part.float().isfinite().all()]
         if not wrong:
-            weights[ours] = torch.cat(parts).float()                     # a copy: the file may change
+            weights[ours] = (torch.cat(parts) if len(parts) > 1 else parts[0].clone()).float()           # a copy: the file may change
     complain(name, wrong)
     model.load_state_dict(family.inward(weights, made, settings), assign=True)
     return model.eval()
