@@ -8,16 +8,23 @@ FOLDER holds parallel/tatoeba_pairs, parallel/mafand, parallel/ntrex.tsv.xz, par
 Where a published test split is not at hand, the seeded one of tasks.py is used, and the table says so.
 """
 import argparse
+import json
 import lzma
 import os
 import random
 import subprocess
+import statistics
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+import metrics  # noqa: E402
+
 HERE = ROOT / "out" / "papers"
+RECORDS = Path(__file__).parent / "papers.jsonl"
 LANGUAGES = "ara bul cmn deu ell fra hin rus spa tur vie".split()  # XNLI's that the pairs have, and Swahili from MAFAND; no Thai, no Urdu
 PAIRS = 12_000  # a language at most
 SEEDS = (82, 23, 37, 84, 4)  # LLM-JEPA's
@@ -81,14 +88,64 @@ def train(run, files):
                        stderr=shown, check=True)
 
 
+ENCODERS = ("mexma", "bepa", "contrastive", "mlm")
+LOOKS = "retrieval,geometry,bucc,spectrum,tokens,attention,uniform"
+
+
+def measures(files):
+    """-> [(run, command after `python`)]; each is run once, and the records of a command that has changed are made anew."""
+    data = lambda kind: f"--files {files / kind}"
+    found = [(run, f"evaluate.py RUN --data out/papers/ntrex_test.tsv --limit 500 --tasks {LOOKS}") for run in ENCODERS]
+    found += [(run, f"evaluate.py RUN --tasks tatoeba {data('parallel/tatoeba_laser_v1')}") for run in ENCODERS]
+    found += [(run, f"evaluate.py RUN --tasks sts,pairs,senteval,fewshot --sets stsb,sick,mrpc,cr,subj,sst2 {data('tasks')}") for run in ENCODERS]
+    for run in ("mlm", "bepa"):
+        found += [(run, f"finetune.py RUN --task xnli --limit 4000 --eval-limit 500 {data('tasks')}{' --untrained' * (run == 'mlm')}"),
+                  (run, f"finetune.py RUN --task mlqa --limit 2000 --eval-limit 30 {data('qa')}")]
+        found += [(run, f"finetune.py RUN --task {task} --limit 4000 {data('tasks')}{' --untrained' * (run == 'mlm')}") for task in ("mrpc", "stsb", "sst2", "rte")]
+    for run in ("text-mlm", "text-hybrid"):
+        found += [(run, f"evaluate.py RUN --tasks hybrid-probes --sets sst2,cola,mrpc,stsb,mnli {data('tasks')}"),
+                  (run, f"evaluate.py RUN --tasks gap --sets sst2,mrpc,cola,stsb,mnli --limit 2000 {data('tasks')}")]
+    test = files / "llm" / "synth_test.jsonl.xz"
+    found += [(run, f"evaluate.py RUN --data {test} --limit 2000 --tasks generate,regex,linear") for run in RUNS if run.startswith("synth")]
+    return found
+
+
+def measure(job, files):
+    """Run one command -> its record, appended to RECORDS; paths are written as FILES and RUN."""
+    run, words = job
+    shown, begun = words.replace(str(files), "FILES").replace("RUN", f"out/papers/{run}"), time.time()
+    if any(record["command"] == f"python {shown}" for record in records()):
+        return
+    done = subprocess.run([sys.executable, *words.replace("RUN", f"out/papers/{run}").split(), "--json"], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        print(f"{shown}\n{done.stderr[-2000:]}", file=sys.stderr)
+        return
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    results = {name: round(value, 4) for name, value in json.loads(done.stdout).items()}
+    with open(RECORDS, "a", encoding="utf-8") as file:
+        file.write(json.dumps(dict(run=run, command=f"python {shown}", commit=commit, seconds=round(time.time() - begun), results=results)) + "\n")
+
+
+def records():
+    return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()] if RECORDS.exists() else []
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train"])
+    parser.add_argument("what", choices=["train", "measure", "report"])
     parser.add_argument("--files", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--runs", default=",".join(RUNS))
     options = parser.parse_args()
+    options.runs = options.runs.split(",")
+    if options.what == "report":
+        report()
+        sys.exit()
     multilingual(options.files)
     parallel(options.files)
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda run: train(run, options.files), options.runs.split(",")))
+        if options.what == "train":
+            list(pool.map(lambda run: train(run, options.files), options.runs))
+        else:
+            list(pool.map(lambda job: measure(job, options.files), [job for job in measures(options.files) if job[0] in options.runs]))
