@@ -206,7 +206,10 @@ class Report:
         self.path.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
 
 
-SMALL = "2 million parameters from scratch, {pairs:,} sentence pairs, 13 languages, 2,500 steps; the paper's model: {paper}. The published rows are not comparable: they show what the table is about."
+SMALL = (
+    "2 million parameters from scratch, {pairs:,} sentence pairs, 13 languages, 2,500 steps; the paper's model: {paper}. "
+    "The published rows are not comparable: they show what the table is about."
+)
 
 
 def report():
@@ -325,7 +328,8 @@ def report():
     made = Report(
         "predict-and-reconstruct",
         "Predict-and-Reconstruct's tables",
-        "Both 1,500 steps of 16 blocks of 128 tokens of WikiText-2 from scratch, one seed, equal steps; `text-hybrid` costs about twice the compute. The paper's models see Wikipedia for 3 epochs.",
+        "Both 1,500 steps of 16 blocks of 128 tokens of WikiText-2 from scratch, one seed, equal steps; "
+        "`text-hybrid` costs about twice the compute. The paper's models see Wikipedia for 3 epochs.",
     )
     two = {"mlm": "text-mlm", "hybrid": "text-hybrid", "mlm's shape, untrained": ("text-mlm", "/untrained"), "mlm's embeddings, averaged": ("text-mlm", "/bag")}
     made.table(
