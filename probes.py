@@ -40,7 +40,7 @@ def knn(x, labels, queries, k=5):
 def logistic(x, labels, c=1.0, max_iter=100):
     """Weights (D + 1, K) and what adds to logits, the last row, of the regression that minimises C sum CE + |W|^2 / 2; two classes have
     K = 1, the logit of the second. The biases are not punished. float64, L-BFGS. Equal to scikit-learn's LogisticRegression."""
-    x, labels = torch.as_tensor(x).double(), torch.as_tensor(labels)
+    x, labels = torch.as_tensor(x).double(), torch.as_tensor(labels).long()
     classes = int(labels.max()) + 1
     x = torch.cat([x, x.new_ones(len(x), 1)], 1)
     w = x.new_zeros(x.shape[1], 1 if classes == 2 else classes, requires_grad=True)

@@ -221,7 +221,7 @@ def read(name, folder="data", split="test", lang="en"):
             raise BadInput(f"split {part!r} is unknown: choose from train, valid, test, or join some with +")
         if reason := missing(name, folder, part, lang):
             raise BadInput(reason)
-        if words := made(name, folder, part, lang):
+        if part == split and (words := made(name, folder, part, lang)):
             _note(f"{name}: {words}")
         source, here = _at_hand(name, folder, lang)
         published, tenths = _origin(here, part)
