@@ -188,9 +188,10 @@ def missing(name, folder="data", split="test", lang="en"):
     """One line for rows that are not there: which file, whose, from where, under which licence, how to get it; "" if they are."""
     source, here = _at_hand(name, folder, lang)
     if source and (part := _origin(here, split)[0]) in here:
-        path, row = here[part][0], next(_cells(here[part][0], source), (0, {}))[1]
-        column = str(source.first).format(lang=lang)
-        return f"{name}: {path} has no column {column!r}" if column != source.first and row and column not in row else ""
+        path, column = here[part][0], source.first if isinstance(source.first, str) else ""
+        row = next(_cells(path, source), (0, {}))[1] if "{lang}" in column else {}
+        absent = row and column.format(lang=lang) not in row
+        return f"{name}: {path} has no column {column.format(lang=lang)!r}; there are {', '.join(row)}" if absent else ""
     wanted = "train" if split == "train" or not find(name).sources[-1].test else "test"
     original = next(one for one in find(name).sources if one.dataset)
     path = getattr(original, wanted if getattr(original, wanted) else "test").format(lang=lang).split()[0]

@@ -76,7 +76,7 @@ def test_languages_are_columns_rows_or_folders(tmp_path):
     with lzma.open(tmp_path / "stsb_multi_test.tsv.xz", "wt", encoding="utf-8") as file:
         file.write("score\ts1_en\ts2_en\ts1_de\ts2_de\n5.0\tA\tB\tC\tD\n")
     assert tasks.read("stsb", tmp_path, "test", "de") == (["C"], ["D"], [5.0])
-    with pytest.raises(BadInput, match="there is no column 's1_fr'; there are score, s1_en"):
+    with pytest.raises(BadInput, match="stsb_multi_test.tsv.xz has no column 's1_fr'; there are score, s1_en"):
         tasks.read("stsb", tmp_path, "test", "fr")
     write(tmp_path / "tasks/rte_dev.tsv", "sentence1\tsentence2\tlabel\nA\tB\tentailment\n")
     with pytest.raises(BadInput, match="English only"):
