@@ -91,6 +91,10 @@ def desk(tmp_path_factory):
     (folder / "pairs.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
     (folder / "test.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in rows[:40]), encoding="utf-8")
     (folder / "lines.txt").write_text("".join(f"{a}\n" for a, _ in rows[:40]), encoding="utf-8")
+    (folder / "data").mkdir()
+    for name in ("mrpc_train", "mrpc_val"):
+        (folder / "data" / f"{name}.tsv").write_text("label\tsentence1\tsentence2\n" + "".join(f"{i % 2}\t{a}\t{b}\n" for i, (a, b) in enumerate(rows[:60])),
+                                                    encoding="utf-8")
     return folder
 
 
@@ -105,6 +109,8 @@ def test_every_command_of_the_readme_runs(line, desk):
     words = [sys.executable, str(ROOT / words[1]), *words[2:]]
     if line.startswith("python train.py") and "--help" not in words:
         words += ["--steps", "3", "--eval-limit", "20", "--batch", "8"]
+    if line.startswith("python evaluate.py out/"):
+        words += ["--limit", "40"]
     run = subprocess.run(words, cwd=desk, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
 
