@@ -1098,7 +1098,7 @@ def write_results(folder, name, results):
     """Write results to folder/name, whole or not at all. In eval.json other tasks' numbers stay if they are newer than the model."""
     part = lambda key: key.split("/")[:2 if key.split("/")[0] in probes.SETS else 1]                  # a task, or one set of it
     path, kept, new = folder / name, {}, [part(key) for key in results]
-    if name == "eval.json" and path.is_file() and path.stat().st_mtime >= (folder / "model.pt").stat().st_mtime:
+    if name == "eval.json" and path.is_file() and path.stat().st_mtime >= max(path.stat().st_mtime for path in folder.glob("*model*")):
         with contextlib.suppress(ValueError, AttributeError):            # a damaged file is written anew
             old = json.loads(path.read_text(encoding="utf-8"))
             kept = {key: value for key, value in old.items() if part(key) not in new}
@@ -1118,8 +1118,15 @@ def evaluate_run(arguments):
     """`evaluate.py RUN`: numbers to stdout and RUN/eval.json. Rows other than the run's own test rows get a file of their own,
     named by what was given, RUN/eval-DATA-SPLIT-LANGUAGES.json, so that the eval.json of all runs hold the same thing."""
     folder = Path(arguments.run)
-    first = read_config(folder)
-    config, tokenizer = first["config"], data.read_tokenizer(folder / "tokenizer.json")
+    pretrained = (folder / "config.json").is_file() and not (folder / "model.pt").is_file()
+    if pretrained:
+        loaded = importlib.import_module("checkpoints").read(folder)
+        first, tokenizer = {"config": {"data": ""}}, loaded.tokenizer
+        if not arguments.data and not (arguments.tasks and set(arguments.tasks) <= {"tatoeba", "mine", *probes.SETS}):
+            raise BadInput(f"{folder} is a pretrained model, without rows of its own: give --data, or --tasks with sets of their own, such as sts")
+    else:
+        first, tokenizer = read_config(folder), data.read_tokenizer(folder / "tokenizer.json")
+    config = first["config"]
     if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
         raise BadInput(f"{folder / 'tokenizer.json'} is not the one that the run was trained with: put that file back")
     own = config.get("eval_data") or config["data"]
@@ -1136,13 +1143,13 @@ def evaluate_run(arguments):
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
         raise BadInput(f"device {device!r} cannot be used here: leave --device out, or give cpu") from None
-    model = load(folder / "model.pt", device)
+    model = loaded.model.to(device) if pretrained else load(folder / "model.pt", device)
     if arguments.tasks == []:
         raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
     if bool(arguments.hard) != bool(arguments.hard_types):
         raise BadInput("--hard and --hard-types go together: the altered sentences, and what each was made from")
     known, skip_bad = None, bool(config.get("skip_bad"))
-    if model.config.causal and not JUDGES.keys().isdisjoint(arguments.tasks or TASKS):
+    if not pretrained and model.config.causal and not JUDGES.keys().isdisjoint(arguments.tasks or TASKS):
         try:
             known = seen(config["data"], names(config.get("langs") or ""), not config.get("eval_data"), skip_bad)
         except BadInput as error:                                        # the data may be on another machine
@@ -1189,7 +1196,7 @@ def main(argv=None):
         return importlib.import_module(COMMANDS[argv[0]]).main(argv)
     parser = argparse.ArgumentParser(prog="evaluate.py", description="Evaluate a run.", allow_abbrev=False,
                                      epilog=f"Other commands, each with its own --help: {', '.join(f'evaluate.py {word}' for word in COMMANDS)}")
-    parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
+    parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma, or of a pretrained model")
     parser.add_argument("--data", help="other data than the run's own: toy, files as for train.py, or a folder of files CODE.devtest")
     parser.add_argument("--langs", type=names, help="languages, such as en,de; the first is searched in (default: the run's)")
     parser.add_argument("--split", help="train, valid, test, or all of a file (default: what was not trained on)")
