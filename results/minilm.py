@@ -5,6 +5,7 @@
 
 FOLDER holds parallel/multi30k_{train,test_2016_flickr}.tsv.xz and tasks/stsb_multi_dev.tsv.xz. Runs are kept in out/minilm; what was stopped resumes.
 """
+
 import argparse
 import json
 import os
@@ -15,8 +16,15 @@ from pathlib import Path
 ROOT, STEPS = Path(__file__).parent.parent, 100
 RECORDS, TABLE = Path(__file__).with_suffix(".jsonl"), Path(__file__).with_suffix(".md")
 KINDS = ("contrastive", "bepa", "mexma")
-COLUMNS = {"xsim %": "retrieval/xsim", "STS-B en": "sts/stsb/spearman", "STS-B de": "sts/stsb-de/spearman", "RankMe": "geometry/rankme", "uniformity": "geometry/uniformity",
-           "cos random": "geometry/cosine/same", "cos translations": "geometry/cosine/translations"}
+COLUMNS = {
+    "xsim %": "retrieval/xsim",
+    "STS-B en": "sts/stsb/spearman",
+    "STS-B de": "sts/stsb-de/spearman",
+    "RankMe": "geometry/rankme",
+    "uniformity": "geometry/uniformity",
+    "cos random": "geometry/cosine/same",
+    "cos translations": "geometry/cosine/translations",
+}
 
 
 def call(*words):
@@ -30,24 +38,60 @@ def scores(model, files):
     """The model's numbers on the 1,000 test captions, and on STS-B's published development pairs."""
     pairs = files / "parallel" / "multi30k_test_2016_flickr.tsv.xz"
     found = json.loads(call("evaluate.py", model, "--data", pairs, "--langs", "en,de", "--tasks", "retrieval,geometry", "--json"))
-    return found | json.loads(call("evaluate.py", model, "--tasks", "sts", "--sets", "stsb", "--task-langs", "en,de", "--no-controls", "--files", files / "tasks", "--json"))
+    return found | json.loads(
+        call("evaluate.py", model, "--tasks", "sts", "--sets", "stsb", "--task-langs", "en,de", "--no-controls", "--files", files / "tasks", "--json")
+    )
 
 
 def train(kind, model, files):
     out = f"out/minilm/{kind}"
-    call("train.py", "--objective", kind, "--init", model, "--data", files / "parallel" / "multi30k_train.tsv.xz", "--langs", "en,de", "--steps", STEPS, "--batch", 16,
-         "--lr", "5e-5", "--eval-every", STEPS, "--eval-limit", 50, "--out", out)
+    call(
+        "train.py",
+        "--objective",
+        kind,
+        "--init",
+        model,
+        "--data",
+        files / "parallel" / "multi30k_train.tsv.xz",
+        "--langs",
+        "en,de",
+        "--steps",
+        STEPS,
+        "--batch",
+        16,
+        "--lr",
+        "5e-5",
+        "--eval-every",
+        STEPS,
+        "--eval-limit",
+        50,
+        "--out",
+        out,
+    )
     return ROOT / out
 
 
 def report():
     rows = [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
-    lines = ["# A pretrained model, continued", "", f"all-MiniLM-L6-v2 (English), before and after {STEPS} steps of 16 English-German captions of Multi30k at 5e-5, one seed, one thread. xsim: "
-             "1,000 test captions, German into English; STS-B: Spearman x 100 on the 1,500 published development pairs (German: machine translations). `python results/minilm.py`.", "",
-             "| | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
+    lines = [
+        "# A pretrained model, continued",
+        "",
+        f"all-MiniLM-L6-v2 (English), before and after {STEPS} steps of 16 English-German captions of Multi30k at 5e-5, one seed, one "
+        "thread. xsim: "
+        "1,000 test captions, German into English; STS-B: Spearman x 100 on the 1,500 published development pairs (German: machine translations). "
+        "`python results/minilm.py`.",
+        "",
+        "| | " + " | ".join(COLUMNS) + " |",
+        "|---|" + "---:|" * len(COLUMNS),
+    ]
     lines += [f"| {row['run']} | " + " | ".join(f"{row['eval'][name]:.2f}" for name in COLUMNS.values()) + " |" for row in rows]
-    lines += ["", f"Each after: `python train.py --objective KIND --init MODEL --data multi30k_train.tsv.xz --langs en,de --steps {STEPS} --batch 16 --lr 5e-5`, then "
-              "`python evaluate.py RUN --data multi30k_test_2016_flickr.tsv.xz --langs en,de --tasks retrieval,geometry` and `--tasks sts --sets stsb --task-langs en,de`."]
+    lines += [
+        "",
+        f"Each after: `python train.py --objective KIND --init MODEL --data multi30k_train.tsv.xz --langs en,de --steps {STEPS} --batch 16 "
+        "--lr 5e-5`, then "
+        "`python evaluate.py RUN --data multi30k_test_2016_flickr.tsv.xz --langs en,de --tasks retrieval,geometry` "
+        "and `--tasks sts --sets stsb --task-langs en,de`.",
+    ]
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -353,6 +353,17 @@ def test_encode_writes_one_vector_a_line_and_nearest_finds_the_line_itself(tmp_p
         assert evaluate.main(words) == 2 and capsys.readouterr().err.startswith("error: ")
 
 
+def test_a_pretrained_folder_is_evaluated_as_a_run_is(copy, tmp_path, capsys):
+    folder = copy("bert")
+    (tmp_path / "pairs.tsv").write_text("en\tde\n" + "".join(f"{text}\t{text} .\n" for text in TEXTS), encoding="utf-8")
+    assert evaluate.main([str(folder), "--data", str(tmp_path / "pairs.tsv"), "--tasks", "retrieval,geometry", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["retrieval/rows"] == 4 and json.loads((folder / "eval-pairs.json").read_text(encoding="utf-8")) == found
+    for flags in ([], ["--tasks", "sts,geometry"]):
+        assert evaluate.main([str(folder), *flags]) == 2
+        assert "is a pretrained model, without rows of its own: give --data" in capsys.readouterr().err
+
+
 def test_the_readmes_mteb_adapter_keeps_to_the_protocol(tmp_path):
     """mteb 2: encode(DataLoader of {"text": [...]}, *, ...) -> (N, D), similarity, similarity_pairwise, mteb_model_meta."""
     a_run(tmp_path / "run")
