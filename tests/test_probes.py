@@ -106,13 +106,13 @@ def test_folds_hold_each_class_evenly():
 
 @pytest.mark.parametrize("hidden", [0, 8])
 def test_sentevals_protocols_learn_what_can_be_learned(hidden):
-    x, labels = rows(120, 4, apart=8)
+    x, labels = rows(240, 4, apart=8)
     test, gold = rows(60, 4, apart=8, seed=1)
-    quick = dict(hidden=hidden, k=3, max_epoch=40, batch=4)
+    quick = dict(hidden=hidden, k=3, max_epoch=24, batch=4)
     assert metrics.accuracy(probes.senteval(x, labels, None, test, **quick), gold) > 95
     assert metrics.accuracy(probes.senteval(x, labels, (x[:30], labels[:30]), test, **quick), gold) > 95
     found = probes.senteval(x, labels, **quick)
-    assert len(found) == 120 and metrics.accuracy(found, labels) > 95
+    assert len(found) == 240 and metrics.accuracy(found, labels) > 95
     assert torch.equal(found, probes.senteval(x, labels, **quick))
 
 
