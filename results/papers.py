@@ -111,7 +111,7 @@ def measures(files):
     for run in ("mlm", "bepa"):
         found += [
             (run, f"finetune.py RUN --task xnli --limit 2000 --eval-limit 300 {data('tasks')}{' --untrained' * (run == 'mlm')}"),
-            (run, f"finetune.py RUN --task mlqa --limit 600 --eval-limit 12 {data('qa')}"),
+            (run, f"finetune.py RUN --task mlqa --limit 600 --eval-limit 12 --files {files}"),
         ]
         found += [
             (run, f"finetune.py RUN --task {task} --limit 2500 {data('tasks')}{' --untrained' * (run == 'mlm')}") for task in ("mrpc", "stsb", "sst2", "rte")
