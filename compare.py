@@ -3,9 +3,9 @@
     python evaluate.py compare out/a-82 out/a-23 out/b-82 out/b-23       # a table; b is tested against a over their common seeds
     python evaluate.py compare out/* --metrics retrieval/xsim,geometry/rankme --out out/compared --plots
 
-Runs that differ in nothing but their seed are one group, a row of the table. First what is read and how it is grouped, then
-statistics, then the command line; plots.py draws.
+Runs that differ in nothing but their seed are one group, a row of the table.
 """
+# First what is read and how it is grouped, then statistics, then the command line; plots.py draws.
 import argparse
 import contextlib
 import difflib
@@ -286,7 +286,7 @@ def main(argv):
     """argv: "compare", then what follows it. Returns the exit status: 0, or 2 for bad input, which is one line on stderr."""
     parser = argparse.ArgumentParser(prog="evaluate.py compare", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders that train.py wrote and evaluate.py has evaluated; the first one's group is the base")
-    parser.add_argument("--metrics", type=evaluate.names, metavar="NAME,NAME", help="such as retrieval/xsim,geometry/rankme (default: the most important)")
+    parser.add_argument("--metrics", type=evaluate.names, metavar="NAME,NAME", help=f"such as retrieval/xsim,geometry/rankme (default: {', '.join(HEADLINE)})")
     parser.add_argument("--files", type=evaluate.names, default=["eval.json"], metavar="FILE,FILE",
                         help="files of each run to read, such as eval-flores-test.json,finetune-mnli.json (default: eval.json)")
     parser.add_argument("--against", metavar="RUN", help="a run of the group that the others are tested against (default: the first)")

@@ -910,31 +910,35 @@ def attention_places(tokenizer, rows, weights, most=64, examples=10):
             "examples": [{"tokens": [tokenizer.id_to_token(token) for token in ids], "weights": listed(mean)} for ids, mean in zip(rows[:examples], means)]}
 
 
-class Translation(NamedTuple):
+class Example(NamedTuple):
     query: str
-    found: str  # what the model takes for its translation into the first language
+    found: str  # what the model writes, or takes for the query's translation into the first language
     gold: str
     right: bool
 
 
-def translations(model, tokenizer, texts, n=5, header=0, frames=None):
-    """n examples of retrieval to read: {language: texts, aligned} -> list of Translation, the languages in turn, the rows spread
-    evenly, each found among all texts of the first language as `xsim` does. No example if there is one language."""
+def examples(model, tokenizer, texts, n=5, header=0, frames=None):
+    """n examples to read: {language: texts, aligned} -> list of Example, the rows spread evenly. Of a causal model and two columns its answers;
+    else retrieval, the languages in turn, each text found among all of the first language as `xsim` does. None if there is one language."""
     headers = texts["system"] if header else None
     texts = {name: lines for name, lines in texts.items() if name != "system" or not header}
     first, *others = texts
     count = len(texts[first])
     if not others or not count:
         return []
+    chosen = [turn * count // n for turn in range(min(n, count))]
+    if model.config.causal and len(others) == 1:
+        parts = ([lines[row] for row in chosen] for lines in texts.values())
+        made = answer(model, tokenizer, *parts, headers=headers and [headers[row] for row in chosen], header=header)
+        return [Example(*row, exact(*row[1:])) for row in zip(made.prompts, made.written, made.golds)]
     rows = rows_of_columns(model, tokenizer, texts, headers, header, frames)
     vectors = dict(zip(texts, embed_rows(model, rows).split(count)))
-    found = {other: mine(vectors[other], vectors[first]).tolist() for other in others[:n]}
-    n, examples = min(n, count), []
-    for turn in range(n):
-        other, row = others[turn % len(others)], turn * count // n
+    found, made = {other: mine(vectors[other], vectors[first]).tolist() for other in others[:n]}, []
+    for turn, row in enumerate(chosen):
+        other = others[turn % len(others)]
         gold, taken = texts[first][row], texts[first][found[other][row]]
-        examples.append(Translation(texts[other][row], taken, gold, taken == gold))
-    return examples
+        made.append(Example(texts[other][row], taken, gold, taken == gold))
+    return made
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -870,7 +870,7 @@ class Run:
         self.say("\n" + table(self.first or {}, results))
         texts = evaluate.test_rows(train.eval_data or train.data, self.langs, "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad,
                                    bool(self.header()))[0]
-        for example in evaluate.translations(self.objective.model, self.corpus.tokenizer, texts, header=self.header(), frames=self.frames()):
+        for example in evaluate.examples(self.objective.model, self.corpus.tokenizer, texts, header=self.header(), frames=self.frames()):
             self.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}" +
                      ("" if example.right else f"\n    instead of {example.gold}"))
         self.say(f"\n{self.tokens:,} tokens in {self.seconds:.0f} s, {self.tokens / self.seconds:,.0f} a second. The run is in {self.folder}\n"

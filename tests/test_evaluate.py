@@ -274,12 +274,19 @@ def test_a_causal_model_is_asked_when_there_are_two_columns(tokenizer, tmp_path)
 
 def test_translations_show_what_was_found(tokenizer):
     texts, _ = evaluate.test_rows("toy", ["en", "de", "fr"], "test", 12)
-    examples = evaluate.translations(tiny().eval(), tokenizer, texts)
+    examples = evaluate.examples(tiny().eval(), tokenizer, texts)
     assert len(examples) == 5 and examples[0].query == texts["de"][0] and examples[1].query in texts["fr"]
     assert all(one.right == (one.found == one.gold) and one.gold in texts["en"] for one in examples)
-    same = evaluate.translations(tiny().eval(), tokenizer, {"en": texts["en"], "copy": texts["en"]}, n=12)
+    same = evaluate.examples(tiny().eval(), tokenizer, {"en": texts["en"], "copy": texts["en"]}, n=12)
     assert all(one.right for one in same)
-    assert evaluate.translations(tiny(), tokenizer, {"en": texts["en"]}) == []
+    assert evaluate.examples(tiny(), tokenizer, {"en": texts["en"]}) == []
+
+
+def test_examples_of_a_causal_model_are_its_answers(tokenizer, monkeypatch):
+    texts = {"user": [f"{count} dogs" for count in range(7)], "assistant": [f"{count} cats" for count in range(7)]}
+    asked = scripted(monkeypatch, tokenizer, [(text, True) for text in ("0 cats", "a cat", "2 cats ", "", "5 cats")])
+    found = evaluate.examples(tiny(causal=True).eval(), tokenizer, texts)
+    assert [(one.query, one.gold, one.right) for one in found] == [(f"{row} dogs", f"{row} cats", row in (0, 2, 5)) for row in (0, 1, 2, 4, 5)] and asked
 
 
 # ---- retrieval in many languages, and tasks with files of their own
