@@ -327,7 +327,7 @@ def sentence_files(config, longest):
 
 def export(name, folder):
     """Write a run, or a pretrained model, as a folder that AutoModel and SentenceTransformer open: whole, read back and compared, or not at all."""
-    folder, loaded = Path(folder), open_model(name)
+    folder, loaded = Path(folder).absolute(), open_model(name)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise BadInput(f"{folder} is there already: name a new folder")
     model, tokenizer = loaded.model, framed(loaded)

@@ -24,6 +24,7 @@ from data import BadInput
 from plots import PLOTS, draw
 
 FREE = {"seed", "out", "cache", "device", "attention", "compile", "fill", "log_every", "eval_every", "eval_limit", "save_every"}
+AMOUNTS = ("rows", "test_rows", "train_rows", "rows_train", "epochs")     # results that must be the same for others to be compared
 HEADLINE = ("retrieval/xsim", "retrieval/xsim++", "retrieval/top1", "geometry/rankme", "geometry/cosine/same", "geometry/cosine/translations",
             "generate/exact", "generate/startswith")
 
@@ -135,11 +136,12 @@ def check_same_rows(runs, names, files):
                            "evaluate both with the same --data and --langs, and name the file that this writes with --files")
         if one[0] != two[0]:
             notes.append(f"{one[0]} and {two[0]} have the same name: whether they are the same file was not checked.")
-    for task in dict.fromkeys(name.split("/")[0] for name in names):
-        rows = [(run, set(run.scores[f"{task}/rows"].values())) for run in runs if f"{task}/rows" in run.scores]
-        for run, count in rows[1:]:
-            if count != rows[0][1]:
-                raise BadInput(f"{task} was done on {rows[0][1].pop()} rows in {rows[0][0].folder} and on {count.pop()} in {run.folder}: their numbers "
+    done = {name.split("/")[0] for name in names}
+    for count in dict.fromkeys(name for run in runs for name in run.scores if name.split("/")[0] in done and name.split("/")[-1] in AMOUNTS):
+        found = [(run, set(run.scores[count].values())) for run in runs if count in run.scores]
+        for run, value in found[1:]:
+            if value != found[0][1]:
+                raise BadInput(f"{count} is {found[0][1].pop()} in {found[0][0].folder} and {value.pop()} in {run.folder}: their numbers "
                                "cannot be compared; evaluate both with the same --limit and --data")
     if len({run.tokenizer for run in runs}) > 1:
         notes.append("The tokenizers differ: losses and metrics of tokens cannot be compared, those of texts can.")
@@ -294,8 +296,4 @@ def main(argv):
     parser.add_argument("--plots", type=evaluate.names, nargs="?", const=[], metavar="NAME,NAME", help=f"draw {', '.join(PLOTS)}, or some of them")
     parser.add_argument("--projection", choices=("tsne", "pca"), default="tsne", help="how the plot of vectors gets from D dimensions to 2 (default: tsne)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    try:
-        return compare_runs(parser.parse_args(argv[1:]))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return evaluate.reported(compare_runs, parser.parse_args(argv[1:]))

@@ -9,7 +9,6 @@ out/x may be a run, a folder with a pretrained model, or its name on the Hugging
 
 import argparse
 import io
-import os
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 import data
 from checkpoints import export, open_model
 from data import BadInput
-from evaluate import embed_rows, rows_of
+from evaluate import embed_rows, reported, rows_of
 from metrics import neighbours
 
 
@@ -34,6 +33,8 @@ class Encoder:
         """N texts -> float32 array (N, D)."""
         rows = rows_of(self.loaded.tokenizer, texts, None, self.loaded.frame, self.loaded.longest)
         vectors = embed_rows(self.loaded.model, rows, progress=True)
+        if bad := int((~vectors.isfinite()).any(1).sum()):
+            raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its training has diverged")
         return (F.normalize(vectors) if self.loaded.unit else vectors).numpy()
 
 
@@ -64,14 +65,7 @@ def main(arguments=None):
             one.add_argument("--query", action="append", metavar="TEXT", help="what to look for; may be given again (default: the lines of stdin)")
             one.add_argument("--count", type=int, default=5, metavar="N", help="lines to print for each query (default: 5)")
     options = parser.parse_args(arguments)
-    try:
-        {"export": export_run, "encode": encode_file, "nearest": nearest}[options.command](options)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:                                              # whoever reads, such as head, has seen enough
-        os.dup2(open(os.devnull, "wb").fileno(), sys.stdout.fileno())
-    return 0
+    return reported({"export": export_run, "encode": encode_file, "nearest": nearest}[options.command], options)
 
 
 def export_run(options):
@@ -80,6 +74,8 @@ def export_run(options):
 
 def encode_file(options):
     lines, buffer = read_lines(options.file), io.BytesIO()
+    if Path(options.out).is_dir() or not Path(options.out).absolute().parent.is_dir():
+        raise BadInput(f"--out {options.out} must be a file in a folder that is there: name another")
     vectors = Encoder(options.run).encode(lines)
     np.save(buffer, vectors)
     data.write_atomic(options.out, buffer.getbuffer())

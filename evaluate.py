@@ -19,9 +19,11 @@ import difflib
 import functools
 import importlib
 import json
+import os
 import re
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -704,7 +706,9 @@ def task_uniform(subject):
 def task_gap(subject):
     """Predict-and-Reconstruct's tables 7-11, for each set of --sets and each pooling: its geometry, by the paper's formulas and its code's,
     and the probe gap. A pair is one row, [CLS] first [SEP] second [SEP], as in its code. Without --sets, the token probe of the first column."""
-    sets, scores = {name: tasks.read(name, subject.files) for name in subject.sentences.sets or ()}, {}
+    asked, scores = subject.sentences, {}
+    sets = {name if lang == "en" else f"{name}-{lang}": tasks.read(name, subject.files, "test", lang)
+            for name in asked.sets or () for lang in (asked.langs if name in IN_LANGUAGES else ("en",))}
     if not sets:
         name, texts = next(iter(subject.texts.items()))
         sets = {name: tasks.Rows(texts, None, None)}
@@ -800,8 +804,11 @@ def sentences(task, subject):
     for name, lang in there:
         label, pool = name if lang == "en" else f"{name}-{lang}", None
         if task == "hybrid-probes":
+            label += "-released" * options.released + (f"-{options.epochs}-epochs" if options.epochs else "")
             pool = "cls" if options.released and name in ("mrpc", "qqp", "ag-news") else "mean"
         rows = [positives(task, name, tasks.read(name, subject.files, split, lang)) for split in probes.splits(task, name, options.released)]
+        if alone := next((part for part in rows if len(set(part.labels)) < 2), None):
+            raise BadInput(f"set {name} has {len(alone.labels)} rows of one label, {(alone.labels or ['none'])[0]}: there is nothing to tell apart")
         scores = {}
         for kind, encode in encoders(subject, pool).items():
             parts = [(encode(part.first), part.second and encode(part.second), torch.tensor(part.labels)) for part in rows]
@@ -1118,6 +1125,45 @@ def file_ending(arguments):
     return "".join(f"-{part}" for part in [*parts, *langs]) + ".json"
 
 
+def usable_device(name):
+    """The name of a device, by default the GPU if there is one. BadInput if it cannot be used here."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        if torch.device(name).type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
+        raise BadInput(f"device {name!r} cannot be used here: leave --device out, or give cpu") from None
+    return name
+
+
+OWN_ROWS = ("tatoeba", "mine", *probes.SETS)                              # tasks that read nothing of --data
+USED_BY = {  # flag -> the tasks that use it
+    **dict.fromkeys(("data", "langs", "split", "limit"), [name for name in TASKS if name not in OWN_ROWS]),
+    "max_new": list(JUDGES), "databases": ["spider"], "hard": ["retrieval", "uniform"], "probe_epochs": ["hybrid-probes"], "probe_released": ["hybrid-probes"],
+    "sets": ["gap", *probes.SETS], "task_langs": ["gap", *probes.SETS], "no_controls": list(probes.SETS)}
+
+
+def check_flags(arguments):
+    """Refuse a flag that none of the tasks asked for uses, an empty list, and a set that none of them has."""
+    for name in ("tasks", "sets", "task_langs"):
+        if getattr(arguments, name) == []:
+            raise BadInput(f"--{name.replace('_', '-')} names nothing: leave it out, or give names with commas between them")
+    asked = arguments.tasks or [name for name in TASKS if name not in ON_REQUEST]
+    for flag, users in USED_BY.items():
+        plotted = flag in ("data", "langs", "split", "limit") and arguments.arrays
+        if getattr(arguments, flag) not in (None, False) and not plotted and not set(asked) & set(users):
+            raise BadInput(f"--{flag.replace('_', '-')} is for the tasks {', '.join(users)}: leave it out, or name one of them with --tasks")
+    if arguments.probe_epochs is not None and arguments.probe_epochs < 1:
+        raise BadInput(f"--probe-epochs is {arguments.probe_epochs}: it must be at least 1")
+    groups = [probes.SETS[task].split() for task in asked if task in probes.SETS]
+    if lost := [name for name in arguments.sets or () if "gap" not in asked and name in tasks.TASKS and not any(name in group for group in groups)]:
+        raise BadInput(f"--sets {lost[0]}: none of the tasks {', '.join(asked)} has this set: leave it out, or name another task")
+    chosen = set(arguments.sets or ()) if "gap" in asked else {name for group in groups for name in group if name in (arguments.sets or group)}
+    if arguments.task_langs and not chosen & set(IN_LANGUAGES):
+        raise BadInput(f"--task-langs chooses languages of {', '.join(IN_LANGUAGES)}, and none of these sets is asked for: leave it out")
+
+
 def evaluate_run(arguments):
     """`evaluate.py RUN`: numbers to stdout and RUN/eval.json. Rows other than the run's own test rows get a file of their own,
     named by what was given, RUN/eval-DATA-SPLIT-LANGUAGES.json, so that the eval.json of all runs hold the same thing."""
@@ -1126,7 +1172,10 @@ def evaluate_run(arguments):
     if pretrained:
         loaded = importlib.import_module("checkpoints").read(folder)
         first, tokenizer = {"config": {"data": ""}}, loaded.tokenizer
-        if not arguments.data and not (arguments.tasks and set(arguments.tasks) <= {"tatoeba", "mine", *probes.SETS}):
+        loaded.model.config = replace(loaded.model.config, max_length=loaded.longest)
+        if loaded.unit:
+            print(f"note: {folder} scales its vectors to length 1; here they are measured as the pooling gives them", file=sys.stderr)
+        if not arguments.data and not (arguments.tasks and set(arguments.tasks) <= {*OWN_ROWS, *(["gap"] if arguments.sets else [])}):
             raise BadInput(f"{folder} is a pretrained model, without rows of its own: give --data, or --tasks with sets of their own, such as sts")
     else:
         first, tokenizer = read_config(folder), data.read_tokenizer(folder / "tokenizer.json")
@@ -1140,16 +1189,9 @@ def evaluate_run(arguments):
     langs = arguments.langs or (names(config.get("langs") or "") if spec == own else None)
     held_out = spec in data.EMBEDDED or spec == config["data"]           # other files were not trained on: all their rows serve
     split = arguments.split or ("test" if held_out else "all")
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        if torch.device(device).type not in ("cpu", "cuda", "mps"):
-            raise RuntimeError
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
-        raise BadInput(f"device {device!r} cannot be used here: leave --device out, or give cpu") from None
+    device = usable_device(arguments.device)
     model = loaded.model.to(device) if pretrained else load(folder / "model.pt", device)
-    if arguments.tasks == []:
-        raise BadInput(f"--tasks names no task: choose from {', '.join(TASKS)}, or leave it out")
+    check_flags(arguments)
     if bool(arguments.hard) != bool(arguments.hard_types):
         raise BadInput("--hard and --hard-types go together: the altered sentences, and what each was made from")
     known, skip_bad = None, bool(config.get("skip_bad"))
@@ -1162,10 +1204,8 @@ def evaluate_run(arguments):
     if header and (Path(spec).is_dir() or not data.has_header(spec, langs, skip_bad)):
         print(f"note: {spec} has no system texts in the columns chosen, and this run was trained with them: rows open with [CLS] alone", file=sys.stderr)
         header = 0
-    asked = Sentences(arguments.sets and tuple(arguments.sets), tuple(arguments.task_langs), not arguments.no_controls, arguments.probe_epochs,
+    asked = Sentences(arguments.sets and tuple(arguments.sets), tuple(arguments.task_langs or ("en",)), not arguments.no_controls, arguments.probe_epochs,
                       arguments.probe_released)
-    if asked != Sentences() and not set(arguments.tasks or ()) & {"gap", *probes.SETS}:
-        raise BadInput(f"--sets, --task-langs, --no-controls and --probe-... are for the tasks gap, {', '.join(probes.SETS)}: name some with --tasks")
     limit = arguments.limit if arguments.limit is not None or Path(spec).is_dir() else 1000
     subject = Subject(model, tokenizer, spec, langs, split, limit, skip_bad, progress=True, known=known, answer_limit=limit,
                       header=header, frames=first.get("frames"), files=arguments.files, max_new=arguments.max_new, databases=arguments.databases,
@@ -1214,17 +1254,30 @@ def main(argv=None):
     parser.add_argument("--hard", metavar="FILE", help="altered sentences of the first language, xsim++'s eng_Latn_augmented.devtest")
     parser.add_argument("--hard-types", metavar="FILE", help="what each was made from, xsim++'s eng_Latn_errtype.devtest.json")
     parser.add_argument("--sets", type=names, help="of the tasks on published sets only these, such as sst2,mrpc (default: all that are there)")
-    parser.add_argument("--task-langs", type=names, default=["en"], help=f"languages of {', '.join(IN_LANGUAGES)} (default: en)")
+    parser.add_argument("--task-langs", type=names, help=f"languages of {', '.join(IN_LANGUAGES)} (default: en)")
     parser.add_argument("--no-controls", action="store_true", help="leave out the same scores of an untrained model and of a bag of embeddings")
     parser.add_argument("--probe-epochs", type=int, help="epochs of hybrid-probes (default: the paper's, 10 to 90)")
     parser.add_argument("--probe-released", action="store_true", help="hybrid-probes as the paper's code: epoch chosen on the reported rows")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return reported(evaluate_run, parser.parse_args(argv))
+
+
+def reported(work, options):
+    """Do the work of a command -> exit status: 0; 2 for bad input, or a file that cannot be read or written, which is one line on stderr; 130 if stopped."""
     try:
-        evaluate_run(parser.parse_args(argv))
+        return work(options) or 0
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:                                              # whoever reads, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"error: {error.filename or 'a file'}: {error.strerror or error}; choose another place, or free this one", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; nothing is half written", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -29,7 +29,7 @@ import metrics
 import scores
 import tasks
 from data import BadInput
-from evaluate import batches, in_eval_mode, names, read_config
+from evaluate import batches, in_eval_mode, names, read_config, reported, usable_device
 from model import Model, Packed, load
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def one_run(encoder, prepared, task, options, seed):
     """Fine-tune and test once -> {"task/metric" or "task/metric/detail": number}."""
     torch.manual_seed(seed)
     model = Finetuned(encoder(), prepared.outputs, prepared.tokens).to(options.device)
-    history, trained, by_metric = [], task.train[0], {}
+    history, trained, by_metric = [], task.train[0] if task.test else options.task, {}
 
     def after_epoch(epoch):
         history.append(prepared.same.judge(predict(model, prepared.same.rows, options.precision)))
@@ -196,10 +196,11 @@ METRICS = {"pearson": metrics.pearson, "spearman": metrics.spearman, "mcc": metr
 
 def classification(task, options, tokenizer):
     """-> Prepared. The whole published training split is trained on. The data sets must have the same classes."""
-    mark, counts, kinds = data.special(tokenizer), Counter(), {name: tasks.find(name).classes for name in (*task.train, task.test) if name}
-    classes = kinds[task.train[0]]
+    own = task.train[0] if task.test else options.task                   # whose English test rows are reported
+    mark, counts, kinds = data.special(tokenizer), Counter(), {name: tasks.find(name).classes for name in (own, *task.train, task.test) if name}
+    classes = kinds[own]
     if other := [name for name in kinds if kinds[name] != classes]:
-        raise BadInput(f"{other[0]} has the labels {', '.join(kinds[other[0]]) or '(scores)'} and {task.train[0]} {', '.join(classes) or '(scores)'}: "
+        raise BadInput(f"{other[0]} has the labels {', '.join(kinds[other[0]]) or '(scores)'} and {own} {', '.join(classes) or '(scores)'}: "
                        "choose data sets with the same labels")
 
     def read(name, split, limit, lang="en"):
@@ -235,7 +236,7 @@ def classification(task, options, tokenizer):
             if task.test != "xnli" or lang in XNLI:
                 raise
     loss = (lambda outputs, golds, _: F.cross_entropy(outputs, golds)) if classes else (lambda outputs, golds, _: F.mse_loss(outputs[:, 0], golds.float()))
-    return Prepared(rows, torch.tensor(labels), len(classes) or 1, False, loss, part(task.train[0]), others, counts)
+    return Prepared(rows, torch.tensor(labels), len(classes) or 1, False, loss, part(own), others, counts)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -468,9 +469,9 @@ def make_parser():
           "name/seed_N are kept [82]")
     group = parser.add_argument_group("rows and answers; defaults of BERT-JEPA's code").add_argument
     group("--max-length", type=int, metavar="N", help="tokens of a row [128; answers 384; at most the model's]")
-    group("--stride", type=int, default=128, metavar="N", help="tokens that two windows of a context share, at most half of one [128]")
-    group("--n-best", type=int, default=20, metavar="N", help="starts and ends that are combined [20]")
-    group("--max-answer", type=int, default=30, metavar="N", help="tokens of an answer [30]")
+    group("--stride", type=int, metavar="N", help="tokens that two windows of a context share, at most half of one [128]")
+    group("--n-best", type=int, metavar="N", help="starts and ends that are combined [20]")
+    group("--max-answer", type=int, metavar="N", help="tokens of an answer [30]")
     group("--rules", choices=scores.RULES, help="by which answers are compared [mlqa; of squad and xquad squad]")
     group = parser.add_argument_group("device and output").add_argument
     group("--device", metavar="NAME", help="cpu, cuda, cuda:1 [cuda if there is one]")
@@ -487,10 +488,14 @@ def settle(options, config):
     task, longest = TASKS[options.task], config.max_length
     if options.train_on and task.prepare is answering:
         raise BadInput(f"--train-on is for sentence tasks, {options.task} is trained on SQuAD: leave it out")
+    if len({*(options.train_on or ())}) < len(options.train_on or ()):
+        raise BadInput(f"--train-on {','.join(options.train_on)} names a task twice: its rows would count twice")
+    answers = dict(stride=128, n_best=20, max_answer=30, rules="mlqa" if task.test == "mlqa" else "squad")
+    if task.prepare is not answering and (given := [name for name in answers if getattr(options, name) is not None]):
+        raise BadInput(f"--{given[0].replace('_', '-')} is for squad, xquad and mlqa, {options.task} has no answers in a text: leave it out")
     task = task._replace(train=tuple(options.train_on or task.train), lr=task.lr if config.width >= NARROW else NARROW_RATE)
     usual = 384 if task.prepare is answering else 128
-    for name, value in dict(epochs=task.epochs, lr=task.lr, batch=task.batch, rules="mlqa" if task.test == "mlqa" else "squad",
-                            max_length=min(usual, longest), device="cuda" if torch.cuda.is_available() else "cpu").items():
+    for name, value in dict(epochs=task.epochs, lr=task.lr, batch=task.batch, **answers, max_length=min(usual, longest)).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     amount = (1, math.inf)
@@ -498,14 +503,12 @@ def settle(options, config):
                                   lr=(0, math.inf), warmup=(0, 1), weight_decay=(0, math.inf), clip=(0, math.inf), max_length=(16, longest)).items():
         if (value := getattr(options, name)) is not None and not low <= value <= high:
             raise BadInput(f"{name} {value}: it must be {low} to {high}{', the longest row of the model' if name == 'max_length' else ''}")
-    if not options.seeds or len(set(options.seeds)) < len(options.seeds) or not all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in options.seeds):
+    numbers = [int(seed) if seed.isdecimal() else -1 for seed in options.seeds]
+    if not numbers or len(set(numbers)) < len(numbers) or not all(0 <= number < 2 ** 32 for number in numbers):
         raise BadInput(f"seeds {','.join(options.seeds)}: give whole numbers, at least one, each once")
     if config.causal and config.pool == "cls" and task.prepare is classification:
         raise BadInput("the sentence vector of this causal model is its first state, which has read nothing: take a run with --pool last or mean")
-    try:
-        torch.empty(0, device=options.device)
-    except (RuntimeError, AssertionError):                               # an AssertionError where torch has no CUDA at all
-        raise BadInput(f"device {options.device!r} cannot be used here: leave --device out, or give cpu") from None
+    options.device = usable_device(options.device)
     note = f", the model's longest, not {usual}" if options.max_length == longest < usual else ""
     print(f"{options.task}: {', '.join(task.train)}, {options.epochs} epochs, lr {options.lr:g} (paper: {TASKS[options.task].lr:g}), batch {options.batch}, "
           f"rows of at most {options.max_length} tokens{note}", file=sys.stderr)
@@ -551,15 +554,7 @@ def finetune_run(options):
 
 def main(argv=None):
     """Returns the exit status: 0; 2 for bad input, which is one line on stderr; 130 if stopped, with nothing written."""
-    try:
-        finetune_run(make_parser().parse_args(argv))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing is written", file=sys.stderr)
-        return 130
-    return 0
+    return reported(lambda words: finetune_run(make_parser().parse_args(words)), argv)
 
 
 if __name__ == "__main__":

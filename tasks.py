@@ -9,6 +9,7 @@ labels of its test rows, so there it is the rows of "dev". Below, the files of B
 """
 import csv
 import functools
+import math
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -258,6 +259,8 @@ def _read(task, source, paths, folder, split, lang):
                 continue
             try:
                 label = place if label is None else classes[label.strip()] if task.classes else float(label)
+                if not math.isfinite(label):
+                    raise ValueError
             except (KeyError, ValueError):
                 known = f"one of {', '.join(classes)}" if task.classes else "a number"
                 raise BadInput(f"{path}, line {number}: the label {label!r} is not {known}") from None
@@ -278,11 +281,13 @@ def _cells(path, source):
 
     header = None
     quoted = csv.reader(lines()) if source.style in ("csv", "titled") else None
-    for number, line in enumerate(quoted or lines(), 1):
+    for number, line in enumerate(_rows(quoted, path) if quoted else lines(), 1):
         if source.style == "words":
             label, _, text = line.partition(" ")
             cells = [label.partition(":")[0], text]
         elif source.style == "titled":
+            if len(line) < 2:
+                raise BadInput(f"{path}, line {number}: {len(line)} cells, where label, title and text belong")
             cells = [line[0], " ".join(line[1:])]
         else:
             cells = line if quoted else [line] if source.style == "lines" else line.split("\t")
@@ -292,6 +297,13 @@ def _cells(path, source):
         if header and len(cells) != len(header):
             raise BadInput(f"{path}, line {number}: {len(cells)} cells, the header has {len(header)}")
         yield number, dict(zip(header, cells)) if header else dict(enumerate(cells))
+
+
+def _rows(quoted, path):
+    try:
+        yield from quoted
+    except csv.Error as error:
+        raise BadInput(f"{path}, line {quoted.line_num}: this is not CSV ({error})") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -342,6 +354,8 @@ def read_bucc(sources, targets, gold):
                 wanted = "two ids of the two texts" if path == gold else "id<TAB>sentence"
                 raise BadInput(f"{path}:{number}: {raw[:60].decode(errors='replace')!r} is not {wanted}")
             pairs.append((first, second))
+        if not pairs:
+            raise BadInput(f"{path} is empty: there is nothing to mine; fetch it again, or leave this pair of languages out")
         rows.append({name: row for row, (name, _) in enumerate(pairs)})
         texts.append([text for _, text in pairs])
     return *texts[:2], {(rows[0][a], rows[1][b]) for a, b in pairs}

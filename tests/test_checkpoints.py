@@ -364,6 +364,24 @@ def test_a_pretrained_folder_is_evaluated_as_a_run_is(copy, tmp_path, capsys):
         assert "is a pretrained model, without rows of its own: give --data" in capsys.readouterr().err
 
 
+def test_a_pretrained_folder_is_cut_where_it_says_and_diverged_weights_are_no_vectors(copy, tmp_path, capsys):
+    folder, lines = copy("bert"), tmp_path / "lines.txt"
+    lines.write_text("".join(f"{text} .\n" for text in TEXTS), encoding="utf-8")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 4}', encoding="utf-8")
+    assert evaluate.main([str(folder), "--data", str(lines), "--tasks", "geometry"]) == 0
+    assert "longer than 4 tokens and were cut" in capsys.readouterr().err
+    a_run(tmp_path / "run")
+    model = checkpoints.open_model(tmp_path / "run").model
+    model.embed.weight.data.fill_(float("nan"))
+    save(model, tmp_path / "run" / "model.pt")
+    for command, *more in (["encode", "--out", str(tmp_path / "v.npy")], ["nearest", "--query", "a", "--count", "1"]):
+        assert evaluate.main([command, str(tmp_path / "run"), str(lines), *more]) == 2 and "its training has diverged" in capsys.readouterr().err
+    for out in (tmp_path, tmp_path / "no" / "v.npy"):
+        assert evaluate.main(["encode", str(folder), str(lines), "--out", str(out)]) == 2
+        assert "must be a file in a folder that is there" in capsys.readouterr().err
+    assert evaluate.main(["export", str(folder), str(lines / "sub")]) == 2 and not (tmp_path / "v.npy").exists()
+
+
 def test_the_readmes_mteb_adapter_keeps_to_the_protocol(tmp_path):
     """mteb 2: encode(DataLoader of {"text": [...]}, *, ...) -> (N, D), similarity, similarity_pairwise, mteb_model_meta."""
     a_run(tmp_path / "run")

@@ -497,10 +497,14 @@ def test_bad_input_is_one_line_and_status_2(run_folder, tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--tasks", "retreival"], "did you mean retrieval?"), (["--tasks", ""], "names no task"), (["--langs", "en,xx"], "'xx'"), (["--split", "exam"], "'exam'"),
+    (["--tasks", "retreival"], "did you mean retrieval?"), (["--tasks", ""], "names nothing"), (["--langs", "en,xx"], "'xx'"), (["--split", "exam"], "'exam'"),
     (["--tasks", "generate"], "needs a causal model"), (["--device", "abacus"], "'abacus'"), (["--limit", "-1"], "-1"),
     (["--hard", "a.txt"], "go together"), (["--hard", "a.txt", "--hard-types", "b.json"], "--hard needs --data"),
-    (["--tasks", "mine", "--files", "nowhere"], "nowhere")])
+    (["--tasks", "mine", "--files", "nowhere"], "nowhere"), (["--tasks", "sts", "--sets", ","], "--sets names nothing"),
+    (["--tasks", "sts", "--limit", "2"], "--limit is for the tasks retrieval"), (["--max-new", "3", "--tasks", "sts"], "--max-new is for the tasks generate"),
+    (["--tasks", "sts", "--probe-epochs", "3"], "--probe-epochs is for the tasks hybrid-probes"),
+    (["--probe-epochs", "0", "--tasks", "hybrid-probes"], "at least 1"), (["--tasks", "knn", "--sets", "sst2,mrpc"], "none of the tasks knn has this set"),
+    (["--tasks", "knn", "--task-langs", "de"], "--task-langs chooses languages of")])
 def test_each_mistake_is_named(run_folder, capsys, flags, message):
     assert evaluate.main([str(run_folder), *flags]) == 2
     shown = capsys.readouterr()
@@ -608,7 +612,7 @@ def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, r
     assert found["gap/stsb/mean/class_alignment_4"] == pytest.approx(metrics.class_alignment(z, bins, 4), rel=1e-4)
     plain = run(tiny().eval(), tokenizer, "toy", ["en", "de"], limit=36, tasks=["gap"])
     assert 0 <= plain["gap/en/cls/token"] <= 100 and not any("semantic" in name for name in plain)
-    for flags, message in ((["--sets", "sst2"], "name some with --tasks"), (["--tasks", "gap", "--sets", "sst3"], "did you mean"),
+    for flags, message in ((["--sets", "sst2"], "or name one of them with --tasks"), (["--tasks", "gap", "--sets", "sst3"], "did you mean"),
                            (["--tasks", "gap", "--sets", "sst2", "--limit", "4"], "set sst2 cannot be probed")):
         assert evaluate.main([str(run_folder), "--files", str(tmp_path), *flags]) == 2 and message in capsys.readouterr().err
 

@@ -311,7 +311,10 @@ def test_jsonl_and_squads_json_are_the_same_questions(tmp_path):
     (["--task", "sst2", "--seeds", "1,1"], "each once"), (["--task", "sst2", "--seeds", "1,x"], "whole numbers"), (["--tusk", "sst2"], "--task"),
     (["--task", "mlqa", "--files", "nowhere"], "python data.py download"),
     (["--task", "sst2", "--device", "abacus"], "'abacus'"),
-    (["--task", "xnli", "--train-on", "mrpc"], "xnli has the labels entailment"), (["--task", "squad", "--train-on", "mnli"], "is trained on SQuAD")])
+    (["--task", "sst2", "--seeds", "01,1"], "each once"), (["--task", "sst2", "--train-on", "cola"], "choose data sets with the same labels"),
+    (["--task", "mnli", "--train-on", "mnli,mnli"], "names a task twice"), (["--task", "sst2", "--stride", "5"], "--stride is for squad"),
+    (["--task", "sst2", "--device", "meta"], "cannot be used here"),
+    (["--task", "xnli", "--train-on", "mrpc"], "the labels entailment"), (["--task", "squad", "--train-on", "mnli"], "is trained on SQuAD")])
 def test_each_mistake_is_one_line(folder, capsys, flags, message):
     status, out, err = command(folder, capsys, *flags)
     assert (status, out) == (2, "") and message in err.splitlines()[-1] and err.splitlines()[-1].startswith("error: ")

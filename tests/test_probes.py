@@ -200,8 +200,8 @@ def test_every_task_gives_its_metrics_beside_their_controls(trained, folder, cap
     results = asked(trained, folder, list(probes.SETS), epochs=2, langs=("en", "de"))
     assert {name.split("/")[0] for name in results} == set(probes.SETS)
     for name in ("sts/stsb/spearman", "sts/stsb-de/pearson", "pairs/mrpc/ap_cosine", "pairs/mrpc/ap_max", "senteval/sst2/accuracy", "senteval/cr/accuracy",
-                 "senteval/mrpc/f1", "fewshot/sst2/accuracy", "knn/cr/accuracy", "mlp/sst2/accuracy", "hybrid-probes/sst2/accuracy",
-                 "hybrid-probes/mrpc/f1", "hybrid-probes/stsb/spearman"):
+                 "senteval/mrpc/f1", "fewshot/sst2/accuracy", "knn/cr/accuracy", "mlp/sst2/accuracy", "hybrid-probes/sst2-2-epochs/accuracy",
+                 "hybrid-probes/mrpc-2-epochs/f1", "hybrid-probes/stsb-2-epochs/spearman"):
         assert {name, f"{name}/untrained", f"{name}/bag"} <= set(results)
         assert ("accuracy" in name) == (f"{name}/majority" in results) and ("ap_" in name) == (f"{name}/chance" in results)
     assert results["sts/stsb/spearman"] > 80 and results["pairs/mrpc/ap_cosine/chance"] == 50 == results["senteval/mrpc/accuracy/majority"]
@@ -257,3 +257,10 @@ def test_the_command_keeps_the_sets_that_were_evaluated_before(trained, folder, 
     assert {"fewshot/sst2/accuracy", "fewshot/cr/accuracy", "sts/stsb/spearman"} <= set(kept)
     capsys.readouterr()
     assert evaluate.main([*command, "--tasks", "geometry"]) == 2 and "--no-controls" in capsys.readouterr().err
+
+
+def test_rows_of_one_label_and_scores_that_are_no_numbers_are_refused(trained, tmp_path):
+    for label, said in (("nan", "the label nan is not a number"), ("3", "rows of one label")):
+        (tmp_path / "stsb_multi_test.tsv").write_text("score\ts1_en\ts2_en\n" + f"{label}\ta\tb\n" * 3, encoding="utf-8")
+        with pytest.raises(BadInput, match=said):
+            asked(trained, tmp_path, ["sts"], sets=("stsb",))
