@@ -193,6 +193,8 @@ def pair_row(first, second, mark, longest):
 
 METRICS = {"pearson": metrics.pearson, "spearman": metrics.spearman, "mcc": metrics.mcc, "f1": metrics.f1, "accuracy": metrics.accuracy}  # GLUE's
 
+CORRELATIONS = ("pearson", "spearman", "mcc")                             # from -1 to 1 there; times 100 here, as papers print them
+
 
 def classification(task, options, tokenizer):
     """-> Prepared. The whole published training split is trained on. The data sets must have the same classes."""
@@ -220,7 +222,7 @@ def classification(task, options, tokenizer):
             outputs = torch.stack(outputs)                               # (N, classes), or (N, 1)
             found = outputs.argmax(1) if classes else outputs[:, 0]
             majority = {"majority": 100 * golds.bincount().max().item() / len(golds)} if classes else {}
-            return {name: METRICS[name](found, golds) for name in task.metrics} | majority
+            return {name: METRICS[name](found, golds) * (100 if name in CORRELATIONS else 1) for name in task.metrics} | majority
         return Part(rows, judge)
 
     rows, labels = [], []
