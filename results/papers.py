@@ -246,7 +246,10 @@ def report():
     }
     made.table("Sentence tasks (tables 4 to 7): SentEval's protocol, few-shot, pairs, similarity (Spearman x 100)", kinds, rows | controls)
     made.lines += ["Published: MEXMA's mean of SentEval's seven 86.38, of classification 65.35, of pairs 71.55, of STS 63.99.", ""]
-    made.lines += ["On STS-B, SICK and the pairs the untrained shape and the averaged embeddings are ahead of mexma, bepa and contrastive, and about where mlm is.", ""]
+    made.lines += [
+        "On STS-B, SICK and the pairs the untrained shape and the averaged embeddings are ahead of mexma, bepa and contrastive, and about where mlm is.",
+        "",
+    ]
     made.table(
         "Token matching (table 9): the nearest token is",
         {
