@@ -1271,7 +1271,7 @@ def reported(work, options):
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:                                              # whoever reads, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(open(os.devnull, "wb").fileno(), sys.stdout.fileno())
     except OSError as error:
         print(f"error: {error.filename or 'a file'}: {error.strerror or error}; choose another place, or free this one", file=sys.stderr)
         return 2
