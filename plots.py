@@ -126,11 +126,11 @@ def matrix(groups, projection):
         tables = next((arrays for _, colour, arrays in found if colour == place), [])
         pairs = {tuple(name.split("/")[2].split("-")): list(each.scores(name).values()) for run in each.runs for name in run.scores
                  if re.fullmatch(r"matrix/xsim/[^/-]+-[^/-]+", name)}
-        for one in tables:
+        for one in () if pairs else tables:                              # the task's own numbers first
             pairs |= {(a, b): [*pairs.get((a, b), []), one["xsim"][i][j]] for i, a in enumerate(one["columns"]) for j, b in enumerate(one["columns"]) if i != j}
         names = list(dict.fromkeys(name for pair in pairs for name in pair))
         rows = [[statistics.fmean(pairs[a, b]) if (a, b) in pairs else math.nan for b in names] for a in names]
-        panels += [Panel(f"{each.label}: xsim error, %", "searched in", "text in", [(names, rows)], "heat")] if pairs else []
+        panels += [Panel(f"{each.label}: xsim error, %", "searched in", "texts of", [(names, rows)], "heat")] if pairs else []
         missing += [] if pairs else [f"{each.label} has no retrieval: python evaluate.py {each.runs[0].folder} --arrays"]
     return panels, missing
 
@@ -154,7 +154,7 @@ def draw(panels):
     small = {"font.size": 8, "axes.titlesize": 8, "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2, "axes.grid": True,
              "grid.color": "#dddddd", "grid.linewidth": .5, "axes.axisbelow": True}
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **small, "backend": "agg"}):
-        heights = [2.8 if panel.kind in ("heat", "points") else 1.7 for panel in panels]
+        heights = [3.2 if panel.kind == "heat" else 2.8 if panel.kind == "points" else 1.7 for panel in panels]
         figure = Figure(figsize=(3.4, sum(heights) + .4), dpi=250, layout="constrained")
         handles = {}
         for axis, panel in zip(figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0], panels):
@@ -199,11 +199,12 @@ def heat(axis, series):
     names, rows = series
     shown = axis.imshow(rows, cmap="cividis", vmin=0, vmax=100)
     axis.grid(False)
-    axis.set_xticks(range(len(names)), names)
+    many = len(names) > 7
+    axis.set_xticks(range(len(names)), names, rotation=90 if many else 0)
     axis.set_yticks(range(len(names)), names)
     for i, row in enumerate(rows):
         for j, value in enumerate(row):
             if not math.isnan(value):
-                axis.text(j, i, f"{value:.1f}", ha="center", va="center", color="black" if value > 50 else "white", fontsize=7 if len(names) < 8 else 5)
+                axis.text(j, i, f"{value:.{0 if many else 1}f}", ha="center", va="center", color="black" if value > 50 else "white", fontsize=5 if many else 7)
     axis.figure.colorbar(shown, ax=axis, fraction=.046, label="%")
     return []
