@@ -23,7 +23,7 @@ from tokenizers.processors import TemplateProcessing
 
 import data
 from data import BadInput
-from evaluate import embed_rows, read_config, rows_of, table
+from evaluate import embed_rows, read_config, read_run, rows_of, table
 from families import FAMILIES, spell
 from model import Model, load, read_torch
 
@@ -222,9 +222,7 @@ def open_model(name, device="cpu"):
         loaded = read(name)
         loaded.model.to(device)
         return loaded
-    first, tokenizer = read_config(folder), data.read_tokenizer(folder / "tokenizer.json")
-    if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
-        raise BadInput(f"{folder / 'tokenizer.json'} is not the one that the run was trained with: put that file back")
+    first, tokenizer = read_run(folder)
     model = load(folder / "model.pt", device)
     return Loaded(model, tokenizer, first.get("frames") and first["frames"][0], model.config.max_length)
 

@@ -8,7 +8,6 @@ Runs that differ in nothing but their seed are one group, a row of the table.
 # First what is read and how it is grouped, then statistics, then the command line; plots.py draws.
 import argparse
 import contextlib
-import difflib
 import json
 import math
 import re
@@ -158,8 +157,7 @@ def choose(asked, known):
     """Metrics that were asked for, or else the HEADLINE, or else every metric without its details."""
     for name in asked or ():
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise BadInput(f"metric {name!r} is in none of the runs" + (f"; did you mean {near[0]}?" if near else f": there is {', '.join(known)}"))
+            raise BadInput(f"metric {name!r} is in none of the runs{data.meant(name, known, f': there is {chr(44).join(known)}')}")
     return asked or [name for name in HEADLINE if name in known] or [name for name in known if name.count("/") == 1 and unit_of(name)[1]] or list(known)
 
 

@@ -410,7 +410,8 @@ def _paragraphs():
     return [text for text in dict.fromkeys(prose) if re.fullmatch(r"\(?[A-Z].+[.:)]", text) and text.count(" ") >= 7]
 
 
-def _nearest(word, known, otherwise=""):
+def meant(word, known, otherwise=""):
+    """"; did you mean X?", the end of a line about a name that is unknown; `otherwise` if none is near."""
     near = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {near[0]}?" if near else otherwise
 
@@ -421,7 +422,7 @@ def _paths(spec):
     paths = [str(path) for path in spec]
     if len(paths) == 1 and not Path(paths[0]).exists() and not Path(paths[0]).suffix:
         raise BadInput(f"--data {paths[0]}: neither a file nor one of {', '.join(EMBEDDED)}"
-                       + _nearest(paths[0], EMBEDDED, "; give the path of a file"))
+                       + meant(paths[0], EMBEDDED, "; give the path of a file"))
     return paths
 
 
@@ -429,7 +430,7 @@ def _languages(langs, known=(), name=""):
     parts = langs.split(",") if isinstance(langs, str) else langs or ()
     chosen = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if wrong := [lang for lang in chosen if known and lang not in known]:
-        raise BadInput(f"--langs {wrong[0]}: {name} has the columns {', '.join(known)}{_nearest(wrong[0], known)}")
+        raise BadInput(f"--langs {wrong[0]}: {name} has the columns {', '.join(known)}{meant(wrong[0], known)}")
     return chosen
 
 

@@ -15,7 +15,6 @@ import argparse
 import collections
 import contextlib
 import copy
-import difflib
 import functools
 import importlib
 import json
@@ -300,11 +299,8 @@ def poolings(vectors):
 
 def averaged(each):
     """{pair or language: {metric: number}} -> {"metric": mean over them, "metric/de-en": number, ...}."""
-    found = {}
-    for metric in next(iter(each.values())):
-        found[metric] = sum(scores[metric] for scores in each.values()) / len(each)
-        found |= {f"{metric}/{kind}": scores[metric] for kind, scores in each.items()}
-    return found
+    tables = (with_mean(metric, {kind: scores[metric] for kind, scores in each.items()}) for metric in next(iter(each.values())))
+    return {name: value for one in tables for name, value in one.items()}
 
 
 def seen(spec, langs=None, holdout=True, skip_bad=False):
@@ -370,7 +366,7 @@ class Subject:
         self.limit = limit
         self.known, self.answer_limit, self.header, self.frames, self.files = known, answer_limit, header, frames, Path(files)
         self.max_new, self.databases = max_new, Path(databases or self.files / "spider")
-        self.sentences = sentences or Sentences()
+        self.sentences, self.encoders = sentences or Sentences(), {}      # filled by `encoders`, a pooling at a time
         self.read = functools.partial(test_rows, spec, langs, split, limit, skip_bad, bool(header), hard)
 
     @functools.cached_property
@@ -450,11 +446,6 @@ class Subject:
         few = slice(self.answer_limit)
         return answer(self.model, self.tokenizer, *(column[few] for column in self.texts.values()), self.max_new, self.progress,
                       self.headers and self.headers[few], self.header)
-
-    @functools.cached_property
-    def encoders(self):
-        """{pooling: {"model", and of the controls "untrained", "bag": texts -> (N, D)}}, filled by `encoders`."""
-        return {}
 
 
 class Sentences(NamedTuple):
@@ -865,9 +856,7 @@ def run(subject, tasks=None):
     BadInput for a task that is unknown or that the model or the data cannot serve."""
     for task in tasks or ():
         if task not in TASKS:
-            near = difflib.get_close_matches(task, TASKS, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise BadInput(f"task {task!r} is unknown: choose from {', '.join(TASKS)}{hint}")
+            raise BadInput(f"task {task!r} is unknown: choose from {', '.join(TASKS)}{data.meant(task, TASKS)}")
         if reason := TASKS[task].refuses(subject):
             raise BadInput(f"task {task!r} {reason}")
     tasks = tasks or [name for name, task in TASKS.items() if task.default and not task.refuses(subject)]
@@ -1105,6 +1094,14 @@ def read_config(folder):
         raise BadInput(f"{folder / 'log.jsonl'} does not begin with the config of the run: copy the run's folder whole") from None
 
 
+def read_run(folder):
+    """-> (the first line of a run's log, its tokenizer). Raises BadInput if that is not the one that the run was trained with."""
+    first, tokenizer = read_config(folder), data.read_tokenizer(folder / "tokenizer.json")
+    if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
+        raise BadInput(f"{folder / 'tokenizer.json'} is not the one that the run was trained with: put that file back")
+    return first, tokenizer
+
+
 def write_results(folder, name, results):
     """Write results to folder/name, whole or not at all. In eval.json other tasks' numbers stay if they are newer than the model."""
     part = lambda key: key.split("/")[:2 if key.split("/")[0] in probes.SETS else 1]                  # a task, or one set of it
@@ -1178,10 +1175,8 @@ def evaluate_run(arguments):
         if not arguments.data and not (arguments.tasks and set(arguments.tasks) <= {*OWN_ROWS, *(["gap"] if arguments.sets else [])}):
             raise BadInput(f"{folder} is a pretrained model, without rows of its own: give --data, or --tasks with sets of their own, such as sts")
     else:
-        first, tokenizer = read_config(folder), data.read_tokenizer(folder / "tokenizer.json")
+        first, tokenizer = read_run(folder)
     config = first["config"]
-    if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
-        raise BadInput(f"{folder / 'tokenizer.json'} is not the one that the run was trained with: put that file back")
     own = config.get("eval_data") or config["data"]
     spec = arguments.data or own
     if Path(spec).exists() and Path(own).exists() and Path(spec).resolve() == Path(own).resolve():

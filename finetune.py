@@ -8,7 +8,6 @@ All weights are trained, with one linear layer on the sentence vector, or on eve
 the last epoch; the best epoch, chosen by the very rows it is reported for, stands beside them under that name. What test rows are, tasks.py says.
 """
 import argparse
-import difflib
 import json
 import math
 import re
@@ -29,7 +28,7 @@ import metrics
 import scores
 import tasks
 from data import BadInput
-from evaluate import batches, in_eval_mode, names, read_config, reported, usable_device
+from evaluate import batches, in_eval_mode, names, read_run, reported, usable_device
 from model import Model, Packed, load
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -485,8 +484,7 @@ def make_parser():
 def settle(options, config):
     """Check the options; fill in those not given from the task and the model's config. -> Task"""
     if options.task not in TASKS:
-        near = difflib.get_close_matches(options.task, TASKS, 1)
-        raise BadInput(f"task {options.task!r} is unknown: choose from {', '.join(TASKS)}{f'; did you mean {near[0]}?' if near else ''}")
+        raise BadInput(f"task {options.task!r} is unknown: choose from {', '.join(TASKS)}{data.meant(options.task, TASKS)}")
     task, longest = TASKS[options.task], config.max_length
     if options.train_on and task.prepare is answering:
         raise BadInput(f"--train-on is for sentence tasks, {options.task} is trained on SQuAD: leave it out")
@@ -537,10 +535,7 @@ def table(results):
 def finetune_run(options):
     """`finetune.py RUN`: numbers to stdout and RUN/finetune-TASK.json."""
     folder = Path(options.run)
-    first = read_config(folder)
-    tokenizer = data.read_tokenizer(folder / "tokenizer.json")
-    if first.get("tokenizer_hash", data.tokenizer_hash(tokenizer)) != data.tokenizer_hash(tokenizer):
-        raise BadInput(f"{folder / 'tokenizer.json'} is not the one that the run was trained with: put that file back")
+    _, tokenizer = read_run(folder)
     config = load(folder / "model.pt").config
     task = settle(options, config)
     prepared = task.prepare(task, options, tokenizer)

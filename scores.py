@@ -475,11 +475,6 @@ def score_branches(model, questions):
     return made
 
 
-def option_likelihood(model, tokenizer, prompt, options, header=None, stop=True):
-    """option_likelihoods of one question."""
-    return option_likelihoods(model, tokenizer, [prompt], [options], None if header is None else [header], stop)[0]
-
-
 def letter_choices(model, tokenizer, prompts, letters="ABCD", headers=None, released=False):
     """The likeliest of the option letters after each prompt -> [(letter, tokens of the prompt cut)]. [LLM-JEPA, sec. 5.1] A letter is one
     token, or as many for each. `released` [LLM-JEPA's code]: the row ends after 128 tokens, and the options with it."""

@@ -151,7 +151,7 @@ TASKS = {
 def find(name):
     """The row of a name. Raises BadInput with the name that was probably meant."""
     if name not in TASKS:
-        raise BadInput(f"there is no sentence task {name!r}: choose from {', '.join(TASKS)}{data._nearest(name, TASKS)}")
+        raise BadInput(f"there is no sentence task {name!r}: choose from {', '.join(TASKS)}{data.meant(name, TASKS)}")
     return TASKS[name]
 
 

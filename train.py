@@ -126,8 +126,7 @@ class Parser(argparse.ArgumentParser):
 def find_objective(name):
     by_name = {objective.name: objective for objective in OBJECTIVES}
     if name not in by_name:
-        close = difflib.get_close_matches(name, by_name, 1)
-        raise BadInput(f"objective {name!r} is unknown: choose one of {', '.join(by_name)}" + (f"; did you mean {close[0]}?" if close else ""))
+        raise BadInput(f"objective {name!r} is unknown: choose one of {', '.join(by_name)}{data.meant(name, by_name)}")
     return by_name[name]
 
 

@@ -15,6 +15,11 @@ from model import Model, ModelConfig, Packed
 # ---- regular expressions: by hand
 
 
+def option_likelihood(model, tokenizer, prompt, options, header=None, stop=True):
+    """One question alone."""
+    return scores.option_likelihoods(model, tokenizer, [prompt], [options], None if header is None else [header], stop)[0]
+
+
 @pytest.mark.parametrize("generated, gold, right", [
     ("[ab]", "(a)|(b)", True), ("a|b", "b|a", True), ("(a&b)|c", "c", True), ("~(~(dog))", "dog", True), ("a+", "aa*", True),
     ("a{2,}", "aaa*", True), ("a{1,3}", "a(a(a)?)?", True), ("a{2}", "aa", True), ("(.*)(dog).*", ".*dog.*", True), ("(a*)*", "a*", True),
@@ -354,7 +359,7 @@ def test_an_option_is_as_likely_as_in_a_row_of_its_own(tokenizer, positions, sto
         for text, total, mean in zip(options, found.sums, found.means):
             wanted = in_its_own_row(model, [mark.cls, *head, *ids(prompt), mark.sep], ids(text) + [mark.sep] * stop)
             assert total == pytest.approx(sum(wanted), abs=1e-10) and mean == pytest.approx(sum(wanted) / len(wanted), abs=1e-10)
-        alone = scores.option_likelihood(model, tokenizer, prompt, options, headers and headers[turn], stop)
+        alone = option_likelihood(model, tokenizer, prompt, options, headers and headers[turn], stop)
         assert alone.sums == pytest.approx(found.sums, abs=1e-10)
 
 
@@ -375,14 +380,14 @@ def test_a_long_prompt_loses_its_first_tokens_and_they_are_counted(tokenizer):
     ids = lambda text: data.encode(tokenizer, [text])[0].tolist()
     prompt, options, header = "the cat sees seven dogs and a house " * 4 + "end", ["seven dogs", "a"], "x"
     longest = max(len(ids(text)) for text in options)
-    found = scores.option_likelihood(model, tokenizer, prompt, options, header)
+    found = option_likelihood(model, tokenizer, prompt, options, header)
     kept = 20 - longest - 2 - len(ids(header)) - 1                       # [CLS] header [SEP] prompt [SEP] option, all but the last token read
     assert found.cut == len(ids(prompt)) - kept > 0
     wanted = [sum(in_its_own_row(model, [mark.cls, *ids(header), mark.sep, *ids(prompt)[-kept:], mark.sep], [*ids(text), mark.sep])) for text in options]
     assert found.sums == pytest.approx(wanted, abs=1e-10)
-    assert scores.option_likelihood(model, tokenizer, "other words in front " + prompt, options, header).sums == pytest.approx(found.sums, abs=1e-10)
+    assert option_likelihood(model, tokenizer, "other words in front " + prompt, options, header).sums == pytest.approx(found.sums, abs=1e-10)
     with pytest.raises(BadInput, match="leave no room for a prompt in the model's 20 tokens"):
-        scores.option_likelihood(model, tokenizer, "a", ["the cat sees seven dogs and a house " * 4])
+        option_likelihood(model, tokenizer, "a", ["the cat sees seven dogs and a house " * 4])
 
 
 def test_a_letter_is_chosen_at_the_end_of_the_prompt_and_by_the_released_code_after_128_tokens(tokenizer):
@@ -407,16 +412,16 @@ def test_a_letter_is_chosen_at_the_end_of_the_prompt_and_by_the_released_code_af
 
 def test_likelihoods_are_refused_where_they_would_mean_nothing(tokenizer):
     with pytest.raises(ValueError, match="call model.eval"):
-        scores.option_likelihood(tiny().train(), tokenizer, "a", ["b"])
+        option_likelihood(tiny().train(), tokenizer, "a", ["b"])
     with pytest.raises(BadInput, match="need a causal model"):
-        scores.option_likelihood(tiny(causal=False), tokenizer, "a", ["b"])
+        option_likelihood(tiny(causal=False), tokenizer, "a", ["b"])
     with pytest.raises(ValueError, match="as many of each"):
         scores.option_likelihoods(tiny(), tokenizer, ["a", "b"], [["c"]])
     with pytest.raises(ValueError, match="no empty list"):
         scores.option_likelihoods(tiny(), tokenizer, ["a"], [[]])
     with pytest.raises(ValueError, match="is empty"):
-        scores.option_likelihood(tiny(), tokenizer, "a", ["b", ""], stop=False)
-    assert len(scores.option_likelihood(tiny(), tokenizer, "a", ["b", ""]).sums) == 2          # with the stop token even "" is an answer
+        option_likelihood(tiny(), tokenizer, "a", ["b", ""], stop=False)
+    assert len(option_likelihood(tiny(), tokenizer, "a", ["b", ""]).sums) == 2          # with the stop token even "" is an answer
 
 
 # ---- extractive answers
