@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
@@ -17,3 +19,9 @@ def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Each test draws the same numbers whatever ran before it."""
+    torch.manual_seed(0)
