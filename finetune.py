@@ -122,11 +122,16 @@ def fit(model, prepared, options, seed, after_epoch):
             after_epoch(epoch)
 
 
+def reported_task(task, options):
+    """The sentence task whose own (English) test rows are reported: what is trained on if the test is another, as of xnli."""
+    return task.train[0] if task.test else options.task
+
+
 def one_run(encoder, prepared, task, options, seed):
     """Fine-tune and test once -> {"task/metric" or "task/metric/detail": number}."""
     torch.manual_seed(seed)
     model = Finetuned(encoder(), prepared.outputs, prepared.tokens).to(options.device)
-    history, trained, by_metric = [], task.train[0] if task.test else options.task, {}
+    history, trained, by_metric = [], reported_task(task, options), {}
 
     def after_epoch(epoch):
         history.append(prepared.same.judge(predict(model, prepared.same.rows, options.precision)))
@@ -197,7 +202,7 @@ CORRELATIONS = ("pearson", "spearman", "mcc")                             # from
 
 def classification(task, options, tokenizer):
     """-> Prepared. The whole published training split is trained on. The data sets must have the same classes."""
-    own = task.train[0] if task.test else options.task                   # whose English test rows are reported
+    own = reported_task(task, options)
     mark, counts, kinds = data.special(tokenizer), Counter(), {name: tasks.find(name).classes for name in (own, *task.train, task.test) if name}
     classes = kinds[own]
     if other := [name for name in kinds if kinds[name] != classes]:
