@@ -1,43 +1,46 @@
-"""Put the recorded numbers into the README: each block between `<!-- from results/X.md ... -->` and `<!-- end -->` is the first table of that file.
+"""Put recorded numbers into the READMEs: between `<!-- from results/X.md -->` and `<!-- end -->`
+stands the first table of that file; `<!-- from results/X.md: A; B -->` keeps its columns A and B.
 
-    python results/readme.py                       # writes README.md
-    python results/readme.py --check               # exits with 1 and names the block if the README says anything else
-
-`<!-- from results/X.md rows A; B -->` keeps the rows that hold the text A or the text B; `table 2` takes the second table.
+    python -m results readme             # writes README.md and results/README.md
+    python -m results readme --check     # writes nothing; status 1 if one says anything else
 """
 
 import re
-import sys
 from pathlib import Path
 
+from corpora.program import BadInput, Parser
+from corpora.text import write_atomic
+
+from .compare import markdown
+
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(<!-- from (results/\S+\.md)(?: table (\d+))?(?: rows (.*?))? -->\n)(.*?)(?=<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- from (\S+\.md)(?:: (.*?))? -->\n).*?(?=<!-- end -->)", re.S)
 
 
-def recorded(name, number, rows):
-    """The table of a results file as Markdown, whole lines."""
-    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / name).read_text(encoding="utf-8"), re.M)
-    if len(tables) < number:
-        sys.exit(f"{name} has {len(tables)} tables, the README asks for number {number}")
-    head, line, *body = tables[number - 1].splitlines(keepends=True)
-    kept = [row for row in body if rows is None or any(part.strip() in row for part in rows.split(";"))]
-    if not kept:
-        sys.exit(f"{name} has no row with {rows!r}")
-    return head + line + "".join(kept)
+def recorded(block):
+    """A block as it should be. BadInput if the file that it names has no such columns."""
+    table = re.search(r"(?:^\|.*\n)+", (ROOT / block[2]).read_text(encoding="utf-8"), re.M)
+    head, _, *rows = [re.split(r" ?\| ?", line)[1:-1] for line in table[0].splitlines()]
+    wanted = block[3].split("; ") if block[3] else head[1:]
+    missing = [name for name in wanted if name not in head]
+    if missing:
+        raise BadInput(f"{block[2]} has no column {missing[0]!r}: it has {', '.join(head)}")
+    chosen = [0, *map(head.index, wanted)]
+    lines = markdown([head[i] for i in chosen], [[row[i] for i in chosen] for row in rows])
+    return block[1] + "\n".join(lines) + "\n"
 
 
-def main(check):
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    after = BLOCK.sub(lambda block: block[1] + recorded(block[2], int(block[3] or 1), block[4]), before)
-    if not check:
-        path.write_text(after, encoding="utf-8")
-    elif after != before:
-        wrong = [one[1].strip() for one, two in zip(BLOCK.finditer(before), BLOCK.finditer(after)) if one[0] != two[0]]
-        print(f"README.md does not say what is recorded: {', '.join(wrong)}; run python results/readme.py", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+def main(arguments):
+    parser = Parser("python -m results readme", __doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args(arguments)
+    status = 0
+    for path in (ROOT / "README.md", ROOT / "results/README.md"):
+        before = path.read_text(encoding="utf-8")
+        after = BLOCK.sub(recorded, before)
+        if after != before and options.check:
+            print(f"{path.name} does not say what is recorded: run python -m results readme")
+            status = 1
+        elif after != before:
+            write_atomic(path, after.encode())
+    return status

@@ -1,233 +1,335 @@
-"""The recorded experiments: each trains its runs, evaluates them on test rows, and writes results/NAME.md and results/NAME.jsonl.
+"""The one runner of the recorded experiments, which experiments.json describes.
 
-    python results/run.py toy                                  # three objectives x seeds 0, 1, 2 on the embedded data
-    python results/run.py ablations                            # MEXMA's ablations x seeds 0, 1, 2 on the embedded data
-    python results/run.py objectives                           # the other four beside those of toy.jsonl, seeds 0, 1, 2, embedded data
-    python results/run.py collapse                             # MSE alone, and each remedy, on the embedded data
-    python results/run.py multi30k --files FOLDER              # English-German captions; FOLDER holds multi30k_*.tsv.xz
-    python results/run.py nlrx-choice --files FOLDER           # llm-jepa's lambda and k on a split of NL-RX-SYNTH's training set
-    python results/run.py nlrx --files FOLDER                  # ntp and llm-jepa x five seeds; FOLDER holds synth_train and synth_test (.jsonl.xz)
-    python results/run.py wikitext --files FOLDER              # hybrid and mlm x seeds 0, 1, 2; FOLDER holds wikitext2_train, _valid and _test (.txt.xz)
+    python -m results toy                              # train, evaluate, write results/toy.md
+    python -m results nlrx --files FOLDER --jobs 2 --seeds 82,23
+    python -m results toy report                       # only write the page again
 
-Runs are kept in out/results; what is finished is not trained again, what was stopped resumes. One thread a run, --jobs at a time.
+Every job adds a line to results/NAME.jsonl, and the page is made of these records. What is recorded
+with the same commands is not done again, and what was stopped resumes; runs are in out/results.
 """
+# In commands, RUN is the folder of the run, FILES the folder of --files, and MATCH the steps that
+# have the compute of the run that comes before.
 
-import argparse
 import json
 import lzma
 import os
 import random
-import statistics
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
+import evaluate
+from corpora.program import BadInput, Parser, comma_list
+from corpora.text import write_atomic
+
+from .compare import markdown, mean_std, paired_test, unit_of
+
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-import evaluate  # noqa: E402
-import metrics  # noqa: E402
+OUT = Path("out/results")
+ALL = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"))
+COLUMNS = {"xsim %": "retrieval/xsim", "xsim++ %": "retrieval/xsim++", "probe %": "probe/mean",
+           "majority %": "probe/majority", "similarity": "probe/similarity",
+           "RankMe": "geometry/rankme", "uniformity": "geometry/uniformity",
+           "cos random": "geometry/cosine/same", "cos translations": "geometry/cosine/translations",
+           "exact match %": "generate/exact", "startswith %": "generate/startswith",
+           "stops %": "generate/stop", "exact, unseen target %": "generate/exact_unseen",
+           "exact, new prompt %": "generate/exact_new_prompt", "steps": "steps",
+           "seconds": "seconds"}
+ERRORS = {"title": "What was found instead of the translation, % of the queries",
+          "names": "number entity role tense cause negation misaligned",
+          "prefix": "retrieval/xsim++/"}
 
-SEEDS = (0, 1, 2)
-PAPER_SEEDS = (82, 23, 37, 84, 4)  # LLM-JEPA's
-FILES = {"multi30k": ("multi30k_train.tsv.xz", "multi30k_val.tsv.xz", "multi30k_test_2016_flickr.tsv.xz"),
-         "nlrx-choice": ("synth_train.jsonl.xz",), "nlrx": ("synth_train.jsonl.xz", "synth_test.jsonl.xz"),
-         "wikitext": ("wikitext2_train.txt.xz", "wikitext2_valid.txt.xz", "wikitext2_test.txt.xz")}
-NLRX = "--vocab 512 --lr 2e-3 --batch 32 --dropout 0.1 --eval-every 2000 --eval-limit 100"      # about a million parameters
-CHOICES = {f"k={k}, lambda={weight}": f"--predictors {k} --jepa-weight {weight}"                # the paper's grid, crosswise
-           for k, weight in [(k, 1) for k in range(5)] + [(1, 0.5), (1, 2), (1, 4)]}
-CHOSEN = "k=2, lambda=1"  # the best of results/nlrx-choice.md
-ABLATIONS = {   # name -> (flags, the paper's xsim, xsim++, SentEval and which of its tables)
-    "full": ("", ".06 / 9.60 / 86.38 (table 11, 6)"),
-    "no KoLeo": ("--koleo-weight 0", ".10 / 9.67 / 85.98 (table 11, 5)"),
-    "no token gradients": ("--no-token-gradients", "without KoLeo too: .15 / 11.37 / 85.06 (table 11, 4)"),
-    "dirty alignment": ("--align-views dirty", "without token gradients and KoLeo: .21 / 12.09 / 85.61 (table 11, 3)"),
-    "non-symmetrical": ("--no-symmetrical --align-views dirty", "nor alignment, token gradients, KoLeo: .09 / 14.75 / 84.68 (table 11, 1)"),
-    "InfoNCE, no KoLeo": ("--align info_nce --koleo-weight 0", ".12 / 10.93 / 85.94 (table 6)"),
-}
+# --------------------------------------------------------------------------------------------------
+# Doing a job
 
 
-COLLAPSE = {   # MSE alone, then one remedy each; everything else of MEXMA is off
-    "MSE alone": "", "+ KoLeo": "--koleo-weight 1", "+ unmasking": "--mlm-weight 1", "InfoNCE instead": "--align info_nce", "VICReg instead": "--align vicreg",
-    "Barlow Twins instead": "--align barlow", "SIGReg instead": "--align sigreg",
-}
+class Job(NamedTuple):
+    label: str  # its row of the table
+    seed: int
+    folder: Path
+    train: str  # the command that makes the run, as it is recorded
+    tests: str  # those that measure it, joined by " && "; each prints JSON
+    after: Path | None  # a run that must be finished before
 
 
-def plan(name, files):
-    """-> [(run, label, seed, flags of train.py, flags of evaluate.py)]"""
-    if name == "toy":
-        return [(f"toy-{kind}-{seed}", kind, seed, f"--objective {kind}", "") for seed in SEEDS for kind in ("mexma", "contrastive", "mlm")]
-    if name == "ablations":
-        folder = lambda label: "toy-mexma" if label == "full" else "ablation-" + label.replace(", ", "-").replace(" ", "-")
-        return [(f"{folder(label)}-{seed}", label, seed, f"--objective mexma {flags}", "") for seed in SEEDS for label, (flags, _) in ABLATIONS.items()]
-    if name == "objectives":
-        rows = [("bepa", ""), ("hybrid", ""), ("llm-jepa", "--data regex"), ("ntp", "--data regex")]
-        return [(f"objectives-{kind}-{seed}", kind, seed, f"--objective {kind} {flags}", "") for seed in SEEDS for kind, flags in rows]
-    if name == "collapse":
-        alone = "--objective mexma --steps 300 --mlm-weight 0 --koleo-weight 0 --lr 5e-4"
-        return [(f"collapse-{label.replace('+ ', '').replace(' ', '-')}-0", label, 0, f"{alone} {flags}", "") for label, flags in COLLAPSE.items()]
-    if name == "nlrx-choice":                                            # 4 epochs on 7,000 rows, exact match on the other 1,000
-        runs = {"ntp": "--objective ntp"} | {label: f"--objective llm-jepa {flags}" for label, flags in CHOICES.items()}
-        train, valid = split(files)
-        return [(f"nlrx-choice-{label.replace(', ', '-')}-0", label, 0, f"{flags} --data {train} --eval-data {valid} {NLRX} --steps 875",
-                 f"--data {valid} --tasks generate") for label, flags in runs.items()]
-    if name == "nlrx":                                                   # 8 epochs; the evaluation in training is on rows that are trained on
-        data = f"--data {files}/synth_train.jsonl.xz --eval-data {split(files)[1]} {NLRX}"
-        runs = {"ntp": "--objective ntp --steps 2000", "llm-jepa": f"--objective llm-jepa {CHOICES[CHOSEN]} --steps 2000",
-                "llm-jepa, equal FLOPs": f"--objective llm-jepa {CHOICES[CHOSEN]} --match-flops out/results/nlrx-ntp-SEED"}
-        return [(f"nlrx-{label.replace(', equal ', '-')}-{seed}", label, seed, f"{flags.replace('SEED', str(seed))} {data}",
-                 f"--data {files}/synth_test.jsonl.xz --tasks generate --limit 2000") for label, flags in runs.items() for seed in PAPER_SEEDS]
-    if name == "wikitext":
-        data = (f"--data {files}/wikitext2_train.txt.xz --eval-data {files}/wikitext2_valid.txt.xz --block 128 --batch 16 --eval-every 200 "
-                "--eval-limit 300")
-        runs = {"mlm": "--objective mlm --steps 400", "hybrid": "--objective hybrid --min-keep 32 --steps 400",
-                "hybrid, equal FLOPs": "--objective hybrid --min-keep 32 --match-flops out/results/wikitext-mlm-SEED"}
-        return [(f"wikitext-{label.replace(', equal ', '-')}-{seed}", label, seed, f"{flags.replace('SEED', str(seed))} {data}",
-                 f"--data {files}/wikitext2_test.txt.xz --tasks geometry,poolings --limit 2000") for label, flags in runs.items() for seed in SEEDS]
-    common = (f"--data {files}/multi30k_train.tsv.xz --langs en,de --eval-data {files}/multi30k_val.tsv.xz --steps 3000 --dropout 0.1 "
-              "--eval-every 250 --eval-limit 1014")
-    test = f"--data {files}/multi30k_test_2016_flickr.tsv.xz --langs en,de"
-    return [(f"multi30k-{kind}-0", kind, 0, f"--objective {kind} {common}", test) for kind in ("mexma", "contrastive", "mlm")]
+def jobs_of(name, seeds=None):
+    """All jobs of an experiment, one seed after the other."""
+    experiment = ALL[name]
+    made = []
+    for seed in seeds or experiment.get("seeds", [0, 1, 2]):
+        for job in experiment["jobs"]:
+            slug = job["label"].replace("+ ", "").replace(", equal", "").replace(", ", "-")
+            folder = OUT / f"{job.get('run', f'{name}-{slug}')}-{seed}".replace(" ", "-")
+            flags = f"{job.get('train')} {experiment.get('flags', '')}".strip()
+            train = job.get("command", f"train.py {flags} --seed {seed} --out RUN")
+            tests = job.get("tests") or experiment.get("tests") or ["evaluate.py RUN"]
+            tests = " && ".join(f"python {words}" for words in tests)
+            commands = [text.replace("RUN", str(folder)) for text in (f"python {train}", tests)]
+            after = OUT / f"{job['after']}-{seed}" if "after" in job else None
+            made.append(Job(job["label"], seed, folder, *commands, after))
+    return made
 
 
-def split(files):
-    """NL-RX-SYNTH's training set without and with the 1,000 of its 8,000 rows that a seeded shuffle puts last -> two files, made once."""
-    paths = [ROOT / "out" / "results" / name for name in ("nlrx_choose.jsonl", "nlrx_valid.jsonl")]
-    with lzma.open(Path(files) / "synth_train.jsonl.xz", "rt", encoding="utf-8") as file:
-        lines = file.readlines()
+def call(command, files, log):
+    """Run a command with one thread -> its stdout; all it says goes to a file, too. BadInput if it
+    fails."""
+    words = command.replace("FILES", str(files)).split()
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with open(log, "a", encoding="utf-8") as said:
+        done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, env=environment, text=True,
+                              stdout=subprocess.PIPE, stderr=said)
+        said.write(done.stdout)
+    if done.returncode:
+        raise BadInput(f"{command} ended with status {done.returncode}: {log} says why")
+    return done.stdout
+
+
+def execute(job, files):
+    """Train and measure one job -> its record."""
+    log = (ROOT / job.folder).with_suffix(".txt")
+    train = job.train
+    if "MATCH" in train:
+        flags = train.partition("train.py ")[2].replace("--steps MATCH", "")
+        said = call(f"python -m results flops --match {job.after} {flags}", files, log)
+        train = train.replace("MATCH", said.split()[0])
+    call(train, files, log)
+    begun = time.perf_counter()
+    scores = {}
+    for test in job.tests.split(" && "):
+        scores |= json.loads(call(f"{test} --json", files, log))
+    lines = evaluate.read_log(ROOT / job.folder)
+    last = ([line for line in lines if "loss" in line] or [{}])[-1]
+    # Of the evaluations in training, what has a column.
+    curve = {}
+    for line in lines:
+        points = line.get("eval", {}).items()
+        if points:
+            curve[line["step"]] = {name: one for name, one in points if name in COLUMNS.values()}
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT,
+                            capture_output=True, text=True)
+    record = {"label": job.label, "seed": job.seed, "train": job.train, "test": job.tests,
+              "commit": commit.stdout.strip()}
+    record |= {key: lines[0].get(key) for key in ("torch", "python", "device", "parameters")}
+    record |= {key: last.get(key) for key in ("steps", "tokens", "seconds")}
+    record |= {"steps": last.get("step"), "test_seconds": round(time.perf_counter() - begun)}
+    if "geometry/rankme" in scores:
+        record["health"] = evaluate.diagnose(scores, lines[0].get("views", 2))[1]
+    return record | {"last": last, "curve": curve, "eval": scores}
+
+
+# --------------------------------------------------------------------------------------------------
+# Records and the page
+
+
+def read_records(name):
+    path = ROOT / "results" / f"{name}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def by_label(records, name):
+    """{label: {seed: number}} of a result, or of a field of the records such as "steps"."""
+    found = {}
+    for record in records:
+        number = record["eval"].get(name, record.get(name))
+        if number is not None:
+            found.setdefault(record["label"], {})[record["seed"]] = number
+    return found
+
+
+def table_lines(table, records):
+    """A table of the page, mean ± deviation over seeds; what nobody measured is left out.
+
+    columns {heading: metric}, or names behind one prefix; rows {heading: [label, ending of the
+    metric's name]}, or every label; published {heading: texts}; notes {label: text}.
+    """
+    columns = dict(table.get("columns", {} if "names" in table else COLUMNS))
+    for name in table.get("names", "").split():
+        columns[name.replace("_", " ")] = table["prefix"] + name
+    rows = []
+    for heading in table.get("rows", dict.fromkeys(record["label"] for record in records)):
+        label, ending = table.get("rows", {}).get(heading, (heading, ""))
+        cells = [heading]
+        for name in columns.values():
+            numbers = by_label(records, name + ending).get(label, {})
+            cells.append(mean_std(list(numbers.values()), unit_of(name)[0]))
+        rows.append(cells)
+    used = [i for i in range(1, len(columns) + 1) if any(row[i] != "-" for row in rows)]
+    if not used:
+        return []
+    for label, texts in table.get("published", {}).items():
+        rows.append([label, *texts, *["-"] * (len(columns) - len(texts))])
+    rows = [[row[i] for i in (0, *used)] for row in [["run", *columns], *rows]]
+    notes = table.get("notes")
+    if notes:
+        rows = [[*row, notes.get(row[0], "the paper's")] for row in rows]
+    title = [f"## {table['title']}", ""] if table.get("title") else []
+    return [*title, *markdown(rows[0], rows[1:]), ""]
+
+
+def paired_lines(metrics, records):
+    """Is each label better than the first? A paired test over seeds for each metric; where no
+    direction is known, lower is better."""
+    base, *others = dict.fromkeys(record["label"] for record in records)
+    rows = []
+    for name in metrics:
+        scores = by_label(records, name)
+        for label in others:
+            better = unit_of(name)[1] or "lower"
+            test = paired_test(scores.get(label, {}), scores.get(base, {}), better)
+            cells = [test, "", ""]
+            if isinstance(test, dict):
+                cells = [f"{test['difference']:+.2f}", f"{test['t']:.2f}", f"{test['p']:.3f}"]
+            rows.append([f"{label}: {name}", *cells])
+    title = f"## Better than {base}? Paired one-tailed t-test over seeds"
+    return [title, "", *markdown(["", "difference", "t", "p"], rows), ""]
+
+
+def page(name, records):
+    """The Markdown of an experiment out of its records."""
+    experiment = ALL[name]
+    # In the order of the experiment, whichever job was done first.
+    order = [job["label"] for job in experiment["jobs"]]
+    records = sorted(records, key=lambda one: order.index(one["label"]))
+    seeds = dict.fromkeys(record["seed"] for record in records)
+    first = [record for record in records if record["seed"] == records[0]["seed"]]
+    files = " --files FOLDER" if "files" in experiment else ""
+    lines = [f"# {name}", "", experiment["about"], "",
+             f"`python -m results {name}{files}`: mean ± standard deviation over seeds "
+             f"{', '.join(map(str, seeds))}; one thread a run, on a machine that others used.", ""]
+    whole = {"notes": experiment.get("notes")}
+    for table in experiment.get("tables", (whole, ERRORS)):
+        lines += table_lines(table, records)
+    if "paired" in experiment:
+        lines += paired_lines(experiment["paired"], records)
+    for metric in experiment.get("curves", ["retrieval/xsim"]):
+        curves = []
+        for one in first:
+            points = one.get("curve", {}).items()
+            shown = [f"{step}: {point[metric]:.1f}" for step, point in points if metric in point]
+            if shown:
+                curves.append(f"- {one['label']}: {', '.join(shown)}")
+        if curves:
+            lines += [f"## {metric} along training, first seed, validation rows", "", *curves, ""]
+    health = [f"- {one['label']}: `{one['health']}`" for one in first if one.get("health")]
+    if health:
+        lines += ["## Health, first seed", "", *health, ""]
+    lines += ["## Commands, as they were at that commit", ""]
+    lines += [f"- `{one['train']}`, then `{one['test']}`" for one in first]
+    made = {f"{one['commit']}, torch {one['torch']}, {one['device']}" for one in records}
+    return "\n".join([*lines, "", f"Commit {'; '.join(sorted(made))}."]) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Files that are made of others
+
+
+def write_once(path, lines):
+    """A new file would look like new data to a run that resumes."""
+    if not path.exists():
+        write_atomic(path, "".join(lines).encode())
+
+
+def read_xz(path):
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return file.readlines()
+
+
+def split_nlrx(files, out):
+    """NL-RX-SYNTH's training set without, and as, 1,000 rows that a seeded shuffle puts last."""
+    lines = read_xz(files / "synth_train.jsonl.xz")
     random.Random(0).shuffle(lines)
-    for path, part in zip(paths, (lines[:-1000], lines[-1000:])):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():                                            # a new file would look like new data to a run that resumes
-            path.write_text("".join(part), encoding="utf-8")
-    return paths
+    write_once(out / "nlrx_choose.jsonl", lines[:-1000])
+    write_once(out / "nlrx_valid.jsonl", lines[-1000:])
 
 
-def execute(job):
-    """Train and evaluate one run -> its record; the scripts' own output goes to a file beside the runs."""
-    run, label, seed, flags, test = job
-    folder = ROOT / "out" / "results" / run
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    words = f"{flags} --seed {seed} --out out/results/{run}".split()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open(folder.with_suffix(".txt"), "a", encoding="utf-8") as shown:
-        subprocess.run([sys.executable, "train.py", *words], cwd=ROOT, env=environment, stdout=shown, stderr=shown, check=True)
-    found = subprocess.run([sys.executable, "evaluate.py", f"out/results/{run}", "--json", *test.split()], cwd=ROOT, env=environment, capture_output=True,
-                           text=True, check=True)
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    short = lambda text: " ".join(word.rsplit("/", 1)[-1] if word.endswith((".xz", ".jsonl")) else word for word in text.split())
-    curve = {str(record["step"]): {key: value for key, value in record["eval"].items() if key in ("retrieval/xsim", "retrieval/xsim++", "geometry/rankme",
-             "geometry/cosine/same", "geometry/cosine/translations")} for record in log if "eval" in record}
-    last = [record for record in log if "loss" in record][-1]
-    scores = json.loads(found.stdout)
-    return dict(label=label, seed=seed, train="python train.py " + short(" ".join(words)), test=short(f"python evaluate.py out/results/{run} {test}"),
-                commit=log[0]["commit"], torch=log[0]["torch"], device=log[0]["device"], steps=last["step"], tokens=last["tokens"], seconds=last["seconds"],
-                flops=log[0]["flops_per_step"] * last["step"], last={key: value for key, value in last.items() if isinstance(value, float)},
-                health=metrics.diagnose(scores)[1] if "geometry/rankme" in scores else "", curve=curve, eval=scores)
+def make_multilingual(files, out):
+    """English beside one of twelve languages a row, 12,000 rows of each at most; and NTREX in all
+    thirteen, 500 rows to watch training with and 1,497 to report."""
+    chance = random.Random(0)
+    languages = "ara bul cmn deu ell fra hin rus spa tur vie swa".split()
+    rows = []
+    for name in languages:
+        path = files / f"parallel/tatoeba_pairs/eng-{name}.tsv.xz"
+        if name == "swa":
+            path = files / "parallel/mafand/en-swa.train.tsv.xz"
+        pairs = [line.rstrip("\n").split("\t") for line in read_xz(path)[1:]]
+        chance.shuffle(pairs)
+        for english, other in pairs[:12_000]:
+            rows.append([english] + [other if one == name else "" for one in languages])
+    chance.shuffle(rows)
+    rows = ["\t".join(row) + "\n" for row in [["eng", *languages], *rows]]
+    write_once(out / "multilingual.tsv", rows)
+    table = [line.rstrip("\n").split("\t") for line in read_xz(files / "parallel/ntrex.tsv.xz")]
+    spelled = {"ara": "arb", "cmn": "zho-CN"}
+    index = [table[0].index(spelled.get(name, name)) for name in ("eng", *languages)]
+    lines = ["\t".join(row[i] for i in index) + "\n" for row in table[1:]]
+    write_once(out / "ntrex_valid.tsv", [rows[0], *lines[:500]])
+    write_once(out / "ntrex_test.tsv", [rows[0], *lines[500:]])
 
 
-def mean(records, key):
-    values = [record["eval"].get(key) if isinstance(key, str) else key(record) for record in records]
-    values = [value for value in values if value is not None]
-    if not values:
-        return "-"
-    if all(isinstance(value, int) for value in values):                  # a count, such as steps
-        return f"{min(values):,}" + (f" to {max(values):,}" if min(values) < max(values) else "")
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
+PREPARE = {"nlrx": split_nlrx, "multilingual": make_multilingual}
+
+# --------------------------------------------------------------------------------------------------
+# The command
 
 
-COLUMNS = {"xsim %": "retrieval/xsim", "xsim++ %": "retrieval/xsim++", "RankMe": "geometry/rankme", "uniformity": "geometry/uniformity",
-           "cos random": "geometry/cosine/same", "cos translations": "geometry/cosine/translations", "exact match %": "generate/exact",
-           "startswith %": "generate/startswith", "stops %": "generate/stop", "exact, unseen target %": "generate/exact_unseen",
-           "exact, new prompt %": "generate/exact_new_prompt"}
-ERRORS = ("number", "entity", "role", "tense", "cause", "negation", "misaligned")
+def work_through(name, todo, files, side_by_side):
+    """Do jobs, a record each; those that need another run come after the others."""
+    failed = []
+    progress = tqdm(total=len(todo), disable=not sys.stderr.isatty())
+    for late in (False, True):
+        turn = [job for job in todo if (job.after is not None) == late]
+        with ThreadPoolExecutor(side_by_side) as pool:
+            for done in as_completed([pool.submit(execute, job, files) for job in turn]):
+                progress.update()
+                try:
+                    record = done.result()
+                except BadInput as error:
+                    failed.append(str(error))
+                    continue
+                key = (record["label"], record["seed"])
+                kept = [one for one in read_records(name) if (one["label"], one["seed"]) != key]
+                lines = [json.dumps(one) + "\n" for one in [*kept, record]]
+                write_atomic(ROOT / "results" / f"{name}.jsonl", "".join(lines).encode())
+    progress.close()
+    if failed:
+        raise BadInput(f"{len(failed)} of {len(todo)} jobs failed; the first: {failed[0]}")
 
 
-def table(labels, of, columns, last=None):
-    """Markdown lines: one row a label, one column each of {title: key}, and with {label: text} a last column."""
-    titles = [*columns] + (["paper: xsim / xsim++ / SentEval"] if last else [])
-    lines = ["| run | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
-    for label in labels:
-        cells = [mean(of[label], key) for key in columns.values()] + ([last[label]] if last else [])
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def report(name, records):
-    """The Markdown of an experiment: one row a label, mean ± standard deviation over its seeds."""
-    labels = list(dict.fromkeys(record["label"] for record in records))
-    of = {label: [record for record in records if record["label"] == label] for label in labels}
-    hard = any("retrieval/xsim++" in record["eval"] for record in records)
-    columns = {title: key for title, key in COLUMNS.items() if any(key in record["eval"] for record in records)}
-    if any("flops" in record for record in records):
-        columns |= {"steps": lambda record: record["steps"], "TFLOP": lambda record: record["flops"] / 1e12 if "flops" in record else None}
-    if any("retrieval/xsim" in record["eval"] for record in records):                # not where only answers are judged
-        columns |= {"step 0 xsim %": lambda record: record["curve"]["0"].get("retrieval/xsim")}
-    columns |= {"minutes": lambda record: record["seconds"] / 60}
-    seeds = f"mean ± standard deviation over {len(of[labels[0]])} seeds" if len(of[labels[0]]) > 1 else "one seed"
-    rows = {value for record in records for key, value in record["eval"].items() if key.count("/") == 1 and key.endswith("/rows")}
-    command = f"python results/run.py {name}{' --files FOLDER' if name in FILES else ''}"
-    lines = [f"# {name}", "", f"`{command}`: {seeds}, {' or '.join(map(str, sorted(rows)))} test rows; step 0 is measured on the validation rows; "
-             "minutes of training with one thread a run on a machine that others used.", ""]
-    lines += table(labels, of, columns, {label: ABLATIONS[label][1] for label in labels} if name == "ablations" else {})
-    if hard:
-        lines += ["", "What was found instead of the translation among the hard negatives, % of the queries:", ""]
-        found = [label for label in labels if "retrieval/xsim++" in of[label][0]["eval"]]
-        lines += table(found, of, {error: f"retrieval/xsim++/{error}" for error in ERRORS})
-    for title, keys in (("exact match", "generate/exact"), ("startswith", "generate/startswith"), ("stops", "generate/stop"),
-                        ("exact match, unseen target", "generate/exact_unseen"), ("exact match, new prompt", "generate/exact_new_prompt")):
-        for label in labels[1:] if name == "nlrx" else ():
-            scores = [[record["eval"][keys] for record in of[one]] for one in (label, labels[0])]
-            difference, t, p = metrics.paired_t(*scores)
-            lines += [""] * (label == labels[1] and title == "exact match") + [f"- {title}, {label} above {labels[0]}: {difference:+.2f} points, "
-                                                                             f"paired t = {t:.2f}, one-tailed p = {p:.3f}"]
-    for pool in evaluate.POOLINGS if "poolings/mean/uniformity" in records[0]["eval"] else ():
-        lines += ["", f"Pooling: {pool}", ""]
-        lines += table(labels, of, {metric.replace("_", " "): f"poolings/{pool}/{metric}" for metric in
-                                    ("uniformity", "effective_rank", "stable_rank", "rank_90", "spectral_entropy")})
-    curves = [(label, [f"{step}: {point['retrieval/xsim']:.1f}" for step, point in of[label][0]["curve"].items() if "retrieval/xsim" in point])
-              for label in labels]
-    if any(curve for _, curve in curves) and not name.startswith("nlrx"):
-        lines += ["", "xsim in percent along training (seed 0, validation rows):", ""]
-        lines += [f"- {label}: " + ", ".join(curve) for label, curve in curves if curve]
-    ranks = [(label, [f"{step}: {point['geometry/rankme']:.1f}" for step, point in of[label][0]["curve"].items() if "geometry/rankme" in point])
-             for label in labels]
-    if name in ("collapse", "wikitext"):
-        lines += ["", "RankMe along training (first seed, validation rows):", ""] + [f"- {label}: " + ", ".join(curve) for label, curve in ranks]
-    if name == "collapse":
-        lines += ["", "The health line at the end:", ""] + [f"- {label}: `{of[label][0]['health']}`" for label in labels]
-    lines += ["", "Commands:", ""] + [f"- `{record['train']}`, then `{record['test']}`" for record in records if record["seed"] == records[0]["seed"]]
-    commits = ", ".join(dict.fromkeys(record["commit"] for record in records))
-    lines += ["", f"Commit {commits}, torch {records[0]['torch']}, {records[0]['device']}."]
-    return "\n".join(lines) + "\n"
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("toy", "ablations", "objectives", "collapse", *FILES))
-    parser.add_argument("--files", default="", help="folder of the files that multi30k, nlrx and wikitext read")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--report", action="store_true", help="only write the Markdown again from the recorded JSON lines")
-    options = parser.parse_args()
-    folder = ROOT / "results"
-    if options.report:
-        records = [json.loads(line) for line in (folder / f"{options.name}.jsonl").read_text(encoding="utf-8").splitlines()]
-        (folder / f"{options.name}.md").write_text(report(options.name, records), encoding="utf-8")
+def main(name, arguments):
+    """Do what of an experiment is not recorded, and write its page."""
+    parser = Parser(f"python -m results {name}", f"{ALL[name]['about']}\n\n{__doc__}")
+    parser.add_argument("what", nargs="?", choices=("do", "list", "report"), default="do",
+                        help="do it, only list what is to be done, or only write the page [do]")
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help=ALL[name].get("files"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side [1]")
+    parser.add_argument("--seeds", type=comma_list, help="in place of its own")
+    options = parser.parse_args(arguments)
+    if not all(seed.isdecimal() for seed in options.seeds or ()) or options.jobs < 1:
+        raise BadInput(f"--seeds {options.seeds} --jobs {options.jobs}: numbers, at least one job")
+    done = [(one["label"], one["seed"], one["train"], one["test"]) for one in read_records(name)]
+    jobs = jobs_of(name, [int(seed) for seed in options.seeds or ()])
+    todo = [job for job in jobs if (job.label, job.seed, job.train, job.tests) not in done]
+    if options.what == "list":
+        for job in todo:
+            print(f"{job.train} && {job.tests}")
         return
-    for file in FILES.get(options.name, ()):
-        if not (Path(options.files) / file).is_file():
-            parser.error(f"--files {options.files!r} must be the folder that holds {file}")
-    jobs = plan(options.name, options.files and Path(options.files).resolve())
-    earlier = (folder / "toy.jsonl").read_text(encoding="utf-8").splitlines() if options.name == "objectives" else []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        records = [json.loads(line) for line in earlier] + list(tqdm(pool.map(execute, jobs), total=len(jobs), disable=not sys.stderr.isatty()))
-    (folder / f"{options.name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    (folder / f"{options.name}.md").write_text(report(options.name, records), encoding="utf-8")
-    print(report(options.name, records))
-
-
-if __name__ == "__main__":
-    main()
+    if options.what == "do" and todo:
+        if "files" in ALL[name] and not (options.files and options.files.is_dir()):
+            raise BadInput(f"--files {options.files}: give the folder of {ALL[name]['files']}")
+        files = options.files and options.files.resolve()
+        (ROOT / OUT).mkdir(parents=True, exist_ok=True)
+        if "prepare" in ALL[name]:
+            PREPARE[ALL[name]["prepare"]](files, ROOT / OUT)
+        work_through(name, todo, files, options.jobs)
+    records = read_records(name)
+    if not records:
+        raise BadInput(f"results/{name}.jsonl has no records: run python -m results {name}")
+    write_atomic(ROOT / "results" / f"{name}.md", page(name, records).encode())
+    print(f"results/{name}.md")

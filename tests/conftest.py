@@ -1,4 +1,4 @@
-"""The models of the tests are tiny: one thread is faster than two, here and in the processes that tests start."""
+"""The models of the tests are tiny: one thread is faster than two, here and in what tests start."""
 
 import os
 
@@ -11,14 +11,16 @@ import torch  # noqa: E402
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"                                 # read when the kernels are imported; `auto` is sdpa on a CPU all the same
+    # Read when the kernels are imported; `auto` is sdpa on a CPU all the same.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(config, items):
     """Tests that need CUDA are left out, and counted as deselected, where there is none."""
     if not torch.cuda.is_available():
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        left = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(autouse=True)

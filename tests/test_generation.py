@@ -1,230 +1,239 @@
-"""What a model writes or prefers, judged task by task: evaluate.py's answers, with the rules of scores.py."""
+"""What a causal model writes, and which of it counts as right."""
+
 import json
 import math
-import sqlite3
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-import data
+import corpora
 import evaluate
-import scores
-from data import BadInput
-from evaluate import JUDGES, Answers, graded
-from model import Model, ModelConfig, save
+from corpora.program import BadInput
+from data import Tokenizer
+from model import DECODER, Model, ModelConfig, Packed, save
+
+# ---- generate
 
 
-def judged(task, rows, known=None, prompts=None, **subject):
-    """Scores of [(written, gold), ...] as a task gives them."""
-    written, golds = map(list, zip(*rows))
-    answers = Answers(prompts or [f"prompt {place}" for place in range(len(rows))], golds, written, [True] * len(rows), 0)
-    flags, counts = JUDGES[task](answers, SimpleNamespace(progress=False, **subject))
-    return flags, graded(answers, flags, known) | counts
-
-
-# ---- hand-made tables of (written, gold, right, right as released code judges)
-
-TABLES = {
-    "regex": [
-        ("(dog).*", "dog.*", True), ("", "dog", False), ("dog.* and more", "dog.*", False), ("(b)|(a)", "[ab]", True), ("(dog", "dog", False),
-        ("~(cat)", "~(dog)", False), ("[^a]", ".&~(a)", True), (".*(dog).*(cat).*", ".*(cat).*(dog).*", False)],
-    "gsm8k": [
-        ("It is\n#### 72", "So\n#### 72", True, True), ("It is 72", "So\n#### 72", False, False), ("", "So\n#### 72", False, False),
-        ("So\n#### 1,080", "So\n#### 1080", True, False), ("So\n#### $1,080.00.", "So\n#### 1,080", True, False), ("So\n#### 73", "So\n#### 72", False, False),
-        ("So\n#### 72 apples", "So\n#### 72", True, False), ("So\n#### 72\n#### 5", "So\n#### 72", True, False), ("So\n#### 7/2", "So\n#### 7", False, False)],
-    "nq": [
-        ("It was Drew Carey.", "Bill Cullen; Drew Carey", True, False), ("Drew", "Bill Cullen; Drew Carey", False, True), ("", "Vancouver", False, True),
-        ("Bill Cullen; Drew Carey; Bob", "Drew Carey", True, True),
-        ("vancouver", "Vancouver", False, False), ("in Vancouver, Canada", "Vancouver", True, False)],
-    "label": [
-        ("Good", "Good", True), ("Good film", "Good", True), ("", "Good", False), ("Goodness", "Good", False), ("Good enough", "Good", False),
-        ("Good enough", "Good enough", True), ("good", "Good", False), ("Bad, not Good", "Good", False), (" Bad", "Bad", True)],
-    "generate": [("dog", "dog", True, True), ("dog.*", "dog", False, True), ("", "dog", False, False)],
+SHAPES = {
+    "learned": dict(position_offset=2, head="transform"),
+    "sinusoidal": dict(positions="sinusoidal", head="bias"),
+    "llama": dict(positions="rotary", norm="rmsnorm", norm_position="pre", activation="swiglu",
+                  bias=False, kv_heads=2),
+    "rotary post": dict(positions="rotary", kv_heads=1),
+    "learned pre": dict(norm_position="pre"),
+    "qwen": dict(DECODER, head_dim=6, qk_norm="head", qkv_bias=True, kv_heads=2,
+                 rope_scaling=(8.0, 1.0, 4.0, 12)),
+    "olmo2": dict(DECODER, norm_position="branch", qk_norm="whole"),
+    "gemma2": dict(DECODER, norm_position="both", activation="geglu", embed_scale=5.0,
+                   attn_softcap=5.0, logit_softcap=3.0, kv_heads=2),
+    "openelm": dict(DECODER, head_dim=8, layer_shapes=((2, 1, 24), (6, 3, 40)), qk_norm="head"),
 }
 
 
-@pytest.mark.parametrize("task", TABLES)
-def test_each_task_judges_answers_by_its_rule(task):
-    flags, found = judged(task, [row[:2] for row in TABLES[task]])
-    first, *others = flags
-    assert flags[first] == [row[2] for row in TABLES[task]]
-    if len(TABLES[task][0]) > 3:
-        assert flags[others[0]] == [row[3] for row in TABLES[task]]
-    assert found[first] == pytest.approx(100 * sum(row[2] for row in TABLES[task]) / len(TABLES[task])) and found["rows"] == len(TABLES[task])
+def writer(shape, dropout=.1):
+    """A random causal model whose next token depends on all of the prompt."""
+    torch.manual_seed(4)
+    values = dict(vocab=40, width=32, layers=2, heads=4, ffn_dim=64, max_positions=24, causal=True,
+                  tied=False, dropout=dropout)
+    model = Model(ModelConfig(**values | SHAPES[shape])).double()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data *= 3
+    return model
 
 
-def test_the_share_of_the_most_frequent_label_stands_beside_the_accuracy():
-    assert judged("label", [("Bad", "Good"), ("Good", "Good"), ("", "Good"), ("Bad", "Bad")])[1] | {} == {
-        "accuracy": 50, "majority": 75, "stop": 100, "truncated": 0, "prompts_cut": 0, "rows": 4}
+def plain_generate(model, prompt, stop, max_new):
+    row = list(prompt)
+    for _ in range(max_new):
+        if len(row) == model.config.max_positions:
+            break
+        token = int(model.logits(model(Packed.of([row], causal=True))[-1:]).argmax())
+        if token == stop:
+            return row[len(prompt):], True
+        row.append(token)
+    return row[len(prompt):], False
 
 
-def test_regular_expressions_that_prove_little_or_are_too_large_are_counted_apart():
-    rows = [("(a)&(b)", "[0-9]&(dog)"), ("a", "~(.*)"), ("a|b", "b|a"), ("b", "a"), (".*a.{30}", ".*a.{29}."), ("same(", "same("), ("a", "a(")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scores, "regex_difference", lambda a, b, boundary, limit=0, judge=scores.regex_difference: judge(a, b, boundary, 3000))
-        flags, found = judged("regex", rows, known={"~(.*)", "b|a", "prompt 3"})
-    assert flags == {"equal": [True, False, True, False, None, True, False], "equal_not_vacuous": [None, None, True, False, None, True, False]}
-    assert found["equal"] == pytest.approx(100 * 3 / 6) and found["equal_not_vacuous"] == 50
-    assert (found["rows"], found["rows_vacuous"], found["rows_too_large"]) == (7, 2, 1)
-    assert (found["rows_unseen"], found["equal_unseen"]) == (4, 50) and (found["rows_new_prompt"], found["equal_new_prompt"]) == (5, 60)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_generating_is_greedy_decoding_by_whole_forwards_for_prompts_of_any_length(shape):
+    model = writer(shape).eval()
+    rng = np.random.default_rng(0)
+    lengths = (1, 5, 2, 20, 9, 9, 24, 13, 23, 3, 6, 11)
+    prompts = [rng.integers(40, size=length).tolist() for length in lengths]
+    free, _ = evaluate.generate(model, prompts, -1, 9)
+    assert free == [plain_generate(model, prompt, -1, 9)[0] for prompt in prompts]
+    assert len({*map(tuple, free)}) > 8
+    often = [token for answer in free for token in answer[2:6]]
+    stop = max(range(40), key=often.count)
+    wanted = [plain_generate(model, prompt, stop, 9) for prompt in prompts]
+    assert 1 < sum(stopped for _, stopped in wanted) < 11
+    assert wanted[6] == ([], False) and len(wanted[3][0]) <= 4           # no room; little room
+    for tokens_per_batch in (1, 40, 100, 10_000):
+        found = evaluate.generate(model, prompts, stop, 9, tokens_per_batch)
+        assert list(zip(*found)) == wanted
+    backwards = evaluate.generate(model, prompts[::-1], stop, 9)
+    assert list(zip(*backwards))[::-1] == wanted
 
 
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spider")
-    (folder / "database" / "zoo").mkdir(parents=True)
-    with sqlite3.connect(folder / "database" / "zoo" / "zoo.sqlite") as connection:
-        connection.executescript("CREATE TABLE animal (name TEXT, age REAL); INSERT INTO animal VALUES ('cat', 3), ('dog', 5), ('ant', 1); "
-                                 "CREATE TABLE plant (name TEXT);")
-    connection.close()
-    return folder
+def test_generating_leaves_no_trace():
+    model = writer("llama", dropout=.5).train()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    first = evaluate.generate(model, [[1, 2], [3]], 0, 5)
+    assert first == evaluate.generate(model, [[1, 2], [3]], 0, 5)        # no dropout
+    assert modes == [module.training for module in model.modules()]
+    assert torch.equal(state, torch.get_rng_state())
 
 
-def test_queries_are_judged_by_what_they_return(databases):
-    rows = [  # written, gold, right, right as released code judges
-        ("SELECT name FROM animal ORDER BY age", "SELECT name FROM animal", True, False),              # permuted rows
-        ("SELECT name FROM animal ORDER BY age", "SELECT name FROM animal ORDER BY age DESC", False, False),
-        ("SELECT nme FROM animal", "SELECT name FROM plant", False, True),                             # it fails, gold returns nothing
-        ("", "SELECT name FROM plant", False, True), ("", "SELECT name FROM animal", False, False),
-        ("SELECT name FROM animal; and more", "SELECT name FROM animal", False, True), ("DELETE FROM animal", "SELECT name FROM animal", False, False),
-        ("SELECT count(*) FROM animal", "SELECT 3", True, True)]
-    prompts = ["For db_id:[zoo]\n\nWhich?"] * len(rows) + ["For db_id:[farm]\n\nWhich?"] * 2 + ["For db_id:[zoo] Which?"]
-    flags, found = judged("spider", [row[:2] for row in rows] + [("SELECT 1", "SELECT 1")] * 2 + [("SELECT 1", "SELECT x FROM animal")], known=set(),
-                          prompts=prompts, databases=databases)
-    assert flags == {"result": [row[2] for row in rows] + [None] * 3, "released": [row[3] for row in rows] + [None] * 3}
-    assert found["result"] == found["result_unseen"] == 25 and (found["rows"], found["rows_unseen"]) == (11, 8)
-    assert {name: value for name, value in found.items() if "left" in name} == {"rows_left_out": 3, "rows_left_out/farm": 2, "rows_left_out/zoo": 1}
+def test_what_cannot_be_continued_is_left_or_refused():
+    model = writer("llama")
+    assert evaluate.generate(model, [], 0, 5) == ([], [])
+    assert evaluate.generate(model, [[1]], 0, 0) == ([[]], [False])
+    for prompt in ([], [1] * 25):
+        with pytest.raises(ValueError, match=f"has {len(prompt)} tokens: it must have 1 to 24"):
+            evaluate.generate(model, [[1], prompt], 0, 5)
+    model.embed.weight.data.fill_(math.nan)
+    with pytest.raises(BadInput, match="has diverged"):
+        evaluate.generate(model, [[1]], 0, 5)
 
 
-# ---- tasks
+# ---- answers
+
+
+@pytest.mark.parametrize("written, gold, exact, begins", [
+    ("(.*)(dog)", "(.*)(dog)", True, True),
+    ("  (.*)(dog)\n", "(.*)(dog) ", True, True),             # space around does not count
+    ("(.*)( dog)", "(.*)(dog)", False, False),               # space inside does
+    ("(.*)(dog)(.*)", "(.*)(dog)", False, True),             # trailing text
+    ("(.*)(do", "(.*)(dog)", False, False),                  # cut short
+    ("(.*)(DOG)", "(.*)(dog)", False, False),                # case counts
+    ("say (.*)(dog)", "(.*)(dog)", False, False),
+    ("1,000", "1000", False, False),                         # no number is normalised
+    ("", "(.*)(dog)", False, False),                         # nothing written is always wrong
+    (" \n", "(.*)(dog)", False, False),
+    ("", "", False, False), (" ", "", False, False), ("", " ", False, False),
+    ("anything", "", False, False),                          # and does not begin with nothing
+])
+def test_which_answers_count_as_right(written, gold, exact, begins):
+    assert evaluate.exact(written, gold) == exact
+    assert evaluate.starts_with(written, gold) == begins
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return data.train_tokenizer(["the cat sees seven dogs", "A) B) C) D) cat", "For db_id:[zoo] SELECT name FROM animal"], 400)
+    return Tokenizer.train(["the cat sees seven dogs", "die Katze sieht sieben Hunde"], 300)
 
 
-def tiny(causal=True, longest=64):
+def tiny(causal=True, longest=48):
     torch.manual_seed(1)
-    return Model(ModelConfig(vocab=400, width=16, layers=1, heads=2, hidden=32, max_length=longest, pool="last", causal=causal, dropout=.1))
+    return Model(ModelConfig(vocab=300, width=32, layers=2, heads=2, ffn_dim=64, pool="last",
+                             max_positions=longest, causal=causal, dropout=.1))
 
 
-def subject(tokenizer, path, rows, model=None, **more):
-    """Of rows (user, assistant)."""
-    path = path.with_stem(f"{path.stem}{len(list(path.parent.iterdir()))}")
-    path.write_text("".join(json.dumps({"user": user, "assistant": assistant}) + "\n" for user, assistant in rows), encoding="utf-8")
-    return evaluate.Subject(model or tiny(), tokenizer, str(path), split="all", **more)
+@pytest.fixture()
+def scripted(monkeypatch, tokenizer):
+    """Whatever the model is, it answers `said`, (text, stopped) for each prompt in turn."""
+    said = []
+    asked = []
+
+    def generate(model, prompts, stop, max_new, progress=False):
+        asked.append((prompts, stop, max_new))
+        texts, stopped = zip(*said[:len(prompts)])
+        return [ids.tolist() for ids in tokenizer.encode(texts)], list(stopped)
+
+    monkeypatch.setattr(evaluate, "generate", generate)
+    return said, asked
 
 
-def test_answers_are_written_once_for_all_tasks_and_cut_where_it_is_said(tokenizer, tmp_path, monkeypatch, databases):
-    calls, plain = [], evaluate.generate
-    monkeypatch.setattr(evaluate, "generate", lambda *args, **more: calls.append(args) or plain(*args, **more))
-    rows = [(f"For db_id:[zoo] number {place} " + "dogs " * 40 * (place == 5), f"SELECT {place} -- #### {place}") for place in range(6)]
-    asked = subject(tokenizer, tmp_path / "a.jsonl", rows, max_new=4, databases=databases, known={"SELECT 1 -- #### 1"})
-    found = evaluate.run(asked, [*JUDGES])
-    assert len(calls) == 1 and calls[0][3] == 4 and len(calls[0][1]) == 6 and max(map(len, calls[0][1])) == 60      # a long prompt leaves room for 4
-    for task, first in zip(JUDGES, ("exact", "equal", "number", "result", "substring", "accuracy")):
-        assert found[f"{task}/rows"] == 6 and found[f"{task}/prompts_cut"] == pytest.approx(100 / 6)
-        assert found[f"{task}/stop"] + found[f"{task}/truncated"] == 100 and f"{task}/{first}_new_prompt" in found
-    assert found["generate/rows_unseen"] == 5
-    lines = evaluate.table(found).splitlines()
-    assert len(lines) == len(found) and all("rows" in line or "%" in line for line in lines)
-    assert "it returns what the gold query returns" in "\n".join(lines) and "rows_left_out" in "\n".join(lines)
+PROMPTS = ["the cat", "seven dogs", "the cat sees", "dogs " * 100]
+GOLDS = ["Katze", "Hunde", "Katze sieht", "sieben"]
 
 
-ENDINGS = ["cat", "cat cat", "dogs", "the cat sees seven dogs"]
+def rows(user, assistant, **more):
+    return corpora.EvaluationRows("x", {"user": user, "assistant": assistant}, **more)
 
 
-def question(context, right, endings=ENDINGS):
-    return context + "".join(f"\n{letter}) {text}" for letter, text in zip("ABCD", endings)), right
+def test_the_scores_of_known_answers(tokenizer, scripted):
+    said, asked = scripted
+    said += [("Katze", True), ("Hunde sieben", False), ("Katze sieht", False), ("", True)]
+    one = evaluate.Evaluation(tiny(), tokenizer, rows(PROMPTS, GOLDS))
+    plain = {"exact": 50, "startswith": 75, "stop": 50, "truncated": 50, "prompts_cut": 25, "rows": 4}
+    assert evaluate.task_generate(one) == plain
+    one.train_texts = {"seven dogs", "Katze", "the cat"}
+    known = {"exact_new_prompt": 50, "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3),
+             "rows_unseen": 3}
+    assert evaluate.task_generate(one) == plain | known
+    one.train_texts = {*PROMPTS, *GOLDS, ("dogs " * 100).strip()}
+    found = evaluate.task_generate(one)
+    assert found["rows_unseen"] == 0 and "exact_unseen" not in found     # a share of no rows
+    assert len(asked) == 1                                   # answers are written once
+    prompts, stop, max_new = asked[0]
+    assert max_new == 2 * max(len(ids) for ids in tokenizer.encode(GOLDS)) + 8
+    ids = tokenizer.encode(["the cat"])[0].tolist()
+    assert prompts[0] == [tokenizer.special.cls, *ids, stop] and stop == tokenizer.special.sep
+    assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop   # room for an answer
 
 
-def test_endings_are_compared_after_the_context_alone_and_letters_after_the_whole_prompt(tokenizer, tmp_path, monkeypatch):
-    questions = [question("the cat", "A"), question("seven", "D"), question("dogs\nsee " * 20, "C")]
-    asked = subject(tokenizer, tmp_path / "a.jsonl", questions)
-    prompts = asked.texts["user"]
-    contexts = ["the cat", "seven", ("dogs\nsee " * 20)]
-    model = asked.model.eval()
-    wanted = scores.option_likelihoods(model, tokenizer, contexts, [ENDINGS] * 3)
-    model.train()                                                        # the task turns dropout off, and on again
-    found = evaluate.run(asked, ["hellaswag", "hellaswag-letter"])
-    assert model.training
-    best = lambda values: "ABCD"[max(range(4), key=values.__getitem__)]
-    share = lambda chosen: 100 * sum(map(str.__eq__, chosen, "ADC")) / 3
-    assert found["hellaswag/accuracy"] == pytest.approx(share([best(each.sums) for each in wanted]))
-    assert found["hellaswag/accuracy_normalised"] == pytest.approx(share([best(each.means) for each in wanted]))
-    assert found["hellaswag/prompts_cut"] == pytest.approx(100 / 3) == found["hellaswag-letter/prompts_cut"] and found["hellaswag/rows"] == 3
-    letters = scores.letter_choices(model.eval(), tokenizer, prompts)
-    assert found["hellaswag-letter/accuracy"] == pytest.approx(share([letter for letter, _ in letters])) and "hellaswag-letter/released" in found
-    assert len(evaluate.table(found).splitlines()) == len(found)
-    likely = [scores.Likelihood([-9., -2., -3., -4.], [-1., -2., -3., -4.], 0)] * 3
-    monkeypatch.setattr(scores, "option_likelihoods", lambda model, tokenizer, *given: likely if given == (contexts, [ENDINGS] * 3, None) else None)
-    assert [evaluate.run(asked, ["hellaswag"])[f"hellaswag/accuracy{name}"] for name in ("", "_normalised")] == [0, pytest.approx(100 / 3)]
-    monkeypatch.undo()
-    roomy = evaluate.run(subject(tokenizer, tmp_path / "a.jsonl", questions, tiny(longest=256)), ["hellaswag-letter"])
-    assert (roomy["hellaswag-letter/prompts_cut"], roomy["hellaswag-letter/prompts_cut/released"]) == (0, pytest.approx(100 / 3))     # 128 tokens
-    model.embed.weight.data.fill_(math.nan)
-    with pytest.raises(BadInput, match="has diverged"):
-        evaluate.run(asked, ["hellaswag"])
+def test_answers_that_are_left_out_do_not_count():
+    answers = evaluate.Answers(["a", "b", "c"], ["x", "y", "z"], [""] * 3, [True, True, False], 0)
+    found = evaluate.answer_scores(answers, {"equal": [True, None, False], "firm": [None] * 3}, {"c"})
+    assert found == {"equal": 50, "stop": pytest.approx(200 / 3), "truncated": pytest.approx(100 / 3),
+                     "prompts_cut": 0, "rows": 3, "equal_new_prompt": 100, "rows_new_prompt": 1,
+                     "equal_unseen": 50, "rows_unseen": 2}
 
 
-def test_what_a_task_cannot_judge_is_refused_before_anything_is_written(tokenizer, tmp_path, databases, monkeypatch):
-    monkeypatch.setattr(evaluate, "generate", None)
-    zoo, path = [("For db_id:[zoo] a", "SELECT 1")] * 2, tmp_path / "a.jsonl"
-    for message, task, asked in [
-        (r"spider.database is missing.*put that into", "spider", subject(tokenizer, path, zoo, files=tmp_path)),
-        ("has no folder database with DB/DB.sqlite", "spider", subject(tokenizer, path, zoo, databases=tmp_path)),
-        (r"begin with For db_id:\[NAME\], and .* has 'the cat'", "spider", subject(tokenizer, path, [*zoo, ("the cat", "b")], databases=databases)),
-        ("row 2 of .* is not such a question", "hellaswag", subject(tokenizer, path, [question("a", "A"), question("b", "E")])),
-        ("row 1 of .* is not such a question", "hellaswag-letter", subject(tokenizer, path, [("a\nA) b\nB) c", "A"), question("b", "D")])),
-        *(("needs a causal model", task, subject(tokenizer, path, zoo, tiny(causal=False))) for task in ("regex", "spider", "hellaswag")),
-    ]:
-        with pytest.raises(BadInput, match=message):
-            evaluate.run(asked, [task])
-    (tmp_path / "src.txt").write_text("the cat\ndogs\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"has 1: choose two with --langs a,b \(of parallel text files, give each an ending of its own"):
-        evaluate.run(evaluate.Subject(tiny(), tokenizer, str(tmp_path / "src.txt"), split="all"), ["regex"])
-    with pytest.raises(BadInput, match="--max-new 0 leaves no room"):
-        subject(tokenizer, path, zoo, max_new=0)
+def test_a_chats_system_text_opens_its_prompt(tokenizer, scripted):
+    said, asked = scripted
+    said += [("Katze", True), ("Hunde", True)]
+    texts = rows(PROMPTS[:2], GOLDS[:2], system=["seven dogs", "die"])
+    evaluate.Evaluation(tiny(), tokenizer, texts, max_system=1, max_new=5).answers
+    special = tokenizer.special
+    for row, prompt in enumerate(asked[0][0]):
+        system = tokenizer.encode([texts.system[row]])[0].tolist()[:1]
+        ids = tokenizer.encode([PROMPTS[row]])[0].tolist()
+        assert prompt == [special.cls, *system, special.sep, *ids, special.sep]
+    assert asked[0][2] == 5
 
 
-def test_a_gold_answer_that_is_no_answer_of_the_task_says_so(tokenizer, tmp_path):
-    with pytest.raises(BadInput, match="is this GSM8K"):
-        evaluate.run(subject(tokenizer, tmp_path / "a.jsonl", [("the cat", "seven"), ("dogs", "#### 3")]), ["gsm8k"])
+def test_examples_of_a_causal_model_are_its_answers(tokenizer, scripted):
+    said, asked = scripted
+    said += [(text, True) for text in ("0 cats", "a cat", "2 cats ", "", "5 cats")]
+    texts = rows([f"{count} dogs" for count in range(7)], [f"{count} cats" for count in range(7)])
+    found = evaluate.examples(evaluate.Evaluation(tiny(), tokenizer, texts))
+    assert asked and [(one.query, one.gold, one.right) for one in found] == [
+        (f"{row} dogs", f"{row} cats", row in (0, 2, 5)) for row in (0, 1, 2, 4, 5)]
 
 
-# ---- data as it is published, and the command
+def test_a_causal_model_answers_one_column_with_another(tokenizer):
+    texts = corpora.evaluation_rows("regex", None, "test", 12)
+    one = evaluate.Evaluation(tiny(), tokenizer, texts, answer_limit=7, max_new=3)
+    found = evaluate.run(one)
+    assert found["generate/rows"] == 7 and found["retrieval/rows"] == 12
+    assert found["generate/stop"] + found["generate/truncated"] == 100
+    assert "generate/exact" in evaluate.table(found)
+    three = corpora.evaluation_rows("toy", ["en", "de", "fr"], "test", 9)
+    with pytest.raises(BadInput, match="toy has 3: choose two with --langs"):
+        evaluate.run(evaluate.Evaluation(tiny(), tokenizer, three), ["generate"])
 
 
-def test_files_as_they_are_published_are_read(tmp_path):
-    for name, lines, wanted in [
-        ("gsm8k.jsonl", [{"question": "How many?", "answer": "2\n#### 2"}], [("How many?", "2\n#### 2")]),
-        ("nq.jsonl", [{"question": "who", "answer": ["Bill Cullen", "Drew Carey"]}, {"question": "where", "answer": ["Rome"]}],
-         [("who", "Bill Cullen; Drew Carey"), ("where", "Rome")]),
-        ("hellaswag.jsonl", [{"ind": 4, "ctx": "A man", "endings": ["sits.", "runs.", "eats.", "is."], "label": label} for label in (3, "0")],
-         [question("A man", "D", ["sits.", "runs.", "eats.", "is."]), question("A man", "A", ["sits.", "runs.", "eats.", "is."])]),
-    ]:
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        assert [*zip(*data.texts(str(tmp_path / name), holdout=False).values())] == wanted
-    for bad in ({"ctx": "A man", "endings": ["a", "b"], "label": ""}, {"ctx": "A man", "endings": ["a", "b"], "label": 2}, {"question": "who", "answer": [1]}):
-        (tmp_path / "bad.jsonl").write_text(json.dumps(bad) + "\n", encoding="utf-8")
-        with pytest.raises(BadInput, match="no known keys|not a string"):
-            data.texts(str(tmp_path / "bad.jsonl"), holdout=False)
-
-
-def test_the_command_judges_answers_and_writes_the_numbers_down(tokenizer, tmp_path, capsys):
-    path = tmp_path / "gsm8k.jsonl"
-    path.write_text("".join(json.dumps({"question": f"the cat {place}", "answer": f"so\n#### {place}"}) + "\n" for place in range(40)), encoding="utf-8")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    save(tiny(), folder / "model.pt")
-    data.write_tokenizer(tokenizer, folder / "tokenizer.json")
-    (folder / "log.jsonl").write_text(json.dumps({"config": {"data": str(path), "langs": ""}}) + "\n", encoding="utf-8")
-    assert evaluate.main([str(folder), "--tasks", "gsm8k,regex", "--max-new", "3", "--device", "cpu", "--json"]) == 0
-    written = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
-    assert written == json.loads(capsys.readouterr().out) and written["gsm8k/rows_unseen"] == written["regex/rows"] == 4
-    assert {"gsm8k/number", "gsm8k/released", "gsm8k/truncated", "regex/equal"} <= written.keys()
-    assert evaluate.main([str(folder), "--tasks", "gsm8k", "--max-new", "-1", "--device", "cpu"]) == 2
-    assert evaluate.main([str(folder), "--tasks", "spider", "--files", str(tmp_path), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.count("error: ") == 2
+def test_the_command_knows_which_answers_were_in_the_training_data(tokenizer, tmp_path, capsys):
+    train = tmp_path / "train.tsv"
+    test = tmp_path / "test.tsv"
+    for path, count, answers in ((train, 30, 7), (test, 36, 9)):
+        lines = [f"say {row}\tanswer {row % answers}\n" for row in range(count)]
+        path.write_text("".join(lines), encoding="utf-8")
+    save(tiny(), tmp_path / "model.pt")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    first = {"config": {"data": str(train), "langs": "", "eval_data": str(test)}}
+    (tmp_path / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+    words = [str(tmp_path), "--tasks", "generate", "--max-new", "2", "--device", "cpu", "--json"]
+    assert evaluate.exit_status(evaluate.main, words) == 0
+    found = json.loads(capsys.readouterr().out)
+    counts = [found[f"generate/rows{name}"] for name in ("", "_new_prompt", "_unseen")]
+    assert counts == [36, 6, 8]
+    train.unlink()                                           # the data may be on another machine
+    assert evaluate.exit_status(evaluate.main, words) == 0
+    shown = capsys.readouterr()
+    assert "generate/rows_unseen" not in json.loads(shown.out) and "left out: " in shown.err

@@ -1,0 +1,157 @@
+"""Where texts come from: corpora that need no file, and files. Only here is it asked which.
+
+    open_text(spec)        -> columns of texts, row by row, for training
+    evaluation_rows(spec)  -> what an evaluation reads, once
+"""
+
+import hashlib
+import itertools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from corpora import toy
+from corpora.program import BadInput, comma_list, did_you_mean
+from corpora.text import TextFiles, check_columns, flores_files
+
+EMBEDDED = ("toy", "documents", "regex", "pydoc")
+EMBEDDED_VOCAB = 4096  # nearly a piece for every word form of the five languages: short rows
+DOCUMENTS = {"train": 2000, "valid": 200, "test": 200}  # at most: one takes a hundredth of a second
+HELD_ROWS = 1000  # of the other corpora, at most, in "valid" and in "test"
+
+
+class EmbeddedText:
+    """A corpus that needs no file. `count` and `seed`: rows of "train", and which."""
+
+    embedded = True
+
+    def __init__(self, name, langs=(), count=20_000, seed=0):
+        self.name = name
+        self.count = count
+        self.seed = seed
+        known = {"toy": toy.LANGUAGES, "regex": ("english", "regex")}.get(name, ("text",))
+        check_columns(langs, known, name)
+        self.columns = tuple(langs or known)
+        self.sides = len(self.columns)
+
+    def rows(self, split):
+        """Tuples of texts, one a column; the splits share no row."""
+        count = self.count if split == "train" else min(self.count, HELD_ROWS)
+        if self.name == "toy":
+            rows = toy.toy(split, count, self.seed)
+            return list(zip(*(_cells(rows, column) for column in self.columns)))
+        if self.name == "regex":
+            rows = toy.regex(split, count, self.seed)
+            places = [("english", "regex").index(column) for column in self.columns]
+            return list(zip(*(_cells(rows, place) for place in places)))
+        if self.name == "documents":
+            texts = toy.documents(split, min(count, DOCUMENTS[split]), self.seed)
+        else:
+            texts = [text for text in _paragraphs() if _split_of(text) == split]
+        return [(text,) for text in texts]
+
+
+def _paragraphs():
+    """The prose of the language reference that comes with Python, without titles, grammar rules,
+    code and headings of lists."""
+    from pydoc_data import topics  # large, and wanted by nothing else
+    found = {}
+    for topic in topics.topics.values():
+        for block in re.split(r"\n\s*\n", topic):
+            text = " ".join(block.removeprefix("* ").split())
+            is_other = re.search(r"^[*=~-]{3}|::=|>>>|\n *\* ", block, re.MULTILINE)
+            is_prose = re.fullmatch(r"\(?[A-Z].+[.:)]", text) and text.count(" ") >= 7
+            if is_prose and not is_other:
+                found[text] = None
+    return list(found)
+
+
+def _split_of(text):
+    """90 % of all texts are for training; which ones depends on the text alone."""
+    percent = hashlib.sha256(text.encode()).digest()[0] * 100 // 256
+    if percent < 90:
+        return "train"
+    return "valid" if percent < 95 else "test"
+
+
+def open_text(spec, langs=None, skip_bad=False, count=20_000, seed=0):
+    """The texts that `spec` names: one of EMBEDDED, a file, "a.de,a.en", a list of files, or a
+    folder of files CODE.devtest -> EmbeddedText or TextFiles. Raises BadInput."""
+    langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
+    if spec in EMBEDDED:
+        return EmbeddedText(spec, langs, count, seed)
+    paths = [spec] if isinstance(spec, Path) else spec
+    if isinstance(spec, str):
+        paths = [spec] if Path(spec).exists() else comma_list(spec)
+    if len(paths) == 1:
+        only = Path(paths[0])
+        if only.is_dir():
+            files = flores_files(only, langs)
+            return TextFiles(files.values(), (), skip_bad, names=files)
+        if not only.exists() and not only.suffix:
+            near = did_you_mean(str(only), EMBEDDED, "; give the path of a file")
+            raise BadInput(f"--data {only}: neither a file nor one of {', '.join(EMBEDDED)}{near}")
+    return TextFiles(paths, langs, skip_bad)
+
+
+class EvaluationRows(NamedTuple):
+    name: str
+    texts: dict  # {column: N texts}, aligned by row
+    system: list | None = None  # what opens a chat, N texts
+    hard: tuple = ()  # (altered text, row of the first column it was made from, type of error)
+    labelled: tuple | None = None  # (M texts, {property: the class of each})
+    graded: tuple = ()  # (text, text, similarity 0..5)
+
+
+def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, system=False):
+    """What is evaluated, at most `limit` rows of a split: "train", "valid", "test", or "all" rows
+    of a file. `system`: a chat's system texts too. Rows with an empty column are left out."""
+    if split not in ("train", "valid", "test", "all"):
+        raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
+    source = open_text(spec, langs, skip_bad, count=limit or 20_000)
+    if system and "system" not in source.columns[source.sides:]:
+        raise BadInput(f"{spec} has no system texts, and --chat system opens every row with one: "
+                       "add them, or choose other rows")
+    if not source.embedded:
+        rows = list(itertools.islice(_whole_rows(source, split), limit))
+        texts = _by_column(source.columns[:source.sides], rows)
+        return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None)
+    split = "test" if split == "all" else split
+    limit = limit or HELD_ROWS
+    if source.name not in ("toy", "documents"):
+        rows = source.rows(split)[:limit]
+        return EvaluationRows(source.name, _by_column(source.columns, rows))
+    language = source.columns[0] if source.name == "toy" else "en"
+    known = {"labelled": toy.labelled(split, limit, language),
+             "graded": toy.graded_pairs(limit, language)}
+    if source.name == "documents":
+        texts = _by_column(source.columns, source.rows(split)[:limit])
+        return EvaluationRows(source.name, texts, **known)
+    # In one style, so that a hard negative differs by its error alone
+    meanings = toy.meanings(split, limit)
+    texts = {}
+    for name in source.columns:
+        texts[name] = [toy.render(meaning, name) for meaning in meanings]
+    return EvaluationRows(source.name, texts, hard=toy.hard_negatives(meanings, language), **known)
+
+
+def train_texts(spec, langs=None, skip_bad=False, holdout=True):
+    """All texts of the training split, a set: what tells recall from more than that."""
+    source = open_text(spec, langs, skip_bad)
+    texts = set()
+    for row in _whole_rows(source, "train" if holdout or source.embedded else "all"):
+        texts.update(text.strip() for text in row[:source.sides])
+    return texts
+
+
+def _whole_rows(source, split):
+    return (row for row in source.rows(split) if all(row[:source.sides]))
+
+
+def _by_column(columns, rows):
+    """Tuples of texts -> {column: texts}."""
+    return {name: _cells(rows, index) for index, name in enumerate(columns)}
+
+
+def _cells(rows, column):
+    return [row[column] for row in rows]

@@ -1,0 +1,443 @@
+"""Pretrained models in, standard folders out, without Hugging Face's transformers.
+
+    a folder or a name on the hub -> read() -> import_model() -> a run folder
+    a run folder -> export() -> a folder that AutoModel and SentenceTransformer open
+
+Nothing of a file is executed: weights are safetensors, or pickles of tensors alone.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import secrets
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+
+import evaluate
+from corpora.program import BadInput
+from corpora.text import write_atomic
+from data import Tokenizer, rows_of
+from interop.families import FAMILIES, OWN_FILE, spell
+from model import Model, read_torch, save
+
+# --------------------------------------------------------------------------------------------------
+# In
+
+FILES = ("*.json", "model*.safetensors")
+POOLS = {  # the spelling up to sentence-transformers 5, then that from 6 on
+    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "last",
+    "cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+WITHOUT = "to take the model without it, remove modules.json from a copy"
+
+
+class Pretrained(NamedTuple):
+    model: Model
+    tokenizer: Tokenizer
+    normalize: bool  # its sentence vectors are scaled to length 1
+
+
+def import_model(name, folder):
+    """Write a pretrained model as a run folder, whole or not at all -> its ModelConfig."""
+    with new_folder(folder) as part:
+        found = read(name)
+        config = {"data": "", "objective": "", "size": "imported",
+                  "model": asdict(found.model.config)}
+        first = {"config": config, "affixes": None, "tokenizer_hash": found.tokenizer.hash,
+                 "imported": {"name": str(name), "normalize": found.normalize}}
+        save(found.model, part / "model.pt")
+        found.tokenizer.save(part / "tokenizer.json")
+        write_atomic(part / "log.jsonl", (json.dumps(first) + "\n").encode())
+    return found.model.config
+
+
+@contextlib.contextmanager
+def new_folder(folder):
+    """A folder to write in, which gets its name when all is written; after an error it is gone."""
+    folder = Path(folder).absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise BadInput(f"{folder} is there already: name a new folder")
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.part")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        if folder.exists():
+            folder.rmdir()
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def read(name):
+    """A folder or a name on the hub -> Pretrained; BadInput: what is missing, damaged or beyond."""
+    folder = find(name)
+    settings = read_json(folder / "config.json")
+    kind = str(settings.get("model_type"))
+    if kind not in FAMILIES:
+        raise BadInput(f"{name} is a {kind!r} model: choose one of {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    try:
+        config = family.config(settings)
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from None
+    pool, normalize = pooling(folder, config)
+    if not (folder / "tokenizer.json").is_file():
+        raise BadInput(f"{name} has no tokenizer.json; transformers makes one: "
+                       f"AutoTokenizer.from_pretrained('{name}').save_pretrained(FOLDER)")
+    tokenizer = Tokenizer.read(folder / "tokenizer.json")
+    # there may be more embeddings than pieces: some models have spare ones, which are kept
+    if tokenizer.vocab > config.vocab:
+        raise BadInput(f"{name}: its tokenizer.json has {tokenizer.vocab:,} pieces, but its "
+                       f"config.json a vocabulary of {config.vocab:,}: they are not of one model")
+    model = build(name, family, replace(config, pool=pool), weight_files(folder), settings)
+    if (folder / "modules.json").is_file():
+        shorten(model, folder)
+    return Pretrained(model, tokenizer, normalize)
+
+
+def find(name):
+    """A folder, or a name on the hub -> the folder of its files, fetched by huggingface_hub."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    # here, because it is slow to import and only the hub needs it
+    from huggingface_hub import errors, snapshot_download
+    try:
+        folder = Path(snapshot_download(str(name), allow_patterns=FILES))
+        if not any(folder.glob("model*.safetensors")):
+            snapshot_download(str(name), allow_patterns=["pytorch_model*.bin"])
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):  # gated models too
+        raise BadInput(f"{name} is neither a folder here nor a model of the Hugging Face hub that "
+                       "you may read: check the spelling, or accept its terms on "
+                       f"https://huggingface.co/{name} and log in: hf auth login") from None
+    except Exception as error:  # one of a dozen types, by what is wrong with the network
+        raise BadInput(f"there is no folder {name}, and the Hugging Face hub cannot be reached "
+                       f"({type(error).__name__}): give the folder of a download") from None
+    return folder
+
+
+def read_json(path, kind=dict):
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"cannot read {path} ({type(error).__name__}): give the folder of a whole "
+                       "model") from None
+    if not isinstance(found, kind):
+        raise BadInput(f"{path} holds a {type(found).__name__}, not a {kind.__name__}: {OWN_FILE}")
+    return found
+
+
+def pooling(folder, config):
+    """What modules.json says of sentence vectors -> (pool, are they scaled to length 1?)."""
+    pool = "last" if config.causal else "mean"  # what sentence-transformers takes without it
+    if not (folder / "modules.json").is_file():
+        return pool, False
+    modules = {}
+    for module in read_json(folder / "modules.json", list):
+        if isinstance(module, dict):
+            modules[str(module.get("type")).rpartition(".")[2]] = str(module.get("path"))
+    extra = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+    if extra:
+        raise BadInput(f"{folder}: modules.json has {', '.join(sorted(extra))}, which our model "
+                       f"lacks; {WITHOUT}")
+    if "Pooling" in modules:
+        found = read_json(folder / modules["Pooling"] / "config.json")
+        modes = found.get("pooling_mode") or [
+            name for name in found if name.startswith("pooling_mode_") and found[name]]
+        modes = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
+        if len(modes) != 1 or modes[0] not in POOLS:
+            raise BadInput(f"{folder}: its pooling {', '.join(modes)} is none of "
+                           f"{', '.join(sorted(set(POOLS.values())))}; {WITHOUT}")
+        pool = POOLS[modes[0]]
+    return pool, "Normalize" in modules
+
+
+def shorten(model, folder):
+    """Make a Model one for texts of at most as many tokens as sentence-transformers cuts at."""
+    told = [model.config.max_positions]
+    for name, key in (("sentence_bert_config.json", "max_seq_length"),  # up to its version 5
+                      ("tokenizer_config.json", "model_max_length")):  # from 6 on
+        if (folder / name).is_file():
+            told.append(read_json(folder / name).get(key))
+    longest = min(number for number in told if type(number) is int)
+    model.config = replace(model.config, max_positions=longest)
+    if model.config.positions == "learned":
+        rows = model.position_embedding.weight.detach()[:longest + model.config.position_offset]
+        model.position_embedding = nn.Embedding.from_pretrained(rows.clone(), freeze=False)
+
+
+def weight_files(folder):
+    """{their name: a function that reads this tensor} of the weights, in one file or several."""
+    for stem, tensors_of in (("model.safetensors", open_safetensors),
+                             ("pytorch_model.bin", open_pickle)):
+        index = folder / f"{stem}.index.json"
+        if (folder / stem).is_file():
+            return tensors_of(folder / stem)
+        if index.is_file():
+            parts = read_json(index).get("weight_map")
+            parts = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
+            if not parts or any(Path(part).name != part for part in parts):
+                raise BadInput(f"{index} must name the files that lie beside it: {OWN_FILE}")
+            return dict(itertools.chain(*(tensors_of(folder / part).items() for part in parts)))
+    raise BadInput(f"{folder} has no weights: it needs a model.safetensors or pytorch_model.bin, "
+                   "or their index.json")
+
+
+def open_safetensors(path):
+    try:
+        file = safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{path} is damaged or cut short ({error}): fetch it again") from None
+    return {name: lambda name=name: file.get_tensor(name) for name in file.keys()}
+
+
+def open_pickle(path):
+    """Read as tensors and nothing else: a pickle that would run code is refused."""
+    found = read_torch(path)
+    if not isinstance(found, dict) or not all(map(torch.is_tensor, found.values())):
+        raise BadInput(f"{path} holds other things than weights by name: {OWN_FILE}")
+    return {name: lambda weight=weight: weight for name, weight in found.items()}
+
+
+def build(name, family, config, files, settings):
+    """Tensors under their names -> Model, in float32. `settings`: config.json, where `config` is
+    from. BadInput lists every tensor that is missing, unknown, misshapen or not finite."""
+    if config.layers > len(files):
+        raise BadInput(f"{name}: config.json says {config.layers:,} layers, but there are "
+                       f"{len(files):,} tensors: they are not of one model")
+    found = {plain_name(key, family): key for key in files}
+    for change in family.heads:
+        made = replace(config, **change)
+        names = family.names(made)
+        wanted = {plain_name(their, family) for their in itertools.chain(*names.values())}
+        if found.keys() >= wanted:
+            break
+    wrong = [f"missing {their}" for their in sorted(wanted - found.keys())]
+    wrong += [f"{key} is there twice" for key in files if found[plain_name(key, family)] != key]
+    wrong += [f"unknown {found[key]}" for key in found
+              if key not in wanted and not re.fullmatch(family.ignored, key)]
+    complain(name, wrong)
+    try:
+        with torch.device("meta"):  # shapes alone: no memory, and no random numbers
+            model = Model(made)
+    except (RuntimeError, TypeError, OverflowError):
+        raise BadInput(f"{name}: its config.json asks for sizes that no tensor can have: "
+                       f"{OWN_FILE}") from None
+    weights = {}
+    for ours, theirs in names.items():
+        keys = [found[plain_name(their, family)] for their in theirs]
+        parts = [files[key]() for key in keys]
+        misfits = unfit(keys, parts, part_shapes(model, ours, len(parts)))
+        wrong += misfits
+        if not misfits:
+            weights[ours] = torch.cat(parts).float()  # a copy, for the file may change
+    complain(name, wrong)
+    model.load_state_dict(family.inward(weights, made, settings), assign=True)
+    return model.eval()
+
+
+def plain_name(name, family):
+    """A tensor's name without the family's prefix, and without the spelling of old BERT files."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name).removeprefix(family.prefix)
+
+
+def part_shapes(model, name, parts):
+    """The shape of each part of our weight; None for a weight that we do not have."""
+    module, _, kind = name.rpartition(".")
+    if kind == "types":
+        return [None]
+    rows, *rest = model.get_parameter(name).shape
+    if ".qkv." in name and parts == 3:
+        attention = model.get_submodule(module.removesuffix(".qkv"))
+        keys = attention.kv_heads * attention.head_dim
+        return [(count, *rest) for count in (rows - 2 * keys, keys, keys)]
+    return [(rows // parts, *rest)] * parts
+
+
+def unfit(names, parts, shapes):
+    """What is wrong with tensors that should have these shapes."""
+    wrong = []
+    for name, part, shape in zip(names, parts, shapes):
+        if shape and part.shape != shape:
+            wrong.append(f"{name} has shape {tuple(part.shape)}, not {shape}")
+        if not part.is_floating_point() or not part.float().isfinite().all():
+            wrong.append(f"{name} is {part.dtype} or not finite")
+    return wrong
+
+
+def complain(name, wrong):
+    if wrong:
+        more = f"; and {len(wrong) - 20} more" if len(wrong) > 20 else ""
+        raise BadInput(f"{name}: the weights do not fit config.json: {'; '.join(wrong[:20])}{more}")
+
+
+# --------------------------------------------------------------------------------------------------
+# In use
+
+
+def encode(run, texts, progress=False):
+    """N texts -> float32 array (N, D): their vectors, as the run of `evaluate.open_run` says."""
+    prefix, suffix = affixes(run)
+    vectors = evaluate.embed(run.model, run.tokenizer, texts, prefix, suffix, progress=progress)
+    bad = int((~vectors.isfinite()).any(1).sum())
+    if bad:
+        raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its "
+                       "training has diverged")
+    return (F.normalize(vectors) if is_normalized(run) else vectors).numpy()
+
+
+def affixes(run):
+    """-> (prefix, suffix) that the run puts around a text of its first column."""
+    return run.first["affixes"][0] if run.first.get("affixes") else ((), None)
+
+
+def is_normalized(run):
+    return bool((run.first.get("imported") or {}).get("normalize"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Out
+
+SAMPLES = ("A dog runs.", "Ein Hund läuft schnell durch den Park, 3 Kinder sehen zu.", "你好",
+           "Two people, who had never met, sang a song.")
+
+
+def export(name, folder):
+    """Write a run as a folder that AutoModel and SentenceTransformer open -> its path. It is read
+    back and compared before it gets its name."""
+    run = evaluate.open_run(name)
+    config = run.model.config
+    tokenizer = framed(run)
+    family, settings = spell(config, run.tokenizer.special)
+    files = {"config.json": settings, "tokenizer_config.json": tokenizer_config(run),
+             **sentence_files(config, is_normalized(run))}
+    with new_folder(folder) as part:
+        (part / "1_Pooling").mkdir()
+        weights = part / "model.safetensors"
+        save_file(their_weights(run.model, family), weights, metadata={"format": "pt"})
+        for path, content in files.items():
+            write_atomic(part / path, (json.dumps(content, indent=2) + "\n").encode())
+        shutil.copymode(part / "config.json", weights)  # save_file lets nobody else read it
+        write_atomic(part / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
+        write_atomic(part / "README.md", card(run, Path(folder).name).encode())
+        compare(run.model, tokenizer, read(part))
+    return Path(folder).absolute()
+
+
+def their_weights(model, family):
+    """{their name: tensor} of a Model, each with memory of its own."""
+    weights = family.outward(model.state_dict(), model.config)
+    made = {}
+    for ours, theirs in family.names(model.config).items():
+        parts = [weights[ours]]
+        if len(theirs) > 1:
+            rows = [shape[0] for shape in part_shapes(model, ours, len(theirs))]
+            parts = weights[ours].split(rows)
+        for their, part in zip(theirs, parts):
+            made[their] = part.clone().contiguous()
+    return made
+
+
+def framed(run):
+    """The tokenizer that puts by itself what `rows_of` puts around a text."""
+    special = run.tokenizer.special
+    tokenizer = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
+    prefix, suffix = affixes(run)
+    gold = rows_of(run.tokenizer, SAMPLES, prefix, suffix)
+    if [tokenizer.encode(text).ids for text in SAMPLES] == gold:
+        return tokenizer
+    before = [tokenizer.id_to_token(i) for i in (special.cls, *prefix)]
+    after = [tokenizer.id_to_token(i) for i in ((special.sep,) if suffix is None else suffix)]
+    tokenizer.post_processor = TemplateProcessing(
+        single=[*before, "$A", *after], pair=[*before, "$A", *after, "$B", *after],
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in {*before, *after}])
+    if [tokenizer.encode(text).ids for text in SAMPLES] != gold:
+        raise BadInput("the tokenizer cannot be written so that others cut texts as this run does")
+    return tokenizer
+
+
+def tokenizer_config(run):
+    """Every role by name: transformers finds none in tokenizer.json. No type ids: the models that
+    we write have one type."""
+    special = run.tokenizer.special
+    tokenizer = run.tokenizer.inner
+    roles = {"cls": special.cls, "bos": special.cls, "sep": special.sep, "eos": special.sep,
+             "pad": special.sep if special.pad is None else special.pad, "mask": special.mask}
+    names = {role: tokenizer.id_to_token(i) for role, i in roles.items() if i is not None}
+    for piece in ("[UNK]", "<unk>"):
+        if tokenizer.token_to_id(piece) is not None:
+            names["unk"] = piece
+    made = {"tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": run.model.config.max_positions,
+            "model_input_names": ["input_ids", "attention_mask"]}
+    # transformers 4 overrides this with False, unless it is told
+    spaced = json.loads(tokenizer.to_str())["pre_tokenizer"] or {}
+    if "add_prefix_space" in spaced:
+        made["add_prefix_space"] = spaced["add_prefix_space"]
+    return made | {f"{role}_token": name for role, name in names.items()}
+
+
+def sentence_files(config, normalize):
+    """{path: content} of what SentenceTransformer reads, as its versions 2 to 6 accept it."""
+    parts = {"Transformer": "", "Pooling": "1_Pooling"}
+    if normalize:
+        parts["Normalize"] = "2_Normalize"
+    transformer = {"max_seq_length": config.max_positions, "do_lower_case": False}
+    if not config.causal:
+        transformer["model_args"] = {"add_pooling_layer": False}
+    pools = {key: pool == config.pool for key, pool in POOLS.items() if key.startswith("pooling_")}
+    return {
+        "modules.json": [{"idx": i, "name": str(i), "path": path,
+                          "type": f"sentence_transformers.models.{kind}"}
+                         for i, (kind, path) in enumerate(parts.items())],
+        "sentence_bert_config.json": transformer,
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": config.width, "include_prompt": True, **pools}}
+
+
+CARD = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, sentence-similarity, nanojepa]
+---
+
+# {name}
+
+Texts to vectors of {width} numbers, compared by cosine. Made with nanoJEPA.
+"""
+
+
+def card(run, name):
+    """The README of an exported model; the licence is its author's to choose."""
+    text = CARD.format(name=name, width=run.model.config.width)
+    if (run.folder / "eval.json").is_file():
+        table = evaluate.table(read_json(run.folder / "eval.json"))
+        text += f"\nOn the test rows of its run:\n\n```\n{table}\n```\n"
+    return text
+
+
+def compare(model, tokenizer, again):
+    """BadInput unless what was read back has the same weights and vectors, bit for bit."""
+    ours = model.state_dict()
+    theirs = again.model.state_dict()
+    # BERT's table has no rows before position 0, which no token reads
+    same = ours.keys() == theirs.keys() and all(
+        torch.equal(ours[key][-len(weight):], weight) for key, weight in theirs.items())
+    rows = [tokenizer.encode(text).ids[:model.config.max_positions] for text in SAMPLES]
+    vectors = [evaluate.embed_rows(one, rows) for one in (model, again.model)]
+    same = same and torch.equal(*vectors) and again.tokenizer.inner.to_str() == tokenizer.to_str()
+    if not same:
+        raise BadInput("read back, the folder is not the model it was made of: it was not written")

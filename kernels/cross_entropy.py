@@ -1,0 +1,93 @@
+"""The loss over a large vocabulary: softmax, cross-entropy and gradients without all the logits.
+
+10,000 positions times XLM-R's 250,002 words are 10 GB of logits, held about three times by the
+plain way. Here a chunk of rows is made at a time, and its gradients before it is dropped.
+"""
+
+import torch
+import torch.nn.functional as F
+
+CHUNK = 3 * 2**27  # bytes of logits at a time: 402 rows in float32 of XLM-R's vocabulary
+SLICE = 2**15  # words whose gradient is added at a time
+
+
+def upcast(x):
+    """Losses are computed in float32, or wider, whatever the precision of the run."""
+    return x.float() if x.element_size() < 4 else x
+
+
+def linear_cross_entropy(states, weight, bias, targets, softcap=0.0):
+    """Sum of the cross-entropies of the logits states W' + b: states (N, D), W (V, D), b (V,) or
+    None, targets (N,) -> ().
+
+    `softcap` c: a logit s becomes c tanh(s / c), unless 0. Products are in the precision of
+    autocast, the softmax in float32. The gradients can be taken once.
+    """
+    return LinearCrossEntropy.apply(states, weight, bias, targets, softcap)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """The forward makes the gradients too, while it has a chunk's logits; backward scales them."""
+
+    @staticmethod
+    def forward(ctx, states, weight, bias, targets, softcap):
+        device = states.device.type
+        dtype = states.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        ctx.grads = []
+        for x, needed in zip((states, weight, bias), ctx.needs_input_grad):
+            ctx.grads.append(zeros_like_upcast(x) if needed else None)
+        with torch.autocast(device, enabled=False):
+            bias = None if bias is None else bias.to(dtype)
+            states = states.to(dtype)
+            return add_chunks(states, weight.to(dtype), bias, targets, softcap, ctx.grads)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.grads is None:
+            raise RuntimeError("the gradients of a vocabulary loss can be taken once")
+        grads = [x if x is None else x.mul_(grad) for x in ctx.grads]
+        ctx.grads = None
+        return *grads, None, None
+
+
+def zeros_like_upcast(x):
+    return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def add_chunks(states, weight, bias, targets, softcap, grads):
+    """The loss; adds its gradients to `grads`, of states, weight and bias, where not None."""
+    to_states, to_weight, to_bias = grads
+    total = torch.zeros((), device=states.device)
+    rows = max(1, CHUNK // (len(weight) * states.element_size()))
+    for start in range(0, len(states), rows):
+        part = states[start:start + rows]
+        logits = F.linear(part, weight, bias)  # (n, V)
+        few = max(1, rows // 8)  # the copies in float32 are of an eighth of the chunk
+        for some, wanted in zip(logits.split(few), targets[start:start + rows].split(few)):
+            total = total + to_gradient(some, wanted, softcap)
+        # From here on `logits` are the gradients of the logits.
+        if to_states is not None:
+            to_states[start:start + rows] = logits @ weight
+        if to_weight is not None:
+            for word in range(0, len(weight), SLICE):
+                to_weight[word:word + SLICE] += logits[:, word:word + SLICE].T @ part
+        if to_bias is not None:
+            to_bias += logits.sum(0, dtype=to_bias.dtype)
+    return total
+
+
+def to_gradient(logits, targets, softcap):
+    """Overwrite logits (n, V) by the gradient of their cross-entropies -> the sum of these, ()."""
+    values = upcast(logits)  # a copy in half precision, the logits themselves otherwise
+    if softcap:
+        values = softcap * (values / softcap).tanh()
+        slope = 1 - (values / softcap).square()
+    log_total = values.logsumexp(1, keepdim=True)  # (n, 1)
+    loss = (log_total - values.gather(1, targets[:, None])).sum()
+    # d loss / d logits is the softmax, less 1 at the target.
+    values.sub_(log_total).exp_()
+    values.scatter_add_(1, targets[:, None], -torch.ones_like(log_total))
+    logits.copy_(values * slope if softcap else values)
+    return loss

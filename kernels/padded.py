@@ -1,0 +1,171 @@
+"""The back end `sdpa`: PyTorch's own attention, on rows padded to the longest of their bucket.
+
+The line is padded for attention alone: all other layers see tokens and nothing else. Rows are
+sorted by length into at most four buckets, so that little of a bucket is padding.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+class Padded(NamedTuple):
+    """Where each token of the line stands among the P slots of all buckets.
+
+    gather (P,): slot -> token. scatter (T,): token -> slot.
+    buckets: (rows n, length L, mask (n, 1, 1 or L, L) bool or None) of each.
+    """
+
+    gather: torch.Tensor
+    scatter: torch.Tensor
+    buckets: list[tuple[int, int, torch.Tensor | None]]
+
+
+def length_buckets(lengths, most=4):
+    """Cut rows into at most `most` buckets of the least padded area, sum of rows x longest^2.
+
+    Lengths (R,) in ascending order -> [(first row, last row + 1)]. A dynamic programme over at
+    most 64 different lengths: beyond those, neighbours count as equal.
+    """
+    step = max(1, lengths[-1] // 64)
+    _, first = np.unique(-(-lengths // step), return_index=True)
+    edges = np.append(first, len(lengths))  # groups of (nearly) equal length
+    groups = len(first)
+    longest = lengths[edges[1:] - 1].astype(float)
+    # price[a, b]: one bucket that holds the groups a to b.
+    price = (edges[None, 1:] - edges[:-1, None]) * longest[None] ** 2
+    price[np.tril_indices(groups, -1)] = np.inf
+    # best[b]: the cheapest way to cut the groups up to b, with one bucket more in each round.
+    best = price[0]
+    cuts = []
+    for _ in range(min(most, groups) - 1):
+        split = best[:-1, None] + price[1:]  # earlier buckets end at a, the last is a+1..b
+        cuts.append(split.argmin(0))
+        best = np.minimum(best, split.min(0))
+    # Walk back through the cheapest cuts.
+    buckets = []
+    last = groups - 1
+    for cut in reversed(cuts):
+        buckets.append((edges[cut[last] + 1], edges[last + 1]))
+        last = cut[last]
+    return [(0, edges[last + 1])] + buckets[::-1]
+
+
+def with_padding_rows(key_ranges, cu_seqlens):
+    """Make a row of each padding token behind the last sequence, one that sees itself.
+
+    PyTorch's kernel has no answer for a token that sees nothing.
+    """
+    num_tokens = cu_seqlens[-1]
+    padding = np.arange(num_tokens, len(key_ranges))
+    alone = np.stack([padding, padding + 1, 0 * padding, 0 * padding], 1)
+    key_ranges = np.concatenate([key_ranges[:num_tokens], alone])
+    return key_ranges, np.concatenate([cu_seqlens, padding + 1])
+
+
+def bucket_mask(ranges, real, starts, ends):
+    """The mask of one bucket: key_ranges of its slots (n, L, 4), which slots are real (n, L), and
+    where its rows start and end in the line (n, 1) -> (n, 1, 1 or L, L) bool, or None for all."""
+    first, last, first2, last2 = np.moveaxis(ranges, -1, 0)  # (n, L) each
+    whole = (first == starts) & (last == ends)
+    if whole[real].all():  # every token sees its whole row
+        return None if real.all() else torch.from_numpy(real[:, None, None])
+    key = (starts + np.arange(real.shape[1]))[:, None]  # (n, 1, L)
+    own = (first[..., None] <= key) & (key < last[..., None])
+    shared = (first2[..., None] <= key) & (key < last2[..., None])
+    itself = np.eye(real.shape[1], dtype=bool) & ~real[..., None]  # what a padded slot sees
+    mask = ((own | shared) & real[:, None]) | itself  # (n, L, L)
+    return torch.from_numpy(mask[:, None])
+
+
+def pad_plan(key_ranges, cu_seqlens):
+    """The padded layout of a batch: key_ranges (T, 4), cu_seqlens (R+1,) -> Padded."""
+    key_ranges, cu_seqlens = with_padding_rows(key_ranges, cu_seqlens)
+    lengths = np.diff(cu_seqlens)
+    order = np.argsort(lengths, kind="stable")
+    gather = []
+    scatter = np.empty(cu_seqlens[-1], np.int64)
+    buckets = []
+    slots = 0
+    for first, last in length_buckets(lengths[order]):
+        rows = order[first:last]
+        longest = int(lengths[rows[-1]])
+        offset = np.arange(longest)
+        real = offset < lengths[rows, None]  # (n, L)
+        starts = cu_seqlens[rows, None]  # (n, 1)
+        token = np.where(real, starts + offset, starts)  # padding repeats a row's first token
+        scatter[token[real]] = slots + np.flatnonzero(real.ravel())
+        gather.append(token.ravel())
+        mask = bucket_mask(key_ranges[token], real, starts, cu_seqlens[rows + 1, None])
+        buckets.append((len(rows), longest, mask))
+        slots += token.size
+    gather = np.concatenate(gather).astype(np.int64)
+    return Padded(torch.from_numpy(gather), torch.from_numpy(scatter), buckets)
+
+
+class Pad(torch.autograd.Function):
+    """The line (T, ...) -> all slots (P, ...). The backward is a gather too, never a sum: the
+    slots of padding repeat a token, but carry no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, gather, scatter):
+        ctx.save_for_backward(scatter)
+        return x.index_select(0, gather)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (scatter,) = ctx.saved_tensors
+        return grad.index_select(0, scatter), None, None
+
+
+class Unpad(torch.autograd.Function):
+    """All slots (P, ...) -> the line (T, ...)."""
+
+    @staticmethod
+    def forward(ctx, x, scatter):
+        ctx.save_for_backward(scatter)
+        ctx.slots = len(x)
+        return x.index_select(0, scatter)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (scatter,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.slots, *grad.shape[1:]).index_copy_(0, scatter, grad), None
+
+
+# Every batch has other buckets: torch.compile would compile this again and again.
+@torch.compiler.disable
+def padded_attention(qkv, heads, kv_heads, plan, softcap=0.0):
+    """Attention of a packed line by its Padded plan: (T, (H + 2 Hkv) K) -> (T, H K)."""
+    padded = Pad.apply(qkv, plan.gather, plan.scatter)  # (P, (H + 2 Hkv) K)
+    outputs = []
+    start = 0
+    for rows, length, mask in plan.buckets:
+        end = start + rows * length
+        part = padded[start:end].view(rows, length, heads + 2 * kv_heads, -1).transpose(1, 2)
+        q, k, v = part.split([heads, kv_heads, kv_heads], 1)  # (n, heads, L, K)
+        out = sdpa(q, k, v, mask, softcap)
+        outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
+        start = end
+    return Unpad.apply(torch.cat(outputs), plan.scatter)  # (T, H K)
+
+
+def sdpa(q, k, v, mask=None, softcap=0.0):
+    """softmax(q k' / sqrt(K)) v: (n, H, L, K) and keys (n, Hkv, M, K) -> (n, H, L, K).
+
+    The mask broadcasts to (n, H, L, M); None: every key is visible.
+    `softcap` c: a score s becomes c tanh(s / c), unless 0 [Gemma 2, sec. 2].
+    """
+    if not softcap:
+        shared = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=shared)
+    share = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(share, 1)
+    v = v.repeat_interleave(share, 1)
+    scores = softcap * (q @ k.transpose(2, 3) / (softcap * q.shape[3] ** 0.5)).tanh()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    precise = torch.promote_types(v.dtype, torch.float32)
+    return scores.softmax(-1, precise).to(v.dtype) @ v

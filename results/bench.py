@@ -1,0 +1,586 @@
+"""Attention, training steps and their parts against their peers: one process, interleaved, medians.
+
+    python -m results bench                        # all that this machine can run
+    python -m results bench --only tiles,steps     # parts
+
+It writes results/gpu/bench.json and bench.md; results/gpu/targets.md says what a GPU must show.
+Without a CUDA GPU the counts, the host's work, and steps of toy size are measured. Time on a GPU is
+the device's (Triton's do_bench, which empties the cache); a peer that cannot run says why.
+"""
+# First the shapes and the clock, then tiles, attention, whole steps, and their parts.
+
+import inspect
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import data
+import kernels
+from corpora.program import BadInput, Parser, comma_list
+from corpora.text import write_atomic
+from kernels import schedule
+from kernels.cross_entropy import linear_cross_entropy
+from model import DECODER, Model, ModelConfig, Packed, Segment
+from model import each_tensor, set_attention, size_config
+from objectives import LlmJepa, Mexma, Ntp, koleo, mse
+
+from .compare import markdown
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+XLMR_VOCAB = 250_002
+LLAMA = dict(vocab=128256, width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192)
+
+
+class Shape(NamedTuple):
+    packed: Packed
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool | None = False  # None: tokens see two intervals
+
+
+def lengths(mean, spread, low, high, count, seed=0):
+    """Log-normal lengths; means and ranges are those of the papers' data, the shape is assumed."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - spread**2 / 2, spread, count)
+    return np.clip(drawn, low, high).astype(int)
+
+
+# Lengths of Text and of Code.
+LLM = {"NL-RX": ((17, .2, 8, 40), (12, .3, 4, 40)),
+       "Spider": ((24, .3, 8, 60), (30, .5, 8, 120)),
+       "GSM8K": ((60, .4, 15, 200), (74, .45, 15, 300))}
+
+
+def blank(drawn, causal=False):
+    return Packed.of([np.zeros(n, np.int64) for n in drawn], causal)
+
+
+def one_forward(name):
+    """128 of LLM-JEPA's rows: Text with [PRED], the answer that shares the Text, the Code."""
+    texts, codes = LLM[name]
+    rows = []
+    for text, code in zip(lengths(*texts, 128), lengths(*codes, 128, 1)):
+        rows.append([Segment(np.zeros(text + 2, np.int64), True),
+                     Segment(np.zeros(code + 1, np.int64), True, (0, text + 1)),
+                     Segment(np.zeros(code, np.int64), True, (0, 1))])
+    return Packed.of_segments(rows)
+
+
+def shapes():
+    sentences = np.random.default_rng(0).integers(8, 41, 640)
+    documents = lengths(600, .8, 20, 2048, 54)
+    return {
+        "sentences 8-40": Shape(blank(sentences), 16, 16, 64),
+        "all of length 1": Shape(blank(np.ones(4096, int)), 16, 16, 64),
+        "MEXMA encoder, mean 35": Shape(blank(lengths(35, .7, 4, 200, 600)), 16, 16, 64),
+        "MEXMA head, mean 35": Shape(blank(lengths(35, .7, 4, 200, 300)), 8, 8, 128),
+        "BERT-JEPA pairs, mean 90": Shape(blank(lengths(90, .5, 10, 256, 128)), 12, 12, 64),
+        "hybrid, 512": Shape(blank([512] * 64), 8, 8, 64),
+        "LLM-JEPA NL-RX": Shape(one_forward("NL-RX"), 32, 8, 64, None),
+        "LLM-JEPA GSM8K": Shape(one_forward("GSM8K"), 32, 8, 64, None),
+        "causal documents, mean 600": Shape(blank(documents, True), 8, 8, 64, True),
+        "causal documents, 2048": Shape(blank([2048] * 16, True), 32, 8, 64, True),
+        "one causal document, 16k": Shape(blank([16384], True), 16, 16, 128, True),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# The clock
+
+
+def milliseconds(run):
+    """Of the device on a GPU; else of this thread, whatever else the machine does."""
+    if GPU:
+        import triton.testing
+        return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
+    return core(run)
+
+
+def core(run):
+    start = time.thread_time()
+    run()
+    return 1000 * (time.thread_time() - start)
+
+
+def interleaved(runs, rounds=5, clock=milliseconds):
+    """{name: function} -> {name: median ms of the rounds, their spread, how often ours, peak
+    memory; or why it failed}. The first is ours: it may not fail."""
+    first = next(iter(runs))
+    times = {name: [] for name in runs}
+    found = {name: {} for name in runs}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            if "failed" in found[name]:
+                continue
+            try:
+                if GPU:
+                    torch.cuda.reset_peak_memory_stats()
+                times[name].append(clock(run))
+                if GPU:
+                    found[name]["peak GB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+            except Exception as error:  # a peer that lacks this layout, this GPU or the memory
+                if name == first:
+                    raise
+                found[name] = why(error)
+    base = statistics.median(times[first][1:])
+    for name, row in found.items():
+        if "failed" not in row:
+            kept = times[name][1:]  # the first round compiles and warms up
+            middle = statistics.median(kept)
+            row["ms"] = round(middle, 4)
+            row["spread, %"] = round(100 * (max(kept) - min(kept)) / middle, 1)
+            row["times ours"] = round(middle / base, 2)
+    return found
+
+
+def why(error):
+    """An error as one short text."""
+    lines = str(error).splitlines() or [""]
+    return {"failed": f"{type(error).__name__}: {lines[0][:100]}"}
+
+
+# --------------------------------------------------------------------------------------------------
+# Tiles and schedules: counted and timed on the host
+
+
+def aligned(packed, size):
+    """Pairs computed by blocks of `size` queries and keys at multiples of it: FlexAttention's."""
+    count = -(-len(packed.tokens) // size)
+    grid = np.zeros((count, count + 1), np.int64)
+    block = np.arange(len(packed.tokens)) // size
+    for low, high in packed.key_ranges.numpy().reshape(-1, 2, 2).transpose(1, 2, 0):
+        some = low < high
+        np.add.at(grid, (block[some], low[some] // size), 1)
+        np.subtract.at(grid, (block[some], -(-high[some] // size)), 1)
+    return int((grid.cumsum(1) > 0).sum()) * size**2
+
+
+def plan_of(shape):
+    sizes = schedule.choose((9, 0), shape.head_dim, 2)
+    return schedule.plan(shape.packed.key_ranges.numpy(), shape.heads // shape.kv_heads, *sizes)
+
+
+def tiles():
+    """Computed over visible pairs, a head: 1 is no waste. And the ms of one core for the plan."""
+    table = {}
+    for name, shape in shapes().items():
+        plan = plan_of(shape)
+        packed = shape.packed
+        pairs = packed.visible_pairs()
+        local = int((plan.local[:, 1] - plan.local[:, 0]).sum())
+        done = schedule.computed(plan, shape.heads // shape.kv_heads)
+        computed = {"ours, forward and dq": done["forward"], "ours, dk and dv": done["keys"],
+                    "blocks of 128": aligned(packed, 128), "blocks of 64": aligned(packed, 64)}
+        row = {"tokens": len(packed.tokens), "keys a token": round(pairs / len(packed.tokens), 1),
+               "tokens in local tiles, %": round(100 * local / len(packed.tokens), 1)}
+        for kind, count in computed.items():
+            row[kind] = round(count / pairs, 2)
+        times = [core(lambda shape=shape: plan_of(shape)) for _ in range(5)]
+        table[name] = row | {"plan, ms": round(statistics.median(times), 3)}
+    return {"Tiles: computed over visible pairs, sm_90's sizes; the plan, on the host": table}
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention: every peer takes one fused projection (T, (H + 2 Hkv) K) and gives (T, H, K)
+
+
+def split(shape, line):
+    """-> q (T, H, K), k, v (T, Hkv, K)"""
+    heads = [shape.heads, shape.kv_heads, shape.kv_heads]
+    return line.unflatten(1, (-1, shape.head_dim)).split(heads, 1)
+
+
+def flex(shape):
+    """FlexAttention with a block mask of our rule."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    low, high, low2, high2 = (x.contiguous() for x in shape.packed.key_ranges.to(DEVICE).T)
+
+    def visible(batch, head, query, key):
+        own = (low[query] <= key) & (key < high[query])
+        return own | (low2[query] <= key) & (key < high2[query])
+
+    count = len(shape.packed.tokens)
+    mask = torch.compile(create_block_mask)(visible, None, None, count, count, device=DEVICE)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    gqa = shape.heads != shape.kv_heads
+
+    def run(line):
+        q, k, v = (x.transpose(0, 1)[None] for x in split(shape, line))
+        return compiled(q, k, v, block_mask=mask, enable_gqa=gqa)[0].transpose(0, 1)
+
+    return run
+
+
+def one_interval(shape):
+    """(bounds, longest row) for kernels that know rows and nothing else."""
+    if shape.causal is None:
+        raise ValueError("has one interval a token")
+    return shape.packed.cu_seqlens.to(DEVICE), int(shape.packed.cu_seqlens.diff().max())
+
+
+def varlen(shape):
+    from torch.nn.attention.varlen import varlen_attn
+    bounds, longest = one_interval(shape)
+    more = dict(window_size=(-1, 0 if shape.causal else -1))
+    if "is_causal" in inspect.signature(varlen_attn).parameters:  # the argument was renamed
+        more = dict(is_causal=shape.causal)
+    if shape.heads != shape.kv_heads:
+        more["enable_gqa"] = True
+    rest = (bounds, bounds, longest, longest)
+    return lambda line: varlen_attn(*split(shape, line), *rest, **more)
+
+
+def padded(shape):
+    """One rectangle of the longest row, with a key mask; the copies in and out of it count."""
+    bounds, longest = one_interval(shape)
+    index = torch.arange(longest, device=DEVICE)
+    real = index < bounds.diff()[:, None]  # (R, L)
+    token = torch.where(real, bounds[:-1, None] + index, 0)
+    mask = real[:, None, None]
+    if shape.causal:
+        mask = mask & (index <= index[:, None])
+    gqa = shape.heads != shape.kv_heads
+
+    def run(line):
+        q, k, v = (x[token].transpose(1, 2) for x in split(shape, line))  # (R, heads, L, K)
+        out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=gqa)
+        return out.transpose(1, 2)[real]
+
+    return run
+
+
+def ours(shape):
+    from kernels.attention import attention  # needs Triton
+    packed = shape.packed.to(DEVICE)
+
+    def run(line):
+        plan = packed.plan((shape.heads // shape.kv_heads, shape.head_dim, line.element_size()))
+        out = attention(line, shape.heads, shape.kv_heads, packed.key_ranges, plan)
+        return out.unflatten(1, (shape.heads, -1))
+
+    return run
+
+
+PEERS = {"ours": ours, "FlexAttention": flex, "torch varlen": varlen, "SDPA, padded": padded}
+
+
+def attentions(dtype=torch.bfloat16, names=None):
+    """Forward, and forward with backward, of each shape; a peer that disagrees is not timed."""
+    found = {}
+    for name, shape in shapes().items():
+        if names and name not in names:
+            continue
+        torch.manual_seed(0)
+        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype)
+        line.requires_grad_()
+        forward = {}
+        both = {}
+        failed = {}
+        for peer, make in PEERS.items():
+            try:
+                run = make(shape)
+                out = run(line)
+                if peer != "ours" and (out - right).abs().max() > 0.03:
+                    raise ValueError("disagrees with ours")
+            except Exception as error:  # as in `interleaved`
+                if peer == "ours":
+                    raise
+                failed[peer] = why(error)
+                continue
+            right = out if peer == "ours" else right
+            forward[peer] = lambda run=run, x=line: run(x)
+            both[peer] = lambda run=run, x=line: torch.autograd.grad(run(x).sum(), x)
+        flops = shape.packed.visible_pairs() * shape.heads * shape.head_dim
+        for what, runs, factor in (("forward", forward, 4), ("and backward", both, 14)):
+            table = interleaved(runs) | failed
+            for row in table.values():
+                if "ms" in row:
+                    row["useful TFLOP/s"] = round(factor * flops / row["ms"] / 1e9, 1)
+            found[f"Attention {what}: {name}"] = table
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Whole training steps
+
+
+def special(vocab):
+    starts = np.ones(vocab, bool)
+    return data.Special(pad=0, cls=2, sep=3, mask=4, preds=tuple(range(5, 15)), vocab=vocab,
+                        ids=np.arange(20), starts=starts)
+
+
+def texts(drawn, vocab, seed):
+    ids = np.random.default_rng(seed).integers(20, vocab, drawn.sum())
+    return np.split(ids, drawn.cumsum()[:-1])
+
+
+def rows_of(packed):
+    return np.split(packed.tokens.numpy(), packed.cu_seqlens.numpy()[1:-1])
+
+
+def move(batch):
+    return each_tensor(batch, lambda x: x.to(DEVICE))
+
+
+def settle(module):
+    set_attention(module, "auto", DEVICE, 2 if GPU else 4)
+    return module.to(DEVICE)
+
+
+def stepper(module, loss):
+    """A training step in the precision of the device: forward, backward, AdamW."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
+
+    def step():
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
+            value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def padded_states(model, packed):
+    """The usual way: the same encoder on a grid of the longest row, (R, L) with a key mask, from
+    the embedding to the last block; what is real of it, (T, D)."""
+    sizes = packed.cu_seqlens.diff()
+    index = torch.arange(int(sizes.max()), device=sizes.device)
+    real = index < sizes[:, None]
+    grid = torch.zeros(real.shape, dtype=torch.int64, device=sizes.device)
+    grid[real] = packed.tokens
+    x, _ = model.embed_tokens(grid, index)  # (R, L, D)
+    for block in model.blocks:
+        qkv = block.attention.qkv(x).unflatten(-1, (3, block.attention.heads, -1))
+        out = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), real[:, None, None])
+        x = block.norm1(x + block.attention.out(out.transpose(1, 2).flatten(2)))
+        x = block.norm2(x + block.mlp(x))
+    return x[real]
+
+
+def mexma():
+    """Pairs of mean 35 tokens, XLM-R large (toy size on a CPU): ours, and the recipe of the
+    released code, four encodes and the logits of all tokens, over our own blocks."""
+    count = 150 if GPU else 32
+    config = size_config("large", vocab=XLMR_VOCAB) if GPU else size_config("toy", vocab=4096)
+    options = Mexma.Config()
+    if not GPU:
+        options = Mexma.Config(head_layers=2, head_heads=4, head_ffn_dim=512)
+    torch.manual_seed(0)
+    objective = settle(Mexma(Model(config), options))
+    drawn = [texts(lengths(33, .7, 2, 198, count, seed), config.vocab, seed) for seed in (0, 1)]
+    rng = np.random.default_rng(0)
+    batch = Mexma.collate(list(zip(*drawn)), rng, options, special(config.vocab))
+    tokens = len(batch["packed"].tokens)
+    rows = rows_of(batch["packed"])
+    four = [Packed.of(rows[i * count:(i + 1) * count]).to(DEVICE) for i in range(4)]
+    batch = move(batch)
+    head = batch["head_packed"]
+    wanted = torch.full((len(head.tokens),), -100, device=DEVICE)
+    wanted[batch["target_positions"]] = batch["targets"]
+
+    def recipe(encode):
+        masked = torch.cat([encode(four[0]), encode(four[1])])
+        a, b = (encode(one)[one.cu_seqlens[:-1].long()] for one in four[2:])
+        others = torch.cat([b, a]).to(masked.dtype)
+        x = masked.index_copy(0, head.cu_seqlens[:-1].long(), others)
+        for block in objective.unmask:
+            x = block(x, head)
+        logits = F.linear(x, objective.model.embed.weight, objective.vocabulary_bias)
+        spread = 0.01 * (koleo(a) + koleo(b)) / 2
+        return F.cross_entropy(logits.float(), wanted) + mse(a, b) + spread
+
+    def usual():
+        return recipe(lambda packed: padded_states(objective.model, packed))
+
+    losses = {"ours: one packed forward, logits of masked tokens": lambda: objective(batch)[0],
+              "four packed encodes, logits of all tokens": lambda: recipe(objective.model),
+              "four padded encodes, logits of all tokens": usual}
+    found = interleaved({name: stepper(objective, loss) for name, loss in losses.items()})
+    return {f"MEXMA step, {count} pairs, {tokens} tokens": found}
+
+
+def llm_jepa(name, samples=16):
+    """Llama-1B's shape (toy size on a CPU): the three forms, also with a system text of 27 tokens;
+    next-token prediction alone; the released recipe, rows padded to 512 and all logits."""
+    longest = 512 if GPU else 256
+    shape = LLAMA if GPU else dict(vocab=4096)
+    torch.manual_seed(0)
+    config = ModelConfig(**shape, dropout=0.0, causal=True, pool="last", **DECODER)
+    objective = settle(LlmJepa(Model(config), LlmJepa.Config()))
+    plain = Ntp(objective.model, Ntp.Config())
+    ids = special(config.vocab)
+    drawn = [lengths(*one, samples) for one in LLM[name]]
+    pairs = list(zip(texts(drawn[0], config.vocab, 0), texts(drawn[1], config.vocab, 1)))
+    losses = {}
+    for kind, examples in (("", pairs), (", system", [(*one, np.arange(20, 47)) for one in pairs])):
+        for mode in ("one-forward", "two-row", "three-row"):
+            options = LlmJepa.Config(mode=mode)
+            batch = move(LlmJepa.collate(examples, np.random.default_rng(0), options, ids))
+            losses[f"ours: {mode}{kind}"] = lambda batch=batch: objective(batch)[0]
+        alone = move(Ntp.collate(examples, np.random.default_rng(0), plain.config, ids))
+        losses[f"ours: next-token prediction alone{kind}"] = lambda batch=alone: plain(batch)[0]
+    options = LlmJepa.Config(mode="three-row")
+    packed = LlmJepa.collate(pairs, np.random.default_rng(0), options, ids)["packed"]
+    cut = [row[:longest] for row in rows_of(packed)]
+    grid = Packed.of([np.pad(row, (0, longest - len(row))) for row in cut], causal=True).to(DEVICE)
+    ends = [number * longest + len(row) - 1 for number, row in enumerate(cut)]
+    ends = torch.tensor(ends[len(pairs):], device=DEVICE)
+
+    def recipe():
+        states = objective.model(grid)
+        text, code = states[ends].float().chunk(2)
+        logits = objective.model.logits(states).float()
+        jepa = (1 - F.cosine_similarity(text, code, dim=-1)).mean()
+        return F.cross_entropy(logits, grid.tokens.roll(-1)) + jepa
+
+    if samples <= 16:
+        losses[f"three rows padded to {longest}, logits of all tokens"] = recipe
+    found = interleaved({name: stepper(objective, loss) for name, loss in losses.items()})
+    return {f"LLM-JEPA step, {name}, {samples} pairs": found}
+
+
+def steps():
+    found = mexma()
+    for name in LLM:
+        found |= llm_jepa(name)
+    return found | llm_jepa("NL-RX", 256 if GPU else 32)
+
+
+def encoder():
+    """Forward and backward of an encoder on packed and on padded rows: the same states."""
+    rng = np.random.default_rng(0)
+    tail = np.clip(rng.lognormal(np.log(24), .9, 256), 2, 200).astype(int)
+    torch.manual_seed(0)
+    model = settle(Model(ModelConfig(vocab=4096, dropout=0.0)))
+    found = {}
+    for name, drawn in (("8-40", rng.integers(8, 41, 256)), ("a long tail of", tail)):
+        packed = Packed.of([rng.integers(5, 4096, n) for n in drawn]).to(DEVICE)
+        weight = torch.randn(len(packed.tokens), 128, device=DEVICE)
+        assert (model(packed) - padded_states(model, packed)).abs().max() < 1e-3
+        runs = {"packed": lambda x=packed, w=weight: (model(x) * w).sum().backward(),
+                "padded": lambda x=packed, w=weight: (padded_states(model, x) * w).sum().backward()}
+        found[f"Encoder 128 x 3, 256 rows of {name} tokens"] = interleaved(runs)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# The rest of a step
+
+
+def vocabulary():
+    """The loss over XLM-R's words at 3,950 places (a toy vocabulary on a CPU), with gradients."""
+    rows, vocab, width = (3950, XLMR_VOCAB, 1024) if GPU else (400, 16384, 128)
+    inputs = []
+    for shape in ((rows, width), (vocab, width), (vocab,)):
+        inputs.append((torch.randn(shape, device=DEVICE) * 0.05).requires_grad_())
+    targets = torch.randint(0, vocab, (rows,), device=DEVICE)
+
+    def gradients(loss):
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
+            value = loss()
+        torch.autograd.grad(value, inputs)
+
+    def chunks():
+        return linear_cross_entropy(*inputs, targets) / rows
+
+    def whole():
+        return F.cross_entropy(F.linear(*inputs).float(), targets)
+
+    runs = {"ours: in chunks": lambda: gradients(chunks),
+            "all logits at once": lambda: gradients(whole)}
+    held = 2 * sum(x.nbytes for x in inputs) / 2**30
+    return {f"Vocabulary loss, {rows} places; any way holds {held:.2f} GB": interleaved(runs)}
+
+
+def loader():
+    """One thread that draws, masks and packs MEXMA's batches, with the kernels' plan."""
+    corpus = data.open_corpus("toy", count=4000)
+    batches = data.Batches(corpus, 2, 150, 0, in_batch=True, max_length=128)
+    tokens = 0
+    start = time.thread_time()
+    for step in range(12):
+        rng = batches.rng(step)
+        batch = Mexma.collate(batches.examples(step), rng, Mexma.Config(), corpus.special)
+        plan_of(Shape(batch["packed"], 16, 16, 64))
+        tokens += len(batch["packed"].tokens)
+    speed = round(tokens / (time.thread_time() - start))
+    return {"Loader": {"one thread": {"tokens a second": speed}}}
+
+
+def models():
+    """Utilisation of forward and backward, plain and compiled: the FLOPs of three backbones against
+    989 TFLOP/s, an H200's datasheet."""
+    llama = ModelConfig(**LLAMA, max_positions=2048, dropout=0.0, causal=True, **DECODER)
+    small = ModelConfig(vocab=30522, width=512, layers=6, heads=8, ffn_dim=2048, dropout=0.0)
+    large = size_config("large", vocab=XLMR_VOCAB)
+    cases = {"encoder, XLM-R large": (large, lengths(35, .7, 4, 200, 600)),
+             "decoder, 1 B": (llama, [2048] * 8), "hybrid, width 512": (small, [512] * 64)}
+    found = {}
+    for name, (config, drawn) in cases.items():
+        model = settle(Model(config))
+        packed = blank(drawn, config.causal).to(DEVICE)
+        products = sum(x.numel() for x in model.blocks.parameters() if x.ndim == 2)
+        flops = 6 * products * len(packed.tokens)
+        flops += 12 * config.layers * config.width * packed.visible_pairs()
+        for kind in ("plain", "compiled"):
+            for block in model.blocks if kind == "compiled" else ():
+                block.compile(dynamic=True)
+            loss = stepper(model, lambda model=model, x=packed: model(x).float().square().mean())
+            row = interleaved({"step": loss})["step"]
+            row["MFU, %"] = round(flops / row["ms"] / 989e7, 1)
+            found[f"{name}, {kind}"] = row
+    return {"Models": found}
+
+
+# --------------------------------------------------------------------------------------------------
+# Results
+
+
+def page(found, name):
+    """{title: {row: {column: value}}} -> Markdown."""
+    where = "" if GPU else " No GPU: what needs one is not measured, and steps are of toy size."
+    lines = ["# Attention and training steps against their peers", ""]
+    lines += [f"`python -m results bench`; medians of interleaved rounds. {name}.{where}", ""]
+    for title, rows in found.items():
+        heads = list(dict.fromkeys(key for row in rows.values() for key in row))
+        cells = [[label, *(row.get(key, "-") for key in heads)] for label, row in rows.items()]
+        lines += [f"## {title}", "", *markdown(["", *heads], cells), ""]
+    return "\n".join(lines)
+
+
+PARTS = {"tiles": tiles, "attention": attentions, "steps": steps, "encoder": encoder,
+         "vocabulary": vocabulary, "loader": loader, "models": models}
+NEED_GPU = ("attention", "models")
+
+
+def main(arguments):
+    parser = Parser(prog="python -m results bench", description=__doc__)
+    parser.add_argument("--only", type=comma_list, help=f"of {', '.join(PARTS)} [all]")
+    parser.add_argument("--out", type=Path, default=Path("results/gpu"), metavar="FOLDER")
+    options = parser.parse_args(arguments)
+    name = torch.cuda.get_device_name() if GPU else f"{platform.machine()} CPU"
+    reason = kernels.why_not(DEVICE) if GPU else "no CUDA GPU"
+    found = {}
+    for part in options.only or PARTS:
+        if part not in PARTS:
+            raise BadInput(f"part {part!r} is unknown: choose from {', '.join(PARTS)}")
+        missing = reason and part in NEED_GPU
+        print(f"{part}: not measured, {reason}" if missing else f"{part} ...", file=sys.stderr)
+        if not missing:
+            found |= PARTS[part]()
+    text = page(found, f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    write_atomic(options.out / "bench.md", text.encode())
+    write_atomic(options.out / "bench.json", (json.dumps(found, indent=1) + "\n").encode())
+    print(text)

@@ -1,0 +1,446 @@
+"""What the papers look at in vectors and attention, beyond the core's geometry.
+
+Predict-and-Reconstruct: ranks, poolings, classes, the gap between what vectors tell of labels and
+of words. BERT-JEPA: principal components. LLM-JEPA: is one view a linear map of the other? MEXMA:
+the nearest tokens, the entropy of attention, other poolings than the trained one.
+
+First the metrics, of vectors (N, D), s singular values, u unit rows; then the tasks.
+"""
+import math
+from operator import itemgetter
+
+import torch
+from scipy.stats import entropy
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import cross_val_predict
+from sklearn.preprocessing import StandardScaler
+
+from corpora.program import BadInput
+from data import rows_of
+from evaluate import (alignment, mean, read_rows, retrieval, search, spectrum, uniformity, unit,
+                      with_mean)
+from tasks import sets
+from tasks.probes import IN_LANGUAGES, measure
+
+
+def effective_rank(z):
+    """exp(-sum p log p), p = s / sum s, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are
+    one point. [Roy & Vetterli 2007; Predict-and-Reconstruct, eq. 12]"""
+    s = spectrum(z, center=True)
+    return math.exp(entropy(s)) if s.sum() > 0 else 0.0
+
+
+def stable_rank(z):
+    """sum s^2 / max s^2, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are one point.
+    [Vershynin 2018; Predict-and-Reconstruct, eq. 13]"""
+    s = spectrum(z, center=True)
+    return (s.square().sum() / s[0].square()).item() if s.sum() > 0 else 0.0
+
+
+def spectral_entropy(z, released=False):
+    """-sum p log p / log n, centred: (N, D) -> 0..1. Paper [Predict-and-Reconstruct, eq. 11]:
+    p = s / sum s, n = D; its released code: p = s^2 / sum s^2, n = min(N, D)."""
+    s = spectrum(z, center=True)
+    n = min(z.shape) if released else z.shape[1]
+    if not s.sum() > 0 or n < 2:
+        return 0.0
+    return float(entropy(s.square() if released else s)) / math.log(n)
+
+
+def explained(z):
+    """Percent of the variance that the first 1, 2, ... principal components hold together:
+    (N, D) -> (min(N, D),), up to 100; zeros if all rows are one point."""
+    share = spectrum(z, center=True).square().cumsum(0)
+    return 100 * share / share[-1].clamp(min=1e-300)
+
+
+def rank_90(z):
+    """How many directions hold 90 % of the variance, centred: (N, D) -> 0..min(N - 1, D).
+    [Predict-and-Reconstruct's code]"""
+    share = explained(z)
+    return int((share < 90).sum()) + 1 if share[-1] > 0 else 0
+
+
+def sample(z, most=1000, seed=0):
+    """At most so many rows of z, drawn without replacement: Predict-and-Reconstruct's code measures
+    uniformity on these."""
+    return z[torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))[:most]]
+
+
+def ranks(vectors):
+    """{column: (N, D)} -> Predict-and-Reconstruct's metrics by its paper's formulas and by its
+    code's (_released, alignment_4, uniformity_1000), means over columns. Alignment here is that of
+    translations, each column and the first."""
+    first, *others = vectors.values()
+    scores = {}
+    for metric in (effective_rank, stable_rank, rank_90, spectral_entropy, uniformity):
+        scores[metric.__name__] = mean([metric(z) for z in vectors.values()])
+    released = [spectral_entropy(z, released=True) for z in vectors.values()]
+    scores["spectral_entropy_released"] = mean(released)
+    scores["uniformity_1000"] = mean([uniformity(sample(z)) for z in vectors.values()])
+    if others:
+        scores["alignment"] = mean([alignment(x, first) for x in others])
+        scores["alignment_4"] = mean([alignment(x, first, 4) for x in others])
+    return scores
+
+
+# --------------------------------------------------------------------------------------------------
+# Classes, words, and maps between views
+
+
+def class_alignment(z, labels, power=2):
+    """mean |u_i - u_j|^power over the pairs of a class, then the mean over classes: (N, D), N labels
+    -> 0 (best)..2^power. A class of one row is left out; ValueError if no class is left.
+    [Predict-and-Reconstruct, sec. 4.3; its code has power=4]"""
+    u = unit(z)
+    groups = [u[labels == label] for label in labels.unique()]
+    means = [torch.pdist(group).pow(power).mean().item() for group in groups if len(group) > 1]
+    if not means:
+        raise ValueError(f"none of the classes of {len(u)} rows has two rows")
+    return mean(means)
+
+
+def class_separation(z, labels):
+    """Mean distance of the pairs of one class over that of pairs of two classes, of unit rows:
+    (N, D), N labels -> 0 (each class is a point)..1 (classes do not show). ValueError unless there
+    are pairs of both kinds. [Predict-and-Reconstruct's code]"""
+    distances = torch.pdist(unit(z))                                     # (N (N - 1) / 2,)
+    i, j = torch.triu_indices(len(labels), len(labels), 1)               # the order of pdist
+    same = labels[i] == labels[j]
+    if same.all() or not same.any():
+        raise ValueError("all pairs are of one class, or none is")
+    return (distances[same].mean() / distances[~same].mean()).item()
+
+
+def of_classes(z, labels):
+    """How near rows of a class are; scores are binned at 1, 2, 3 and 4, as
+    Predict-and-Reconstruct's code does."""
+    labels = torch.as_tensor(labels)
+    if labels.is_floating_point():
+        labels = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True)
+    return {"class_alignment": class_alignment(z, labels),
+            "class_alignment_4": class_alignment(z, labels, 4),
+            "class_separation": class_separation(z, labels)}
+
+
+def token_targets(rows, special, least=5):
+    """What a token probe is asked for: the most frequent token of each row of ids that is not
+    special, of equals the smallest id -> (N,) ints; -1 where the row has none, or fewer than
+    `least` rows have the same target."""
+    targets = []
+    for ids in rows:
+        plain = torch.tensor([token for token in ids if token not in special], dtype=torch.int64)
+        targets.append(int(plain.bincount().argmax()) if len(plain) else -1)
+    targets = torch.tensor(targets)
+    _, place, counts = targets.unique(return_inverse=True, return_counts=True)
+    return torch.where(counts[place] >= least, targets, -1)
+
+
+def across_folds(z, labels, n):
+    """What a linear probe says of each row that has not seen the row's fold: logistic regression for
+    classes, ridge for scores; (N, D), (N,) -> (N,). Each dimension is first scaled over all rows,
+    as the released code does. ValueError if there are too few rows for n folds."""
+    z = StandardScaler().fit_transform(torch.as_tensor(z).double().numpy())
+    labels = torch.as_tensor(labels)
+    if len(labels.unique()) == 1:
+        return labels                                     # there is nothing to tell apart
+    probe = Ridge() if labels.is_floating_point() else LogisticRegression(max_iter=500)
+    return cross_val_predict(probe, z, labels.numpy(), cv=n)
+
+
+def probe_gap(z, targets, labels=None):
+    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N labels (classes, or
+    scores as floats) -> "token", accuracy on the targets across 3 folds, of rows that have one;
+    "semantic", accuracy on the labels across 5 folds, with macro-F1 and Matthews' correlation, or
+    of scores 100 times Spearman's; "gap", semantic - token. [Predict-and-Reconstruct, app. D]"""
+    scores = {}
+    known = targets >= 0
+    if known.any():
+        found = across_folds(z[known], targets[known], 3)
+        scores["token"] = measure("accuracy", found, targets[known])
+    if labels is None:
+        return scores
+    found = across_folds(z, labels, 5)
+    if torch.as_tensor(labels).is_floating_point():
+        scores["semantic"] = measure("spearman", found, labels)
+    else:
+        scores["semantic"] = measure("accuracy", found, labels)
+        scores["semantic_f1"] = measure("f1_macro", found, labels)
+        scores["semantic_mcc"] = measure("mcc", found, labels) / 100
+    if "token" in scores:
+        scores["gap"] = scores["semantic"] - scores["token"]
+    return scores
+
+
+def linear_map(x, y):
+    """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F
+    [LLM-JEPA, table 14], "residual_relative": the same over |y|_F, 0..1, "residual_held_out":
+    relative, on every second row, X fitted to the others; "singular_mean", "singular_100": mean of
+    all singular values of x - y and of the 100 largest}.
+
+    The first two are of the rows that X was fitted to: with N <= D they are 0 whatever the vectors.
+    Directions under 1e-6 of the largest are rounding."""
+    x = torch.as_tensor(x).double()
+    y = torch.as_tensor(y).double()
+
+    def residual(fitted, tested):
+        solved = torch.linalg.lstsq(x[fitted], y[fitted], rcond=1e-6, driver="gelsd").solution
+        return (x[tested] @ solved - y[tested]).norm().item()
+
+    everything = residual(slice(None), slice(None))
+    others = slice(1, None, 2)
+    s = spectrum(x - y, center=False)
+    return {"residual": everything, "residual_relative": everything / y.norm().item(),
+            "residual_held_out": residual(slice(0, None, 2), others) / y[others].norm().item(),
+            "singular_100": s[:100].mean().item(), "singular_mean": s.mean().item()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Tokens and attention
+
+
+def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
+    """For `queries` random tokens of each of the `chosen` rows of the first column, the k nearest
+    of all tokens of all columns but itself: columns [rows of ids, ...], states [list of (L, D),
+    ...] -> (N, 3), (N, k, 3) of (column, row, token id). Special tokens neither ask nor answer."""
+    keys = []
+    for column, rows in enumerate(columns):
+        for row, ids in enumerate(rows):
+            keys += [(column, row, token) for token in ids]
+    keys = torch.tensor(keys)                                            # (n, 3)
+    plain = ~torch.isin(keys[:, 2], torch.as_tensor(special))
+    keys = keys[plain]
+    vectors = torch.cat([torch.cat(each) for each in states])[plain]     # (n, D)
+    chance = torch.Generator().manual_seed(seed)
+    asked = []
+    for row in chosen:
+        places = ((keys[:, 0] == 0) & (keys[:, 1] == row)).nonzero()[:, 0]
+        asked.append(places[torch.randperm(len(places), generator=chance)[:queries]])
+    asked = torch.cat(asked)                                             # (N,)
+    found = search(vectors[asked], vectors, min(k + 1, len(vectors)))[0]
+    cosines = torch.where(found.indices == asked[:, None], -2, found.cosines)   # not itself
+    order = cosines.topk(min(k, len(vectors) - 1), dim=1).indices
+    return keys[asked], keys[found.indices.gather(1, order)]
+
+
+def token_matches(queries, found):
+    """What the nearest tokens of some tokens are: (N, 3), (N, k, 3), both of (column, row, token id)
+    -> percent of all found that are "same_sentence" (column and row of the query), "translation"
+    (any token of its row in another column: nobody has aligned the words), "same_language" (the
+    same token in another row of the column) or "other". [MEXMA, table 9]"""
+    column, row, token = (found == queries[:, None]).unbind(-1)          # (N, k) each
+    kinds = {"translation": ~column & row, "same_sentence": column & row,
+             "same_language": column & ~row & token, "other": ~(column & token | row)}
+    return {name: 100 * kind.double().mean().item() for name, kind in kinds.items()}
+
+
+def attention_weights(model, packed, index, layer=-1):
+    """What the tokens at some places of the line (N,) attend to in one layer -> for each a tensor
+    (H, L) of probabilities over the L keys that it sees, in the order of the line. The back ends of
+    attention never form them, so they are computed once more from the layer's input."""
+    attention = model.blocks[layer].attention
+    given = []
+    hook = attention.register_forward_pre_hook(lambda module, inputs: given.append(inputs))
+    try:
+        model(packed)
+    finally:
+        hook.remove()
+    x, _, angles, *_ = given[0]
+    heads = attention.heads
+    kv_heads = attention.kv_heads
+    qkv = attention.project(x, angles).unflatten(-1, (-1, attention.head_dim))
+    q, k, _ = qkv.split([heads, kv_heads, kv_heads], 1)                  # (T, H or Hkv, K)
+    k = k.repeat_interleave(heads // kv_heads, 1)                        # (T, H, K)
+    weights = []
+    for place, (low, high, low2, high2) in zip(index.tolist(), packed.key_ranges[index].tolist()):
+        seen = torch.cat([k[low2:high2], k[low:high]])                   # (L, H, K): shared first
+        scores = (seen * q[place]).sum(-1) / q.shape[-1] ** 0.5          # (L, H)
+        if attention.softcap:
+            scores = attention.softcap * (scores / attention.softcap).tanh()
+        weights.append(scores.float().softmax(0).T)
+    return weights
+
+
+def attention_entropy(weights):
+    """How widely do sentence vectors look? For each row the attention (H, L) of one token to its L
+    tokens -> means over the rows, in nats: "entropy" (of each head, then their mean) and
+    "entropy_of_mean" (of the mean of the heads), both again "_no_end" (without the row's last
+    token, an attention sink) and "_inside" (without first and last); "entropy_uniform", log L;
+    "on_first" and "on_end", percent of the attention that those two tokens get. Rows without a
+    token inside do not count. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
+    weights = [torch.as_tensor(w).double() for w in weights if w.shape[1] > 2]
+    if not weights:
+        raise ValueError("no row has a token between its first and its last")
+    scores = {}
+    for name, part in (("", slice(None)), ("_no_end", slice(-1)), ("_inside", slice(1, -1))):
+        kept = [w[:, part].clamp(min=1e-300) for w in weights]           # SciPy scales to sum 1
+        scores[f"entropy{name}"] = mean([entropy(w, axis=1).mean().item() for w in kept])
+        scores[f"entropy_of_mean{name}"] = mean([float(entropy(w.mean(0))) for w in kept])
+    scores["entropy_uniform"] = mean([math.log(w.shape[1]) for w in weights])
+    scores["on_first"] = mean([100 * w[:, 0].mean().item() for w in weights])
+    scores["on_end"] = mean([100 * w[:, -1].mean().item() for w in weights])
+    return scores
+
+
+# --------------------------------------------------------------------------------------------------
+# Tasks
+
+POOLINGS = ("mean", "max", "weighted", "attention")       # those of Predict-and-Reconstruct's tables
+
+
+def pool(evaluation, rows, how):
+    """Rows of ids -> (N, D). Of Predict-and-Reconstruct's code: "weighted", whose weights are all
+    equal, so that it is the mean; "attention", the softmax of one random query and random keys,
+    both untrained (theirs differ from model to model, these are the same for all). Of MEXMA:
+    "words", the mean without special tokens (of all where all are special)."""
+    if how not in ("attention", "words"):
+        return evaluation.embed(rows, "mean" if how == "weighted" else how)
+    width = evaluation.model.config.width
+    chance = torch.Generator().manual_seed(0)
+    keys = (2 * torch.rand(width, width, generator=chance) - 1) / width ** 0.5     # as nn.Linear's
+    query = torch.randn(width, generator=chance) @ keys / width ** 0.5             # (D,)
+    special = torch.as_tensor(evaluation.tokenizer.special.ids)
+
+    def read(packed):
+        lengths = packed.cu_seqlens.diff().tolist()
+        states = evaluation.model(packed).float().cpu().split(lengths)
+        if how == "attention":
+            return [(each @ query).softmax(0) @ each for each in states]
+        found = []
+        for ids, each in zip(packed.tokens.cpu().split(lengths), states):
+            plain = ~torch.isin(ids, special)
+            found.append(each[plain].mean(0) if plain.any() else each.mean(0))
+        return found
+
+    found = read_rows(evaluation.model, rows, read, progress=evaluation.progress)
+    return torch.stack(evaluation.checked(found))
+
+
+def poolings(evaluation, options=None):
+    """`ranks` under each of Predict-and-Reconstruct's poolings."""
+    scores = {"rows": evaluation.count}
+    for how in POOLINGS:
+        vectors = {name: pool(evaluation, rows, how) for name, rows in evaluation.ids.items()}
+        scores |= {f"{how}/{name}": value for name, value in ranks(vectors).items()}
+    return scores
+
+
+def spectra(evaluation, options=None):
+    """Principal components of the vectors of all columns together, as BERT-JEPA's plots; ranks,
+    means over columns."""
+    share = explained(torch.cat(list(evaluation.vectors.values())))
+    scores = {"rows": evaluation.count}
+    for k in (1, 2, 10, 50):
+        scores[f"explained_{k}"] = share[min(k, len(share)) - 1].item()
+    return scores | ranks(evaluation.vectors)
+
+
+def averaged(each):
+    """{pair or language: {metric: number}} -> {"metric": mean over them, "metric/de-en": ...}."""
+    scores = {}
+    for metric in next(iter(each.values())):
+        scores |= with_mean(metric, {kind: found[metric] for kind, found in each.items()})
+    return scores
+
+
+def linear(evaluation, options=None):
+    """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code; "_unit" is
+    of unit rows, which scale does not move."""
+    each = {}
+    for pair, y, x in evaluation.pairs:
+        units = linear_map(unit(x), unit(y))
+        each[pair] = linear_map(x, y) | {f"{name}_unit": value for name, value in units.items()}
+    width = evaluation.model.config.width
+    return {"rows": evaluation.count, "rows_per_width": evaluation.count / width} | averaged(each)
+
+
+def tokens(evaluation, options=None):
+    """MEXMA's table 9. A first text that came before is left out: its tokens would be found in its
+    copy."""
+    new = {}
+    for row, text in enumerate(next(iter(evaluation.texts.values()))):
+        new.setdefault(text, row)
+    columns = [itemgetter(*new.values())(rows) for rows in evaluation.ids.values()]
+    states = [evaluation.states(rows) for rows in columns]
+    queries, found = nearest_tokens(columns, states, evaluation.tokenizer.special.ids,
+                                    range(min(250, len(new))))
+    scores = {"rows": len(new), "rows_queries": len(queries)}
+    scores |= token_matches(queries, found[:, :1])
+    five = token_matches(queries, found)
+    return scores | {f"{name}/nearest_5": value for name, value in five.items()}
+
+
+def attention(evaluation, options=None):
+    """`attention_entropy` of the token whose state is the sentence vector, in the last layer: the
+    first, or the last where the model reads left to right."""
+    causal = evaluation.model.config.causal
+
+    def read(packed):
+        index = packed.cu_seqlens[1:] - 1 if causal else packed.cu_seqlens[:-1]
+        weights = attention_weights(evaluation.model, packed, index.long())
+        return [each.cpu() for each in weights]
+
+    each = {}
+    for name, rows in evaluation.ids.items():
+        weights = read_rows(evaluation.model, rows, read, progress=evaluation.progress)
+        each[name] = attention_entropy(evaluation.checked(weights))
+    return {"rows": evaluation.count} | averaged(each)
+
+
+def no_blocks(evaluation, options=None):
+    if evaluation.model.blocks:
+        return ""
+    return "looks at the last layer, and this model has none: leave it out"
+
+
+def uniform(evaluation, options=None):
+    """MEXMA's table 10: retrieval with the model's own pooling, with the mean of a row's states, and
+    with that of its plain tokens ("words"). "change" is (own - other) / own, in percent of own; it
+    is left out where own is 0."""
+    own = evaluation.model.config.pool
+    hard = []
+    if evaluation.hard:
+        hard = rows_of(evaluation.tokenizer, [text for text, _, _ in evaluation.hard],
+                       *evaluation.affixes[0], max_length=evaluation.model.config.max_positions)
+    scores = {"rows": evaluation.count}
+    changes = {}
+    for how in dict.fromkeys((own, "mean", "words")):
+        vectors = {name: pool(evaluation, rows, how) for name, rows in evaluation.ids.items()}
+        negatives = pool(evaluation, hard, how) if hard else None
+        found = retrieval(vectors, evaluation.texts, negatives, evaluation.hard)
+        for name in {"xsim", "xsim++", "top1"} & set(found):
+            scores[f"{name}/{how}"] = found[name]
+            before = scores[f"{name}/{own}"]
+            if how != own and before:
+                changes[f"change/{name}/{how}"] = 100 * (before - found[name]) / before
+    return dict(sorted(scores.items())) | dict(sorted(changes.items()))
+
+
+def gap(evaluation, options):
+    """Predict-and-Reconstruct's tables 7-11, for each set of --sets and each pooling: its ranks and
+    the probe gap. A pair is one row, [CLS] first [SEP] second [SEP], as in its code. Without --sets,
+    the token probe of the first column."""
+    name, texts = next(iter(evaluation.texts.items()))
+    chosen = {} if options.sets else {name: sets.Rows(texts, None, None)}
+    for name in options.sets or ():
+        for lang in options.langs if name in IN_LANGUAGES else ("en",):
+            label = name if lang == "en" else f"{name}-{lang}"
+            chosen[label] = sets.read(name, options.files, "test", lang)
+    scores = {}
+    for name, columns in chosen.items():
+        texts, second, labels = (column and column[:options.limit] for column in columns)
+        rows = rows_of(evaluation.tokenizer, second or texts, *evaluation.affixes[0],
+                       texts if second else None, None, evaluation.model.config.max_positions)
+        targets = token_targets(rows, evaluation.tokenizer.special.ids)
+        scores[f"{name}/rows"] = len(rows)
+        scores[f"{name}/rows_token"] = int((targets >= 0).sum())
+        for how in dict.fromkeys((evaluation.model.config.pool, *POOLINGS)):
+            z = pool(evaluation, rows, how)
+            try:
+                found = ranks({name: z}) | probe_gap(z, targets, labels)
+                if labels:
+                    found |= of_classes(z, labels)
+            except ValueError as error:
+                raise BadInput(f"set {name} cannot be probed: {error}") from None
+            scores |= {f"{name}/{how}/{metric}": value for metric, value in found.items()}
+    return scores

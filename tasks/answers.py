@@ -1,0 +1,450 @@
+"""Is this answer right? What a model writes or prefers, judged against gold, by the papers' rules.
+
+Regular expressions by the language they denote (tasks/regex.py), GSM8K by the number, SQL by what
+it returns, NQ-Open by substring, labels by prefix, multiple choice by log-likelihood, extractive
+answers by words. Where released code judges otherwise than its paper, `released=True` does as the
+code does. Nothing generated is wrong everywhere, except there. What cannot be judged is counted.
+"""
+import contextlib
+import functools
+import re
+import sqlite3
+import string
+import sys
+import time
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from corpora import download
+from corpora.program import BadInput
+from evaluate import answer_scores, in_eval_mode, no_generate, percent
+from kernels.cross_entropy import upcast
+from model import Packed, Segment
+from tasks.regex import BadPattern, TooLarge, regex_equal, regex_vacuous
+
+# --------------------------------------------------------------------------------------------------
+# GSM8K, NQ-Open, labels
+
+CURRENCY = "[ \t]*(?:US)?[$\u20ac\u00a3\u00a5\u20b9]?[ \t]*"
+SIGN = "([-+\u2212]?)"
+NUMBER = re.compile(rf"####[ \t]*{SIGN}{CURRENCY}{SIGN}([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+GOES_ON = re.compile(r"[ \t]*[-+*/^:][ \t$]*[0-9]|[eE][-+]?[0-9]|[.,]?[0-9]")
+
+
+def gsm8k_answer(text):
+    """The number after the first ####, as digits: "#### $-1,080.50." -> "-1080.5"; None if there is
+    none. Commas, currency and what follows it (a dot, a unit, the next question of a model that did
+    not stop) do not count; an expression (#### 7/2) is no number. [Cobbe et al. 2021]"""
+    found = NUMBER.search(text)
+    if not found or "####" in text[:found.start()] or GOES_ON.match(text, found.end()):
+        return None
+    whole, _, rest = found[3].replace(",", "").partition(".")
+    digits = (whole.lstrip("0") or "0") + ("." + rest.rstrip("0")).rstrip(".")
+    negative = (found[1] + found[2]).strip("+") and digits != "0"
+    return f"-{digits}" if negative else digits
+
+
+def gsm8k_correct(generated, gold, released=False):
+    """Is the final number that of the gold solution? `released` [LLM-JEPA's code]: the rest of the
+    last line, after a line break and "#### ", is the same text: "1,080" is not "1080", a final dot
+    counts, and two texts without an answer agree."""
+    if released:
+        found, wanted = (re.search(r"\n#### (.+)$", text) for text in (generated.strip(), gold))
+        return (found and found[1]) == (wanted and wanted[1])
+    answer = gsm8k_answer(gold)
+    if answer is None:
+        raise BadInput(f"gold {gold[-60:]!r} does not end in #### and a number: is this GSM8K?")
+    return gsm8k_answer(generated) == answer
+
+
+def nq_correct(generated, gold, released=False):
+    """Is any gold answer, of "a; b", a substring of what was generated [LLM-JEPA, sec. 5.1; Lee et
+    al. 2019]? Case and signs count. `released` [LLM-JEPA's code]: any "; "-piece of what was
+    generated is a substring of the gold text: nothing at all, or a single letter of it, is right."""
+    answers = [answer.strip() for answer in gold.split("; ") if answer.strip()]
+    if not answers:
+        raise BadInput(f"gold {gold!r} holds no answer: leave such rows out")
+    if released:
+        return any(part in gold for part in generated.strip().split("; "))
+    return any(answer in generated for answer in answers)
+
+
+def label_prefix(generated, label, labels):
+    """Does the text begin with this label (Good, Very Bad, ...), as a word of its own? Of all
+    `labels` the longest that it begins with counts, where one is the beginning of another (Good,
+    Good enough). Case counts. [LLM-JEPA, sec. A.7: startswith, here by words]"""
+    text = generated.strip()
+    begins = [name for name in labels
+              if text.startswith(name) and not re.match(r"\w", text[len(name):])]
+    return bool(begins) and max(begins, key=len) == label
+
+
+# --------------------------------------------------------------------------------------------------
+# Spider: SQL is judged by what it returns
+
+SQL_PARTS = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$)|\w+|\S""", re.S)
+READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
+         sqlite3.SQLITE_RECURSIVE}
+SQL_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
+
+
+class BadQuery(ValueError):
+    """This SQL returns nothing that could be compared: it fails, is refused, or takes too long."""
+
+
+def run_query(query, database, timeout=30.0, most=100_000):
+    """The rows of one SELECT on a SQLite file: a list of tuples.
+
+    The file is opened read-only, nothing but reading is authorised, and a query is refused after
+    `timeout` seconds, `most` rows, or a value of 10 MB (from Python 3.11 on). Raises BadQuery;
+    BadInput if there is no such file."""
+    path = Path(database)
+    if not path.is_file():
+        raise BadInput(f"there is no database {path}: unpack the databases of the data set, one "
+                       "DB/DB.sqlite each")
+    deadline = time.monotonic() + timeout
+
+    def may(action, *_):
+        return sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
+
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+        connection.text_factory = functools.partial(bytes.decode, errors="surrogateescape")
+        if hasattr(connection, "setlimit"):
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000_000)
+        connection.set_authorizer(may)
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        try:
+            cursor = connection.execute(query)
+            rows = cursor.fetchmany(most + 1)
+        except SQL_ERRORS as error:
+            raise BadQuery(f"{query[:80]!r} fails: {error}") from None
+    if cursor.description is None or len(rows) > most:
+        raise BadQuery(f"{query[:80]!r} returns no table, or more than {most} rows")
+    return rows
+
+
+def ordered(query):
+    """Has the outermost SELECT an ORDER BY? One inside of brackets, a string or a comment is not
+    it."""
+    depth = 0
+    before = ""
+    for part in SQL_PARTS.findall(query):
+        if part.startswith(("--", "/*")):
+            continue
+        depth += (part == "(") - (part == ")")
+        if (before, part.lower()) == ("order", "by"):
+            return True
+        before = part.lower() if depth == 0 else ""
+    return False
+
+
+def same_result(query, gold, database, timeout=30.0):
+    """Do two queries return the same on this SQLite file [LLM-JEPA, sec. 4.1: exact match of the
+    execution result]? The same rows as often, in any order unless the outermost gold SELECT has an
+    ORDER BY; columns in order, their names do not count. Numbers agree to 12 digits (1 is 1.0), text
+    is compared as it is ('1' is not 1), NULL is NULL. A query that fails is wrong, even where gold
+    returns no rows. Raises BadInput if the gold query fails."""
+    try:
+        wanted = run_query(gold, database, timeout)
+    except BadQuery as error:
+        raise BadInput(f"the gold query cannot be used on {database}: {error}") from None
+    try:
+        found = run_query(query, database, timeout)
+    except BadQuery:
+        return False
+    found = [tuple(map(rounded, row)) for row in found]
+    wanted = [tuple(map(rounded, row)) for row in wanted]
+    return found == wanted if ordered(gold) else Counter(found) == Counter(wanted)
+
+
+def rounded(value):
+    return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
+# --------------------------------------------------------------------------------------------------
+# Multiple choice: which answer does the model find likely?
+
+
+class Likelihood(NamedTuple):
+    sums: list[float]   # log p of each option, nats
+    means: list[float]  # the same per token
+    cut: int            # tokens of the prompt that had no room
+
+
+def option_likelihoods(model, tokenizer, prompts, options, system=None, stop=True,
+                       tokens_per_batch=8192, keep=None):
+    """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods.
+
+    The row is that of evaluate.answer, [CLS] (system [SEP]) prompt [SEP] option [SEP]: the prompt
+    once and every option a segment that has it as prefix, as many questions in one packed forward
+    as `tokens_per_batch` allows. With `stop` the final [SEP] is part of the answer, so that an
+    option does not win for being the beginning of another. A prompt without room loses its first
+    tokens; with `keep` the row is its first so many tokens. BadInput if nothing fits."""
+    special = tokenizer.special
+    user = list(special.chat.user)
+    end = [*special.chat.end, *special.chat.assistant]
+    openings = [user for _ in prompts]
+    if system is not None:
+        openings = [[*special.chat.system, *ids.tolist(), *special.chat.end, *user]
+                    for ids in tokenizer.encode(system)]
+    questions = []
+    for opening, ids, texts in zip(openings, tokenizer.encode(prompts), options):
+        stop_ids = [special.sep] if stop else []
+        branches = [found.tolist() + stop_ids for found in tokenizer.encode(texts)]
+        row = [special.cls, *opening, *ids.tolist(), *end]
+        room = model.config.max_positions + 1 - max(map(len, branches))
+        if room < 1 + len(opening) + len(end):
+            raise BadInput(f"{texts} and the system text leave no room for a prompt in the model's "
+                           f"{model.config.max_positions} tokens: leave such rows out")
+        cut = max(0, len(row) - min(room, keep or room))
+        first = 1 + len(opening)
+        row = row[:len(row) - cut] if keep else row[:first] + row[first + cut:]
+        questions.append((row, branches, cut))
+    found = []
+    batch = []
+    tokens = 0
+    for row, branches, cut in questions:
+        size = len(row) + sum(len(branch) - 1 for branch in branches)
+        if batch and tokens + size > tokens_per_batch:
+            found += score_branches(model, batch)
+            batch = []
+            tokens = 0
+        batch.append((row, branches, cut))
+        tokens += size
+    return found + (score_branches(model, batch) if batch else [])
+
+
+def score_branches(model, questions):
+    """One forward for [(row, branches, cut)] -> Likelihoods. A token is predicted where the one
+    before it is: the first of a branch at the end of the row."""
+    rows = []
+    index = []
+    targets = []
+    start = 0
+    for row, branches, _ in questions:
+        segments = [Segment(row, True)]
+        end = start + len(row)
+        for branch in branches:
+            if len(branch) > 1:
+                segments.append(Segment(branch[:-1], True, (0, len(row))))
+            index += [start + len(row) - 1, *range(end, end + len(branch) - 1)]
+            targets += branch
+            end += len(branch) - 1
+        rows.append(segments)
+        start = end
+    device = next(model.parameters()).device
+    losses = []
+    with in_eval_mode(model):
+        states = model(Packed.of_segments(rows).to(device))[torch.tensor(index, device=device)]
+        gold = torch.tensor(targets, device=device)
+        for part, wanted in zip(states.split(512), gold.split(512)):
+            losses.append(F.cross_entropy(upcast(model.logits(part)), wanted, reduction="none"))
+    losses = torch.cat(losses)
+    if losses.isnan().any():
+        raise BadInput("the model gives NaN for the likelihood of an answer: its training has "
+                       "diverged")
+    losses = iter(losses.tolist())
+    made = []
+    for _, branches, cut in questions:
+        sums = []
+        for branch in branches:
+            sums.append(-sum(next(losses) for _ in branch))
+        means = [total / len(branch) for total, branch in zip(sums, branches)]
+        made.append(Likelihood(sums, means, cut))
+    return made
+
+
+# --------------------------------------------------------------------------------------------------
+# Extractive question answering
+
+ARTICLES = {
+    "en": r"\b(a|an|the)\b", "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
+    "vi": r"\b(của|là|cái|chiếc|những)\b", "ar": r"\sال^|ال",
+    "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"}
+SEGMENTED = {"zh": "\u4e00-\u9fa5", "ja": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff",
+             "th": "\u0e00-\u0e7f"}
+LANGUAGES = (*ARTICLES, *SEGMENTED, "hi", "el", "ro", "ru", "tr", "bn", "fi", "id", "ko", "sw", "te")
+
+
+def normalise_answer(text, language="en", rules="mlqa"):
+    """Lower case, no punctuation, no articles, single spaces.
+
+    "mlqa" [Lewis et al. 2020]: punctuation of all of Unicode; the articles of the language of the
+    context (in Arabic every "ال", inside of words too, as in the official program); Chinese
+    characters are words. Japanese and Thai, which MLQA does not have, are cut likewise here.
+    "squad" [Rajpurkar et al. 2016]: ASCII punctuation, English articles, whatever the language."""
+    signs = [sign for sign in text.lower() if sign not in string.punctuation]
+    articles = ARTICLES["en"]
+    if rules == "mlqa":
+        signs = [sign for sign in signs if unicodedata.category(sign)[0] != "P"]
+        articles = ARTICLES.get(language, "")
+    text = re.sub(articles, " ", "".join(signs)) if articles else "".join(signs)
+    if rules == "mlqa" and language in SEGMENTED:
+        text = re.sub(f"([{SEGMENTED[language]}])", r" \1 ", text)
+    return " ".join(text.split())
+
+
+def qa_scores(prediction, golds, language="en", rules="mlqa"):
+    """A prediction against the best of its golds -> {"f1": the harmonic mean of precision and
+    recall over normalised words, "exact": are they equal?}, 0..1; a blank prediction is wrong."""
+    best = {"f1": 0.0, "exact": 0.0}
+    found = normalise_answer(prediction, language, rules)
+    for gold in golds if prediction.strip() else ():
+        gold = normalise_answer(gold, language, rules)
+        same = sum((Counter(found.split()) & Counter(gold.split())).values())
+        f1 = 2 * same / max(1, len(found.split()) + len(gold.split()))          # = 2 P R / (P + R)
+        best = {"f1": max(best["f1"], f1), "exact": max(best["exact"], float(found == gold))}
+    return best
+
+
+# --------------------------------------------------------------------------------------------------
+# Tasks. Answers are written once and judged by as many rules as are asked for: a judge takes the
+# answers and the options -> {metric: True, False or None of each}, {count: number}
+
+
+def scores(judge, evaluation, options):
+    flags, counts = judge(evaluation.answers, options)
+    return answer_scores(evaluation.answers, flags, evaluation.train_texts) | counts
+
+
+def judge_gsm8k(answers, options):
+    pairs = list(zip(answers.written, answers.golds))
+    return {"number": [gsm8k_correct(*pair) for pair in pairs],
+            "released": [gsm8k_correct(*pair, released=True) for pair in pairs]}, {}
+
+
+def judge_nq(answers, options):
+    pairs = list(zip(answers.written, answers.golds))
+    return {"substring": [nq_correct(*pair) for pair in pairs],
+            "released": [nq_correct(*pair, released=True) for pair in pairs]}, {}
+
+
+def judge_label(answers, options):
+    """The labels are those that occur among the gold texts."""
+    golds = [gold.strip() for gold in answers.golds]
+    majority, _ = Counter(golds).most_common(1)[0]
+    right = [label_prefix(written, gold, set(golds))
+             for written, gold in zip(answers.written, golds)]
+    return {"accuracy": right, "majority": [gold == majority for gold in golds]}, {}
+
+
+def judge_regex(answers, options):
+    """By the language denoted. One NL-RX target in five matches no line, or every line: an equal
+    language proves little there, and such rows are left out of the second metric."""
+    equal = [known(regex_equal, *pair) for pair in zip(answers.written, answers.golds)]
+    vacuous = {gold: known(regex_vacuous, gold) for gold in set(answers.golds)}
+    firm = [flag if vacuous[gold] is False else None for flag, gold in zip(equal, answers.golds)]
+    counts = {"rows_vacuous": sum(vacuous[gold] is True for gold in answers.golds),
+              "rows_too_large": equal.count(None)}
+    return {"equal": equal, "equal_not_vacuous": firm}, counts
+
+
+def known(question, *texts):
+    """The answer to a question about regular expressions; None where it would take too long."""
+    try:
+        return question(*texts)
+    except TooLarge:
+        return None
+    except BadPattern:
+        return False
+
+
+def database_of(prompt):
+    found = re.match(r"\s*For db_id:\[([\w-]+)\]", prompt)
+    return found[1] if found else None
+
+
+def judge_spider(answers, options):
+    """Rows whose database is not there, or whose gold query fails on it, are left out and counted by
+    database."""
+    folder = Path(options.databases or Path(options.files) / "spider") / "database"
+    flags = []
+    left_out = Counter()
+    questions = list(zip(map(database_of, answers.prompts), answers.written, answers.golds))
+    for name, written, gold in tqdm(questions, desc="queries", disable=not sys.stderr.isatty()):
+        try:
+            flags.append(same_result(written, gold, folder / name / f"{name}.sqlite"))
+        except BadInput:
+            flags.append(None)
+            left_out[f"rows_left_out/{name}"] += 1
+    return {"result": flags}, {"rows_left_out": left_out.total()} | dict(sorted(left_out.items()))
+
+
+def no_spider(evaluation, options):
+    reason = no_generate(evaluation)
+    if reason:
+        return reason
+    for prompt in next(iter(evaluation.texts.values())):
+        if not database_of(prompt):
+            return (f"reads the database from prompts that begin with For db_id:[NAME], and "
+                    f"{evaluation.rows.name} has {prompt[:40]!r}: choose other rows")
+    if not options.databases:
+        reason = download.missing("spider", options.files, "database")
+        return f"runs queries: {reason}" if reason else ""
+    if (Path(options.databases) / "database").is_dir():
+        return ""
+    return (f"runs queries, and {options.databases} has no folder database with DB/DB.sqlite in it: "
+            "name the folder with --databases")
+
+
+LETTERS = "ABCD"
+OPTION = re.compile(rf"\n([{LETTERS}])\) ")               # HellaSwag's prompt: a line for each ending
+
+
+def no_choice(evaluation, options=None):
+    reason = no_generate(evaluation)
+    if reason:
+        return reason
+    for row, (prompt, gold) in enumerate(zip(*evaluation.texts.values()), 1):
+        if "".join(OPTION.findall(prompt)) != LETTERS or gold.strip() not in [*LETTERS]:
+            return (f"chooses between the lines A) to D) of a prompt, and row {row} of "
+                    f"{evaluation.rows.name} is not such a question with its letter")
+    return ""
+
+
+def likeliest(values, golds):
+    """Percent of the golds that are the letter of the highest of four values."""
+    chosen = [LETTERS[each.index(max(each))] for each in values]
+    return percent([letter == gold.strip() for letter, gold in zip(chosen, golds)])
+
+
+def hellaswag(evaluation, options=None):
+    """Each ending after the context alone, as HellaSwag is asked elsewhere: with the endings in the
+    prompt they would be copied."""
+    prompts, golds = evaluation.texts.values()
+    parts = [OPTION.split(prompt) for prompt in prompts]  # context, A, ending, B, ending, ...
+    found = option_likelihoods(evaluation.model, evaluation.tokenizer, [part[0] for part in parts],
+                               [part[2::2] for part in parts], evaluation.system)
+    return {"accuracy": likeliest([each.sums for each in found], golds),
+            "accuracy_normalised": likeliest([each.means for each in found], golds),
+            "prompts_cut": percent([each.cut > 0 for each in found]), "rows": len(golds)}
+
+
+def hellaswag_letter(evaluation, options=None):
+    """The likeliest option letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]: the
+    row ends after 128 tokens, and the options with it."""
+    prompts, golds = evaluation.texts.values()
+    tokenizer = evaluation.tokenizer
+    if len({len(ids) for ids in tokenizer.encode(LETTERS)}) != 1:
+        raise BadInput(f"letters {', '.join(LETTERS)} are not equally many tokens of this "
+                       "tokenizer: take the task hellaswag")
+    results = {"rows": len(golds)}
+    for metric, cut, keep in (("accuracy", "prompts_cut", None),
+                              ("released", "prompts_cut/released", 128)):
+        found = option_likelihoods(evaluation.model, tokenizer, prompts, [LETTERS] * len(prompts),
+                                   evaluation.system, stop=False, keep=keep)
+        results[metric] = likeliest([each.sums for each in found], golds)
+        results[cut] = percent([each.cut > 0 for each in found])
+    return results
+
+
+JUDGES = {"regex": judge_regex, "gsm8k": judge_gsm8k, "spider": judge_spider, "nq": judge_nq,
+          "label": judge_label}

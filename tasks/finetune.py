@@ -1,0 +1,605 @@
+"""Fine-tune a run's encoder on a task and test it: sentence classification, and answers out of a
+text, zero-shot in other languages.
+
+    python -m tasks finetune out/x --task mrpc --files data
+    python -m tasks finetune out/x --task xnli --untrained     # English MNLI, then all languages
+    python -m tasks finetune out/x --task mlqa --seeds 82,23   # English SQuAD, 7 x 7 languages
+
+All weights are trained, with one linear layer on the sentence vector, or on every token for the two
+ends of an answer. The numbers are those of the last epoch; the best epoch, chosen by the very rows
+it is reported for, stands beside them under that name. Defaults are BERT-JEPA's [sec. 4, its code].
+"""
+import json
+import math
+import re
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+from corpora import download
+from corpora.program import BadInput, Parser, comma_list, did_you_mean
+from corpora.text import read_lines, write_atomic
+from evaluate import Task, mean, open_run, read_rows, table, usable_device
+from model import Model, Packed, load
+from tasks import sets
+from tasks.answers import LANGUAGES, qa_scores
+from tasks.probes import measure
+from train import TrainConfig, learning_rate, make_optimizer
+
+# --------------------------------------------------------------------------------------------------
+# The loop, which knows of no task
+
+
+class Part(NamedTuple):
+    """Rows to test on; judge(outputs, one tensor a row) -> {metric: number}."""
+    rows: list
+    judge: object
+
+
+class Prepared(NamedTuple):
+    """What a task gives to the loop."""
+    rows: list             # N rows of ids to train on
+    targets: torch.Tensor  # (N, ...)
+    outputs: int           # of the linear layer
+    on_tokens: bool        # the layer is on every token, not on the sentence vector
+    loss: object           # loss(outputs, targets, lengths of the rows) -> ()
+    same: Part             # of the set that is trained on
+    others: dict           # {language, or languages: Part}
+    counts: dict           # go into the results
+
+
+class Finetuned(nn.Module):
+    """An encoder and one linear layer: on the vector of each row -> (R, outputs), or on each state
+    -> (T, outputs)."""
+
+    def __init__(self, encoder, outputs, on_tokens):
+        super().__init__()
+        self.encoder = encoder
+        self.config = encoder.config
+        self.on_tokens = on_tokens
+        self.dropout = nn.Dropout(encoder.config.dropout)
+        self.head = nn.Linear(encoder.config.width, outputs)
+        nn.init.normal_(self.head.weight, std=0.02)       # as BERT's code
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, packed):
+        states = self.encoder(packed)                     # (T, D)
+        if not self.on_tokens:
+            states = self.dropout(self.encoder.pool(states, packed))
+        return self.head(states)
+
+
+def predict(model, rows):
+    """Outputs of the rows, on the CPU, one tensor each: (outputs,), or (tokens, outputs)."""
+    def read(packed):
+        outputs = model(packed).cpu()
+        if not outputs.isfinite().all():
+            raise BadInput("the model gives NaN or infinity: its training has diverged; choose a "
+                           "lower --lr")
+        return outputs.split(packed.cu_seqlens.diff().tolist()) if model.on_tokens else outputs
+    return read_rows(model, rows, read, 8192, progress=True)
+
+
+def fit(model, prepared, options, seed, after_epoch):
+    """Train; after_epoch(epoch) is called at the end of each."""
+    rng = np.random.default_rng(seed)
+    lengths = np.array([len(row) for row in prepared.rows])
+    config = TrainConfig(lr=options.lr, schedule="linear", weight_decay=0.01, warmup=0.1,
+                         steps=options.epochs * math.ceil(len(lengths) / options.batch))
+    optimizer = make_optimizer(model, config)
+    step = 0
+    for epoch in range(options.epochs):
+        model.train()
+        order = rng.permutation(len(lengths))
+        starts = range(0, len(order), options.batch)
+        hidden = not sys.stderr.isatty()
+        for start in tqdm(starts, desc=f"epoch {epoch + 1}", leave=False, disable=hidden):
+            batch = order[start:start + options.batch]
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, config)
+            packed = Packed.of([prepared.rows[i] for i in batch], causal=model.config.causal)
+            outputs = model(packed.to(options.device))
+            targets = prepared.targets[batch].to(outputs.device)
+            prepared.loss(outputs, targets, lengths[batch].tolist()).backward()
+            if not nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+                raise BadInput(f"the gradient is NaN or infinite at step {step}: choose a lower "
+                               f"--lr than {options.lr:g}")
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+        after_epoch(epoch)
+
+
+def one_run(encoder, prepared, task, options, seed):
+    """Fine-tune and test once -> {"task/metric" or "task/metric/detail": number}."""
+    torch.manual_seed(seed)
+    model = Finetuned(encoder(), prepared.outputs, prepared.on_tokens).to(options.device)
+    trained = task.train
+    history = []
+
+    def after_epoch(epoch):
+        history.append(prepared.same.judge(predict(model, prepared.same.rows)))
+        said = ", ".join(f"{name} {value:.2f}" for name, value in history[-1].items())
+        print(f"seed {seed}, epoch {epoch + 1} of {options.epochs}: {trained} {said}",
+              file=sys.stderr)
+
+    fit(model, prepared, options, seed, after_epoch)
+    found = {f"{trained}/{name}": value for name, value in history[-1].items()}
+    for name in task.metrics:
+        found[f"{trained}/{name}/best_epoch"] = max(each[name] for each in history)
+    by_metric = {}
+    for detail, part in prepared.others.items():
+        for name, value in part.judge(predict(model, part.rows)).items():
+            by_metric.setdefault(name, {})[detail] = value
+    for name, values in by_metric.items():
+        for kind, value in means(values, task.test).items():
+            found[f"{task.test}/{name}{kind}"] = value
+        if name != "majority":
+            found |= {f"{task.test}/{name}/{detail}": each for detail, each in values.items()}
+    return found
+
+
+XNLI = "ar bg de el en es fr hi ru sw th tr ur vi zh".split()             # its 15 languages
+TESTED = {"xnli": [*XNLI, "ko", "my"],                    # Korean and Burmese, if they are there
+          "pawsx": "en de es fr ja ko zh".split()}
+
+
+def means(values, name):
+    """{"de" or, of a context and a question, "de-ar": number} -> the published mean as "", and
+    others: XNLI's is over its 15 languages; MLQA's matrix also has those of its diagonal (/xlt) and
+    of the rest (/gxlt) [Lewis et al. 2020, sec. 5]."""
+    published = [key for key in values if key in XNLI] if name == "xnli" else []
+    same = [key for key in values if len(set(key.split("-"))) == 1]
+    other = [key for key in values if key not in same]
+    groups = {"": published or list(values)}
+    if 0 < len(published) < len(values):
+        groups["/all"] = list(values)
+    if same and other:
+        groups |= {"/xlt": same, "/gxlt": other}
+    return {kind: mean([values[key] for key in keys]) for kind, keys in groups.items()}
+
+
+def over_seeds(runs):
+    """{seed: results} -> the results of one seed; of several the mean, name/sd (of n - 1), and
+    name/seed_82 and so on, for paired tests."""
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    found = {}
+    for name in next(iter(runs.values())):
+        values = [run[name] for run in runs.values()]
+        found[name] = float(np.mean(values))
+        found[f"{name}/sd"] = float(np.std(values, ddof=1))
+        found |= {f"{name}/seed_{seed}": run[name] for seed, run in runs.items()}
+    return found
+
+
+def some(items, limit):
+    """`limit` items, a random choice that is always the same, in order; or all."""
+    return [items[i] for i in sorted(np.random.default_rng(0).permutation(len(items))[:limit])]
+
+
+# --------------------------------------------------------------------------------------------------
+# Classification: one linear layer on the sentence vector
+
+
+def pair_row(first, second, special, longest):
+    """Ids of one text or two (second None) -> ([CLS] a [SEP] or [CLS] a [SEP] b [SEP], was it cut?).
+    The longer of two is cut first, down to the other's length, then both alike."""
+    if second is None:
+        row = np.array([special.cls, *first[:longest - 2], special.sep])
+        return row, len(first) > longest - 2
+    room = longest - 3
+    left = first[:max(room - len(second), (room + 1) // 2)]
+    right = second[:room - len(left)]
+    row = np.array([special.cls, *left, special.sep, *right, special.sep])
+    return row, len(row) < len(first) + len(second) + 3
+
+
+def classification(task, options, tokenizer):
+    """-> Prepared. The whole published training split is trained on."""
+    classes = sets.find(task.train).classes
+    counts = Counter()
+
+    def read(name, split, limit, lang="en"):
+        found = sets.read(name, options.files, split, lang)
+        chosen = some(range(len(found.labels)), limit)
+        first = tokenizer.encode([found.first[i] for i in chosen])
+        second = [None] * len(chosen)
+        if found.second:
+            second = tokenizer.encode([found.second[i] for i in chosen])
+        rows = []
+        for pair in zip(first, second):
+            row, was_cut = pair_row(*pair, tokenizer.special, options.max_length)
+            rows.append(row)
+            counts["rows_cut"] += was_cut
+        counts["test_rows" if split == "test" else "train_rows"] += len(rows)
+        return rows, [found.labels[i] for i in chosen]
+
+    def part(name, lang="en"):
+        rows, golds = read(name, "test", options.eval_limit, lang)
+
+        def judge(outputs):
+            outputs = torch.stack(outputs)                # (N, classes), or (N, 1)
+            found = outputs.argmax(1) if classes else outputs[:, 0]
+            scores = {name: measure(name, found, golds) for name in task.metrics}
+            if classes:
+                most = max(golds.count(one) for one in set(golds))
+                scores["majority"] = 100 * most / len(golds)
+            return scores
+        return Part(rows, judge)
+
+    def loss(outputs, golds, lengths):
+        if classes:
+            return F.cross_entropy(outputs, golds)
+        return F.mse_loss(outputs[:, 0], golds.float())
+
+    # Valid rows that were made of train rows are trained on.
+    made = sets.made(task.train, options.files, "valid")
+    rows, labels = read(task.train, "train+valid" if made else "train", options.limit)
+    others = {}
+    for lang in TESTED.get(task.test, ()):
+        is_extra = task.test == "xnli" and lang not in XNLI
+        if not is_extra or not sets.missing("xnli", options.files, "test", lang):
+            others[lang] = part(task.test, lang)
+    return Prepared(rows, torch.tensor(labels), len(classes) or 1, False, loss, part(task.train),
+                    others, counts)
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers out of a text: the start and the end, over the tokens
+
+STRIDE = 128       # tokens that two windows of a context share, at most half of one
+N_BEST = 20        # starts and ends that are combined
+MAX_ANSWER = 30    # tokens
+MAX_QUESTION = 64  # tokens, and at most a third of the row
+
+
+class Question(NamedTuple):
+    context: str
+    question: str
+    answers: list[str]
+    start: int                  # the character of the context where the first answer begins
+    languages: tuple[str, str]  # of the context, of the question
+
+
+FILES = {  # patterns of files: as corpora.download has them, or one JSONL
+    "squad-train": ("squad/train-v1.1.json", "qa/squad_v1.1_train*.jsonl*"),
+    "squad": ("squad/dev-v1.1.json", "qa/squad_v1.1_dev*.jsonl*"),
+    "xquad": ("xquad/xquad.*.json", "qa/xquad.jsonl*"),
+    "mlqa": ("mlqa/**/test-context-*-question-*.json", "qa/mlqa_test*.jsonl*",
+             "mlqa/**/dev-context-*-question-*.json", "qa/mlqa_dev*.jsonl*"),
+}
+
+
+def read_questions(name, folder):
+    """-> {"": questions of SQuAD}, {"de": of XQuAD}, {"de-ar": German contexts, Arabic questions, of
+    MLQA}. MLQA's dev rows stand for its test rows if those are not there. BadInput if none are."""
+    paths = []
+    for pattern in FILES[name]:
+        paths = paths or sorted(Path(folder).glob(pattern))
+    if not paths:
+        name = name.partition("-")[0]
+        raise BadInput(download.missing(name, folder) or f"{folder}/{name} is not whole: delete it, "
+                       "and fetch it again")
+    if name == "mlqa" and "dev" in paths[0].name:
+        print("note: mlqa: the published dev rows stand for test, which is not there",
+              file=sys.stderr)
+    cells = {}
+    for path in paths:
+        for question in read_file(path):
+            cell = {"mlqa": "-".join(question.languages), "xquad": question.languages[0]}
+            cells.setdefault(cell.get(name, ""), []).append(question)
+    return dict(sorted(cells.items()))
+
+
+def read_file(path):
+    """The questions of SQuAD's JSON, whose languages its name has (xquad.de.json,
+    test-context-de-question-ar.json; else English), or of JSONL."""
+    rows = []
+    try:
+        if path.suffix == ".json":
+            codes = re.findall(r"(?:xquad\.|context-|question-)([a-z]{2})\b", path.name) or ["en"]
+            for document in json.loads(path.read_text(encoding="utf-8"))["data"]:
+                for paragraph in document["paragraphs"]:
+                    more = {"context": paragraph["context"], "lang_context": codes[0],
+                            "lang_question": codes[-1]}
+                    rows += [question | more for question in paragraph["qas"]]
+        else:
+            rows = [json.loads(line) for _, line in read_lines(path) if line.strip()]
+        return [question_of(row) for row in rows]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise BadInput(f"{path} is not questions with answers, in SQuAD's JSON or as JSONL with "
+                       f"context, question and answers ({type(error).__name__}: {error}): fetch it "
+                       "again") from None
+
+
+def question_of(row):
+    first = row["answers"][0]
+    languages = [row.get(key, row.get("lang", "en")) for key in ("lang_context", "lang_question")]
+    for lang in languages:
+        if lang not in LANGUAGES:
+            raise ValueError(f"answers in {lang} cannot be compared; in {', '.join(LANGUAGES)} "
+                             "they can")
+    return Question(row["context"], row["question"], [answer["text"] for answer in row["answers"]],
+                    first["start"] if "start" in first else first["answer_start"],
+                    tuple(languages))
+
+
+def encode_places(tokenizer, texts):
+    """Texts -> of each (ids (n,), places (n, 2): which characters a token stands for, half open). A
+    token of a part of a character has the whole character, one that begins a word may have the
+    space before it."""
+    encoded = tokenizer.inner.encode_batch(list(texts), add_special_tokens=False)
+    return [(np.array(found.ids, np.int64), np.array(found.offsets, np.int64).reshape(-1, 2))
+            for found in encoded]
+
+
+def token_span(places, first, last):
+    """Characters [first, last) of a text -> its first and its last token; the last before the first
+    if no token has any of them."""
+    return (np.searchsorted(places[:, 1], first, "right").item(),
+            np.searchsorted(places[:, 0], last, "left").item() - 1)
+
+
+def gold_span(question, places):
+    """The first and the last token of the first answer; the last before the first if the context
+    does not have it where the file says."""
+    end = question.start + len(question.answers[0])
+    if question.context[question.start:end] != question.answers[0]:
+        return 0, -1
+    return token_span(places, question.start, end)
+
+
+def windows(count, room, stride):
+    """Parts [first, last) of `count` tokens, at most `room` long, each with `stride` tokens of the
+    one before; and (count,) the part in which a token has most context: the most on its shorter
+    side, then the longest part [BERT's code]."""
+    parts = [(first, min(first + room, count))
+             for first in range(0, max(1, count - stride), room - stride)]
+    token = np.arange(count)
+    context = []
+    for first, last in parts:
+        inside = (first <= token) & (token < last)
+        shorter = np.minimum(token - first, last - 1 - token)
+        context.append(np.where(inside, shorter + 0.01 * (last - first), -1.0))
+    return parts, np.argmax(context, 0)
+
+
+class Window(NamedTuple):
+    """A row [CLS] question [SEP] part of the context [SEP]."""
+    row: np.ndarray  # its ids
+    question: int    # its number
+    at: int          # the place of the first context token in the row
+    first: int       # that token's place in the context
+    own: np.ndarray  # (n,) the context tokens that have most context here
+
+
+def cut_windows(questions, tokenizer, longest, stride=STRIDE):
+    """-> (Windows, places of the tokens of each question's context, questions cut)."""
+    special = tokenizer.special
+    most = min(MAX_QUESTION, (longest - 3) // 3)
+    contexts = list(dict.fromkeys(question.context for question in questions))
+    encoded = dict(zip(contexts, encode_places(tokenizer, contexts)))
+    asked = tokenizer.encode([question.question for question in questions])
+    made = []
+    for number, (ids, question) in enumerate(zip(asked, questions)):
+        ids = ids[:most]
+        context = encoded[question.context][0]
+        room = longest - 3 - len(ids)
+        parts, best = windows(len(context), room, min(stride, room // 2))
+        for place, (first, last) in enumerate(parts):
+            row = [special.cls, *ids, special.sep, *context[first:last], special.sep]
+            own = best[first:last] == place
+            made.append(Window(np.array(row), number, len(ids) + 2, first, own))
+    places = [encoded[question.context][1] for question in questions]
+    return made, places, sum(len(ids) > most for ids in asked)
+
+
+def best_span(outputs, window, n_best=N_BEST, most=MAX_ANSWER):
+    """Outputs (tokens of the row, 2) -> (score, first, last token in the context) of the best answer
+    of at most `most` tokens, among the n_best starts and ends; it is inside of the context, and
+    begins where that token has most context. Score -inf if there is none."""
+    start, end = outputs[window.at:window.at + len(window.own)].numpy().T
+    if not window.own.any():
+        return -math.inf, 0, 0
+    start = np.where(window.own, start, -math.inf)
+    starts = np.argsort(-start, kind="stable")[:n_best]
+    ends = np.argsort(-end, kind="stable")[:n_best]
+    length = ends[None] - starts[:, None]                 # (n_best, n_best): one less
+    score = start[starts][:, None] + end[ends][None]
+    score = np.where((length >= 0) & (length < most), score, -math.inf)
+    i, j = np.unravel_index(score.argmax(), score.shape)
+    return score[i, j], window.first + starts[i], window.first + ends[j]
+
+
+def judge_answers(made, questions, places, rules):
+    """-> judge of F1 and exact match of the best answer of all windows of a question. The language
+    is the context's."""
+    def judge(outputs):
+        best = [(-math.inf, 0, 0)] * len(questions)
+        for each, window in zip(outputs, made):
+            span = best_span(each, window)
+            if span[0] > best[window.question][0]:
+                best[window.question] = span
+        totals = Counter()
+        for (score, first, last), question, place in zip(best, questions, places):
+            text = ""
+            if score > -math.inf:
+                text = question.context[place[first, 0]:place[last, 1]].strip()
+            totals.update(qa_scores(text, question.answers, question.languages[0], rules))
+        return {name: 100 * totals[name] / len(questions) for name in ("f1", "exact")}
+    return judge
+
+
+def span_loss(outputs, targets, lengths):
+    """Mean cross-entropy of the first and of the last token, each over the places of its row:
+    (T, 2), (R, 2), R lengths -> ()."""
+    padded = nn.utils.rnn.pad_sequence(outputs.split(lengths), True, -math.inf)  # (R, places, 2)
+    return F.cross_entropy(padded, targets)
+
+
+def answering(task, options, tokenizer):
+    """-> Prepared. A training window without the whole answer points to [CLS], as in BERT's code;
+    in tests no answer does."""
+    counts = Counter()
+
+    def part(questions):
+        questions = some(questions, options.eval_limit)
+        made, places, cut = cut_windows(questions, tokenizer, options.max_length)
+        spans = [gold_span(*pair) for pair in zip(questions, places)]
+        too_long = sum(last - first >= MAX_ANSWER for first, last in spans)
+        counts.update(test_rows=len(questions), questions_cut=cut, answers_too_long=too_long)
+        judge = judge_answers(made, questions, places, task.rules)
+        return Part([window.row for window in made], judge)
+
+    tested = read_questions(task.test, options.files) if task.test else {}
+    others = {cell: part(questions) for cell, questions in tested.items()}
+    same = part(read_questions("squad", options.files)[""])
+    questions = some(read_questions("squad-train", options.files)[""], options.limit)
+    made, places, cut = cut_windows(questions, tokenizer, options.max_length)
+    spans = [gold_span(*pair) for pair in zip(questions, places)]
+    rows = []
+    targets = []
+    for window in made:
+        first, last = spans[window.question]
+        if first > last:
+            continue
+        inside = window.first <= first and last < window.first + len(window.own)
+        rows.append(window.row)
+        shift = window.at - window.first
+        targets.append((first + shift, last + shift) if inside else (0, 0))
+    lost = sum(first > last for first, last in spans)
+    if not rows:
+        raise BadInput("no training question has its answer where the file says: fetch the data "
+                       "again")
+    counts.update(train_rows=len(questions), questions_cut=cut, train_windows=len(rows),
+                  answers_lost=lost)
+    return Prepared(rows, torch.tensor(targets), 2, True, span_loss, same, others, counts)
+
+
+# --------------------------------------------------------------------------------------------------
+# Command line
+
+
+class FinetuneTask(NamedTuple):
+    train: str              # the set whose English rows are trained on, and tested on too
+    metrics: tuple[str, ...] = ("accuracy",)
+    epochs: int = 3
+    test: str = ""          # the set whose languages are tested at the end
+    lr: float = 2e-5
+    batch: int = 16
+    max_length: int = 128
+    prepare: object = classification
+    rules: str = ""         # by which answers are compared
+
+
+def sentence_task(name, one):
+    metrics = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("mcc",)}
+    usual = ("accuracy",) if one.classes else ("pearson", "spearman")
+    return FinetuneTask(name, metrics.get(name, usual))
+
+
+SQUAD = FinetuneTask("squad", ("f1", "exact"), 2, "", 3e-5, 12, 384, answering, "squad")
+TASKS = {name: sentence_task(name, one) for name, one in sets.SETS.items()} | {
+    "xnli": FinetuneTask("mnli", epochs=2, test="xnli"),
+    "pawsx": FinetuneTask("pawsx", test="pawsx"),
+    "squad": SQUAD, "xquad": SQUAD._replace(test="xquad"),
+    "mlqa": SQUAD._replace(test="mlqa", rules="mlqa")}
+NARROW = 384         # at a paper's rate a narrower model hardly moves in so few steps
+NARROW_RATE = 5e-4
+ABOUT = {
+    "accuracy": ("%", "higher", "right class, last epoch"),
+    "f1": ("%", "higher", "F1 of the positive class, or of an answer's words"),
+    "exact": ("%", "higher", "the answer is a gold answer"),
+    "mcc": ("", "higher", "Matthews' correlation, times 100"),
+    "pearson": ("", "higher", "correlation, times 100"),
+    "spearman": ("", "higher", "rank correlation, times 100"),
+    "majority": ("%", "", "share of the most frequent class"),
+}
+
+
+def parse(argv):
+    parser = Parser("python -m tasks finetune", __doc__)
+    parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
+    add = parser.add_argument
+    add("--task", required=True, help=f"one of {', '.join(TASKS)}")
+    add("--files", default="data", help="where python -m corpora.download puts things [data]")
+    add("--limit", type=int, help="train on so many rows of each, the same ones for all seeds")
+    add("--eval-limit", type=int, help="test on so many rows of each split and language")
+    add("--untrained", action="store_true", help="also from fresh weights, as name/untrained")
+    add("--epochs", type=int, help="[3; xnli, squad, xquad, mlqa 2]")
+    add("--lr", type=float, help=f"peak rate [2e-5; answers 3e-5; narrow models {NARROW_RATE:g}]")
+    add("--batch", type=int, help="rows of a step [16; answers 12]")
+    add("--seeds", type=comma_list, default=["82"], help="of the new layer, order, dropout; of "
+        "several the mean, name/sd and name/seed_N are kept [82]")
+    add("--max-length", type=int, help="tokens of a row [128; answers 384; at most the model's]")
+    add("--device", help="cpu, cuda, cuda:1 [cuda if there is one]")
+    add("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser.parse_args(argv)
+
+
+def settle(options, config):
+    """Check the options; fill in those not given from the task and the model's config. -> the
+    FinetuneTask"""
+    if options.task not in TASKS:
+        raise BadInput(f"task {options.task!r} is unknown: choose from {', '.join(TASKS)}"
+                       f"{did_you_mean(options.task, TASKS)}")
+    task = TASKS[options.task]
+    if config.causal and config.pool == "cls" and task.prepare is classification:
+        raise BadInput("the sentence vector of this causal model is its first state, which has "
+                       "read nothing: take a run with --pool last or mean")
+    task = task._replace(max_length=min(task.max_length, config.max_positions))
+    if config.width < NARROW:
+        task = task._replace(lr=NARROW_RATE)
+    for name in ("epochs", "lr", "batch", "max_length"):
+        if getattr(options, name) is None:
+            setattr(options, name, getattr(task, name))
+    most = {"max_length": config.max_positions}
+    for name in ("epochs", "lr", "batch", "limit", "eval_limit", "max_length"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value <= most.get(name, sys.maxsize):
+            raise BadInput(f"--{name.replace('_', '-')} {value}: it must be above 0, and at most "
+                           f"{most.get(name, 'finite')}")
+    for seed in options.seeds or [""]:
+        if not seed.isdecimal() or int(seed) >= 2 ** 32:
+            raise BadInput(f"--seeds {','.join(options.seeds)}: give whole numbers")
+    options.device = usable_device(options.device)
+    print(f"{options.task}: {task.train}, {options.epochs} epochs, lr {options.lr:g} "
+          f"(paper: {TASKS[options.task].lr:g}), batch {options.batch}, rows of at most "
+          f"{options.max_length} tokens", file=sys.stderr)
+    return task
+
+
+def main(argv):
+    """`finetune RUN`: numbers to stdout and RUN/finetune-TASK.json."""
+    options = parse(argv)
+    run = open_run(options.run)
+    path = run.folder / "model.pt"
+    task = settle(options, run.model.config)
+    prepared = task.prepare(task, options, run.tokenizer)
+    settings = {"seeds": len(options.seeds), "epochs": options.epochs, "lr": options.lr,
+                "batch": options.batch, "max_length": options.max_length}
+    results = {f"{options.task}/{name}": value
+               for name, value in (settings | prepared.counts).items()}
+    starts = {"": partial(load, path), "/untrained": partial(Model, run.model.config)}
+    for kind in starts if options.untrained else [""]:
+        runs = {}
+        for seed in options.seeds:
+            found = one_run(starts[kind], prepared, task, options, int(seed))
+            runs[seed] = {name + kind: value for name, value in found.items()}
+        results |= over_seeds(runs)
+    text = json.dumps(results, indent=1, allow_nan=False)
+    write_atomic(run.folder / f"finetune-{options.task}.json", (text + "\n").encode())
+    if options.json:
+        print(json.dumps(results))
+        return
+    about = {name: Task(None, None, ABOUT) for name in TASKS}
+    print(table(results, tasks=about))

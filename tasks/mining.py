@@ -1,0 +1,291 @@
+"""Translations among many sentences: xsim of every language in every other, BUCC as a search and
+as mining, Tatoeba, and the altered sentences of xsim++.
+
+First the metrics, of vectors (N, D) and (M, D); then the files of the data sets; then the tasks.
+"""
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from sklearn.metrics import f1_score
+
+from corpora import download, open_text
+from corpora.program import BadInput
+from corpora.text import read_lines
+from data import rows_of
+from evaluate import check_pairs, error_rate, mean, mine_both, search, top1, with_mean
+
+
+def xsim_matrix(vectors, margin="ratio", k=4, texts=None):
+    """xsim from every language to every other: {language: (N, D), aligned}, {language: N texts} ->
+    {(from, to): 0..100}. One search serves both directions of a pair. [LASER, eval.py --nway]"""
+    errors = {}
+    for a, b in itertools.combinations(vectors, 2):
+        check_pairs(vectors[a], vectors[b])
+        (_, forward), (_, backward) = mine_both(vectors[a], vectors[b], margin, k)
+        errors[a, b] = error_rate(forward, texts and texts[b])
+        errors[b, a] = error_rate(backward, texts and texts[a])
+    return errors
+
+
+def bucc_f1(x, y, gold=None):
+    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine; the F1 of each row
+    of y as a class, weighted by how often it is gold -> 0..100. gold (N,): the right rows of y
+    (default: the own index). [Muennighoff et al. 2023]"""
+    found = search(x, y, 1)[0].indices[:, 0].cpu()
+    gold = range(len(x)) if gold is None else gold
+    return 100 * f1_score(gold, found, average="weighted", zero_division=0)
+
+
+def bitext(x, y, margin="ratio", k=4):
+    """Pairs, best first, each row in one at most -> rows of x (P,), rows of y (P,), scores (P,).
+
+    The candidates are the best j of every i and the best i of every j by margin; of what is left,
+    the highest score is taken. [Artetxe & Schwenk 2019; LASER, --retrieval max]"""
+    (forward, targets), (backward, sources) = mine_both(x, y, margin, k)
+    scores, order = torch.cat([forward, backward]).cpu().sort(descending=True, stable=True)
+    sources = torch.cat([torch.arange(len(x)), sources.cpu()])[order]
+    targets = torch.cat([targets.cpu(), torch.arange(len(y))])[order]
+    used_sources = set()
+    used_targets = set()
+    kept = []
+    for place, (i, j) in enumerate(zip(sources.tolist(), targets.tolist())):
+        if i not in used_sources and j not in used_targets:
+            used_sources.add(i)
+            used_targets.add(j)
+            kept.append(place)
+    return sources[kept], targets[kept], scores[kept]
+
+
+def threshold(scores, right, count):
+    """The score that cuts a ranking where F1 is best: scores (P,), best first, right (P,) bool, how
+    many right pairs there are -> the middle of the last score kept and the next; 0 if none is."""
+    if not right.any():
+        return 0.0
+    f1 = 2 * right.cumsum(0).double() / (torch.arange(1, len(right) + 1) + count)
+    f1[:-1][scores[:-1] == scores[1:]] = 0                # equal scores stay together
+    best = int(f1.argmax())
+    return scores[best:best + 2].mean().item()
+
+
+def bucc_candidates(x, y, x_texts, y_texts, gold):
+    """A part of BUCC, gold {(row of x, row of y), ...} -> (scores (P,), best first, right (P,) bool,
+    how many are gold). As LASER's bucc.sh: one copy of every sentence is searched; what is found
+    for a sentence that occurs twice is left out, though its gold pair still counts as missed."""
+    sides = []
+    for z, texts in ((x, x_texts), (y, y_texts)):
+        copies = {}
+        for row, text in enumerate(texts):
+            copies.setdefault(text.strip(), []).append(row)
+        rows = list(copies.values())
+        sides.append((z[[own[0] for own in rows]], rows))
+    (x, sources), (y, targets) = sides
+    scores = []
+    right = []
+    for i, j, score in zip(*(column.tolist() for column in bitext(x, y))):
+        if len(sources[i]) == len(targets[j]) == 1:
+            scores.append(score)
+            right.append((sources[i][0], targets[j][0]) in gold)
+    return torch.tensor(scores, dtype=torch.float64), torch.tensor(right).bool(), len(gold)
+
+
+def bucc_mine(tune, test):
+    """BUCC as a mining task: the threshold that gives the best F1 on `tune`, applied to `test`, both
+    as `bucc_candidates` takes them -> {"f1", "precision", "recall": 0..100 on test, "f1_tune": the
+    same on tune, "threshold"}. [Zweigenbaum et al. 2018; LASER, bucc.py]"""
+    tune = bucc_candidates(*tune)
+    test = bucc_candidates(*test)
+    least = threshold(*tune)
+
+    def counted(scores, right, count):
+        taken = int((scores >= least).sum())
+        hits = 100 * int(right[scores >= least].sum())
+        return 2 * hits / max(1, taken + count), hits / max(1, taken), hits / max(1, count)
+
+    f1, precision, recall = counted(*test)
+    return {"f1": f1, "precision": precision, "recall": recall, "f1_tune": counted(*tune)[0],
+            "threshold": least}
+
+
+# --------------------------------------------------------------------------------------------------
+# Files
+
+
+def hard_rows(lines, types, gold):
+    """xsim++'s two files -> [(altered sentence, row, type of error), ...], as evaluate.xsim_plus
+    takes them: a sentence a line, and a JSON object {altered sentence: {"src": the sentence of
+    `gold` it was made from, "errtype": type}}. A line without a type, or whose source is no row,
+    counts as "misaligned" when it is found, as in LASER. BadInput if all are such."""
+    try:
+        known = {}
+        for text, one in json.loads(Path(types).read_text(encoding="utf-8")).items():
+            known[text.strip()] = (one["src"].strip(), str(one["errtype"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"--hard-types {types} is not a JSON object {{altered sentence: "
+                       '{"src": sentence, "errtype": type}}') from None
+    rows = {}
+    for row, text in enumerate(gold):
+        rows.setdefault(text.strip(), row)
+    found = []
+    for text, *_ in open_text([lines]).rows("all"):
+        source, kind = known.get(text.strip(), ("", ""))
+        found.append((text, rows[source], kind) if source in rows else (text, -1, "misaligned"))
+    lost = sum(row < 0 for _, row, _ in found)
+    if lost == len(found):
+        raise BadInput(f"no line of {lines} is in {types} with a source among the {len(gold)} rows: "
+                       "the first language must be the altered one")
+    if lost:
+        print(f"note: {lost:,} of {len(found):,} altered sentences have no type or no source among "
+              "the rows: if found, misaligned", file=sys.stderr)
+    return found
+
+
+def own_files(folder, name, *patterns):
+    """{name: path} of a data set's files: anywhere under folder/name or, where there is no such
+    folder, in `folder` itself."""
+    place = Path(folder) / name
+    look = place.rglob if place.is_dir() else Path(folder).glob
+    found = {}
+    for pattern in patterns:
+        found |= {path.name: path for path in sorted(look(pattern))}
+    return found
+
+
+def tatoeba_files(folder):
+    """-> {language: its files}: XXX-eng.tsv with a header (also .gz, .xz), or LASER's pairs
+    tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng."""
+    tables = own_files(folder, "tatoeba", "???-eng.tsv", "???-eng.tsv.gz", "???-eng.tsv.xz")
+    found = {name[:3]: [path] for name, path in tables.items()}
+    for name, path in own_files(folder, "tatoeba", "tatoeba.???-eng.???").items():
+        if path.suffix != ".eng":
+            found.setdefault(name[-3:], [path, path.with_suffix(".eng")])
+    if not found:
+        raise BadInput(download.missing("tatoeba", folder))
+    return found
+
+
+def bucc_files(folder):
+    """-> {"de-en": [(German, English, gold) to set the threshold on, the same to test on]}, paths.
+
+    If the gold of the test part is there, they are training and test [LASER]; it was never
+    published, and without it they are sample and training [XTREME]."""
+    files = own_files(folder, "bucc2018", "*-*.*.*")
+    found = {}
+    golds = [name for name in files if name.endswith((".training.gold", ".test.gold"))]
+    for pair in sorted({name.split(".")[0] for name in golds}):
+        has_test = f"{pair}.test.gold" in files
+        found[pair] = []
+        for part in ("training", "test") if has_test else ("sample", "training"):
+            names = [f"{pair}.{part}.{end}" for end in (*pair.split("-"), "gold")]
+            for name in names:
+                if name not in files:
+                    raise BadInput(download.missing("bucc2018", folder, name))
+            found[pair].append([files[name] for name in names])
+    if not found:
+        wanted = "bucc2018-de-en.training-gold/de-en/de-en.training.gold"
+        raise BadInput(download.missing("bucc2018", folder, wanted))
+    return found
+
+
+def read_bucc(sources, targets, gold):
+    """Three files -> (sentences, sentences, {(row, row), ...}). Lines are id<TAB>sentence, and
+    id<TAB>id; bytes that are not UTF-8 become U+FFFD."""
+    rows = []
+    texts = []
+    for path in (sources, targets, gold):
+        pairs = []
+        for number, raw in read_lines(path):
+            first, tab, second = raw.decode("utf-8", errors="replace").partition("\t")
+            known = path != gold or first in rows[0] and second in rows[1]
+            if not tab or not known:
+                wanted = "two ids of the two texts" if path == gold else "id<TAB>sentence"
+                raise BadInput(f"{path}:{number}: {raw[:60]!r} is not {wanted}")
+            pairs.append((first, second))
+        if not pairs:
+            raise BadInput(f"{path} is empty: fetch it again, or leave this pair of languages out")
+        rows.append({name: row for row, (name, _) in enumerate(pairs)})
+        texts.append([text for _, text in pairs])
+    return *texts[:2], {(rows[0][a], rows[1][b]) for a, b in pairs}
+
+
+# --------------------------------------------------------------------------------------------------
+# Tasks
+
+
+def matrix(evaluation, options=None):
+    """xsim from every language to every other: the mean, the mean into each language, and each
+    ordered pair. An equal text is right."""
+    errors = xsim_matrix(evaluation.vectors, texts=evaluation.texts)
+    found = with_mean("xsim", {f"{a}-{b}": value for (a, b), value in errors.items()})
+    for name in evaluation.texts:
+        found[f"xsim/into/{name}"] = mean([errors[pair] for pair in errors if pair[1] == name])
+    return {"rows": evaluation.count} | found
+
+
+def bucc(evaluation, options=None):
+    """MTEB's F1 of BUCC on aligned columns: "f1" is every language searched in the first, as in
+    MTEB's de-en; "f1/en-de" is the other way."""
+    (first, y), *others = evaluation.vectors.items()
+    found = with_mean("f1", {f"{other}-{first}": bucc_f1(x, y) for other, x in others})
+    found |= {f"f1/{first}-{other}": bucc_f1(y, x) for other, x in others}
+    return {"rows": evaluation.count} | found
+
+
+def embed_pair(evaluation, queries, texts):
+    """Vectors of two lists of texts, the first with the prefix and suffix of the other columns, the
+    second with those of the first column: what is searched in."""
+    first, others = evaluation.affixes
+    longest = evaluation.model.config.max_positions
+    rows = rows_of(evaluation.tokenizer, texts, *first, max_length=longest)
+    rows += rows_of(evaluation.tokenizer, queries, *others, max_length=longest)
+    y, x = evaluation.embed(rows).split([len(texts), len(queries)])
+    return x, y
+
+
+def mine(evaluation, options):
+    """BUCC as a mining task, of every language pair in --files, whole: --limit does not count."""
+    found = {}
+    rows = 0
+    for pair, parts in bucc_files(options.files).items():
+        read = [read_bucc(*part) for part in parts]
+        rows += len(read[1][0]) + len(read[1][1])
+        tune, test = ((*embed_pair(evaluation, x, y), x, y, gold) for x, y, gold in read)
+        for name, value in bucc_mine(tune, test).items():
+            found.setdefault(name, {})[pair] = value
+    scores = {"rows": rows}
+    for metric, values in found.items():
+        scores |= with_mean(metric, values)
+    return scores
+
+
+def tatoeba(evaluation, options):
+    """Nearest by cosine, both ways, of every language in --files, whole. "into" (XTREME's and
+    MTEB's direction) is found in English."""
+    into = {}
+    out = {}
+    rows = 0
+    for name, files in tatoeba_files(options.files).items():
+        text = open_text(files)
+        if sorted(text.columns) != sorted([name, "eng"]):
+            raise BadInput(f"{files[0]} has the columns {', '.join(text.columns)}: a table of "
+                           f"Tatoeba has {name} and eng")
+        columns = dict(zip(text.columns, zip(*text.rows("all"))))
+        x, y = embed_pair(evaluation, columns[name], columns["eng"])
+        into[f"{name}-eng"] = top1(x, y)
+        out[f"eng-{name}"] = top1(y, x)
+        rows += len(x)
+    scores = with_mean("accuracy", into | out)
+    return {"rows": rows, "error": 100 - scores["accuracy"],
+            "accuracy_into_eng": mean(into.values()),
+            "accuracy_from_eng": mean(out.values())} | scores
+
+
+def files_missing(find, evaluation, options):
+    """Why a task of files of its own cannot be done, before anything is computed; or ""."""
+    try:
+        find(options.files)
+    except BadInput as error:
+        return f"needs files: {error}"
+    return ""

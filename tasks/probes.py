@@ -1,0 +1,430 @@
+"""How much can be read off frozen vectors? The papers' tasks on published sentence sets.
+
+Similarities and neighbours have nothing to train; `few_shot` is MTEB's logistic regression;
+`senteval` is SentEval's, `senteval_adam` its own classifier, which MEXMA's numbers are made with;
+`hybrid_probe` is Predict-and-Reconstruct's. Vectors are (N, D), labels (N,). Each score stands
+beside that of an untrained model and of a bag of embeddings.
+"""
+import copy
+import sys
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.stats import pearsonr, spearmanr
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
+from sklearn.model_selection import (GridSearchCV, ParameterGrid, StratifiedKFold,
+                                     cross_val_predict, train_test_split)
+from torch import nn
+
+from corpora.program import BadInput
+from evaluate import search, unit
+from model import Model
+from tasks import sets
+
+
+def measure(name, found, gold):
+    """A metric of N predictions, in percent or times 100; correlations with a constant are 0."""
+    found = np.asarray(found)
+    gold = np.asarray(gold)
+    if name == "accuracy":
+        return 100 * accuracy_score(gold, found)
+    if name == "f1":
+        return 100 * f1_score(gold, found, zero_division=0)
+    if name == "f1_macro":
+        return 100 * f1_score(gold, found, average="macro", zero_division=0)
+    if name == "mcc":
+        return 100 * matthews_corrcoef(gold, found)
+    if len(set(found)) == 1 or len(set(gold)) == 1:
+        return 0.0
+    correlation = pearsonr if name == "pearson" else spearmanr
+    return 100 * float(correlation(found, gold).statistic)
+
+
+# --------------------------------------------------------------------------------------------------
+# Similarities and neighbours
+
+
+def similarities(u, v):
+    """Rows that belong together, (N, D), (N, D) -> {name: (N,)}, the higher the more alike: cosine,
+    and what older MTEB tried too."""
+    u = u.double()
+    v = v.double()
+    return {"cosine": (unit(u) * unit(v)).sum(1), "euclidean": -(u - v).norm(dim=1),
+            "manhattan": -(u - v).abs().sum(1), "dot": (u * v).sum(1)}
+
+
+def pairs(u, v):
+    """[|u - v|; u * v]: (N, D), (N, D) -> (N, 2D). [Tai et al. 2015; SentEval]"""
+    return u if v is None else torch.cat([(u - v).abs(), u * v], 1)
+
+
+def knn(x, labels, queries, k=5):
+    """Classes of the queries (M, D): of their k nearest rows of x by cosine the most frequent, of
+    equally frequent ones the nearer -> (M,)."""
+    nearest, _ = search(queries, x, min(k, len(x)))
+    votes = F.one_hot(torch.as_tensor(labels)[nearest.indices]).double()     # (M, k, classes)
+    closeness = (votes * nearest.cosines[:, :, None]).sum(1)
+    return (votes.sum(1) + closeness / (10 * k)).argmax(1)
+
+
+def few_shot(x, labels, queries, gold, samples=8, experiments=10, seed=42):
+    """Mean accuracy of regressions on 8 random rows of each class, of 10 draws with growing seeds.
+    [MTEB, classification]"""
+    x = np.asarray(x, np.float64)
+    labels = torch.as_tensor(labels)
+    scores = []
+    for experiment in range(experiments):
+        chance = torch.Generator().manual_seed(seed + experiment)
+        order = torch.randperm(len(labels), generator=chance)
+        chosen = [order[labels[order] == one][:samples] for one in labels.unique()]
+        chosen = torch.cat(chosen).numpy()
+        classifier = LogisticRegression().fit(x[chosen], labels[chosen])
+        scores.append(measure("accuracy", classifier.predict(queries), gold))
+    return sum(scores) / len(scores)
+
+
+# --------------------------------------------------------------------------------------------------
+# SentEval
+
+
+class AdamClassifier(BaseEstimator, ClassifierMixin):
+    """The classifier of SentEval's own code, linear or with one layer of sigmoids. Adam, l2 as
+    weight decay; every 4 epochs the accuracy on a 20th of the rows, held back, chooses the state
+    that is kept, and the sixth time that is no better is the last."""
+
+    def __init__(self, l2=0.0, hidden=0, batch=64, tenacity=5, max_epoch=200, seed=1111):
+        self.l2 = l2
+        self.hidden = hidden
+        self.batch = batch
+        self.tenacity = tenacity
+        self.max_epoch = max_epoch
+        self.seed = seed
+
+    def fit(self, x, labels):
+        self.classes_ = np.unique(labels)
+        train, dev = train_test_split(np.arange(len(x)), test_size=.05, random_state=self.seed)
+        inputs = torch.as_tensor(x).float()
+        gold = torch.as_tensor(np.searchsorted(self.classes_, labels))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self.model_ = nn.Linear(inputs.shape[1], len(self.classes_))
+            if self.hidden:
+                self.model_ = nn.Sequential(
+                    nn.Linear(inputs.shape[1], self.hidden), nn.Sigmoid(),
+                    nn.Linear(self.hidden, len(self.classes_)))
+            adam = torch.optim.Adam(self.model_.parameters(), weight_decay=self.l2, fused=True)
+            best = -1.0
+            strikes = 0
+            for self.epochs_ in range(1, self.max_epoch + 1):
+                for part in torch.randperm(len(train)).split(self.batch):
+                    adam.zero_grad()
+                    rows = train[part]
+                    F.cross_entropy(self.model_(inputs[rows]), gold[rows]).backward()
+                    adam.step()
+                if self.epochs_ % 4:
+                    continue
+                right = self.score(x[dev], labels[dev])
+                if right > best:
+                    best = right
+                    kept = copy.deepcopy(self.model_.state_dict())
+                else:
+                    strikes += 1
+                if strikes > self.tenacity:
+                    break
+        self.model_.load_state_dict(kept)
+        return self
+
+    @torch.no_grad()
+    def predict(self, x):
+        return self.classes_[self.model_(torch.as_tensor(x).float()).argmax(1).numpy()]
+
+
+def senteval(x, labels, valid=None, test=None, model=None, grid=None, k=10):
+    """SentEval's protocols: x (N, D), labels (N,), valid (x, labels), test (M, D) -> the classes of
+    the test rows or, without, of all.
+
+    With valid rows they choose the regularisation of `grid`; with test rows alone, k folds do;
+    without, each of k folds is tested once, and k folds of the others choose. The model is by
+    default scikit-learn's logistic regression, C from 1/4 to 8. [SentEval, validation.py]"""
+    model = model or LogisticRegression(max_iter=1000)
+    grid = grid or {"C": [2.0 ** power for power in range(-2, 4)]}
+    folds = StratifiedKFold(k, shuffle=True, random_state=1111)
+    chooser = GridSearchCV(model, grid, cv=folds)
+    if test is None:
+        return cross_val_predict(chooser, x, labels, cv=folds)
+    if valid is None:
+        return chooser.fit(x, labels).predict(test)
+    models = [clone(model).set_params(**one).fit(x, labels) for one in ParameterGrid(grid)]
+    return max(models, key=lambda fitted: fitted.score(*valid)).predict(test)
+
+
+# --------------------------------------------------------------------------------------------------
+# Predict and Reconstruct
+
+EPOCHS = {  # (epochs, batch)
+    "sst2": (90, 32), "cola": (90, 32), "mrpc": (90, 32), "qqp": (10, 32), "mnli": (15, 128),
+    "stsb": (15, 128), "ag-news": (90, 32)}
+
+
+class Probe(nn.Module):
+    """One text: LN -> dropout .2 -> linear. Two: LN each, [u; v; |u - v|; u * v] -> dropout .2 ->
+    linear. Similarity: a cos + b of LN -> dropout .1, a = b = 2.5 at first.
+    [Predict-and-Reconstruct, sec. 4; 2,050, 5,122 (7,171 of 3 classes), 1,026 parameters at 512]"""
+
+    def __init__(self, width, classes, kind):
+        super().__init__()
+        self.kind = kind
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(.1 if kind == "similarity" else .2)
+        if kind == "similarity":
+            self.scale = nn.Parameter(torch.tensor(2.5))
+            self.bias = nn.Parameter(torch.tensor(2.5))
+        else:
+            self.linear = nn.Linear(width * (4 if kind == "pair" else 1), classes)
+
+    def forward(self, u, v=None):
+        """(N, D) -> logits (N, classes), or (N, D), (N, D) -> scores (N,)."""
+        u = self.norm(u)
+        if self.kind == "single":
+            return self.linear(self.dropout(u))
+        v = self.norm(v)
+        if self.kind == "pair":
+            return self.linear(self.dropout(torch.cat([u, v, (u - v).abs(), u * v], 1)))
+        cosine = F.cosine_similarity(self.dropout(u), self.dropout(v))
+        return self.scale * cosine + self.bias
+
+    @torch.no_grad()
+    def says(self, u, v=None):
+        """Classes, or scores (N,)."""
+        found = self.eval()(u, v)
+        return found if found.ndim == 1 else found.argmax(1)
+
+
+def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, seed=0, lr=1e-3):
+    """Predict-and-Reconstruct's probe -> what it says of the test rows: classes, or scores (N,).
+
+    train, valid: (u, v or None, labels); of test only u, v. AdamW, decay .01; kept is the epoch
+    whose `metric` of the valid rows is highest (the paper's code takes the test rows for that).
+    `weighted`: classes count n / (classes n_c), for CoLA. BadInput without two classes."""
+    u, v, labels = train
+    dtype = torch.float32 if kind == "similarity" else torch.int64
+    labels = torch.as_tensor(labels, dtype=dtype)
+    counts = torch.ones(1) if kind == "similarity" else labels.bincount().float()
+    if kind != "similarity" and (len(counts) < 2 or not counts.all()):
+        raise BadInput(f"the train rows have {int((counts > 0).sum())} classes: a probe needs each "
+                       "of at least 2")
+    loss = nn.CrossEntropyLoss(len(labels) / len(counts) / counts if weighted else None)
+    loss = nn.MSELoss() if kind == "similarity" else loss
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = Probe(u.shape[1], len(counts), kind)
+        adam = torch.optim.AdamW(head.parameters(), lr, weight_decay=.01, fused=True)
+        best = -torch.inf
+        kept = None
+        for _ in range(epochs):
+            head.train()
+            for rows in torch.randperm(len(labels)).split(batch):
+                adam.zero_grad()
+                loss(head(u[rows], None if v is None else v[rows]), labels[rows]).backward()
+                adam.step()
+            now = measure(metric, head.says(*valid[:2]), valid[2])
+            if now > best:
+                best = now
+                kept = head.says(*test[:2])
+    return kept
+
+
+# --------------------------------------------------------------------------------------------------
+# What is asked of which set
+
+CLASSES = "sst2 sst cola mr cr subj mpqa trec ag-news"
+SETS = {task: names.split() for task, names in {
+    "sts": "stsb sick", "pairs": "mrpc qqp pawsx rte xnli",
+    "senteval": "mr cr subj mpqa sst sst2 trec mrpc", "fewshot": CLASSES, "knn": CLASSES,
+    "senteval-adam": "mr cr subj mpqa sst sst2 trec mrpc", "mlp": CLASSES + " mrpc",
+    "hybrid-probes": " ".join(EPOCHS)}.items()}
+IN_LANGUAGES = ("stsb", "pawsx", "xnli")                  # the other sets are English
+
+
+@dataclass
+class TaskOptions:
+    """What the tasks of this folder are asked, as their flags say."""
+    files: str = "data"
+    sets: tuple | None = None        # None: all that are there
+    langs: tuple = ("en",)
+    limit: int | None = None
+    controls: bool = True
+    epochs: int | None = None        # of hybrid-probes, None: the paper's
+    databases: str | None = None
+    memory: dict = field(default_factory=dict)       # {(kind, pooling): {text: its vector}}
+
+
+def splits(task, name):
+    """The splits that a task reads of a set, the reported one last. SentEval's train and valid rows
+    of TREC and MRPC are one split."""
+    if task in ("sts", "pairs"):
+        return ("test",)
+    is_senteval = task in ("senteval", "senteval-adam")
+    if is_senteval and name in ("mr", "cr", "subj", "mpqa"):
+        return ("train+valid+test",)                      # cross-validated
+    if task in ("fewshot", "knn") or is_senteval and name in ("trec", "mrpc"):
+        return "train+valid", "test"
+    return "train", "valid", "test"
+
+
+def score(task, name, parts, options):
+    """A task on a set: parts [(u (N, D), v or None, labels (N,))] as `splits` names them ->
+    {metric: number}."""
+    u, v, gold = parts[-1]
+    if task == "sts":
+        cosine = similarities(u, v)["cosine"]
+        return {metric: measure(metric, cosine, gold) for metric in ("spearman", "pearson")}
+    if task == "pairs":
+        found = {kind: 100 * average_precision_score(gold, values)
+                 for kind, values in similarities(u, v).items()}
+        return {"ap_cosine": found["cosine"], "ap_max": max(found.values())}
+    metrics = {"mrpc": ["accuracy", "f1"], "qqp": ["accuracy", "f1"], "cola": ["accuracy", "mcc"],
+               "stsb": ["spearman", "pearson"]}.get(name, ["accuracy"])
+    if task == "hybrid-probes":
+        epochs, batch = EPOCHS[name]
+        kind = "similarity" if name == "stsb" else sets.find(name).kind
+        chooses = {"stsb": "spearman", "cola": "mcc"}.get(name, "accuracy")
+        found = hybrid_probe(kind, parts[0], parts[1], (u, v), chooses, options.epochs or epochs,
+                             batch, weighted=name == "cola")
+        return {metric: measure(metric, found, gold) for metric in metrics}
+    heads = [(pairs(*part[:2]).double().numpy(), part[2].numpy()) for part in parts]
+    x, labels = heads[0]
+    test, _ = heads[-1]
+    valid = heads[1] if len(heads) > 2 else None
+    if task == "fewshot":
+        return {"accuracy": few_shot(x, labels, test, gold)}
+    if task == "knn":
+        found = knn(x, labels, test)
+    else:
+        model = AdamClassifier(hidden=50 if task == "mlp" else 0)
+        grid = {"l2": [10.0 ** power for power in range(-5, -1)]}
+        own = (None, None) if task == "senteval" else (model, grid)
+        found = senteval(x, labels, valid, None if len(parts) == 1 else test, *own)
+    return {metric: measure(metric, found, gold) for metric in metrics}
+
+
+# --------------------------------------------------------------------------------------------------
+# The tasks: each score beside its controls
+
+
+def encoders(evaluation, options, pool=None):
+    """{"model", "untrained", "bag"}: functions texts -> (N, D), which remember what they have
+    embedded. An untrained model of the same config (seed 0), and the mean of this model's input
+    embeddings: what its architecture, and its vocabulary, give without order."""
+    twin = copy.copy(evaluation)
+    if options.controls and ("untrained", pool) not in options.memory:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            twin.model = Model(evaluation.model.config).to(next(evaluation.model.parameters()))
+
+    def bag(texts, pool):
+        weight = evaluation.model.embed.weight.detach().float().cpu()
+        ids = [torch.from_numpy(row.astype(int)) for row in evaluation.tokenizer.encode(texts)]
+        starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
+        return F.embedding_bag(torch.cat(ids), weight, starts, mode="mean")
+
+    def remembering(kind, encode):
+        known = options.memory.setdefault((kind, pool), {})
+
+        def remember(texts):
+            new = [text for text in dict.fromkeys(texts) if text not in known]
+            if new:
+                known.update(zip(new, encode(new, pool)))
+            return torch.stack([known[text] for text in texts])
+        return remember
+
+    kinds = {"model": evaluation.encode}
+    if options.controls:
+        kinds |= {"untrained": twin.encode, "bag": bag}
+    return {kind: remembering(kind, encode) for kind, encode in kinds.items()}
+
+
+def wanted(task, options):
+    """([(set, language)] that are there, why the others are not, a line each)."""
+    there = []
+    absent = []
+    for name in [name for name in SETS[task] if name in (options.sets or SETS[task])]:
+        parts = "+".join(splits(task, name)).split("+")
+        for lang in options.langs if name in IN_LANGUAGES else ("en",):
+            why = [sets.missing(name, options.files, part, lang) for part in parts]
+            why = [reason for reason in why if reason]
+            if why:
+                absent.append(why[0])
+            else:
+                there.append((name, lang))
+    return there, absent
+
+
+def label_of(task, name, lang, options):
+    """The name of a set in the results."""
+    label = name if lang == "en" else f"{name}-{lang}"
+    if task == "hybrid-probes" and options.epochs:
+        label += f"-{options.epochs}-epochs"
+    return label
+
+
+def no_sets(task, evaluation, options):
+    """Why a task cannot be done: a set that was named is unknown, or there is none; or ""."""
+    for name in options.sets or ():
+        sets.find(name)
+    if options.sets and not set(options.sets) & set(SETS[task]):
+        return f"has no set {', '.join(options.sets)}: its sets are {', '.join(SETS[task])}"
+    there, absent = wanted(task, options)
+    return f"has no rows: {absent[0]}" if absent and (options.sets or not there) else ""
+
+
+def sentences(task, evaluation, options):
+    """A task on all sets that are there -> {"set/metric": number, "set/metric/untrained", ...};
+    what is not there is named on stderr."""
+    there, absent = wanted(task, options)
+    for why in absent:
+        print(f"note: {task} goes without {why}", file=sys.stderr)
+    results = {}
+    for name, lang in there:
+        label = label_of(task, name, lang, options)
+        pool = "mean" if task == "hybrid-probes" else None
+        parts = splits(task, name)
+        rows = [sets.read(name, options.files, split, lang) for split in parts]
+        if task == "pairs" and name == "xnli":
+            rows = [positives(part) for part in rows]
+        for part in rows:
+            if len(set(part.labels)) < 2:
+                raise BadInput(f"set {name} has {len(part.labels)} rows of one label, "
+                               f"{(part.labels or ['none'])[0]}: there is nothing to tell apart")
+        found = {}
+        for kind, encode in encoders(evaluation, options, pool).items():
+            vectors = [(encode(part.first), part.second and encode(part.second),
+                        torch.tensor(part.labels)) for part in rows]
+            found[kind] = score(task, name, vectors, options)
+        gold = rows[-1].labels
+        for metric, value in found.pop("model").items():
+            results[f"{label}/{metric}"] = value
+            for kind, others in found.items():
+                results[f"{label}/{metric}/{kind}"] = others[metric]
+            if metric == "accuracy":
+                most = max(gold.count(one) for one in set(gold))
+                results[f"{label}/accuracy/majority"] = 100 * most / len(gold)
+            if metric == "ap_cosine":
+                results[f"{label}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
+        results[f"{label}/rows"] = len(gold)
+        if len(rows) > 1:
+            results[f"{label}/rows_train"] = len(rows[0].labels)
+        if parts[-1] == "test" and sets.made(name, options.files, "test", lang):
+            results[f"{label}/rows_substitute"] = len(gold)
+    return results
+
+
+def positives(rows):
+    """Of three-way inference `pairs` asks entailment against contradiction, as MTEB does."""
+    kept = [row for row in zip(*rows) if row[2] != 1]
+    first, second, labels = map(list, zip(*kept))
+    return sets.Rows(first, second, [int(label == 0) for label in labels])

@@ -1,0 +1,329 @@
+"""The published sentence sets: where their rows lie, and what stands for a split that is missing.
+
+    rows = read("sst2", "data", "train")            # Rows(first, second, labels)
+    rows = read("xnli", "data", "test", "de")
+
+Rows are read from plain TSV files (header, no quoting; .tsv, .tsv.xz or .tsv.gz) in the folder or in
+its folder tasks, or from the data set as python -m corpora.download unpacks it. "test" is what is
+reported: GLUE does not publish the labels of its test rows, so there it is the rows of "dev".
+"""
+import csv
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from corpora import download
+from corpora.program import BadInput, did_you_mean
+from corpora.text import read_lines
+
+
+class Rows(NamedTuple):
+    first: list
+    second: list | None  # None for sets of single sentences
+    labels: list         # the class, 0.., or the score
+
+
+class Source(NamedTuple):
+    """One spelling of a set's rows. "{lang}" in a name is the language."""
+    dataset: str             # its name in corpora.download; "": plain TSV files
+    train: str               # files of a split, one after the other
+    valid: str
+    test: str
+    first: str | int         # columns, by name or, where there is no header, by index
+    second: str | int | None
+    label: str | int | None  # None: one file for each class
+    labels: str = ""         # the classes as these files spell them
+    style: str = "tsv"       # csv, titled (label, title, text), lines, words ("LABEL:x text")
+    encoding: str = "utf-8"
+    unlabelled: tuple = ()   # labels of rows that are left out
+    only: str = ""           # which rows: "language" (of that column), "glue" (MRPC's dev ids)
+
+
+class SentenceSet(NamedTuple):
+    """`classes`: of two, the second is what is looked for; () where labels are scores."""
+    kind: str                # single, pair or similarity
+    classes: tuple
+    sources: tuple
+
+
+PAIR = ("sentence1", "sentence2")
+INFERENCE = ("entailment", "neutral", "contradiction")
+ENTAILED = ("not_entailment", "entailment")
+SENTIMENT = ("negative", "positive")
+TREC = tuple("ABBR DESC ENTY HUM LOC NUM".split())
+
+
+def glue(name, first, second, label, labels, folder=""):
+    place = f"{folder or name}/{name}/"
+    return Source("glue", f"{place}train.tsv", "", f"{place}dev.tsv", first, second, label, labels)
+
+
+def two(name, folder, columns, labels, published):
+    """A set of pairs of GLUE: plain files NAME_train and NAME_dev, or GLUE's own."""
+    plain = Source("", f"{name}_train", "", f"{name}_dev", *columns, "label", labels)
+    return SentenceSet("pair", ENTAILED, (
+        plain, glue(published, *columns, "label", labels, folder)))
+
+
+def senteval(classes, plain, *files):
+    """A set of SentEval without splits, a file for each class."""
+    paths = " ".join(f"datasmall_NB_ACL12/data/{file}" for file in files)
+    return SentenceSet("single", classes, (
+        Source("", plain, "", "", "sentence", None, "label", "0 1"),
+        Source("senteval", paths, "", "", 0, None, None, "", "lines", "latin-1")))
+
+
+def mnli(kind):
+    return Source("mnli", "MNLI/MNLI/train.tsv", "", f"MNLI/MNLI/dev_{kind}.tsv", *PAIR,
+                  "gold_label", " ".join(INFERENCE), unlabelled=("-",))
+
+
+def pawsx(train):
+    place = "x-final/x-final/{lang}/"
+    return Source("pawsx", f"{place}{train}.tsv", f"{place}dev_2k.tsv", f"{place}test_2k.tsv", *PAIR,
+                  "label", "0 1")
+
+
+SETS = {
+    "sst2": SentenceSet("single", SENTIMENT, (
+        Source("", "sst2_train", "", "sst2_dev", "sentence", None, "label", "0 1"),
+        glue("SST-2", "sentence", None, "label", "0 1"))),
+    "sst": SentenceSet("single", SENTIMENT, (  # the same with SentEval's splits and labelled tests
+        Source("senteval", "sentiment-train", "sentiment-dev", "sentiment-test", 0, None, 1, "0 1"),
+    )),
+    "cola": SentenceSet("single", ("unacceptable", "acceptable"), (
+        Source("", "cola_in_domain_train", "", "cola_in_domain_dev cola_out_of_domain_dev",
+               "sentence", None, "label", "0 1"),
+        glue("CoLA", 3, None, 1, "0 1"))),
+    "mrpc": SentenceSet("pair", ("different", "paraphrase"), (
+        Source("", "mrpc_train", "mrpc_val", "mrpc_test", *PAIR, "label", "0 1"),
+        Source("glue", "msr_paraphrase_train.txt", "msr_paraphrase_train.txt",
+               "msr_paraphrase_test.txt", "#1 String", "#2 String", "Quality", "0 1",
+               only="glue"))),
+    "qqp": SentenceSet("pair", ("different", "duplicate"), (
+        Source("", "qqp_train", "", "qqp_dev", "question1", "question2", "is_duplicate", "0 1"),
+        Source("qqp", "QQP-clean/QQP/train.tsv", "", "QQP-clean/QQP/dev.tsv", "question1",
+               "question2", "is_duplicate", "0 1"))),
+    "stsb": SentenceSet("similarity", (), (
+        Source("", "stsb_multi_train", "stsb_multi_dev", "stsb_multi_test", "s1_{lang}",
+               "s2_{lang}", "score"),
+        Source("stsb", "stsb-{lang}-train.csv", "stsb-{lang}-dev.csv", "stsb-{lang}-test.csv",
+               0, 1, 2, style="csv"),
+        glue("STS-B", *PAIR, "score", ""))),
+    "sick": SentenceSet("similarity", (), (
+        Source("", "sick_train", "sick_trial", "sick_test", *PAIR, "relatedness"),
+        Source("sick", "sick_train/SICK_train.txt", "sick_trial/SICK_trial.txt",
+               "sick_test_annotated/SICK_test_annotated.txt", "sentence_A", "sentence_B",
+               "relatedness_score"))),
+    "rte": two("rte", "", PAIR, " ".join(ENTAILED), "RTE"),
+    "wnli": two("wnli", "", PAIR, "0 1", "WNLI"),
+    "qnli": two("qnli", "QNLIv2", ("question", "sentence"), " ".join(ENTAILED), "QNLI"),
+    "mnli": SentenceSet("pair", INFERENCE, (
+        Source("", "mnli_matched_dev_trainpart", "", "mnli_matched_dev_devpart", "premise",
+               "hypothesis", "label", " ".join(INFERENCE)),
+        mnli("matched"))),
+    "mnli-mm": SentenceSet("pair", INFERENCE, (mnli("mismatched"),)),
+    "xnli": SentenceSet("pair", INFERENCE, (
+        Source("", "", "xnli_dev_17way", "xnli_test_17way", "premise_{lang}", "hypothesis_{lang}",
+               "label", " ".join(INFERENCE)),
+        Source("xnli", "", "XNLI-1.0/XNLI-1.0/xnli.dev.tsv", "XNLI-1.0/XNLI-1.0/xnli.test.tsv",
+               *PAIR, "gold_label", " ".join(INFERENCE), only="language"))),
+    "pawsx": SentenceSet("pair", ("different", "paraphrase"), (
+        Source("", "pawsx_train", "pawsx_dev", "pawsx_test", "s1_{lang}", "s2_{lang}", "label",
+               "0 1", unlabelled=("",)),
+        pawsx("train"), pawsx("translated_train"))),
+    "mr": senteval(SENTIMENT, "senteval_mr", "rt10662/rt-polarity.neg", "rt10662/rt-polarity.pos"),
+    "cr": senteval(SENTIMENT, "senteval_custrev", "customerr/custrev.neg", "customerr/custrev.pos"),
+    "subj": senteval(("subjective", "objective"), "senteval_subj", "subj/subj.subjective",
+                     "subj/subj.objective"),
+    "mpqa": senteval(SENTIMENT, "senteval_mpqa", "mpqa/mpqa.neg", "mpqa/mpqa.pos"),
+    "trec": SentenceSet("single", TREC, (
+        Source("senteval", "train_5500.label", "", "TREC_10.label", 1, None, 0, " ".join(TREC),
+               "words", "latin-1"),)),
+    "ag-news": SentenceSet("single", ("world", "sports", "business", "science"), (
+        Source("ag-news", "train.csv", "", "test.csv", 1, None, 0, "1 2 3 4", "titled"),)),
+}
+
+
+def find(name):
+    """The row of a name. Raises BadInput with the name that was probably meant."""
+    if name not in SETS:
+        raise BadInput(f"there is no sentence set {name!r}: choose from {', '.join(SETS)}"
+                       f"{did_you_mean(name, SETS)}")
+    return SETS[name]
+
+
+# --------------------------------------------------------------------------------------------------
+# Which files there are, and what they stand for
+
+
+def paths_of(source, split, folder, lang):
+    """The files of a split, or [] unless all are there."""
+    wanted = getattr(source, split).format(lang=lang).split()
+    found = []
+    for name in wanted:
+        if source.dataset:                # it may have been unpacked without its own top folder
+            places = [folder / source.dataset / part for part in (name, name.partition("/")[2])]
+        else:
+            names = [f"{name}.tsv", f"{name}.tsv.xz", f"{name}.tsv.gz"]
+            places = [folder / one for one in names] + [folder / "tasks" / one for one in names]
+        found += [place for place in places if place.is_file()][:1]
+    return found if len(found) == len(wanted) else []
+
+
+def at_hand(name, folder, lang):
+    """(source, {split: paths}) of the spelling with most splits there, of equals the first."""
+    best = (None, {})
+    for source in find(name).sources:
+        paths = {split: paths_of(source, split, Path(folder), lang)
+                 for split in ("train", "valid", "test")}
+        there = {split: files for split, files in paths.items() if files}
+        if len(there) > len(best[1]):
+            best = (source, there)
+    return best
+
+
+def origin(here, split):
+    """Where the rows of a split come from -> (published split, (first tenth, end) of it or None).
+
+    Where there are no test rows, the valid rows stand for them; what is then missing of test and
+    valid is a tenth each of the shuffled train rows."""
+    made = ["test", "valid"][len(here.keys() & {"test", "valid"}):]
+    if split in made:
+        return "train", (made.index(split), made.index(split) + 1)
+    if split == "train":
+        return "train", (len(made), None) if made else None
+    return "test" if split == "test" in here else "valid", None
+
+
+def missing(name, folder="data", split="test", lang="en"):
+    """"" if the rows are there; else one line: which file, from where, the licence, how to get it."""
+    _, here = at_hand(name, folder, lang)
+    if origin(here, split)[0] in here:
+        return ""
+    sources = find(name).sources
+    wanted = "train" if split == "train" or not sources[-1].test else "test"
+    original = next(one for one in sources if one.dataset)
+    path = (getattr(original, wanted) or original.test).format(lang=lang).split()[0]
+    plain = " ".join(getattr(one, wanted) for one in sources if not one.dataset).split()
+    other = f", or put {plain[0]}.tsv into {folder}" if plain else ""
+    return f"{name}: {download.missing(original.dataset, folder, path)}{other}"
+
+
+def made(name, folder="data", split="test", lang="en"):
+    """What stands for the published split, in words; "" if the rows are the published ones."""
+    published, part = origin(at_hand(name, folder, lang)[1], split)
+    if published == split:
+        return ""
+    rows = "a tenth of the train rows, by a fixed shuffle," if part else "the published valid rows"
+    return f"{rows} for {split}, which is not there"
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading
+
+
+def read(name, folder="data", split="test", lang="en"):
+    """The Rows of a set's split: train, valid, test, or several such as "train+valid".
+
+    A split that nobody published is made of others, always the same, with a note on stderr.
+    Raises BadInput for rows that are not there or not as they should be."""
+    rows = []
+    for part in split.split("+"):
+        if reason := missing(name, folder, part, lang):
+            raise BadInput(reason)
+        words = made(name, folder, part, lang)
+        if words and part == split:
+            print(f"note: {name}: {words}", file=sys.stderr)
+        source, here = at_hand(name, folder, lang)
+        published, tenths = origin(here, part)
+        found = read_split(source, here[published], Path(folder), published, lang)
+        rows += cut(found, *tenths) if tenths else found
+    if not rows:
+        raise BadInput(f"{name}: there are no {split} rows in the language {lang}")
+    first, second, labels = map(list, zip(*rows))
+    return Rows(first, None if find(name).kind == "single" else second, labels)
+
+
+def cut(rows, first, last):
+    """The rows from one tenth to another (None: the end) of a fixed shuffle, in their own order."""
+    size = len(rows) // 10
+    end = len(rows) if last is None else last * size
+    order = np.random.Generator(np.random.Philox([0, 2, 0, 0])).permutation(len(rows))
+    return [row for row, place in zip(rows, order) if first * size <= place < end]
+
+
+def read_split(source, paths, folder, split, lang):
+    """Files -> [(first, second, label)]."""
+    if lang != "en" and source.only != "language" and "{lang}" not in f"{source}":
+        raise BadInput(f"{paths[0]} is English only: --task-langs {lang} has no rows there")
+    dev = set()
+    if source.only == "glue":                             # GLUE's dev rows of MRPC, by their ids
+        lines = read_lines(folder / source.dataset / "mrpc_dev_ids.tsv")
+        dev = {line.decode() for _, line in lines}
+    classes = {spelled: place for place, spelled in enumerate(source.labels.split())}
+    columns = [column.format(lang=lang) if isinstance(column, str) else column
+               for column in (source.first, source.second, source.label)]
+    rows = []
+    for place, path in enumerate(paths):
+        for number, row in cells(path, source):
+            where = f"{path}, line {number}"
+            for column in columns:
+                if column is not None and column not in row:
+                    raise BadInput(f"{where}: there is no column {column!r}; there are "
+                                   f"{', '.join(map(str, row))}")
+            if source.only == "language" and row["language"] != lang:
+                continue
+            if source.only == "glue" and split != "test":
+                if (f"{row['#1 ID']}\t{row['#2 ID']}" in dev) != (split == "valid"):
+                    continue
+            first, second, label = (None if column is None else row[column] for column in columns)
+            if label not in source.unlabelled:
+                gold = place if label is None else label_of(label, classes, where)
+                rows.append((first, second, gold))
+    return rows
+
+
+def label_of(label, classes, where):
+    """The number of a class or, without classes, a score."""
+    try:
+        found = classes[label.strip()] if classes else float(label)
+        if math.isfinite(found):
+            return found
+    except (KeyError, ValueError):
+        pass
+    known = f"one of {', '.join(classes)}" if classes else "a number"
+    raise BadInput(f"{where}: the label {label!r} is not {known}")
+
+
+def cells(path, source):
+    """(line number, {column: cell}) of a file; without a header a column is named by its index."""
+    header = None
+    for number, row in enumerate(split_lines(path, source), 1):
+        if source.style == "tsv" and isinstance(source.first, str) and header is None:
+            header = row
+        elif header and len(row) != len(header):
+            raise BadInput(f"{path}, line {number}: {len(row)} cells, the header has {len(header)}")
+        else:
+            yield number, dict(zip(header or range(len(row)), row))
+
+
+def split_lines(path, source):
+    """The lines of a file as lists of cells, as `source.style` says."""
+    lines = (line.decode(source.encoding) for _, line in read_lines(path))
+    try:
+        for row in csv.reader(lines) if source.style in ("csv", "titled") else lines:
+            if source.style == "titled":
+                yield [row[0], " ".join(row[1:])]
+            elif source.style == "words":
+                label, _, text = row.partition(" ")
+                yield [label.partition(":")[0], text]
+            elif source.style == "lines":
+                yield [row]
+            else:
+                yield row if source.style == "csv" else row.split("\t")
+    except (csv.Error, UnicodeDecodeError, IndexError) as error:
+        raise BadInput(f"{path} is not as it was published ({error}): fetch it again") from None

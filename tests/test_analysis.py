@@ -1,0 +1,338 @@
+"""Ranks, classes, probes, tokens and attention: NumPy, SciPy, scikit-learn and plain loops say the
+same."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_tasks import WORDS, results_of, tiny, tiny_tokenizer
+
+import evaluate
+from corpora import EvaluationRows, evaluation_rows
+from corpora.program import BadInput
+from data import rows_of
+from model import Packed, Segment
+from tasks import analysis
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+def sphere(count, width, seed=0):
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(count, width, generator=chance, dtype=torch.float64)
+
+
+# ---- ranks
+
+
+def test_an_orthonormal_frame_uses_every_direction_and_centring_takes_one_away():
+    assert analysis.effective_rank(torch.eye(32)) == pytest.approx(31)
+    assert analysis.stable_rank(torch.eye(32)) == pytest.approx(31)
+    found = analysis.spectral_entropy(torch.eye(32))
+    assert found == pytest.approx(math.log(31) / math.log(32))
+    assert analysis.effective_rank(sphere(4000, 16)) > 15.9
+
+
+def test_vectors_on_a_line_have_rank_one_and_one_point_has_none():
+    line = torch.linspace(-1, 3, 50)[:, None] * torch.arange(1., 9)
+    point = torch.full((50, 8), .1) * (1 + 1e-8 * torch.randn(50, 8))
+    for rank in (analysis.effective_rank, analysis.stable_rank):
+        assert rank(line) == pytest.approx(1, abs=1e-3) and rank(point) == 0
+    assert analysis.spectral_entropy(line) == pytest.approx(0, abs=1e-6)
+    assert analysis.spectral_entropy(point) == analysis.rank_90(torch.ones(5, 3)) == 0
+    assert analysis.explained(torch.ones(5, 3)).tolist() == [0, 0, 0]
+
+
+def test_ranks_are_those_of_numpy():
+    z = (sphere(90, 20) * torch.linspace(.1, 2, 20) + 1).numpy()
+    s = np.linalg.svd(z - z.mean(0), compute_uv=False)
+    p = s / s.sum()
+    q = s ** 2 / (s ** 2).sum()
+    assert analysis.effective_rank(z) == pytest.approx(np.exp(-(p * np.log(p)).sum()))
+    assert analysis.stable_rank(z) == pytest.approx((s ** 2).sum() / s[0] ** 2)
+    found = analysis.spectral_entropy(z)
+    assert found == pytest.approx(-(p * np.log(p)).sum() / np.log(20))
+    released = analysis.spectral_entropy(z, released=True)
+    assert released == pytest.approx(-(q * np.log(q)).sum() / np.log(20))
+    assert analysis.explained(z).tolist() == pytest.approx(100 * np.cumsum(q))
+    assert analysis.rank_90(z) == int((np.cumsum(q) < .9).sum()) + 1
+
+
+def test_a_sample_is_the_same_rows_every_time_and_none_twice():
+    z = torch.arange(50.)[:, None]
+    assert torch.equal(analysis.sample(z, 20), analysis.sample(z, 20))
+    assert len(analysis.sample(z, 20).unique()) == 20 and len(analysis.sample(z).unique()) == 50
+    assert not torch.equal(analysis.sample(z, 20), analysis.sample(z, 20, seed=1))
+
+
+# ---- classes, words, maps
+
+
+def test_class_alignment_is_the_mean_over_classes_of_the_mean_over_their_pairs():
+    z = sphere(23, 4)
+    labels = torch.tensor([0] * 12 + [3] * 8 + [5] * 2 + [7])    # one row has its own class
+    u = (z / z.norm(dim=1, keepdim=True)).numpy()
+    for power in (2, 4):
+        means = []
+        for rows in (range(12), range(12, 20), range(20, 22)):
+            pairs = [(i, j) for i in rows for j in rows if i < j]
+            means.append(np.mean([math.dist(u[i], u[j]) ** power for i, j in pairs]))
+        assert analysis.class_alignment(z, labels, power) == pytest.approx(np.mean(means))
+    pairs = [(math.dist(u[i], u[j]), labels[i] == labels[j]) for i in range(23) for j in range(i)]
+    same = np.mean([distance for distance, is_same in pairs if is_same])
+    other = np.mean([distance for distance, is_same in pairs if not is_same])
+    assert analysis.class_separation(z, labels) == pytest.approx(same / other)
+    with pytest.raises(ValueError, match="two rows"):
+        analysis.class_alignment(z, torch.arange(23))
+    with pytest.raises(ValueError, match="one class"):
+        analysis.class_separation(z, torch.ones(23))
+
+
+def test_the_target_of_a_token_probe_is_the_most_frequent_plain_token():
+    rows = [[1, 9, 9, 5, 2]] * 5 + [[1, 7, 5, 5, 7, 2]] * 4 + [[1, 5, 2], [1, 1, 1, 2], [1, 30, 2]]
+    assert analysis.token_targets(rows, (1, 2)).tolist() == [9] * 5 + [5] * 5 + [-1, -1]
+    assert analysis.token_targets(rows, (1, 2), least=1).tolist()[-2:] == [-1, 30]
+
+
+def test_the_gap_is_large_where_vectors_tell_labels_and_negative_where_they_tell_words():
+    labels = torch.arange(90) % 2
+    targets = torch.tensor([*range(5)] * 18)
+    about_labels = torch.nn.functional.one_hot(labels) + .1 * sphere(90, 2)
+    about_words = torch.nn.functional.one_hot(targets) + .1 * sphere(90, 5)
+    found = analysis.probe_gap(about_labels, targets, labels)
+    assert found["semantic"] == 100 and found["gap"] == 100 - found["token"] > 50
+    assert found["semantic_f1"] == 100 * found["semantic_mcc"] == pytest.approx(100)
+    found = analysis.probe_gap(about_words, targets, labels)
+    assert found["token"] == 100 and found["gap"] < -30
+    assert set(analysis.probe_gap(about_words, targets)) == {"token"}
+    scores = analysis.probe_gap(about_labels, targets, labels * 1.)
+    assert set(scores) == {"token", "semantic", "gap"}
+    assert "gap" not in analysis.probe_gap(about_labels, -torch.ones(90), labels)
+    with pytest.raises(ValueError, match="n_splits"):
+        analysis.across_folds(about_words[:8], torch.arange(8), 5)
+
+
+def test_a_linear_map_leaves_no_residual_and_noise_leaves_itself():
+    x = sphere(60, 8)
+    turn = sphere(8, 8, 1)
+    found = analysis.linear_map(x, x @ turn)
+    assert max(found["residual"], found["residual_held_out"]) < 1e-9
+    y = x @ turn + sphere(60, 8, 2)
+    found = analysis.linear_map(x, y)
+    s = np.linalg.svd((x - y).numpy(), compute_uv=False)
+
+    def left(fitted, tested):
+        solved = np.linalg.lstsq(x[fitted].numpy(), y[fitted].numpy(), rcond=None)[0]
+        return np.linalg.norm(x[tested].numpy() @ solved - y[tested].numpy())
+
+    everything = left(slice(None), slice(None))
+    assert found["residual"] == pytest.approx(everything)
+    assert found["residual_relative"] == pytest.approx(everything / np.linalg.norm(y))
+    half = left(slice(0, None, 2), slice(1, None, 2)) / np.linalg.norm(y[1::2])
+    assert found["residual_held_out"] == pytest.approx(half) and half > found["residual_relative"]
+    assert found["singular_mean"] == pytest.approx(s.mean()) == found["singular_100"]
+    few = analysis.linear_map(x[:8], y[:8])              # as many rows as dimensions
+    assert few["residual"] < 1e-9 and few["residual_held_out"] > .5
+    line = (sphere(60, 1) @ sphere(1, 8, 3)).float()     # the other directions are not fitted
+    assert analysis.linear_map(line, 2 * line)["residual_held_out"] < 1e-5
+    wide = analysis.linear_map(sphere(150, 120), sphere(150, 120, 1))
+    assert wide["singular_100"] > wide["singular_mean"]
+
+
+# ---- tokens and attention
+
+
+def test_the_kinds_of_matches_are_those_of_the_paper():
+    query = torch.tensor([[0, 4, 17]])
+    keys = {(0, 4, 9): "same_sentence", (0, 4, 17): "same_sentence", (2, 4, 9): "translation",
+            (2, 4, 17): "translation", (0, 5, 17): "same_language", (0, 5, 9): "other",
+            (2, 5, 17): "other", (2, 5, 9): "other"}
+    for key, kind in keys.items():
+        shares = analysis.token_matches(query, torch.tensor([[key]]))
+        assert shares[kind] == 100 == sum(shares.values())
+
+
+def test_the_nearest_tokens_are_searched_in_all_columns_and_exclude_the_token_itself():
+    chance = np.random.default_rng(0)
+    columns = []
+    states = []
+    everything = []
+    for column in range(3):
+        columns.append([[1, *chance.integers(5, 12, size=3).tolist(), 2] for _ in range(6)])
+        states.append([torch.tensor(chance.normal(size=(5, 4))) for _ in range(6)])
+        for row, ids in enumerate(columns[-1]):
+            places = [place for place, token in enumerate(ids) if token > 2]
+            everything += [((column, row, ids[place]), states[-1][row][place]) for place in places]
+    queries, found = analysis.nearest_tokens(columns, states, (1, 2), [0, 2, 5], queries=2, k=3)
+    assert queries[:, 1].tolist() == [0, 0, 2, 2, 5, 5] and not queries[:, 0].any()
+    for query, nearest in zip(queries.tolist(), found.tolist()):
+        options = []
+        for key, state in everything:
+            if list(key) == query:                       # a token may stand twice in its row
+                others = [other for other in everything if other[1] is not state]
+                others.sort(key=lambda other: -torch.cosine_similarity(state, other[1], 0).item())
+                options.append([list(other[0]) for other in others[:3]])
+        assert nearest in options
+    again = analysis.nearest_tokens(columns, states, (1, 2), [0, 2, 5], queries=2, k=3)[1]
+    assert torch.equal(found, again)
+    most = analysis.nearest_tokens(columns, states, (1, 2), [0], k=500)[1]
+    assert most.shape[1] == len(everything) - 1
+
+
+def test_the_entropy_of_attention_has_its_known_values():
+    even = torch.full((2, 8), 1 / 8)
+    found = analysis.attention_entropy([even])
+    assert found["entropy"] == pytest.approx(math.log(8)) == found["entropy_uniform"]
+    assert found["entropy_no_end"] == pytest.approx(math.log(7))
+    assert found["entropy_inside"] == pytest.approx(math.log(6))
+    found = analysis.attention_entropy([torch.eye(8)[[3, 4]]])
+    assert max(found["entropy"], found["entropy_inside"]) < 1e-9
+    assert found["entropy_of_mean"] == pytest.approx(math.log(2))
+    sink = torch.tensor([[.1, .2, .3, .4], [.25, .25, .25, .25]])
+    found = analysis.attention_entropy([sink, torch.ones(2, 2) / 2])     # the second has no inside
+    golden = {"entropy": (1.2798542258 + math.log(4)) / 2, "entropy_of_mean": 1.3609399069,
+              "entropy_no_end": (1.0114042648 + math.log(3)) / 2, "on_first": 17.5, "on_end": 32.5,
+              "entropy_inside": (.6730116670 + math.log(2)) / 2,
+              "entropy_of_mean_inside": .6881388137}
+    assert {name: found[name] for name in golden} == pytest.approx(golden)
+    with pytest.raises(ValueError, match="no row"):
+        analysis.attention_entropy([torch.ones(2, 2) / 2])
+
+
+@pytest.mark.parametrize("changes", [{}, {"causal": True, "positions": "rotary", "kv_heads": 1},
+                                     {"attn_softcap": .5}])
+def test_attention_weights_give_what_the_layer_computes(changes):
+    """Weights times values are the layer's output, before its last map."""
+    model = tiny(**changes)
+    causal = model.config.causal
+    row = [Segment([5, 6, 7], causal), Segment([8, 9], causal, (0, 3))]
+    packed = Packed.of_segments([[Segment([11, 12, 13], causal)], row])
+    attention = model.blocks[-1].attention
+    kept = []
+    hooks = [attention.qkv.register_forward_hook(lambda module, given, made: kept.append(made)),
+             attention.out.register_forward_pre_hook(lambda module, given: kept.append(given[0]))]
+    index = torch.arange(8)
+    with torch.no_grad():
+        weights = analysis.attention_weights(model, packed, index)
+    for hook in hooks:
+        hook.remove()
+    heads = (attention.heads, attention.kv_heads)
+    values = kept[0].unflatten(-1, (-1, attention.head_dim))[:, -heads[1]:]      # (T, Hkv, K)
+    values = values.repeat_interleave(heads[0] // heads[1], 1)
+    for place, each in zip(index.tolist(), weights):
+        low, high, low2, high2 = packed.key_ranges[place].tolist()
+        seen = torch.cat([values[low2:high2], values[low:high]])                 # (L, H, K)
+        mixed = torch.einsum("hl,lhk->hk", each, seen).flatten()
+        assert each.sum(1).tolist() == pytest.approx([1] * heads[0])
+        assert torch.allclose(mixed, kept[1][place], atol=1e-5)
+
+
+# ---- tasks
+
+
+TASKS = ["linear", "spectrum", "tokens", "attention", "uniform", "poolings"]
+
+
+@pytest.fixture(scope="module")
+def toy_rows():
+    return evaluation_rows("toy", ["en", "de", "ru"], "test", 30)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_tasks_are_the_metrics_of_the_rows(tokenizer, causal, toy_rows):
+    model = tiny("last" if causal else "cls", causal)
+    evaluation = evaluate.Evaluation(model, tokenizer, toy_rows)
+    found = results_of(model, tokenizer, toy_rows, TASKS)
+    assert all(math.isfinite(value) for value in found.values())
+    vectors = evaluation.vectors
+    linear = analysis.linear_map(vectors["en"], vectors["de"])
+    assert found["linear/residual/de-en"] == pytest.approx(linear["residual"])
+    mean = (found["linear/singular_100/de-en"] + found["linear/singular_100/ru-en"]) / 2
+    assert found["linear/singular_100"] == pytest.approx(mean)
+    assert found["linear/rows_per_width"] == 30 / 32 and found["linear/residual_relative"] < 1e-3
+    shares = [found[f"spectrum/explained_{k}"] for k in (1, 2, 10, 50)]
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(100)
+    kinds = ("translation", "same_sentence", "same_language", "other")
+    for nearest in ("", "/nearest_5"):
+        assert sum(found[f"tokens/{kind}{nearest}"] for kind in kinds) == pytest.approx(100)
+    assert found["tokens/rows_queries"] == 90
+    entropies = [0, found["attention/entropy"], found["attention/entropy_of_mean"],
+                 found["attention/entropy_uniform"]]
+    assert entropies == sorted(entropies)
+    own = model.config.pool
+    plain = evaluate.retrieval(vectors, evaluation.texts)
+    assert found[f"uniform/xsim/{own}"] == plain["xsim"]
+    plain = evaluate.retrieval(evaluation.pooled("mean"), evaluation.texts)
+    assert found["uniform/top1/mean"] == plain["top1"]
+    before = found[f"uniform/xsim++/{own}"]
+    change = 100 * (before - found["uniform/xsim++/words"]) / before
+    assert found["uniform/change/xsim++/words"] == pytest.approx(change)
+    maxima = analysis.ranks(evaluation.pooled("max"))
+    for metric, value in maxima.items():
+        assert found[f"poolings/max/{metric}"] == pytest.approx(value, rel=1e-4)
+        assert found[f"poolings/weighted/{metric}"] == found[f"poolings/mean/{metric}"]
+    assert found["poolings/max/uniformity"] != found["poolings/mean/uniformity"]
+
+
+def test_poolings_are_those_of_their_definitions(tokenizer):
+    evaluation = evaluate.Evaluation(tiny(), tokenizer, EvaluationRows("x", {"en": WORDS}))
+    rows = rows_of(tokenizer, ["the cat sees", ""])
+    states = evaluation.states(rows)
+    words = analysis.pool(evaluation, rows, "words")
+    assert torch.allclose(words, torch.stack([states[0][1:-1].mean(0), states[1].mean(0)]))
+    chance = torch.Generator().manual_seed(0)
+    keys = (2 * torch.rand(32, 32, generator=chance) - 1) / 32 ** .5
+    query = torch.randn(32, generator=chance)
+    weights = ((states[0] @ keys.T) @ query / 32 ** .5).softmax(0)
+    found = analysis.pool(evaluation, rows, "attention")[0]
+    assert torch.allclose(found, weights @ states[0], atol=1e-6)
+
+
+def test_a_text_that_comes_twice_is_asked_for_once(tokenizer):
+    rows = EvaluationRows("x", {"en": WORDS[:2] * 3, "de": WORDS[2:4] * 3})
+    assert results_of(tiny(), tokenizer, rows, ["tokens"])["tokens/rows"] == 2
+
+
+def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, toy_rows):
+    lines = [f"{row % 2}\t{WORDS[row % 4]} {'dogs ' * (row % 3)}\n" for row in range(40)]
+    (tmp_path / "sst2_dev.tsv").write_text("label\tsentence\n" + "".join(lines), encoding="utf-8")
+    lines = [f"{row % 6}\t{WORDS[row % 4]}\t{WORDS[row % 3]}\n" for row in range(40)]
+    text = "score\ts1_en\ts2_en\n" + "".join(lines)
+    (tmp_path / "stsb_multi_test.tsv").write_text(text, encoding="utf-8")
+    found = results_of(tiny(), tokenizer, None, ["gap"], files=str(tmp_path), limit=36,
+                       sets=["sst2", "stsb"])
+    assert found["gap/sst2/rows"] == found["gap/stsb/rows"] == 36
+    assert len(found) == 2 * 2 + 5 * 15 + 5 * 13
+    gap = found["gap/sst2/max/semantic"] - found["gap/sst2/max/token"]
+    assert found["gap/sst2/max/gap"] == pytest.approx(gap)
+    evaluation = evaluate.Evaluation(tiny(), tokenizer, toy_rows)
+    special = tokenizer.special
+    first, second = ([WORDS[row % size] for row in range(36)] for size in (4, 3))
+    rows = [[special.cls, *a.tolist(), special.sep, *b.tolist(), special.sep]
+            for a, b in zip(tokenizer.encode(first), tokenizer.encode(second))]
+    bins = torch.tensor([row % 6 for row in range(36)]).clamp(max=4)
+    wanted = analysis.class_alignment(evaluation.embed(rows, "mean"), bins, 4)
+    assert found["gap/stsb/mean/class_alignment_4"] == pytest.approx(wanted, rel=1e-4)
+    plain = results_of(tiny(), tokenizer, toy_rows, ["gap"])
+    assert 0 <= plain["gap/en/cls/token"] <= 100
+    assert not any("semantic" in name for name in plain)
+    with pytest.raises(BadInput, match="set sst2 cannot be probed"):
+        results_of(tiny(), tokenizer, None, ["gap"], files=str(tmp_path), limit=4, sets=["sst2"])
+
+
+def test_the_tasks_refuse_what_they_cannot_do(tokenizer, toy_rows):
+    one = EvaluationRows("x", {"en": WORDS})
+    for task in ("linear", "tokens", "uniform"):
+        with pytest.raises(BadInput, match=f"{task}.*one text a row"):
+            results_of(tiny(), tokenizer, one, [task])
+    with pytest.raises(BadInput, match="this model has none"):
+        results_of(tiny(layers=0), tokenizer, one, ["attention"])
+    model = tiny()
+    model.blocks[-1].attention.qkv.weight.data.fill_(math.nan)
+    for task in ("tokens", "attention"):
+        with pytest.raises(BadInput, match="has diverged"):
+            results_of(model, tokenizer, toy_rows, [task])

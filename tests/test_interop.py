@@ -1,0 +1,456 @@
+"""Pretrained folders in and out: golden models of transformers, round trips, damaged files."""
+
+import importlib.util
+import io
+import json
+import re
+import shutil
+import struct
+import types
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import normalize
+
+import evaluate
+import train
+from corpora.program import BadInput, exit_status
+from data import Tokenizer, rows_of
+from interop import __main__ as program
+from interop import huggingface
+from model import Model, ModelConfig, Packed, save
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = ("bert", "roberta", "xlm-roberta")
+TEXTS = ["the dog runs .", "two cats", "a red cat sees the dog", "the cat"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a golden folder that a test may damage."""
+    return Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_json(path, value):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value) + "\n", encoding="utf-8")
+
+
+def run(*words):
+    return exit_status(program.main, [str(word) for word in words])
+
+
+def imported(name, folder):
+    huggingface.import_model(GOLDEN / name, folder)
+    return evaluate.open_run(folder)
+
+
+def states(model, rows):
+    with torch.no_grad():
+        found = model(Packed.of([np.array(row) for row in rows], causal=model.config.causal))
+        return found, model.logits(found)
+
+
+def a_run(folder, first=None, **changes):
+    """A run folder: random weights, a tokenizer of ours, the first line of a log, results."""
+    tokenizer = Tokenizer.train(TEXTS * 3, 300)
+    torch.manual_seed(0)
+    shape = dict(vocab=tokenizer.vocab, width=8, heads=2, ffn_dim=12, layers=2, max_positions=20)
+    model = Model(ModelConfig(**(shape | changes)))
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data == 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(model, folder / "model.pt")
+    tokenizer.save(folder / "tokenizer.json")
+    line = {"config": {"data": "toy", "objective": "mexma"}} | (first or {})
+    write_json(folder / "log.jsonl", line)
+    write_json(folder / "eval.json", {"retrieval/xsim": 1.5})
+    return model.eval()
+
+
+# ---- in
+
+
+def check_expected(model, expected):
+    found, logits = states(model, expected["rows"])
+    gold = torch.cat([torch.tensor(row) for row in expected["hidden"]])
+    assert torch.allclose(found, gold, atol=1e-5)
+    if expected["logits"][0]:
+        last = np.cumsum([len(row) for row in expected["rows"]]) - 1
+        assert torch.allclose(logits[last], torch.tensor(expected["logits"]), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_golden_model_gives_the_states_and_logits_that_transformers_gave(name, tmp_path):
+    assert run("import", GOLDEN / name, tmp_path / "run") == 0
+    made = evaluate.open_run(tmp_path / "run")
+    check_expected(made.model, read_json(GOLDEN / name / "expected.json"))
+    assert (made.model.config.head == "transform") == (name != "roberta")
+    gold = [made.tokenizer.inner.encode(text).ids for text in TEXTS]
+    assert rows_of(made.tokenizer, TEXTS) == gold
+    assert made.first["config"]["model"]["layers"] == 2 and made.first["tokenizer_hash"]
+    assert made.first["imported"] == {"name": str(GOLDEN / name), "normalize": False}
+
+
+def test_shards_pickles_prefixes_and_the_names_of_old_files_give_the_same_model(folder):
+    gold = huggingface.read(folder).model.state_dict()
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+
+    def same():
+        found = huggingface.read(folder).model.state_dict()
+        return all(torch.equal(value, gold[name]) for name, value in found.items())
+
+    embeddings = weights["bert.embeddings.word_embeddings.weight"]
+    old = {"cls.predictions.decoder.weight": embeddings,
+           "bert.embeddings.position_ids": torch.arange(20)[None],
+           "cls.seq_relationship.weight": torch.zeros(2, 8),
+           "bert.pooler.dense.weight": torch.zeros(8, 8)}
+    for name, value in weights.items():
+        name = re.sub("(?<=LayerNorm.)weight", "gamma", name)
+        old[re.sub("(?<=LayerNorm.)bias", "beta", name)] = value
+    torch.save(old, folder / "pytorch_model.bin")
+    assert same()
+
+    (folder / "pytorch_model.bin").unlink()
+    index = {}
+    for i in range(2):
+        shard = f"model-0000{i + 1}-of-00002.safetensors"
+        part = {name.removeprefix("bert."): weights[name] for name in sorted(weights)[i::2]}
+        save_file(part, folder / shard)
+        index |= dict.fromkeys(part, shard)
+    write_json(folder / "model.safetensors.index.json", {"weight_map": index})
+    assert same()
+    index["more"] = f"../{shard}"
+    write_json(folder / "model.safetensors.index.json", {"weight_map": index})
+    with pytest.raises(BadInput, match="must name the files that lie beside it"):
+        huggingface.read(folder)
+
+
+def test_every_weight_that_is_missing_unknown_misshapen_or_not_finite_is_listed(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    broken = {name: value for name, value in weights.items() if "layer.1.output.dense" not in name}
+    save_file(broken | {"classifier.weight": torch.zeros(2, 8)}, path)
+    with pytest.raises(BadInput, match="missing encoder.layer.1.output.dense.bias; missing encoder"
+                                       ".layer.1.output.dense.weight; unknown classifier.weight"):
+        huggingface.read(folder)
+    key = "bert.encoder.layer.0.attention.self.key.weight"
+    norm = "bert.embeddings.LayerNorm.bias"
+    save_file(weights | {key: torch.zeros(7, 8), norm: torch.full((8,), torch.nan)}, path)
+    with pytest.raises(BadInput, match="LayerNorm.bias is torch.float32 or not finite.*"
+                                       rf"{key} has shape \(7, 8\), not \(8, 8\)"):
+        huggingface.read(folder)
+
+
+def change(**values):
+    """Changes values of a config.json."""
+    def work(folder):
+        path = folder / "config.json"
+        write_json(path, read_json(path) | values)
+    return work
+
+
+def rewrite(edit):
+    def work(folder):
+        path = folder / "model.safetensors"
+        path.write_bytes(edit(path.read_bytes()))
+    return work
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def sentence(pooling, longest=7, more=()):
+    """Makes a folder one of sentence-transformers."""
+    def work(folder):
+        modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"), *more]
+        write_json(folder / "modules.json", [
+            dict(name=kind, path=path, type=f"sentence_transformers.models.{kind}")
+            for kind, path in modules])
+        write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest})
+        write_json(folder / "1_Pooling" / "config.json", pooling | {"word_embedding_dimension": 8})
+    return work
+
+
+@pytest.mark.parametrize("spoil, said", [
+    (change(num_hidden_layers=3), "missing encoder.layer.2"),
+    (change(num_hidden_layers=10 ** 9), "1,000,000,000 layers"),
+    (change(vocab_size=99), r"\(23, 8\), not \(99, 8\)"),
+    (change(vocab_size=5), "23 pieces"), (change(vocab_size=True), "vocab_size is True"),
+    (change(vocab_size=10 ** 18), "no tensor can have"),
+    (change(hidden_size="8"), "hidden_size is '8'"),
+    (change(hidden_act="relu"), "hidden_act is 'relu'"), (change(is_decoder=True), "is_decoder"),
+    (change(num_attention_heads=3), "width.* 8.*heads 3"),
+    (change(model_type="t5"), "is a 't5' model: choose one of bert"),
+    (rewrite(lambda old: old[:len(old) // 2]), "model.safetensors is damaged or cut short"),
+    (rewrite(lambda old: struct.pack("<Q", 2 ** 40) + old[8:]), "is damaged or cut short"),
+    (rewrite(lambda old: old.replace(b'"data_offsets":[0,', b'"data_offsets":[8,', 1)), "damaged"),
+    (remove("tokenizer.json"), "save_pretrained"), (remove("model.safetensors"), "has no weights"),
+    (remove("config.json"), "cannot read .*config.json"),
+    (sentence({"pooling_mode": ["cls", "mean"]}), "pooling cls, mean is none of"),
+    (sentence({"pooling_mode": "mean"}, more=[("Dense", "3")]), "has Dense")])
+def test_a_folder_that_is_not_a_model_of_ours_is_refused_in_one_line(spoil, said, folder, capsys):
+    spoil(folder)
+    assert run("import", folder, folder.parent / "new") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and re.search(said, error), error
+    assert not list(folder.parent.glob("*new*"))
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")  # creates the file, if it is run
+
+
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Payload(str(folder / "ran"))}, folder / "pytorch_model.bin")
+    with pytest.raises(BadInput, match="pytorch_model.bin cannot be read as a checkpoint"):
+        huggingface.read(folder)
+    assert not (folder / "ran").exists()
+    torch.save({"state_dict": {"weight": torch.zeros(1)}}, folder / "pytorch_model.bin")
+    with pytest.raises(BadInput, match="other things than weights"):
+        huggingface.read(folder)
+
+
+@pytest.mark.parametrize("kind, said", [
+    (errors.GatedRepoError, "accept its terms on https://huggingface.co/someone/some-model"),
+    (errors.RepositoryNotFoundError, "neither a folder here nor a model of the Hugging Face hub"),
+    (ConnectionError, "cannot be reached"), (None, "")])
+def test_a_name_on_the_hub_is_fetched_or_the_reason_said(kind, said, monkeypatch, tmp_path):
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append(allow_patterns)
+        if kind:
+            raise kind.__new__(kind)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    if kind:
+        with pytest.raises(BadInput, match=said):
+            huggingface.find("someone/some-model")
+        return
+    assert huggingface.find("someone/some-model") == tmp_path
+    assert asked == [huggingface.FILES, ["pytorch_model*.bin"]]  # the pickle only without the first
+    (tmp_path / "model.safetensors").touch()
+    huggingface.find("someone/some-model")
+    assert len(asked) == 3
+
+
+# ---- out
+
+
+@pytest.mark.parametrize("changes", [
+    dict(), dict(head="transform", pool="mean"), dict(position_offset=2), dict(pool="max"),
+    dict(position_offset=1)])
+def test_a_run_exports_and_comes_back_bit_for_bit(changes, tmp_path):
+    model = a_run(tmp_path / "run", **changes)
+    first = huggingface.export(tmp_path / "run", tmp_path / "first")
+    # [PAD] is 0: the positions of XLM-R would begin at 1
+    kind = "xlm-roberta" if changes.get("position_offset") == 1 else "bert"
+    assert read_json(first / "config.json")["model_type"] == kind
+    assert "retrieval/xsim" in (first / "README.md").read_text(encoding="utf-8")
+    again = imported(first, tmp_path / "again")
+    ours = model.state_dict()
+    for name, value in again.model.state_dict().items():
+        assert torch.equal(value, ours[name][-len(value):])
+    vectors = huggingface.encode(evaluate.open_run(tmp_path / "run"), TEXTS)
+    assert np.array_equal(huggingface.encode(again, TEXTS), vectors)
+    assert again.model.config.pool == model.config.pool
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "first", "again"}
+
+
+def test_an_exported_tokenizer_puts_the_affixes_around_a_text(tmp_path):
+    a_run(tmp_path / "run", {"affixes": [[[], [5, 3]], [[], [3]]]})
+    made = huggingface.export(tmp_path / "run", tmp_path / "made")
+    tokens = Tokenizer.read(made / "tokenizer.json").inner.encode("the dog").tokens
+    assert tokens[0] == "[CLS]" and tokens[-2:] == ["[PRED_1]", "[SEP]"]
+
+
+@pytest.mark.parametrize("changes, said", [
+    (dict(norm_position="pre"), "norm_position pre"),
+    (dict(norm="rmsnorm", activation="swiglu"), "norm rmsnorm.*activation swiglu"),
+    (dict(kv_heads=1), "kv_heads 1"),
+    (dict(head="bias"), "head bias"), (dict(tied=False), "tied False")])
+def test_what_no_class_of_theirs_can_express_is_refused(changes, said, tmp_path, capsys):
+    a_run(tmp_path / "run", **changes)
+    assert run("export", tmp_path / "run", tmp_path / "new") == 2
+    assert re.search(f"no Hugging Face class can express.*{said}", capsys.readouterr().err)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_failed_self_check_leaves_nothing(tmp_path, monkeypatch, capsys):
+    a_run(tmp_path / "run")
+    monkeypatch.setattr(evaluate, "embed_rows", lambda model, rows: torch.rand(len(rows), 8))
+    assert run("export", tmp_path / "run", tmp_path / "new") == 2
+    assert "was not written" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+# ---- in use
+
+
+def test_encode_writes_one_vector_a_line_and_nearest_finds_the_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_run(Path("run"), pool="mean")
+    Path("lines.txt").write_text("\n".join([*TEXTS, "", "two"]) + "\n", encoding="utf-8")
+    assert run("encode", "run", "lines.txt", "--out", "v.npy") == 0
+    vectors = np.load("v.npy")
+    assert vectors.shape == (6, 8) and vectors.dtype == np.float32
+    assert np.allclose(vectors[:4], huggingface.encode(evaluate.open_run("run"), TEXTS), atol=1e-6)
+    capsys.readouterr()
+    assert run("nearest", "run", "lines.txt", "--query", "two cats", "--count", 2) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["two cats", "  1.000  2  two cats"] and len(said) == 3
+    monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
+    assert run("nearest", "run", "lines.txt", "--count", 1) == 0
+    assert "  1.000  4  the cat" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, said", [
+    ("nearest RUN LINES --query a --count 9", "--count is 9"),
+    ("encode RUN no.txt --oot v.npy", "--out"), ("encode RUN no.txt --out v.npy", "no.txt"),
+    ("encode RUN LINES --out no/v.npy", "no/v.npy must be a file in a folder that is there"),
+    ("encode NAN LINES --out v.npy", "its training has diverged"),
+    ("encode GOLDEN LINES --out v.npy", "interop"), ("export nothing new", "nothing"),
+    ("export RUN NAN", "NAN is there already"), ("import GOLDEN RUN", "RUN is there already"),
+    ("import /nowhere/at/all new", "neither a folder here")])  # can be no name: nobody is asked
+def test_what_cannot_be_done_is_refused_in_one_line(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_run(Path("RUN"))
+    model = a_run(Path("NAN"))
+    model.embed.weight.data.fill_(float("nan"))
+    save(model, Path("NAN/model.pt"))
+    Path("LINES").write_text("a\nb\n", encoding="utf-8")
+    assert run(*words.replace("GOLDEN", str(GOLDEN / "bert")).split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and said in error, error
+    assert {path.name for path in tmp_path.iterdir()} == {"RUN", "NAN", "LINES"}
+
+
+def test_an_imported_model_is_evaluated_as_any_run_and_cut_where_it_says(folder, tmp_path, capsys):
+    sentence({"pooling_mode": "mean"}, longest=4)(folder)
+    imported(folder, tmp_path / "run")
+    words = f"{tmp_path / 'run'} --data toy --langs en,de --limit 9 --json"
+    assert exit_status(evaluate.main, words.split()) == 0
+    shown = capsys.readouterr()
+    assert "retrieval/xsim" in json.loads(shown.out)
+    assert "longer than 4 tokens and were cut" in shown.err
+
+
+def test_the_readmes_mteb_adapter_keeps_to_the_protocol(tmp_path):
+    """Of mteb 2."""
+    a_run(tmp_path / "run")
+    readme = (GOLDEN.parent.parent / "interop" / "README.md").read_text(encoding="utf-8")
+    meta = types.SimpleNamespace(create_empty=lambda values: types.SimpleNamespace(**values))
+    scope = dict(open_run=evaluate.open_run, encode=huggingface.encode, ModelMeta=meta, np=np,
+                 torch=torch, normalize=normalize)
+    exec(re.search(r"```python\n(class ForMTEB:.*?)```", readme, re.S)[1], scope)
+    adapter = scope["ForMTEB"](tmp_path / "run")
+    loader = torch.utils.data.DataLoader([{"text": text} for text in TEXTS], batch_size=3)
+    x = adapter.encode(loader, task_metadata=None, hf_split="test", hf_subset="default")
+    gold = torch.from_numpy(huggingface.encode(evaluate.open_run(tmp_path / "run"), TEXTS))
+    assert np.allclose(x, gold, atol=1e-6) and adapter.mteb_model_meta
+    cosines = normalize(gold) @ normalize(gold).T
+    assert torch.allclose(adapter.similarity(x, x), cosines, atol=1e-6)
+    assert torch.allclose(adapter.similarity_pairwise(x, x), cosines.diagonal(), atol=1e-6)
+
+
+def test_training_starts_from_an_imported_model_and_ends_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gold = imported("xlm-roberta", Path("start")).model
+    rows = "".join(f"{TEXTS[i % 4]} {i}\tein hund {i}\n" for i in range(60))
+    Path("pairs.tsv").write_text(rows, encoding="utf-8")
+    words = ("--objective mlm --init start --data pairs.tsv --out run --batch 4 --steps 2 "
+             "--eval-limit 8 --max-length 8 --precision float32")
+    assert exit_status(train.main, words.split()) == 0
+    made = evaluate.open_run("run").model
+    moved = (made.embed_norm.weight - gold.embed_norm.weight).abs().max()
+    assert 0 < moved < 0.01  # two steps away
+    assert (made.config.position_offset, made.config.vocab) == (2, gold.config.vocab)
+    again = huggingface.read(huggingface.export("run", "made")).model
+    assert torch.equal(again.embed_norm.weight, made.embed_norm.weight)
+
+
+# ---- against transformers and sentence-transformers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_transformers_saves_is_read_and_computed_alike(name, tmp_path):
+    spec = importlib.util.spec_from_file_location("make", GOLDEN / "make.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.make(name, *script.KINDS[name], tmp_path, seed=1)
+    check_expected(huggingface.read(tmp_path).model, read_json(tmp_path / "expected.json"))
+
+
+@pytest.mark.parametrize("source", [
+    dict(), dict(pool="mean", head="transform"), dict(pool="max", position_offset=1),
+    dict(pool="last", position_offset=2), *NAMES])
+def test_an_exported_folder_opens_elsewhere_with_the_same_numbers(source, tmp_path):
+    """In AutoModel, AutoTokenizer and SentenceTransformer."""
+    import sentence_transformers
+    import transformers
+    if isinstance(source, str):
+        imported(source, tmp_path / "run")
+    else:
+        a_run(tmp_path / "run", **source)
+    made = evaluate.open_run(tmp_path / "run")
+    path = huggingface.export(tmp_path / "run", tmp_path / "made")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    real = batch.attention_mask.bool()
+    rows = [ids[mask].tolist() for ids, mask in zip(batch.input_ids, real)]
+    assert rows == rows_of(made.tokenizer, TEXTS) and tokenizer.mask_token and tokenizer.unk_token
+    gold = states(made.model, rows)
+    kinds = [(transformers.AutoModel, dict(add_pooling_layer=False), "last_hidden_state", 0)]
+    if made.model.config.head == "transform":
+        kinds.append((transformers.AutoModelForMaskedLM, {}, "logits", 1))
+    for kind, options, output, i in kinds:
+        theirs, report = kind.from_pretrained(path, output_loading_info=True, **options)
+        assert not report["missing_keys"] and not report["mismatched_keys"]
+        with torch.no_grad():
+            assert torch.allclose(gold[i], theirs.eval()(**batch)[output][real], atol=1e-5)
+    vectors = sentence_transformers.SentenceTransformer(str(path), device="cpu").encode(TEXTS)
+    assert np.allclose(vectors, huggingface.encode(made, TEXTS), atol=1e-5)
+    if isinstance(source, str):
+        assert theirs.config.model_type == ("bert" if source == "bert" else "xlm-roberta")
+        assert Tokenizer.read(path / "tokenizer.json").hash == made.tokenizer.hash
+
+
+@pytest.mark.parametrize("pooling, pool", [
+    ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+    ({"pooling_mode": "lasttoken"}, "last")])
+def test_a_folder_of_sentence_transformers_gives_its_vectors_and_goes_back(
+        pooling, pool, folder, tmp_path):
+    from sentence_transformers import SentenceTransformer
+    assert huggingface.read(folder).model.config.pool == "mean"  # without modules.json
+    sentence(pooling)(folder)
+    library = SentenceTransformer(str(folder), device="cpu")
+    texts = [*TEXTS, "the dog " * 9]
+    made = imported(folder, tmp_path / "run")
+    assert (made.model.config.pool, made.model.config.max_positions) == (pool, 7)
+    assert np.allclose(huggingface.encode(made, texts), library.encode(texts), atol=1e-5)
+    back = huggingface.export(tmp_path / "run", tmp_path / "back")
+    vectors = SentenceTransformer(str(back), device="cpu").encode(texts)
+    assert np.allclose(vectors, library.encode(texts), atol=1e-5)
+    library.save(str(tmp_path / "saved"))  # in the spelling of the version that is here
+    for path in (back, tmp_path / "saved"):
+        again = imported(path, tmp_path / f"run-{path.name}")
+        assert (again.model.config.pool, again.model.config.max_positions) == (pool, 7)
+        assert again.first["imported"]["normalize"]

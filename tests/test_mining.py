@@ -1,0 +1,253 @@
+"""Retrieval in many languages and mining: the plain definitions, and files as they are published."""
+
+import itertools
+import json
+import lzma
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_tasks import WORDS, results_of, tiny, tiny_tokenizer
+
+import evaluate
+from corpora import EvaluationRows
+from corpora.program import BadInput
+from tasks import mining
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+def noisy_pairs(count, width, noise, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, width)) + .5
+    return x, x + noise * rng.normal(size=x.shape), rng
+
+
+def test_the_matrix_is_xsim_in_every_direction():
+    x, y, rng = noisy_pairs(40, 6, 1)
+    vectors = {"a": x, "b": y, "c": x + rng.normal(size=x.shape)}
+    texts = {name: [f"{name} {row % 30}" for row in range(40)] for name in "abc"}
+    found = mining.xsim_matrix(vectors, texts=texts)
+    assert found == {(a, b): evaluate.xsim(vectors[a], vectors[b], texts=texts[b])
+                     for a, b in itertools.permutations("abc", 2)}
+    assert found != mining.xsim_matrix(vectors) and min(found.values()) > 0
+    with pytest.raises(ValueError, match=r"\(40, 6\)"):
+        mining.xsim_matrix({"a": x, "b": y[:5]})
+
+
+@pytest.mark.parametrize("found, wanted", [
+    ([0, 0, 2, 2, 2, 5], 100 * (2 / 3 + 2 / 4 + 1) / 6), ([0, 1, 2, 3, 4, 5], 100),
+    ([3] * 6, 100 * 2 / 7 / 6), ([1, 2, 3, 4, 5, 0], 0)])
+def test_buccs_f1_weights_every_row_of_y_as_a_class(found, wanted):
+    assert mining.bucc_f1(torch.eye(6)[found] + .1, torch.eye(6)) == pytest.approx(wanted)
+
+
+def plain_bitext(x, y, k):
+    """Ratio margins of all pairs, from the definition, then the best pairs one by one."""
+    unit_x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    unit_y = y / np.linalg.norm(y, axis=1, keepdims=True)
+    cosines = unit_x @ unit_y.T
+    forward = np.sort(cosines, 1)[:, -k:].mean(1)
+    backward = np.sort(cosines, 0)[-k:].mean(0)
+    margins = cosines / (.5 * (forward[:, None] + backward))
+    candidates = []
+    for i in range(len(x)):
+        candidates.append(max((margins[i, j], i, j) for j in np.argsort(-cosines[i])[:k]))
+    for j in range(len(y)):
+        candidates.append(max((margins[i, j], i, j) for i in np.argsort(-cosines[:, j])[:k]))
+    taken = []
+    for score, i, j in sorted(candidates, reverse=True):
+        if all(i != a and j != b for _, a, b in taken):
+            taken.append((score, i, j))
+    return taken
+
+
+def test_bitext_takes_the_best_pairs_of_both_directions_and_each_row_once():
+    x, y, rng = noisy_pairs(30, 5, 1)
+    y = np.concatenate([y[10:], rng.normal(size=(8, 5))])
+    wanted = plain_bitext(x, y, 4)
+    sources, targets, scores = mining.bitext(x, y)
+    assert list(zip(sources.tolist(), targets.tolist())) == [(i, j) for _, i, j in wanted]
+    assert scores.tolist() == pytest.approx([score for score, _, _ in wanted])
+    assert len(set(sources.tolist())) == len(sources)
+
+
+def test_the_threshold_is_the_best_cut_of_all():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        scores = torch.tensor(sorted(rng.integers(8, size=12) / 4, reverse=True))
+        right = torch.tensor(rng.random(12) < .4)
+
+        def f1(cut):
+            return 2 * int(right[scores >= cut].sum()) / (int((scores >= cut).sum()) + 9)
+
+        assert f1(mining.threshold(scores, right, 9)) == max(map(f1, scores.tolist()))
+    yes = torch.tensor([True, True, False])
+    assert mining.threshold(torch.tensor([3., 2, 1]), yes, 2) == 1.5
+    assert mining.threshold(torch.tensor([3., 2]), yes[:2], 2) == 2      # nothing after the last
+    assert mining.threshold(torch.tensor([3., 2]), ~yes[:2], 2) == 0
+    assert mining.threshold(torch.zeros(0), torch.zeros(0) > 0, 2) == 0
+
+
+def test_mining_is_the_plain_definition_and_leaves_repeated_sentences_out():
+    parts = []
+    plain = []
+    for seed in (0, 1):
+        x, y, rng = noisy_pairs(40, 6, .7, seed)
+        y = np.concatenate([y[:25], rng.normal(size=(15, 6)) + .5])
+        x[30] = x[3]                                     # x_3 and y_4 occur twice
+        y[31] = y[4]
+        x_texts = [f"x {3 if row == 30 else row} " for row in range(40)]
+        y_texts = [f"y {4 if row == 31 else row}" for row in range(40)]
+        parts.append((x, y, x_texts, y_texts, {(row, row) for row in range(25)}))
+        x_rows = [row for row in range(40) if row != 30]
+        y_rows = [row for row in range(40) if row != 31]
+        found = plain_bitext(x[x_rows], y[y_rows], 4)
+        found = [(score, x_rows[i], y_rows[j]) for score, i, j in found]
+        plain.append([(score, i == j < 25) for score, i, j in found if i != 3 and j != 4])
+
+    def counts(part, cut):
+        taken = [right for score, right in part if score >= cut]
+        return sum(taken) / len(taken), sum(taken) / 25
+
+    def f1(part, cut):
+        return 2 * math.prod(counts(part, cut)) / sum(counts(part, cut))
+
+    found = mining.bucc_mine(*parts)
+    wanted = max((score for score, right in plain[0] if right), key=lambda cut: f1(plain[0], cut))
+    below = max(score for score, _ in plain[0] if score < wanted)
+    assert found["threshold"] == pytest.approx((wanted + below) / 2)
+    precision, recall = counts(plain[1], found["threshold"])
+    assert 0 < recall < precision < 1
+    assert found["precision"] == pytest.approx(100 * precision)
+    assert found["recall"] == pytest.approx(100 * recall)
+    assert found["f1"] == pytest.approx(100 * f1(plain[1], found["threshold"]))
+    assert found["f1_tune"] == pytest.approx(100 * f1(plain[0], wanted))
+
+
+# ---- tasks
+
+
+def test_the_matrix_and_buccs_f1_are_averaged_over_languages(tokenizer):
+    texts = {"en": WORDS, "de": [text.upper() for text in WORDS], "ru": WORDS[::-1]}
+    found = results_of(tiny(), tokenizer, EvaluationRows("x", texts), ["matrix", "bucc"])
+    vectors = {name: evaluate.embed(tiny(), tokenizer, lines) for name, lines in texts.items()}
+    pairs = list(itertools.permutations(texts, 2))
+    for a, b in pairs:
+        error = evaluate.xsim(vectors[a], vectors[b], texts=texts[b])
+        assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(error)
+    mean = np.mean([found[f"matrix/xsim/{a}-{b}"] for a, b in pairs])
+    assert found["matrix/xsim"] == pytest.approx(mean)
+    into = (found["matrix/xsim/de-en"] + found["matrix/xsim/ru-en"]) / 2
+    assert found["matrix/xsim/into/en"] == pytest.approx(into)
+    f1 = mining.bucc_f1(vectors["en"], vectors["de"])
+    assert found["bucc/f1/en-de"] == pytest.approx(f1)
+    assert found["bucc/f1"] == pytest.approx((found["bucc/f1/de-en"] + found["bucc/f1/ru-en"]) / 2)
+    assert found["matrix/rows"] == found["bucc/rows"] == len(WORDS)
+
+
+def test_altered_sentences_know_their_rows_and_strangers_are_counted(tmp_path, capsys):
+    altered = {text.replace("cat ", "dog "): {"src": text, "errtype": "entity"} for text in WORDS}
+    for text in WORDS[::4]:
+        altered[f"{text} not"] = {"src": f" {text}", "errtype": "negation"}
+    lines = tmp_path / "eng_Latn_augmented.devtest"
+    types = tmp_path / "types.json"
+    lines.write_text("".join(f"{text}\n" for text in altered), encoding="utf-8")
+    types.write_text(json.dumps(altered), encoding="utf-8")
+    hard = mining.hard_rows(lines, types, WORDS)
+    assert len(hard) == 15 and {kind for _, _, kind in hard} == {"entity", "negation"}
+    for text, row, _ in hard:
+        assert WORDS[row] == text.replace("dog ", "cat ").removesuffix(" not")
+    lines.write_text("".join(f"{text}\n" for text in [*altered, "a stranger"]), encoding="utf-8")
+    found = mining.hard_rows(lines, types, WORDS)
+    assert found == [*hard, ("a stranger", -1, "misaligned")]
+    assert "1 of 16 altered sentences have no type" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="first language must be the altered one"):
+        mining.hard_rows(lines, types, [text.upper() for text in WORDS])
+    types.write_text("[1]", encoding="utf-8")
+    with pytest.raises(BadInput, match="not a JSON object"):
+        mining.hard_rows(lines, types, WORDS)
+
+
+def test_tatoeba_reads_tables_and_lasers_pairs_of_files(tokenizer, tmp_path):
+    texts = {"deu": [text.upper() for text in WORDS], "fra": [text.title() for text in WORDS]}
+    with lzma.open(tmp_path / "deu-eng.tsv.xz", "wt", encoding="utf-8") as file:
+        rows = [f"{a}\t{b}\n" for a, b in zip(texts["deu"], WORDS)]
+        file.write("deu\teng\n" + "".join(rows))
+    for name, lines in (("fra", texts["fra"]), ("eng", WORDS)):
+        path = tmp_path / f"tatoeba.fra-eng.{name}"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = results_of(tiny(), tokenizer, None, ["tatoeba"], files=tmp_path)
+    gold = evaluate.embed(tiny(), tokenizer, WORDS)
+    for name, lines in texts.items():
+        x = evaluate.embed(tiny(), tokenizer, lines)
+        assert found[f"tatoeba/accuracy/{name}-eng"] == pytest.approx(evaluate.top1(x, gold))
+        assert found[f"tatoeba/accuracy/eng-{name}"] == pytest.approx(evaluate.top1(gold, x))
+    mean = (found["tatoeba/accuracy_into_eng"] + found["tatoeba/accuracy_from_eng"]) / 2
+    assert found["tatoeba/accuracy"] == pytest.approx(mean) and found["tatoeba/rows"] == 24
+    assert found["tatoeba/error"] == pytest.approx(100 - mean)
+    (tmp_path / "tatoeba.fra-eng.eng").unlink()
+    with pytest.raises(BadInput, match="fra-eng.eng"):
+        results_of(tiny(), tokenizer, None, ["tatoeba"], files=tmp_path)
+
+
+def test_pairs_of_texts_have_the_affixes_of_the_columns(tokenizer):
+    affixes = [[[20], [3]], [[21, 22], [3]]]
+    rows = EvaluationRows("x", {"a": WORDS, "b": WORDS})
+    evaluation = evaluate.Evaluation(tiny(), tokenizer, rows, affixes)
+    x, y = mining.embed_pair(evaluation, ["the cat", "dogs"], ["seven"])
+    wanted = evaluate.embed(tiny(), tokenizer, ["the cat", "dogs"], *affixes[1])
+    assert torch.allclose(x, wanted, atol=1e-6)
+    assert torch.allclose(y, evaluate.embed(tiny(), tokenizer, ["seven"], *affixes[0]), atol=1e-6)
+
+
+def mining_files(folder, part, change=str.upper):
+    """Of the first eight sentences both sides have a translation, in another order; two more on
+    each side have none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sides = {"de": [change(text) for text in WORDS[:10]], "en": [*WORDS[7::-1], *WORDS[10:]]}
+    for name, lines in sides.items():
+        text = "".join(f"{name}-{row}\t{line}\n" for row, line in enumerate(lines))
+        (folder / f"de-en.{part}.{name}").write_text(text, encoding="utf-8")
+    gold = "".join(f"de-{row}\ten-{7 - row}\n" for row in range(8))
+    (folder / f"de-en.{part}.gold").write_text(gold, encoding="utf-8")
+
+
+def test_mining_reads_buccs_folders_and_finds_what_is_the_same(tokenizer, tmp_path):
+    mining_files(tmp_path / "bucc2018" / "a" / "de-en", "sample")
+    mining_files(tmp_path / "bucc2018" / "b" / "de-en", "training", str)     # the very same
+    found = results_of(tiny(), tokenizer, None, ["mine"], files=tmp_path)
+    gold = {(row, 7 - row) for row in range(8)}
+    y = evaluate.embed(tiny(), tokenizer, [*WORDS[7::-1], *WORDS[10:]])
+    parts = []
+    for change in (str.upper, str):
+        x = evaluate.embed(tiny(), tokenizer, [change(text) for text in WORDS[:10]])
+        parts.append((x, y, WORDS[:10], WORDS[:10], gold))
+    for name, value in mining.bucc_mine(*parts).items():
+        assert found[f"mine/{name}/de-en"] == pytest.approx(value)
+    assert found["mine/recall"] == 100 and found["mine/rows"] == 20
+    mining_files(tmp_path / "bucc2018" / "de-en", "test", str)   # then training sets the threshold
+    same = results_of(tiny(), tokenizer, None, ["mine"], files=tmp_path)
+    assert same["mine/f1_tune"] == same["mine/f1"] > found["mine/f1_tune"]
+
+
+def test_mining_says_what_is_missing_and_which_line_is_wrong(tokenizer, tmp_path):
+    def refused(message):
+        with pytest.raises(BadInput, match=message):
+            results_of(tiny(), tokenizer, None, ["mine"], files=tmp_path)
+
+    refused("de-en.training.gold is missing.*python -m corpora.download bucc2018")
+    mining_files(tmp_path, "sample")
+    mining_files(tmp_path, "training")                   # also without a folder of that name
+    (tmp_path / "de-en.sample.en").unlink()
+    refused("de-en.sample.en is missing")
+    mining_files(tmp_path, "sample")
+    with open(tmp_path / "de-en.training.gold", "a", encoding="utf-8") as file:
+        file.write("de-1\ten-99\n")
+    refused("de-en.training.gold:9: .*en-99' is not two ids")
+    (tmp_path / "de-en.training.de").write_text("no tab\n", encoding="utf-8")
+    refused("de-en.training.de:1: .*no tab' is not id<TAB>sentence")

@@ -1,0 +1,262 @@
+"""corpora/: files in all their spellings, embedded corpora, evaluations; flags and exit status."""
+
+import gzip
+import json
+import lzma
+import tracemalloc
+
+import pytest
+
+from corpora import evaluation_rows, open_text, toy, train_texts
+from corpora.program import BadInput, Parser, comma_list, exit_status
+from corpora.text import TextFiles, held_out
+
+PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
+TURNS = {"system": "s", "user": "u", "assistant": "a"}
+
+
+def write(path, text):
+    raw = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(raw))
+    return str(path)
+
+
+def tsv(path, rows, header="en\tde\n"):
+    return write(path, header + "".join("\t".join(row) + "\n" for row in rows))
+
+
+def lines(*objects):
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects)
+
+
+def rows(spec, split="all", **options):
+    return list(open_text(spec, **options).rows(split))
+
+
+# ---- formats
+
+
+FORMATS = {
+    "a.tsv": ("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS), ("en", "de")),
+    "b.tsv": ("".join(f"{a}\t{b}\r\n" for a, b in PAIRS), ("src", "tgt")),
+    "c.csv": ("src,trg\n" + "".join(f'"{a}",{b}\n' for a, b in PAIRS), ("src", "trg")),
+    "d.jsonl": (lines(*({"translation": {"en": a, "de": b}} for a, b in PAIRS)), ("en", "de")),
+    "e.jsonl": (lines(*({"src": a, "tgt": b, "id": 1} for a, b in PAIRS)), ("src", "tgt")),
+    "h": ("\ufeff" + "".join(f"{a}\t{b}\n" for a, b in PAIRS).strip(), ("src", "tgt")),
+}
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_plain_or_compressed_gives_the_same_rows(tmp_path, name, ending):
+    text, columns = FORMATS[name]
+    source = open_text(write(tmp_path / (name + ending), text))
+    assert source.columns == columns and list(source.rows("all")) == PAIRS
+
+
+@pytest.mark.parametrize("record, row", [
+    (TURNS, ("u", "a", "s")),
+    ({"messages": [{"role": role, "content": TURNS[role]} for role in TURNS]}, ("u", "a", "s")),
+    ({"user": "u", "assistant": "a"}, ("u", "a", "")),
+    ({"question": "q", "answer": ["x", "y"]}, ("q", "x; y")),
+    ({"ctx": "c", "endings": ["p", "q"], "label": "1"}, ("c\nA) p\nB) q", "B", ""))])
+def test_chats_and_questions_have_two_sides_and_a_system_text_is_none(tmp_path, record, row):
+    source = open_text(write(tmp_path / "a.jsonl", lines(record)))
+    assert source.columns[2:] == ("system",)[:len(row) - 2] and source.sides == 2
+    assert list(source.rows("all")) == [row]
+
+
+def test_parallel_files_are_put_side_by_side_and_others_one_after_the_other(tmp_path):
+    paths = [write(tmp_path / f"c.de-en.{lang}.gz", f"{lang} 1\n{lang} 2\n")
+             for lang in ("de", "en")]
+    assert open_text(",".join(paths)).columns == ("de", "en")
+    assert rows(paths) == [("de 1", "en 1"), ("de 2", "en 2")]
+    two = [tsv(tmp_path / "x.tsv", [("a", "b")]), tsv(tmp_path / "y.tsv", [("c", "d")], "en\tfr\n")]
+    assert open_text(two).name == "x+y" and rows(two) == [("a", "b", ""), ("c", "", "d")]
+
+
+def test_a_folder_of_languages_is_one_table_with_english_first(tmp_path):
+    for code in ("deu_Latn", "eng_Latn", "fra_Latn"):
+        write(tmp_path / f"{code}.devtest", f"{code} 0\n{code} 1\n")
+    assert open_text(tmp_path).columns == ("eng_Latn", "deu_Latn", "fra_Latn")
+    found = evaluation_rows(str(tmp_path), ["fra_Latn", "deu_Latn"], "all").texts
+    assert found == {name: [f"{name} 0", f"{name} 1"] for name in ("fra_Latn", "deu_Latn")}
+    assert evaluation_rows(str(tmp_path), ["fra_Latn"], "all").texts.keys() == {"fra_Latn"}
+
+
+def test_only_line_ends_are_stripped_and_a_text_has_one_row_on_a_line(tmp_path):
+    path = write(tmp_path / "a.txt", "  two  spaces \u2028 inside \r\n\n   \nlast")
+    assert rows(path) == [("  two  spaces \u2028 inside ",), ("last",)]
+    path = write(tmp_path / "b.jsonl", lines({"text": "one\n\ntwo", "title": "t"}))
+    assert rows(path) == [("one",), ("two",)]
+    assert rows(path, langs="title,text") == [("t", "one\n\ntwo")]
+
+
+def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path):
+    table = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("3", "g", "", ""), ("4", "", "h", "i")]
+    source = open_text(tsv(tmp_path / "w.tsv", table, "id\ten\tde\tfr\n"))
+    assert list(source.rows("all")) == [("a", "b", "c"), ("d", "", "f"), ("", "h", "i")]
+    assert "0 bad lines and 1 rows with too little text in en, de, fr" in source.left_out()
+    assert rows(source.paths, langs="fr,en") == [("c", "a"), ("f", "d")]
+    whole = evaluation_rows(source.paths, split="all").texts
+    assert whole == {"en": ["a"], "de": ["b"], "fr": ["c"]}
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("a.tsv", "en\tde\na\tb\na\tb\tc", "a.tsv:3: 3 cells, but 2 columns (en, de)"),
+    ("a.tsv", "en\tde\na\tb\n \tb\n", "a.tsv:3: empty 'en'"),
+    ("a.csv", 'src,trg\na,b\n"a,b\n', "a.csv:3: unexpected end of data"),
+    ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON"),
+    ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: 'utf-8' codec can't"),
+    ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user"}]}),
+     'a.jsonl:2: "messages" must be one user turn'),
+    ("a.txt", b"fine\n\xe4\n", "a.txt:2: not UTF-8 at byte 0"),
+    ("a.txt", "fine\n" + "x" * 20_000, "a.txt:2: a word of 20,000 characters")])
+def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(tmp_path, name, text, said):
+    path = write(tmp_path / name, text)
+    with pytest.raises(BadInput, match="^[^\n]*--skip-bad$") as error:
+        rows(path)
+    assert said in str(error.value)
+    source = open_text(path, skip_bad=True)
+    assert len(list(source.rows("all"))) == 1 and source.dropped == 1
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("a.txt.gz", "", "is empty"), ("a.jsonl", "hello", ":1: not JSON"),
+    ("a.csv", "A b.,C d.\n", "a.csv:1: 2 columns, but the first line does not"),
+    ("a.tsv", "en\ten\na\tb\n", "a.tsv:1: the header names a column twice: en, en"),
+    ("a.jsonl", '{"premise": "q"}', "a.jsonl:1: no known keys among 'premise'"),
+    ("cut.txt.gz", "line\n" * 9_999, "damaged or cut short"),
+    ("cut.txt.xz", "line\n" * 9_999, "damaged or cut short")])
+def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, name, text, said):
+    path = tmp_path / name
+    write(path, text)
+    if name.startswith("cut"):
+        path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadInput, match="^[^\n]*$") as error:
+        rows(path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("spec, langs, said", [
+    ("a.tsv", "en,dee", "--langs dee: a.tsv has the columns en, de; did you mean de"),
+    ("toyy", "", "neither a file nor one of toy, documents, regex, pydoc; did you mean toy"),
+    ("no.tsv", "", "there is no file no.tsv"), (".", "", ". must hold files CODE.devtest")])
+def test_wrong_names_are_answered_with_the_right_ones(tmp_path, monkeypatch, spec, langs, said):
+    tsv(tmp_path / "a.tsv", PAIRS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=said):
+        open_text(spec, langs)
+
+
+def test_parallel_files_of_unequal_length_are_refused_even_when_bad_lines_are_skipped(tmp_path):
+    paths = [write(tmp_path / "c.de", "a\nb\n"), write(tmp_path / "c.en", "a\nb\nextra\nmore\n")]
+    with pytest.raises(BadInput, match="c.de has 2 lines, .*c.en has more.*c.en:3: 'extra'"):
+        rows(paths, skip_bad=True)
+    write(tmp_path / "c.de", b"a\n\xff\nc\nd\n")
+    assert rows(paths, skip_bad=True) == [("a", "a"), ("c", "extra"), ("d", "more")]
+
+
+# ---- reading
+
+
+def test_reading_is_lazy_and_stops_when_it_has_the_rows_of_an_evaluation(tmp_path, monkeypatch):
+    path = write(tmp_path / "big.txt.gz", "a line of text that is repeated\n" * 20_000)
+    tracemalloc.start()
+    assert sum(1 for _ in TextFiles([path]).rows("all")) == 20_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300_000  # of 640,000 characters
+    read = []
+    parse = TextFiles._parse
+    monkeypatch.setattr(TextFiles, "_parse", lambda *args: read.append(1) or parse(*args))
+    assert len(evaluation_rows(path, split="all", limit=30).texts["text"]) == 30
+    assert len(read) == 30
+    read.clear()
+    assert len(evaluation_rows(path, split="test", limit=5).texts["text"]) == 5
+    assert 20_000 < len(read) < 23_000  # counted once; then the first five of 200 held out
+
+
+def test_held_out_rows_are_the_same_for_any_columns_and_never_trained_on(tmp_path):
+    table = [(f"a{i}", f"b{i}" if i % 3 else "", f"c{i}") for i in range(3000)]
+    path = tsv(tmp_path / "w.tsv", table, "en\tde\tfr\n")
+    train, valid = rows(path, "train"), rows(path, "valid")
+    assert valid == rows(path, "test") and len(valid) == 200
+    assert sorted(train + valid) == sorted(table)
+    assert rows(path, "valid", langs="en,de") == [(a, b) for a, b, _ in valid if b]
+    assert train_texts(path) == {text for row in train if all(row) for text in row}
+    assert len(train_texts(path, ["en"], holdout=False)) == 3000
+    sizes = [len(held_out(count)) for count in (9, 100, 2000, 50_000, 10 ** 6)]
+    assert sizes == [0, 10, 200, 500, 1000]
+
+
+# ---- embedded corpora and evaluations
+
+
+@pytest.mark.parametrize("name, columns", [("toy", toy.LANGUAGES), ("regex", ("english", "regex")),
+                                           ("documents", ("text",)), ("pydoc", ("text",))])
+def test_an_embedded_corpus_is_the_same_every_time_and_its_splits_share_no_row(name, columns):
+    splits = ("train", "valid", "test")
+    found = {split: rows(name, split, count=9) for split in splits}
+    assert open_text(name).columns == columns and all(found.values())
+    assert len({row for split in splits for row in found[split]}) == sum(map(len, found.values()))
+    assert rows(name, "valid", count=9, langs=columns[-1:]) == [row[-1:] for row in found["valid"]]
+
+
+def test_the_rows_of_an_evaluation():
+    found = evaluation_rows("toy", ["de", "en"], "valid", 30)
+    meanings = toy.meanings("valid", 30)
+    assert found.name == "toy" and list(found.texts) == ["de", "en"]
+    assert found.texts["en"] == [toy.render(meaning, "en") for meaning in meanings]
+    assert all(text != found.texts["de"][row] for text, row, _ in found.hard)
+    texts, classes = found.labelled
+    assert texts == found.texts["de"] and set(classes["tense"]) == {"past", "present", "future"}
+    assert len(found.graded) == 30 and all(0 <= score <= 5 for _, _, score in found.graded)
+    documents = evaluation_rows("documents", limit=9)
+    assert len(documents.texts["text"]) == len(documents.graded) == 9 and documents.labelled
+    pydoc = evaluation_rows("pydoc", split="all", limit=5)
+    assert len(pydoc.texts["text"]) == 5 and pydoc[2:] == (None, (), None, ())
+
+
+def test_system_texts_of_an_evaluation_stand_beside_the_columns(tmp_path):
+    path = write(tmp_path / "a.jsonl", lines(*[TURNS] * 20))
+    found = evaluation_rows(path, system=True)
+    assert found.system == ["s"] * 2 and found.texts == {"user": ["u"] * 2, "assistant": ["a"] * 2}
+    assert evaluation_rows(path).system is None
+    with pytest.raises(BadInput, match="toy has no system texts"):
+        evaluation_rows("toy", system=True)
+
+
+# ---- programs
+
+
+@pytest.mark.parametrize("words, said", [
+    (["go", "--lang", "en"], "unknown flag --lang; did you mean --langs?"),
+    (["--place=x", "go"], "unknown flag --place: it is no flag of ours"),
+    (["--size", "x"], "invalid int value: 'x'")])
+def test_flags_are_refused_in_one_line_and_may_be_written_with_either_mark(capsys, words, said):
+    parser = Parser("prog.py", explain={"--place": "it is no flag of ours"}.get)
+    parser.add_argument("--size", type=int)
+    command = parser.add_subparsers(dest="command").add_parser("go")
+    command.add_argument("--langs", type=comma_list)
+    command.add_argument("--skip-bad", action="store_true")
+    found = vars(parser.parse_args(["--size=3", "go", "--langs", "en, de,en,", "--skip_bad"]))
+    assert found == {"size": 3, "command": "go", "langs": ["en", "de"], "skip_bad": True}
+    assert exit_status(parser.parse_args, words) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and shown.startswith("error: ") and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("error, status, said", [
+    (BadInput("no such thing"), 2, "error: no such thing\n"), (KeyboardInterrupt(), 130, "stopped"),
+    (OSError(28, "No space left", "a.txt"), 2, "error: a.txt: No space left; choose another")])
+def test_a_program_ends_with_a_status_and_one_line(capsys, error, status, said):
+    def work(error):
+        raise error
+    assert exit_status(work, error) == status
+    shown = capsys.readouterr()
+    assert shown.err.startswith(said) and shown.err.count("\n") == 1 and not shown.out
+    assert exit_status(lambda: None) == 0 and exit_status(lambda: 3) == 3
