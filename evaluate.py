@@ -77,7 +77,7 @@ def embed_rows(model, rows, tokens_per_batch=4096, progress=False, pool=None):
     def read(packed):
         return model.pool(model(packed), packed, pool).float().cpu()  # (rows of the batch, D)
 
-    vectors = read_rows(model, rows, read, tokens_per_batch, progress)
+    vectors = read_rows(model, rows, read, tokens_per_batch, progress)  # N of (D,)
     return torch.stack(vectors) if rows else torch.empty(0, model.config.width)
 
 
@@ -85,7 +85,7 @@ def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None, prog
           pool=None):
     """N texts -> vectors (N, D), float32 on the CPU, of rows [CLS] prefix text suffix, the suffix
     None being [SEP], cut to max_length tokens or what the model takes."""
-    longest = min(max_length or math.inf, model.config.max_positions)
+    longest = min(max_length or math.inf, model.config.max_positions)  # in tokens
     rows = rows_of(tokenizer, texts, prefix, suffix, max_length=longest)
     return embed_rows(model, rows, progress=progress, pool=pool)
 
@@ -468,7 +468,8 @@ def linear_probe(x, labels, queries, gold, penalty=1e-2):
     """Percent of the queries (M, D) whose class a linear map finds, trained on x (N, D), N labels:
     ridge regression on one-hot classes, in closed form."""
     classes = sorted(set(labels), key=str)
-    targets = F.one_hot(torch.tensor([classes.index(label) for label in labels])).double()
+    targets = torch.tensor([classes.index(label) for label in labels])
+    targets = F.one_hot(targets).double()                            # (N, classes)
     center = x.double().mean(0)                                      # (D,)
     z = x.double() - center                                          # (N, D)
     gram = z.T @ z                                                   # (D, D)
@@ -489,7 +490,7 @@ def rank_correlation(a, b):
         ranks = (count.cumsum(0) - (count.double() - 1) / 2)[place]  # equal values share theirs
         centred.append(ranks - ranks.mean())
     x, y = centred
-    return (x @ y / (x.norm() * y.norm()).clamp(min=1e-300)).item()
+    return (x @ y / (x.norm() * y.norm()).clamp(min=1e-300)).item()  # 0 / 0 is no correlation
 
 
 # ---- a model and the rows it is asked about
@@ -966,7 +967,10 @@ def main(argv=None):
     if options.json:
         print(json.dumps(results))
         return
-    print(table(results, opened.untrained if name == "eval.json" else None))
+    before = opened.untrained if name == "eval.json" else None
+    print(table(results, before))
+    if before:
+        print("untrained: at step 0, on the run's rows for validation")
     if "geometry/rankme" in results:
         print(diagnose(results, evaluation.views)[1])
 

@@ -68,7 +68,7 @@ class Packed:
         starts = ends - lengths
         counts = [len(row) for row in rows]
         first_of_row = np.repeat(np.cumsum(counts) - counts, counts)  # (S,)
-        prefixes = np.zeros((len(segments), 2), np.int64)  # start in the line, length
+        prefixes = np.zeros((len(segments), 2), np.int64)  # start, length
         for i, segment in enumerate(segments):
             if segment.prefix:
                 earlier, length = segment.prefix
@@ -81,7 +81,7 @@ class Packed:
         first, length = prefixes[owner].T
         key_ranges = np.stack([starts[owner], last, first, first + length], 1)
         positions = index - starts[owner] + length
-        for segment, start, end in zip(segments, starts, ends):
+        for segment, start, end in zip(segments, starts, ends, strict=True):
             if segment.positions is not None:
                 positions[start:end] = segment.positions
         tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int64)
@@ -441,7 +441,7 @@ class Model(nn.Module):
         start = caches[0].length if caches else 0
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         x, angles = self.embed_tokens(tokens, positions)  # (R, n, D)
-        for block, cache in zip(self.blocks, caches):
+        for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, None, angles, cache)
         return self.logits(self.final_norm(x[:, -1]))
 
@@ -505,8 +505,8 @@ def load(path, device="cpu"):
     try:
         config = saved["config"]
         if "norm_place" in config:
-            raise BadInput(f"{path} was written by the first edition of nanoJEPA: train it again, "
-                           "or use that edition")
+            raise BadInput(f"{path} was written by the first edition of nanoJEPA: train again, or "
+                           "use that edition")
         model = Model(ModelConfig(**config)).to(device)
         load_weights(model, saved["weights"], path)
     except (KeyError, TypeError) as error:  # a part or a field that is not there, another type

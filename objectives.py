@@ -14,12 +14,12 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from corpora.program import BadInput
 from data import ROLES, corrupt, exact_mask, sample_mask, span_mask, whole_word_mask
+from kernels.all_gather import all_gather_with_grad
 from kernels.cross_entropy import linear_cross_entropy, upcast
 from model import Block, ModelConfig, Packed, Segment, sinusoids, validate
 
@@ -171,28 +171,6 @@ def align(kind, x, y, temperature=0.07, seed=0, keep_self=False, both=True):
     if kind == "none":
         return 0 * upcast(x).sum()  # not a plain 0: DDP waits for every parameter's gradient
     return WITHOUT_OPTIONS[kind](x, y)
-
-
-class AllGather(torch.autograd.Function):
-    """(N, D) -> (world x N, D); the gradient is the sum of what all ranks want of these rows."""
-
-    @staticmethod
-    def forward(ctx, x):
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous()
-        dist.all_reduce(grad)
-        return grad.chunk(dist.get_world_size())[dist.get_rank()]
-
-
-def all_gather_with_grad(x):
-    """The items of all ranks, (world x N, D): each computes the loss of the whole batch, and DDP's
-    mean of the summed gradients is the gradient of one big batch."""
-    return AllGather.apply(x) if dist.is_available() and dist.is_initialized() else x
 
 
 # ---- what objectives are made of
@@ -625,7 +603,7 @@ class Bepa(Objective):
         keep_self: bool = False  # of info_nce: a vector is its own negative (released code)
         order: Literal["random", "given"] = "random"  # which sentence of a pair stands first
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"  # rows of the MLM
-        cls_view: Literal["hidden", "masked", "clean"] = "hidden"  # how it hides the other
+        cls_view: Literal["hidden", "masked", "clean"] = "hidden"  # where the other sentence is
         predictor: Literal["identity", "linear", "mlp"] = "identity"  # of CLS_2 from CLS_1
         mask_ratio: float = 0.15  # share of the tokens that become targets
 
@@ -836,14 +814,13 @@ class Hybrid(Objective):
     pool = "mean"
     paper = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
                  weight_decay=0.05, clip=0.0, data="documents")
-    toy = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, min_keep=4, predictor_width=64,
-               predictor_layers=2, predictor_heads=4)
+    toy = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, predictor_width=64, predictor_layers=2,
+               predictor_heads=4)
 
     @dataclass(frozen=True)
     class Config:
-        # distance to the teacher's states
-        align: Literal["cosine", "smooth_l1", "mse", "vicreg", "barlow"] = "cosine"
-        balance: Literal["learned", "fixed", "scheduled", "uncertainty"] = "learned"  # lambda
+        align: Literal["cosine", "smooth_l1", "mse", "vicreg", "barlow"] = "cosine"  # latent loss
+        balance: Literal["learned", "fixed", "scheduled", "uncertainty"] = "learned"  # of lambda
         balance_start: float = 0.5  # lambda at step 0, or its fixed value
         balance_end: float = 0.5  # lambda at the last step, if scheduled
         target_blocks: int = 2  # blocks to predict in each row
@@ -860,8 +837,8 @@ class Hybrid(Objective):
         predictor_layers: int = 6  # its blocks
         predictor_heads: int = 8  # its attention heads
         mask_ratio: float = 0.15  # share of the tokens that MLM restores
-        masking: Literal["token", "word", "span"] = "token"  # what MLM hides: words are whole
-        mask_special: bool = False  # token may be [CLS] or [SEP] too (released code)
+        masking: Literal["token", "word", "span"] = "token"  # what MLM hides
+        mask_special: bool = False  # with token: [CLS] and [SEP] too (released code)
 
         def __post_init__(self):
             validate(self, at_least={0: "predictor_layers min_keep block_base", 1: "target_blocks"},

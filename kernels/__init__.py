@@ -8,6 +8,7 @@
     positions.py       sinusoids and rotary positions
     lora.py            low-rank differences to frozen weights
     cross_entropy.py   the loss over a large vocabulary, without its logits
+    all_gather.py      the vectors of all processes, with gradients
 
 Here: which back end computes attention over the packed line, and what it must know of a batch.
 """

@@ -36,7 +36,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         ctx.grads = []
-        for x, needed in zip((states, weight, bias), ctx.needs_input_grad):
+        for x, needed in zip((states, weight, bias), ctx.needs_input_grad[:3], strict=True):
             ctx.grads.append(zeros_like_upcast(x) if needed else None)
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
@@ -65,8 +65,9 @@ def add_chunks(states, weight, bias, targets, softcap, grads):
         part = states[start:start + rows]
         logits = F.linear(part, weight, bias)  # (n, V)
         few = max(1, rows // 8)  # the copies in float32 are of an eighth of the chunk
-        for some, wanted in zip(logits.split(few), targets[start:start + rows].split(few)):
-            total = total + to_gradient(some, wanted, softcap)
+        for some in range(0, len(part), few):
+            wanted = targets[start + some:start + rows][:few]
+            total = total + to_gradient(logits[some:some + few], wanted, softcap)
         # From here on `logits` are the gradients of the logits.
         if to_states is not None:
             to_states[start:start + rows] = logits @ weight

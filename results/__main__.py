@@ -3,6 +3,7 @@
     python -m results compare RUN RUN ...     mean and deviation over seeds, paired tests
     python -m results inspect --objective X   one batch as text and as a mask
     python -m results flops --objective X     compute of a step; --match RUN: steps that equal a run
+    python -m results memory                  which batch fits which GPU, computed
     python -m results plots RUN ...           spectrum, vectors, cosines, retrieval, curves
     python -m results bench                   attention and steps against their peers
     python -m results picture                 draws the README's picture
@@ -19,7 +20,7 @@ from corpora.program import BadInput, did_you_mean, exit_status
 
 from . import run
 
-TOOLS = ("compare", "inspect", "flops", "plots", "bench", "picture", "readme")
+TOOLS = ("compare", "inspect", "flops", "memory", "plots", "bench", "picture", "readme")
 
 
 def work(arguments):

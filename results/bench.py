@@ -7,7 +7,7 @@ It writes results/gpu/bench.json and bench.md; results/gpu/targets.md says what 
 Without a CUDA GPU the counts, the host's work, and steps of toy size are measured. Time on a GPU is
 the device's (Triton's do_bench, which empties the cache); a peer that cannot run says why.
 """
-# First the shapes and the clock, then tiles, attention, whole steps, and their parts.
+# First the shapes and the clock, then tiles, attention, and whole steps.
 
 import inspect
 import json
@@ -15,6 +15,7 @@ import platform
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +29,16 @@ from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 from kernels import schedule
 from kernels.cross_entropy import linear_cross_entropy
-from model import DECODER, Model, ModelConfig, Packed, Segment
-from model import each_tensor, set_attention, size_config
+from model import (
+    DECODER,
+    Model,
+    ModelConfig,
+    Packed,
+    Segment,
+    each_tensor,
+    set_attention,
+    size_config,
+)
 from objectives import LlmJepa, Mexma, Ntp, koleo, mse
 
 from .compare import markdown
@@ -37,7 +46,6 @@ from .compare import markdown
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 XLMR_VOCAB = 250_002
-LLAMA = dict(vocab=128256, width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192)
 
 
 class Shape(NamedTuple):
@@ -80,7 +88,6 @@ def shapes():
     documents = lengths(600, .8, 20, 2048, 54)
     return {
         "sentences 8-40": Shape(blank(sentences), 16, 16, 64),
-        "all of length 1": Shape(blank(np.ones(4096, int)), 16, 16, 64),
         "MEXMA encoder, mean 35": Shape(blank(lengths(35, .7, 4, 200, 600)), 16, 16, 64),
         "MEXMA head, mean 35": Shape(blank(lengths(35, .7, 4, 200, 300)), 8, 8, 128),
         "BERT-JEPA pairs, mean 90": Shape(blank(lengths(90, .5, 10, 256, 128)), 12, 12, 64),
@@ -184,7 +191,7 @@ def tiles():
                "tokens in local tiles, %": round(100 * local / len(packed.tokens), 1)}
         for kind, count in computed.items():
             row[kind] = round(count / pairs, 2)
-        times = [core(lambda shape=shape: plan_of(shape)) for _ in range(5)]
+        times = [core(partial(plan_of, shape)) for _ in range(5)]
         table[name] = row | {"plan, ms": round(statistics.median(times), 3)}
     return {"Tiles: computed over visible pairs, sm_90's sizes; the plan, on the host": table}
 
@@ -270,7 +277,27 @@ def ours(shape):
     return run
 
 
-PEERS = {"ours": ours, "FlexAttention": flex, "torch varlen": varlen, "SDPA, padded": padded}
+PEERS = {"FlexAttention": flex, "torch varlen": varlen, "SDPA, padded": padded}
+
+
+def backward(run, line):
+    torch.autograd.grad(run(line).sum(), line)
+
+
+def agreeing(shape, line):
+    """{peer: its function} of those that give what ours gives, and why the others do not."""
+    runs = {"ours": ours(shape)}
+    right = runs["ours"](line)
+    failed = {}
+    for peer, make in PEERS.items():
+        try:
+            run = make(shape)
+            if (run(line) - right).abs().max() > 0.03:
+                raise ValueError("disagrees with ours")
+            runs[peer] = run
+        except Exception as error:  # as in `interleaved`
+            failed[peer] = why(error)
+    return runs, failed
 
 
 def attentions(dtype=torch.bfloat16, names=None):
@@ -283,26 +310,12 @@ def attentions(dtype=torch.bfloat16, names=None):
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype)
         line.requires_grad_()
-        forward = {}
-        both = {}
-        failed = {}
-        for peer, make in PEERS.items():
-            try:
-                run = make(shape)
-                out = run(line)
-                if peer != "ours" and (out - right).abs().max() > 0.03:
-                    raise ValueError("disagrees with ours")
-            except Exception as error:  # as in `interleaved`
-                if peer == "ours":
-                    raise
-                failed[peer] = why(error)
-                continue
-            right = out if peer == "ours" else right
-            forward[peer] = lambda run=run, x=line: run(x)
-            both[peer] = lambda run=run, x=line: torch.autograd.grad(run(x).sum(), x)
+        runs, failed = agreeing(shape, line)
         flops = shape.packed.visible_pairs() * shape.heads * shape.head_dim
-        for what, runs, factor in (("forward", forward, 4), ("and backward", both, 14)):
-            table = interleaved(runs) | failed
+        forward = {peer: partial(run, line) for peer, run in runs.items()}
+        both = {peer: partial(backward, run, line) for peer, run in runs.items()}
+        for what, each, factor in (("forward", forward, 4), ("and backward", both, 14)):
+            table = interleaved(each) | failed
             for row in table.values():
                 if "ms" in row:
                     row["useful TFLOP/s"] = round(factor * flops / row["ms"] / 1e9, 1)
@@ -320,9 +333,13 @@ def special(vocab):
                         ids=np.arange(20), starts=starts)
 
 
-def texts(drawn, vocab, seed):
-    ids = np.random.default_rng(seed).integers(20, vocab, drawn.sum())
-    return np.split(ids, drawn.cumsum()[:-1])
+def drawn_pairs(first, second, count, vocab):
+    """Pairs of random ids, their lengths drawn as `lengths` says."""
+    rng = np.random.default_rng(0)
+    pairs = []
+    for lengths_of_pair in zip(lengths(*first, count), lengths(*second, count, 1)):
+        pairs.append([rng.integers(20, vocab, length) for length in lengths_of_pair])
+    return pairs
 
 
 def rows_of(packed):
@@ -338,18 +355,19 @@ def settle(module):
     return module.to(DEVICE)
 
 
-def stepper(module, loss):
-    """A training step in the precision of the device: forward, backward, AdamW."""
+def timed(module, losses):
+    """{name: function that gives a loss of the module} -> the times of training steps in the
+    precision of the device: forward, backward, AdamW."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
 
-    def step():
+    def step(loss):
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
             value = loss()
         value.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return interleaved({name: partial(step, loss) for name, loss in losses.items()})
 
 
 def padded_states(model, packed):
@@ -376,13 +394,11 @@ def mexma():
     config = size_config("large", vocab=XLMR_VOCAB) if GPU else size_config("toy", vocab=4096)
     options = Mexma.Config()
     if not GPU:
-        options = Mexma.Config(head_layers=2, head_heads=4, head_ffn_dim=512)
+        options = Mexma.Config(head_layers=2, head_heads=4, head_hidden=512)
     torch.manual_seed(0)
     objective = settle(Mexma(Model(config), options))
-    drawn = [texts(lengths(33, .7, 2, 198, count, seed), config.vocab, seed) for seed in (0, 1)]
-    rng = np.random.default_rng(0)
-    batch = Mexma.collate(list(zip(*drawn)), rng, options, special(config.vocab))
-    tokens = len(batch["packed"].tokens)
+    pairs = drawn_pairs((33, .7, 2, 198), (33, .7, 2, 198), count, config.vocab)
+    batch = Mexma.collate(pairs, np.random.default_rng(0), options, special(config.vocab))
     rows = rows_of(batch["packed"])
     four = [Packed.of(rows[i * count:(i + 1) * count]).to(DEVICE) for i in range(4)]
     batch = move(batch)
@@ -401,42 +417,40 @@ def mexma():
         spread = 0.01 * (koleo(a) + koleo(b)) / 2
         return F.cross_entropy(logits.float(), wanted) + mse(a, b) + spread
 
-    def usual():
-        return recipe(lambda packed: padded_states(objective.model, packed))
-
-    losses = {"ours: one packed forward, logits of masked tokens": lambda: objective(batch)[0],
-              "four packed encodes, logits of all tokens": lambda: recipe(objective.model),
-              "four padded encodes, logits of all tokens": usual}
-    found = interleaved({name: stepper(objective, loss) for name, loss in losses.items()})
-    return {f"MEXMA step, {count} pairs, {tokens} tokens": found}
+    padded = partial(padded_states, objective.model)
+    assert (objective.model(four[2]) - padded(four[2])).abs().max() < 1e-2
+    found = timed(objective, {
+        "ours: one packed forward, logits of masked tokens": partial(loss_of, objective, batch),
+        "four packed encodes, logits of all tokens": partial(recipe, objective.model),
+        "four padded encodes, logits of all tokens": partial(recipe, padded)})
+    return {f"MEXMA step, {count} pairs, {sum(map(len, rows))} tokens": found}
 
 
 def llm_jepa(name, samples=16):
-    """Llama-1B's shape (toy size on a CPU): the three forms, also with a system text of 27 tokens;
-    next-token prediction alone; the released recipe, rows padded to 512 and all logits."""
-    longest = 512 if GPU else 256
-    shape = LLAMA if GPU else dict(vocab=4096)
+    """Llama-1B's shape (toy size on a CPU): the three forms, next-token prediction alone, and the
+    released recipe, three rows padded to 512 with the logits of every token."""
+    shape = dict(vocab=4096)
+    if GPU:
+        shape = dict(vocab=128256, width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192)
     torch.manual_seed(0)
     config = ModelConfig(**shape, dropout=0.0, causal=True, pool="last", **DECODER)
     objective = settle(LlmJepa(Model(config), LlmJepa.Config()))
-    plain = Ntp(objective.model, Ntp.Config())
+    pairs = drawn_pairs(*LLM[name], samples, config.vocab)
     ids = special(config.vocab)
-    drawn = [lengths(*one, samples) for one in LLM[name]]
-    pairs = list(zip(texts(drawn[0], config.vocab, 0), texts(drawn[1], config.vocab, 1)))
     losses = {}
-    for kind, examples in (("", pairs), (", system", [(*one, np.arange(20, 47)) for one in pairs])):
-        for mode in ("one-forward", "two-row", "three-row"):
-            options = LlmJepa.Config(mode=mode)
-            batch = move(LlmJepa.collate(examples, np.random.default_rng(0), options, ids))
-            losses[f"ours: {mode}{kind}"] = lambda batch=batch: objective(batch)[0]
-        alone = move(Ntp.collate(examples, np.random.default_rng(0), plain.config, ids))
-        losses[f"ours: next-token prediction alone{kind}"] = lambda batch=alone: plain(batch)[0]
-    options = LlmJepa.Config(mode="three-row")
-    packed = LlmJepa.collate(pairs, np.random.default_rng(0), options, ids)["packed"]
-    cut = [row[:longest] for row in rows_of(packed)]
-    grid = Packed.of([np.pad(row, (0, longest - len(row))) for row in cut], causal=True).to(DEVICE)
-    ends = [number * longest + len(row) - 1 for number, row in enumerate(cut)]
-    ends = torch.tensor(ends[len(pairs):], device=DEVICE)
+    for mode in ("one-forward", "two-row", "three-row"):
+        options = LlmJepa.Config(mode=mode)
+        batch = LlmJepa.collate(pairs, np.random.default_rng(0), options, ids)
+        losses[f"ours: {mode}"] = partial(loss_of, objective, move(batch))
+    plain = Ntp(objective.model, Ntp.Config())
+    alone = Ntp.collate(pairs, np.random.default_rng(0), plain.config, ids)
+    losses["ours: next-token prediction alone"] = partial(loss_of, plain, move(alone))
+    longest = 512 if GPU else 256
+    rows = [row[:longest] for row in rows_of(batch["packed"])]  # of three-row
+    grid = [np.pad(row, (0, longest - len(row))) for row in rows]
+    grid = Packed.of(grid, causal=True).to(DEVICE)
+    ends = [number * longest + len(row) - 1 for number, row in enumerate(rows)]
+    ends = torch.tensor(ends[samples:], device=DEVICE)
 
     def recipe():
         states = objective.model(grid)
@@ -447,8 +461,11 @@ def llm_jepa(name, samples=16):
 
     if samples <= 16:
         losses[f"three rows padded to {longest}, logits of all tokens"] = recipe
-    found = interleaved({name: stepper(objective, loss) for name, loss in losses.items()})
-    return {f"LLM-JEPA step, {name}, {samples} pairs": found}
+    return {f"LLM-JEPA step, {name}, {samples} pairs": timed(objective, losses)}
+
+
+def loss_of(objective, batch):
+    return objective(batch)[0]
 
 
 def steps():
@@ -458,32 +475,13 @@ def steps():
     return found | llm_jepa("NL-RX", 256 if GPU else 32)
 
 
-def encoder():
-    """Forward and backward of an encoder on packed and on padded rows: the same states."""
-    rng = np.random.default_rng(0)
-    tail = np.clip(rng.lognormal(np.log(24), .9, 256), 2, 200).astype(int)
-    torch.manual_seed(0)
-    model = settle(Model(ModelConfig(vocab=4096, dropout=0.0)))
-    found = {}
-    for name, drawn in (("8-40", rng.integers(8, 41, 256)), ("a long tail of", tail)):
-        packed = Packed.of([rng.integers(5, 4096, n) for n in drawn]).to(DEVICE)
-        weight = torch.randn(len(packed.tokens), 128, device=DEVICE)
-        assert (model(packed) - padded_states(model, packed)).abs().max() < 1e-3
-        runs = {"packed": lambda x=packed, w=weight: (model(x) * w).sum().backward(),
-                "padded": lambda x=packed, w=weight: (padded_states(model, x) * w).sum().backward()}
-        found[f"Encoder 128 x 3, 256 rows of {name} tokens"] = interleaved(runs)
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# The rest of a step
-
-
 def vocabulary():
     """The loss over XLM-R's words at 3,950 places (a toy vocabulary on a CPU), with gradients."""
-    rows, vocab, width = (3950, XLMR_VOCAB, 1024) if GPU else (400, 16384, 128)
+    rows = 3950 if GPU else 400
+    vocab = XLMR_VOCAB if GPU else 16384
+    torch.manual_seed(0)
     inputs = []
-    for shape in ((rows, width), (vocab, width), (vocab,)):
+    for shape in ((rows, 1024), (vocab, 1024), (vocab,)):
         inputs.append((torch.randn(shape, device=DEVICE) * 0.05).requires_grad_())
     targets = torch.randint(0, vocab, (rows,), device=DEVICE)
 
@@ -498,50 +496,10 @@ def vocabulary():
     def whole():
         return F.cross_entropy(F.linear(*inputs).float(), targets)
 
-    runs = {"ours: in chunks": lambda: gradients(chunks),
-            "all logits at once": lambda: gradients(whole)}
+    runs = {"ours: in chunks": partial(gradients, chunks),
+            "all logits at once": partial(gradients, whole)}
     held = 2 * sum(x.nbytes for x in inputs) / 2**30
     return {f"Vocabulary loss, {rows} places; any way holds {held:.2f} GB": interleaved(runs)}
-
-
-def loader():
-    """One thread that draws, masks and packs MEXMA's batches, with the kernels' plan."""
-    corpus = data.open_corpus("toy", count=4000)
-    batches = data.Batches(corpus, 2, 150, 0, in_batch=True, max_length=128)
-    tokens = 0
-    start = time.thread_time()
-    for step in range(12):
-        rng = batches.rng(step)
-        batch = Mexma.collate(batches.examples(step), rng, Mexma.Config(), corpus.special)
-        plan_of(Shape(batch["packed"], 16, 16, 64))
-        tokens += len(batch["packed"].tokens)
-    speed = round(tokens / (time.thread_time() - start))
-    return {"Loader": {"one thread": {"tokens a second": speed}}}
-
-
-def models():
-    """Utilisation of forward and backward, plain and compiled: the FLOPs of three backbones against
-    989 TFLOP/s, an H200's datasheet."""
-    llama = ModelConfig(**LLAMA, max_positions=2048, dropout=0.0, causal=True, **DECODER)
-    small = ModelConfig(vocab=30522, width=512, layers=6, heads=8, ffn_dim=2048, dropout=0.0)
-    large = size_config("large", vocab=XLMR_VOCAB)
-    cases = {"encoder, XLM-R large": (large, lengths(35, .7, 4, 200, 600)),
-             "decoder, 1 B": (llama, [2048] * 8), "hybrid, width 512": (small, [512] * 64)}
-    found = {}
-    for name, (config, drawn) in cases.items():
-        model = settle(Model(config))
-        packed = blank(drawn, config.causal).to(DEVICE)
-        products = sum(x.numel() for x in model.blocks.parameters() if x.ndim == 2)
-        flops = 6 * products * len(packed.tokens)
-        flops += 12 * config.layers * config.width * packed.visible_pairs()
-        for kind in ("plain", "compiled"):
-            for block in model.blocks if kind == "compiled" else ():
-                block.compile(dynamic=True)
-            loss = stepper(model, lambda model=model, x=packed: model(x).float().square().mean())
-            row = interleaved({"step": loss})["step"]
-            row["MFU, %"] = round(flops / row["ms"] / 989e7, 1)
-            found[f"{name}, {kind}"] = row
-    return {"Models": found}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -554,15 +512,17 @@ def page(found, name):
     lines = ["# Attention and training steps against their peers", ""]
     lines += [f"`python -m results bench`; medians of interleaved rounds. {name}.{where}", ""]
     for title, rows in found.items():
-        heads = list(dict.fromkeys(key for row in rows.values() for key in row))
-        cells = [[label, *(row.get(key, "-") for key in heads)] for label, row in rows.items()]
+        heads = {}
+        for row in rows.values():
+            heads |= row
+        cells = [[label, *map((dict.fromkeys(heads, "-") | row).get, heads)]
+                 for label, row in rows.items()]
         lines += [f"## {title}", "", *markdown(["", *heads], cells), ""]
     return "\n".join(lines)
 
 
-PARTS = {"tiles": tiles, "attention": attentions, "steps": steps, "encoder": encoder,
-         "vocabulary": vocabulary, "loader": loader, "models": models}
-NEED_GPU = ("attention", "models")
+PARTS = {"tiles": tiles, "attention": attentions, "steps": steps,
+         "vocabulary": vocabulary}
 
 
 def main(arguments):
@@ -576,7 +536,7 @@ def main(arguments):
     for part in options.only or PARTS:
         if part not in PARTS:
             raise BadInput(f"part {part!r} is unknown: choose from {', '.join(PARTS)}")
-        missing = reason and part in NEED_GPU
+        missing = reason and part == "attention"
         print(f"{part}: not measured, {reason}" if missing else f"{part} ...", file=sys.stderr)
         if not missing:
             found |= PARTS[part]()

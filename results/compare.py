@@ -11,6 +11,7 @@ Runs that differ in nothing but their seed are one group, a row of the table.
 import json
 import re
 import statistics
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,10 @@ HEADLINE = ("retrieval/xsim", "retrieval/xsim++", "retrieval/top1", "probe/mean"
 
 def markdown(heads, rows):
     """Headings and rows of cells -> the lines of a Markdown table; the first column stands left."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return [f"| {' | '.join(map(str, line))} |" for line in lines]
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    for row in rows:
+        lines.append("| " + " | ".join(map(str, row)) + " |")
+    return lines
 
 
 def mean_std(values, unit="%"):
@@ -47,11 +50,9 @@ def mean_std(values, unit="%"):
     if isinstance(values[0], int) and len(set(values)) == 1:
         return f"{values[0]:,}"
     mean = statistics.fmean(values)
-    text = f"{mean:.2f}" if unit == "%" else f"{mean:.4g}"
-    if len(values) == 1:
-        return text
-    std = statistics.stdev(values)
-    return f"{text} ± {std:.2f}" if unit == "%" else f"{text} ± {std:.2g}"
+    digits = 2 if unit == "%" or abs(mean) >= 1 else 4
+    numbers = [mean, statistics.stdev(values)] if len(values) > 1 else [mean]
+    return " ± ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 def unit_of(name):
@@ -149,7 +150,7 @@ def label_of(settings, others):
     words = []
     for name, value in settings.items():
         if any(other.get(name) != value for other in same):
-            words.append(f"{name.split('.')[-1]} {'none' if value == '' else value}")
+            words.append(f"{name.split('.')[-1]} {value if value != '' else 'none'}")
     more = f" and {len(words) - 3} more" if len(words) > 3 else ""
     return f"{settings.get('objective') or 'imported'} {', '.join(words[:3])}".strip() + more
 
@@ -163,38 +164,36 @@ def group(runs):
             raise BadInput(f"{own[run.seed].folder} and {run.folder} are the same run with the "
                            f"same seed {run.seed}: give one of them")
         own[run.seed] = run
-    each = [list(runs.values()) for runs in found.values()]
-    labels = [label_of(runs[0].settings, [one[0].settings for one in each]) for runs in each]
+    settings = [json.loads(key) for key in found]
     groups = []
-    for label, runs in zip(labels, each):
-        unique = labels.count(label) == 1
-        groups.append(Group(label if unique else f"{label} ({runs[0].folder})", runs))
+    for own, runs in zip(settings, found.values()):
+        label = label_of(own, settings)
+        if label in [group.label for group in groups]:
+            label += f" ({min(run.folder for run in runs.values())})"
+        groups.append(Group(label, list(runs.values())))
     return groups
 
 
 def check_same_rows(runs, names, files):
     """Numbers of different rows are refused. -> notes on what does not forbid to compare."""
-    notes = []
-    first = runs[0]
-    way_out = "their numbers cannot be compared; evaluate both with the same --data and --limit"
-    for run in runs if "eval.json" in files else ():
-        one = rows_of(first)
-        two = rows_of(run)
-        if (Path(one[0]).name, one[1]) != (Path(two[0]).name, two[1]):
-            raise BadInput(f"{first.folder} was evaluated on {' '.join(one)}, {run.folder} on "
-                           f"{' '.join(two)}: {way_out}, and name the file with --files")
-        if one != two:
-            notes.append(f"{one[0]} and {two[0]} have the same name: are they the same file?")
     used = {name.split("/")[0] for name in names}
     seen = {}
     for run in runs:
+        config = run.config
+        amounts = {}
+        if "eval.json" in files:
+            amounts["the data"] = Path(config.get("eval_data") or config.get("data", "")).name
+            amounts["--langs"] = config.get("langs") or "all"
         for name, values in run.scores.items():
             if name.split("/")[0] in used and name.split("/")[-1] in AMOUNTS:
-                value = min(values.values())
-                other, folder = seen.setdefault(name, (value, run.folder))
-                if value != other:
-                    raise BadInput(f"{name} is {other} in {folder} and {value} in {run.folder}: "
-                                   f"{way_out}")
+                amounts[name] = min(values.values())
+        for name, value in amounts.items():
+            other, folder = seen.setdefault(name, (value, run.folder))
+            if value != other:
+                raise BadInput(f"{name} is {other} in {folder} and {value} in {run.folder}: their "
+                               "numbers cannot be compared; evaluate both with the same --data, "
+                               "--langs and --limit, and name the file with --files")
+    notes = []
     if len({run.tokenizer for run in runs}) > 1:
         notes.append("The tokenizers differ: metrics of tokens cannot be compared, of texts can.")
     for run in runs:
@@ -205,13 +204,7 @@ def check_same_rows(runs, names, files):
         for name in files:
             if (run.folder / name).stat().st_mtime < trained:
                 notes.append(f"{run.folder / name} is older than the model: it was trained since.")
-    return list(dict.fromkeys(notes))
-
-
-def rows_of(run):
-    """The data that a run's eval.json is of, and its languages."""
-    config = run.config
-    return config.get("eval_data") or config.get("data", ""), config.get("langs") or "(all columns)"
+    return notes
 
 
 def unequal(groups):
@@ -290,7 +283,7 @@ def page(rows, names, base, notes):
     tests = 0
     reasons = {}
     for row in rows:
-        line = [row["label"], ", ".join(map(str, row["seeds"]))]
+        line = [row["label"], str(row["seeds"])[1:-1]]
         for name, found in row["metrics"].items():
             line.append(cell(found, unit_of(name)[0], len(row["runs"])))
             tests += isinstance(found["test"], dict)
@@ -328,9 +321,9 @@ def main(arguments):
     runs = [read_run(folder, options.files, options.ignore) for folder in options.runs]
     groups = group(runs)
     wanted = Path(options.against or options.runs[0])
-    base = [each for each in groups if wanted in [run.folder for run in each.runs]]
+    base = [one for one in groups if wanted in map(attrgetter("folder"), one.runs)]
     if not base:
-        raise BadInput(f"--against {wanted} is none of the runs: give one of {options.runs}")
+        raise BadInput(f"--against {wanted} is none of the runs: name one of {options.runs}")
     known = {}
     for run in runs:
         known |= run.scores

@@ -147,22 +147,19 @@ class Words:
             return self.tokenizer.inner.id_to_token(token)
         return self.tokenizer.inner.decode([token]).strip() or "␣"
 
-    def read(self, place):
-        is_guess = self.guessed and place in self.wanted
-        return "?" if is_guess else self.name(int(self.tokens[place]))
-
     def change(self, place):
         """A place as "read→wanted"; just what is read there if nothing is wanted."""
+        read = self.name(int(self.tokens[place]))
         if place not in self.wanted:
-            return self.read(place)
-        read = self.read(place).removeprefix("[").removesuffix("]")
+            return read
+        read = "?" if self.guessed else read.removeprefix("[").removesuffix("]")
         return f"{read}→{self.name(self.wanted[place])}"
 
     def text(self, part):
         """A part as text, a space between tokens, targets marked as LEGEND says."""
         written = []
         for place in range(part.start, part.end):
-            read = self.read(place)
+            read = self.name(int(self.tokens[place]))
             stands = self.wanted.get(place - part.causal) == int(self.tokens[place])
             if part.causal:
                 is_target = stands and place > part.segment[0]
@@ -178,9 +175,9 @@ class Words:
 
 
 LEGEND = {
-    False: "_word_: a target that still stands there; [MASK→word]: what stands there and is wanted.",
-    True: "_word_: a target, to be written after what stands left of it; →word: another that is "
-    "wanted there.",
+    False: "_word_: a target that stands there itself; [MASK→word]: what stands there and is wanted",
+    True: "_word_: a target, to be written after what stands left of it; →word: what is wanted "
+    "where the row goes on otherwise, or ends",
 }
 
 # --------------------------------------------------------------------------------------------------
@@ -229,15 +226,6 @@ def sees(packed, named):
     return said
 
 
-def describe(name, value):
-    """A line about a key of the batch: its size, and what it is for."""
-    size = f" {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    if isinstance(value, Packed):
-        size = f" ({len(value)} rows, {len(value.tokens)} tokens)"
-    about = KEYS.get(name, "a key of this objective: see the comment above its collate")
-    return f"{name}{size}: {about}."
-
-
 def fill(text, indent=4):
     """Text in lines that fit the screen."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
@@ -253,16 +241,20 @@ def page(batch, tokenizer, line="packed", row=0):
             label = number if part.start == packed.cu_seqlens[number] else ""
             lines += fill(f"{label:>4} {part.name:<8} {words.text(part)}", 14)
     named = parts(batch, line, row, tokenizer.special)
-    lines = ["THE ROWS of the line.", *fill(LEGEND[named[0].causal], 0), "", *lines, ""]
+    lines = ["THE ROWS of the line", *fill(LEGEND[named[0].causal], 0), "", *lines, ""]
     lines += fill(f"THE MASK of row {row}, {line}.mask({row}): a line is a token that asks, a "
                   "column one that it may see (#) or not (.). In front: its position, its part, "
                   "its text, and behind → what is wanted there.", 0)
     lines += ["", *grid(packed, row, named, words), ""]
     for sentence in sees(packed, named):
         lines += fill(sentence)
-    lines += ["", "THE KEYS of the batch, which the objective's forward reads.", ""]
+    lines += ["", "THE KEYS of the batch, which the objective's forward reads", ""]
     for name, value in batch.items():
-        lines += fill(describe(name, value))
+        size = f" {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        if isinstance(value, Packed):
+            size = f" ({len(value)} rows, {len(value.tokens)} tokens)"
+        about = KEYS.get(name, "of this objective: see the comment above its collate")
+        lines += fill(f"{name}{size}: {about}.")
     return lines
 
 
@@ -288,8 +280,8 @@ def main(arguments):
         raise BadInput(f"--row {options.row}: {options.line} has rows 0 to {len(packed) - 1}")
     about = " ".join((settings.kind.__doc__ or "").split("\n\n")[0].split())
     seen = packed.visible_pairs() / len(packed.tokens) ** 2
-    print("\n".join(fill(f"{settings.kind.name.upper()}. {about}", 0)))
-    print("\n".join(fill(f"{len(examples)} examples of {corpus.name}, step {options.step}: "
-                         f"{len(packed)} rows, {len(packed.tokens)} tokens in one line; of all "
-                         f"pairs of its tokens {seen:.0%} may see each other.", 0)))
-    print("", *page(batch, corpus.tokenizer, options.line, options.row), sep="\n")
+    lines = fill(f"{settings.kind.name.upper()}. {about}", 0)
+    lines += fill(f"{len(examples)} examples of {corpus.name}, step {options.step}: {len(packed)} "
+                  f"rows, {len(packed.tokens)} tokens in one line; of all pairs of its tokens "
+                  f"{seen:.0%} may see each other.", 0)
+    print(*lines, "", *page(batch, corpus.tokenizer, options.line, options.row), sep="\n")

@@ -117,7 +117,7 @@ def curves(logs, names=("loss", "retrieval/xsim", "probe/mean", "geometry/rankme
     for axis, (name, lines) in zip(axes, found.items(), strict=False):
         for number, (label, each) in enumerate(lines.items()):
             steps = sorted(set.intersection(*map(set, each)))
-            values = torch.tensor([[points[step] for points in each] for step in steps])
+            values = torch.tensor([list(map(points.get, steps)) for points in each]).T
             axis.plot(steps, values.mean(1), color=colour(number), label=label)
             low, high = values.aminmax(dim=1)
             axis.fill_between(steps, low, high, color=colour(number), alpha=0.2, linewidth=0)

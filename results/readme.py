@@ -6,6 +6,7 @@ stands the first table of that file; `<!-- from results/X.md: A; B -->` keeps it
 """
 
 import re
+from operator import itemgetter
 from pathlib import Path
 
 from corpora.program import BadInput, Parser
@@ -26,8 +27,8 @@ def recorded(block):
     if missing:
         raise BadInput(f"{block[2]} has no column {missing[0]!r}: it has {', '.join(head)}")
     chosen = [0, *map(head.index, wanted)]
-    lines = markdown([head[i] for i in chosen], [[row[i] for i in chosen] for row in rows])
-    return block[1] + "\n".join(lines) + "\n"
+    head, *rows = [itemgetter(*chosen)(row) for row in (head, *rows)]
+    return block[1] + "\n".join(markdown(head, rows)) + "\n"
 
 
 def main(arguments):

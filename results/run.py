@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,18 +32,9 @@ from .compare import markdown, mean_std, paired_test, unit_of
 
 ROOT = Path(__file__).parent.parent
 OUT = Path("out/results")
-ALL = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"))
-COLUMNS = {"xsim %": "retrieval/xsim", "xsim++ %": "retrieval/xsim++", "probe %": "probe/mean",
-           "majority %": "probe/majority", "similarity": "probe/similarity",
-           "RankMe": "geometry/rankme", "uniformity": "geometry/uniformity",
-           "cos random": "geometry/cosine/same", "cos translations": "geometry/cosine/translations",
-           "exact match %": "generate/exact", "startswith %": "generate/startswith",
-           "stops %": "generate/stop", "exact, unseen target %": "generate/exact_unseen",
-           "exact, new prompt %": "generate/exact_new_prompt", "steps": "steps",
-           "seconds": "seconds"}
-ERRORS = {"title": "What was found instead of the translation, % of the queries",
-          "names": "number entity role tense cause negation misaligned",
-          "prefix": "retrieval/xsim++/"}
+DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"))
+ALL = DATA["experiments"]
+COLUMNS = DATA["columns"]  # {heading: metric} of a table that does not say its own
 
 # --------------------------------------------------------------------------------------------------
 # Doing a job
@@ -115,7 +107,7 @@ def execute(job, files):
     record = {"label": job.label, "seed": job.seed, "train": job.train, "test": job.tests,
               "commit": commit.stdout.strip()}
     record |= {key: lines[0].get(key) for key in ("torch", "python", "device", "parameters")}
-    record |= {key: last.get(key) for key in ("steps", "tokens", "seconds")}
+    record |= {key: last.get(key) for key in ("tokens", "seconds")}
     record |= {"steps": last.get("step"), "test_seconds": round(time.perf_counter() - begun)}
     if "geometry/rankme" in scores:
         record["health"] = evaluate.diagnose(scores, lines[0].get("views", 2))[1]
@@ -159,12 +151,12 @@ def table_lines(table, records):
             numbers = by_label(records, name + ending).get(label, {})
             cells.append(mean_std(list(numbers.values()), unit_of(name)[0]))
         rows.append(cells)
-    used = [i for i in range(1, len(columns) + 1) if any(row[i] != "-" for row in rows)]
-    if not used:
+    used = [i for i, cells in enumerate(zip(*rows)) if set(cells) != {"-"}]
+    if len(used) == 1:
         return []
     for label, texts in table.get("published", {}).items():
         rows.append([label, *texts, *["-"] * (len(columns) - len(texts))])
-    rows = [[row[i] for i in (0, *used)] for row in [["run", *columns], *rows]]
+    rows = [list(itemgetter(*used)(row)) for row in (["run", *columns], *rows)]
     notes = table.get("notes")
     if notes:
         rows = [[*row, notes.get(row[0], "the paper's")] for row in rows]
@@ -197,30 +189,26 @@ def page(name, records):
     order = [job["label"] for job in experiment["jobs"]]
     records = sorted(records, key=lambda one: order.index(one["label"]))
     seeds = dict.fromkeys(record["seed"] for record in records)
-    first = [record for record in records if record["seed"] == records[0]["seed"]]
     files = " --files FOLDER" if "files" in experiment else ""
     lines = [f"# {name}", "", experiment["about"], "",
              f"`python -m results {name}{files}`: mean ± standard deviation over seeds "
-             f"{', '.join(map(str, seeds))}; one thread a run, on a machine that others used.", ""]
+             f"{str(list(seeds))[1:-1]}; one thread a run, on a machine that others used.", ""]
     whole = {"notes": experiment.get("notes")}
-    for table in experiment.get("tables", (whole, ERRORS)):
+    for table in experiment.get("tables", (whole, DATA["errors"])):
         lines += table_lines(table, records)
     if "paired" in experiment:
         lines += paired_lines(experiment["paired"], records)
-    for metric in experiment.get("curves", ["retrieval/xsim"]):
-        curves = []
-        for one in first:
-            points = one.get("curve", {}).items()
-            shown = [f"{step}: {point[metric]:.1f}" for step, point in points if metric in point]
-            if shown:
-                curves.append(f"- {one['label']}: {', '.join(shown)}")
-        if curves:
-            lines += [f"## {metric} along training, first seed, validation rows", "", *curves, ""]
-    health = [f"- {one['label']}: `{one['health']}`" for one in first if one.get("health")]
-    if health:
-        lines += ["## Health, first seed", "", *health, ""]
-    lines += ["## Commands, as they were at that commit", ""]
-    lines += [f"- `{one['train']}`, then `{one['test']}`" for one in first]
+    lines += ["## Runs of the first seed; commands as they were at that commit", ""]
+    for one in records:
+        if one["seed"] == records[0]["seed"]:
+            lines.append(f"- {one['label']}: `{one['train']}`, then `{one['test']}`")
+            for metric in experiment.get("curves", ["retrieval/xsim"]):
+                points = one.get("curve", {}).items()
+                shown = [f"{step}: {kept[metric]:.1f}" for step, kept in points if metric in kept]
+                if shown:
+                    lines.append(f"  - {metric} along training: {', '.join(shown)}")
+            if one.get("health"):
+                lines.append(f"  - {one['health']}")
     made = {f"{one['commit']}, torch {one['torch']}, {one['device']}" for one in records}
     return "\n".join([*lines, "", f"Commit {'; '.join(sorted(made))}."]) + "\n"
 
@@ -263,14 +251,14 @@ def make_multilingual(files, out):
         for english, other in pairs[:12_000]:
             rows.append([english] + [other if one == name else "" for one in languages])
     chance.shuffle(rows)
-    rows = ["\t".join(row) + "\n" for row in [["eng", *languages], *rows]]
-    write_once(out / "multilingual.tsv", rows)
+    head = "\t".join(["eng", *languages]) + "\n"
+    write_once(out / "multilingual.tsv", [head, *("\t".join(row) + "\n" for row in rows)])
     table = [line.rstrip("\n").split("\t") for line in read_xz(files / "parallel/ntrex.tsv.xz")]
     spelled = {"ara": "arb", "cmn": "zho-CN"}
     index = [table[0].index(spelled.get(name, name)) for name in ("eng", *languages)]
-    lines = ["\t".join(row[i] for i in index) + "\n" for row in table[1:]]
-    write_once(out / "ntrex_valid.tsv", [rows[0], *lines[:500]])
-    write_once(out / "ntrex_test.tsv", [rows[0], *lines[500:]])
+    lines = ["\t".join(itemgetter(*index)(row)) + "\n" for row in table[1:]]
+    write_once(out / "ntrex_valid.tsv", [head, *lines[:500]])
+    write_once(out / "ntrex_test.tsv", [head, *lines[500:]])
 
 
 PREPARE = {"nlrx": split_nlrx, "multilingual": make_multilingual}

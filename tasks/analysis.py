@@ -1,8 +1,6 @@
-"""What the papers look at in vectors and attention, beyond the core's geometry.
-
-Predict-and-Reconstruct: ranks, poolings, classes, the gap between what vectors tell of labels and
-of words. BERT-JEPA: principal components. LLM-JEPA: is one view a linear map of the other? MEXMA:
-the nearest tokens, the entropy of attention, other poolings than the trained one.
+"""What the papers look at in vectors and attention, beyond the core's geometry: ranks, poolings and
+the probe gap of Predict-and-Reconstruct, BERT-JEPA's principal components, LLM-JEPA's linear map,
+MEXMA's nearest tokens, entropy of attention and other poolings.
 
 First the metrics, of vectors (N, D), s singular values, u unit rows; then the tasks.
 """
@@ -24,15 +22,15 @@ from tasks.probes import IN_LANGUAGES, measure
 
 
 def effective_rank(z):
-    """exp(-sum p log p), p = s / sum s, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are
-    one point. [Roy & Vetterli 2007; Predict-and-Reconstruct, eq. 12]"""
+    """exp(-sum p log p), p = s / sum s, centred: (N, D) -> 1..min(N - 1, D), 0 for one point.
+    [Roy & Vetterli 2007; Predict-and-Reconstruct, eq. 12]"""
     s = spectrum(z, center=True)
     return math.exp(entropy(s)) if s.sum() > 0 else 0.0
 
 
 def stable_rank(z):
-    """sum s^2 / max s^2, centred: (N, D) -> 1..min(N - 1, D), or 0 if all rows are one point.
-    [Vershynin 2018; Predict-and-Reconstruct, eq. 13]"""
+    """sum s^2 / max s^2, centred: (N, D) -> 1..min(N - 1, D), 0 for one point. [Vershynin 2018;
+    Predict-and-Reconstruct, eq. 13]"""
     s = spectrum(z, center=True)
     return (s.square().sum() / s[0].square()).item() if s.sum() > 0 else 0.0
 
@@ -48,8 +46,8 @@ def spectral_entropy(z, released=False):
 
 
 def explained(z):
-    """Percent of the variance that the first 1, 2, ... principal components hold together:
-    (N, D) -> (min(N, D),), up to 100; zeros if all rows are one point."""
+    """Percent of the variance in the first 1, 2, ... principal components: (N, D) -> (min(N, D),),
+    up to 100; zeros for one point."""
     share = spectrum(z, center=True).square().cumsum(0)
     return 100 * share / share[-1].clamp(min=1e-300)
 
@@ -62,15 +60,13 @@ def rank_90(z):
 
 
 def sample(z, most=1000, seed=0):
-    """At most so many rows of z, drawn without replacement: Predict-and-Reconstruct's code measures
-    uniformity on these."""
+    """At most so many random rows: Predict-and-Reconstruct's code measures uniformity on these."""
     return z[torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))[:most]]
 
 
 def ranks(vectors):
-    """{column: (N, D)} -> Predict-and-Reconstruct's metrics by its paper's formulas and by its
-    code's (_released, alignment_4, uniformity_1000), means over columns. Alignment here is that of
-    translations, each column and the first."""
+    """{column: (N, D)} -> Predict-and-Reconstruct's metrics by its paper's formulas and its code's
+    (_released, alignment_4, uniformity_1000), means over columns; alignment is of translations."""
     first, *others = vectors.values()
     scores = {}
     for metric in (effective_rank, stable_rank, rank_90, spectral_entropy, uniformity):
@@ -89,9 +85,8 @@ def ranks(vectors):
 
 
 def class_alignment(z, labels, power=2):
-    """mean |u_i - u_j|^power over the pairs of a class, then the mean over classes: (N, D), N labels
-    -> 0 (best)..2^power. A class of one row is left out; ValueError if no class is left.
-    [Predict-and-Reconstruct, sec. 4.3; its code has power=4]"""
+    """mean |u_i - u_j|^power over the pairs of a class, then over classes: (N, D), (N,) -> 0 (best)
+    ..2^power; ValueError without pairs. [Predict-and-Reconstruct, sec. 4.3; its code: power 4]"""
     u = unit(z)
     groups = [u[labels == label] for label in labels.unique()]
     means = [torch.pdist(group).pow(power).mean().item() for group in groups if len(group) > 1]
@@ -101,9 +96,9 @@ def class_alignment(z, labels, power=2):
 
 
 def class_separation(z, labels):
-    """Mean distance of the pairs of one class over that of pairs of two classes, of unit rows:
-    (N, D), N labels -> 0 (each class is a point)..1 (classes do not show). ValueError unless there
-    are pairs of both kinds. [Predict-and-Reconstruct's code]"""
+    """Mean distance of the pairs of one class over that of pairs of two, of unit rows: (N, D), (N,)
+    -> 0 (classes are points)..1 (they do not show); ValueError without pairs of both kinds.
+    [Predict-and-Reconstruct's code]"""
     distances = torch.pdist(unit(z))                                     # (N (N - 1) / 2,)
     i, j = torch.triu_indices(len(labels), len(labels), 1)               # the order of pdist
     same = labels[i] == labels[j]
@@ -113,8 +108,7 @@ def class_separation(z, labels):
 
 
 def of_classes(z, labels):
-    """How near rows of a class are; scores are binned at 1, 2, 3 and 4, as
-    Predict-and-Reconstruct's code does."""
+    """How near rows of a class are; scores are binned as Predict-and-Reconstruct's code does."""
     labels = torch.as_tensor(labels)
     if labels.is_floating_point():
         labels = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True)
@@ -124,9 +118,8 @@ def of_classes(z, labels):
 
 
 def token_targets(rows, special, least=5):
-    """What a token probe is asked for: the most frequent token of each row of ids that is not
-    special, of equals the smallest id -> (N,) ints; -1 where the row has none, or fewer than
-    `least` rows have the same target."""
+    """The most frequent token of each row of ids that is not special, of equals the smallest id ->
+    (N,) ints; -1 where there is none, or fewer than `least` rows have the same."""
     targets = []
     for ids in rows:
         plain = torch.tensor([token for token in ids if token not in special], dtype=torch.int64)
@@ -137,9 +130,9 @@ def token_targets(rows, special, least=5):
 
 
 def across_folds(z, labels, n):
-    """What a linear probe says of each row that has not seen the row's fold: logistic regression for
-    classes, ridge for scores; (N, D), (N,) -> (N,). Each dimension is first scaled over all rows,
-    as the released code does. ValueError if there are too few rows for n folds."""
+    """What a linear probe says of each row that has not seen the row's fold: (N, D), (N,) -> (N,).
+    Each dimension is first scaled over all rows, as the released code does. ValueError for too few
+    rows."""
     z = StandardScaler().fit_transform(torch.as_tensor(z).double().numpy())
     labels = torch.as_tensor(labels)
     if len(labels.unique()) == 1:
@@ -149,10 +142,9 @@ def across_folds(z, labels, n):
 
 
 def probe_gap(z, targets, labels=None):
-    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N labels (classes, or
-    scores as floats) -> "token", accuracy on the targets across 3 folds, of rows that have one;
-    "semantic", accuracy on the labels across 5 folds, with macro-F1 and Matthews' correlation, or
-    of scores 100 times Spearman's; "gap", semantic - token. [Predict-and-Reconstruct, app. D]"""
+    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N classes or scores ->
+    "token", accuracy on the targets across 3 folds; "semantic", accuracy on the labels across 5
+    folds, or of scores Spearman's; "gap", their difference. [Predict-and-Reconstruct, app. D]"""
     scores = {}
     known = targets >= 0
     if known.any():
@@ -174,12 +166,9 @@ def probe_gap(z, targets, labels=None):
 
 def linear_map(x, y):
     """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F
-    [LLM-JEPA, table 14], "residual_relative": the same over |y|_F, 0..1, "residual_held_out":
-    relative, on every second row, X fitted to the others; "singular_mean", "singular_100": mean of
-    all singular values of x - y and of the 100 largest}.
-
-    The first two are of the rows that X was fitted to: with N <= D they are 0 whatever the vectors.
-    Directions under 1e-6 of the largest are rounding."""
+    [LLM-JEPA, table 14], "residual_relative": over |y|_F, "residual_held_out": relative, on every
+    second row, X fitted to the others; "singular_mean", "singular_100": mean of all singular values
+    of x - y and of the 100 largest}. With N <= D the first two are 0 whatever the vectors."""
     x = torch.as_tensor(x).double()
     y = torch.as_tensor(y).double()
 
@@ -200,9 +189,9 @@ def linear_map(x, y):
 
 
 def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
-    """For `queries` random tokens of each of the `chosen` rows of the first column, the k nearest
-    of all tokens of all columns but itself: columns [rows of ids, ...], states [list of (L, D),
-    ...] -> (N, 3), (N, k, 3) of (column, row, token id). Special tokens neither ask nor answer."""
+    """The k nearest tokens of random tokens of the `chosen` rows of the first column, among those of
+    all columns but itself and special ones: columns [rows of ids, ...], states [list of (L, D),
+    ...] -> (N, 3), (N, k, 3) of (column, row, token id)."""
     keys = []
     for column, rows in enumerate(columns):
         for row, ids in enumerate(rows):
@@ -224,10 +213,9 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
 
 
 def token_matches(queries, found):
-    """What the nearest tokens of some tokens are: (N, 3), (N, k, 3), both of (column, row, token id)
-    -> percent of all found that are "same_sentence" (column and row of the query), "translation"
-    (any token of its row in another column: nobody has aligned the words), "same_language" (the
-    same token in another row of the column) or "other". [MEXMA, table 9]"""
+    """What is nearest: (N, 3), (N, k, 3) of (column, row, token id) -> percent of what was found in
+    the query's row ("same_sentence"), in its row of another column ("translation": nobody has
+    aligned the words), the same token elsewhere ("same_language"), or "other". [MEXMA, table 9]"""
     column, row, token = (found == queries[:, None]).unbind(-1)          # (N, k) each
     kinds = {"translation": ~column & row, "same_sentence": column & row,
              "same_language": column & ~row & token, "other": ~(column & token | row)}
@@ -235,9 +223,9 @@ def token_matches(queries, found):
 
 
 def attention_weights(model, packed, index, layer=-1):
-    """What the tokens at some places of the line (N,) attend to in one layer -> for each a tensor
-    (H, L) of probabilities over the L keys that it sees, in the order of the line. The back ends of
-    attention never form them, so they are computed once more from the layer's input."""
+    """What the tokens at some places of the line (N,) attend to in one layer -> for each (H, L), the
+    probabilities of the L keys that it sees. The back ends of attention never form them: they are
+    computed once more from the layer's input."""
     attention = model.blocks[layer].attention
     given = []
     hook = attention.register_forward_pre_hook(lambda module, inputs: given.append(inputs))
@@ -246,11 +234,10 @@ def attention_weights(model, packed, index, layer=-1):
     finally:
         hook.remove()
     x, _, angles, *_ = given[0]
-    heads = attention.heads
-    kv_heads = attention.kv_heads
+    parts = [attention.heads, attention.kv_heads, attention.kv_heads]
     qkv = attention.project(x, angles).unflatten(-1, (-1, attention.head_dim))
-    q, k, _ = qkv.split([heads, kv_heads, kv_heads], 1)                  # (T, H or Hkv, K)
-    k = k.repeat_interleave(heads // kv_heads, 1)                        # (T, H, K)
+    q, k, _ = qkv.split(parts, 1)                                        # (T, H or Hkv, K)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)                 # (T, H, K)
     weights = []
     for place, (low, high, low2, high2) in zip(index.tolist(), packed.key_ranges[index].tolist()):
         seen = torch.cat([k[low2:high2], k[low:high]])                   # (L, H, K): shared first
@@ -262,12 +249,10 @@ def attention_weights(model, packed, index, layer=-1):
 
 
 def attention_entropy(weights):
-    """How widely do sentence vectors look? For each row the attention (H, L) of one token to its L
-    tokens -> means over the rows, in nats: "entropy" (of each head, then their mean) and
-    "entropy_of_mean" (of the mean of the heads), both again "_no_end" (without the row's last
-    token, an attention sink) and "_inside" (without first and last); "entropy_uniform", log L;
-    "on_first" and "on_end", percent of the attention that those two tokens get. Rows without a
-    token inside do not count. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
+    """How widely do sentence vectors look? For each row (H, L) -> means over rows, in nats: of each
+    head, and of the heads' mean; again without the row's last token, an attention sink, and without
+    first and last; "entropy_uniform", log L; percent of the attention on first and last.
+    ValueError without a row of 3 tokens. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
     weights = [torch.as_tensor(w).double() for w in weights if w.shape[1] > 2]
     if not weights:
         raise ValueError("no row has a token between its first and its last")
@@ -290,9 +275,8 @@ POOLINGS = ("mean", "max", "weighted", "attention")       # those of Predict-and
 
 def pool(evaluation, rows, how):
     """Rows of ids -> (N, D). Of Predict-and-Reconstruct's code: "weighted", whose weights are all
-    equal, so that it is the mean; "attention", the softmax of one random query and random keys,
-    both untrained (theirs differ from model to model, these are the same for all). Of MEXMA:
-    "words", the mean without special tokens (of all where all are special)."""
+    equal: the mean; "attention", the softmax of a random query and keys, untrained, here the same
+    for all models. Of MEXMA: "words", the mean without special tokens."""
     if how not in ("attention", "words"):
         return evaluation.embed(rows, "mean" if how == "weighted" else how)
     width = evaluation.model.config.width
@@ -344,8 +328,7 @@ def averaged(each):
 
 
 def linear(evaluation, options=None):
-    """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code; "_unit" is
-    of unit rows, which scale does not move."""
+    """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code."""
     each = {}
     for pair, y, x in evaluation.pairs:
         units = linear_map(unit(x), unit(y))
@@ -355,8 +338,7 @@ def linear(evaluation, options=None):
 
 
 def tokens(evaluation, options=None):
-    """MEXMA's table 9. A first text that came before is left out: its tokens would be found in its
-    copy."""
+    """MEXMA's table 9. A text that came before is left out: its tokens would be found in its copy."""
     new = {}
     for row, text in enumerate(next(iter(evaluation.texts.values()))):
         new.setdefault(text, row)
@@ -371,8 +353,7 @@ def tokens(evaluation, options=None):
 
 
 def attention(evaluation, options=None):
-    """`attention_entropy` of the token whose state is the sentence vector, in the last layer: the
-    first, or the last where the model reads left to right."""
+    """Of the sentence vector's token in the last layer: the first, or, if causal, the last."""
     causal = evaluation.model.config.causal
 
     def read(packed):
@@ -394,9 +375,8 @@ def no_blocks(evaluation, options=None):
 
 
 def uniform(evaluation, options=None):
-    """MEXMA's table 10: retrieval with the model's own pooling, with the mean of a row's states, and
-    with that of its plain tokens ("words"). "change" is (own - other) / own, in percent of own; it
-    is left out where own is 0."""
+    """MEXMA's table 10: retrieval with the model's own pooling, the mean, and the mean of plain
+    tokens; "change" is (own - other) / own."""
     own = evaluation.model.config.pool
     hard = []
     if evaluation.hard:
@@ -417,9 +397,8 @@ def uniform(evaluation, options=None):
 
 
 def gap(evaluation, options):
-    """Predict-and-Reconstruct's tables 7-11, for each set of --sets and each pooling: its ranks and
-    the probe gap. A pair is one row, [CLS] first [SEP] second [SEP], as in its code. Without --sets,
-    the token probe of the first column."""
+    """Predict-and-Reconstruct's tables 7-11: ranks and the probe gap of each set and pooling. A pair
+    is one row, as in its code. Without --sets, the token probe of the first column."""
     name, texts = next(iter(evaluation.texts.items()))
     chosen = {} if options.sets else {name: sets.Rows(texts, None, None)}
     for name in options.sets or ():

@@ -1,9 +1,7 @@
 """Is this answer right? What a model writes or prefers, judged against gold, by the papers' rules.
 
-Regular expressions by the language they denote (tasks/regex.py), GSM8K by the number, SQL by what
-it returns, NQ-Open by substring, labels by prefix, multiple choice by log-likelihood, extractive
-answers by words. Where released code judges otherwise than its paper, `released=True` does as the
-code does. Nothing generated is wrong everywhere, except there. What cannot be judged is counted.
+Where released code judges otherwise than its paper, `released=True` does as the code does. Nothing
+generated is wrong everywhere, except there. What cannot be judged is left out and counted.
 """
 import contextlib
 import functools
@@ -18,14 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 from corpora import download
 from corpora.program import BadInput
-from evaluate import answer_scores, in_eval_mode, no_generate, percent
+from data import rows_of
+from evaluate import answer_scores, no_generate, percent
 from kernels.cross_entropy import upcast
-from model import Packed, Segment
 from tasks.regex import BadPattern, TooLarge, regex_equal, regex_vacuous
 
 # --------------------------------------------------------------------------------------------------
@@ -39,8 +36,7 @@ GOES_ON = re.compile(r"[ \t]*[-+*/^:][ \t$]*[0-9]|[eE][-+]?[0-9]|[.,]?[0-9]")
 
 def gsm8k_answer(text):
     """The number after the first ####, as digits: "#### $-1,080.50." -> "-1080.5"; None if there is
-    none. Commas, currency and what follows it (a dot, a unit, the next question of a model that did
-    not stop) do not count; an expression (#### 7/2) is no number. [Cobbe et al. 2021]"""
+    none, or an expression (#### 7/2). [Cobbe et al. 2021]"""
     found = NUMBER.search(text)
     if not found or "####" in text[:found.start()] or GOES_ON.match(text, found.end()):
         return None
@@ -52,8 +48,7 @@ def gsm8k_answer(text):
 
 def gsm8k_correct(generated, gold, released=False):
     """Is the final number that of the gold solution? `released` [LLM-JEPA's code]: the rest of the
-    last line, after a line break and "#### ", is the same text: "1,080" is not "1080", a final dot
-    counts, and two texts without an answer agree."""
+    last line, after "\\n#### ", is the same text; two texts without an answer agree."""
     if released:
         found, wanted = (re.search(r"\n#### (.+)$", text) for text in (generated.strip(), gold))
         return (found and found[1]) == (wanted and wanted[1])
@@ -65,8 +60,8 @@ def gsm8k_correct(generated, gold, released=False):
 
 def nq_correct(generated, gold, released=False):
     """Is any gold answer, of "a; b", a substring of what was generated [LLM-JEPA, sec. 5.1; Lee et
-    al. 2019]? Case and signs count. `released` [LLM-JEPA's code]: any "; "-piece of what was
-    generated is a substring of the gold text: nothing at all, or a single letter of it, is right."""
+    al. 2019]? `released` [LLM-JEPA's code]: any "; "-piece of what was generated is a substring of
+    the gold text: nothing at all, or a single letter of it, is right."""
     answers = [answer.strip() for answer in gold.split("; ") if answer.strip()]
     if not answers:
         raise BadInput(f"gold {gold!r} holds no answer: leave such rows out")
@@ -76,9 +71,8 @@ def nq_correct(generated, gold, released=False):
 
 
 def label_prefix(generated, label, labels):
-    """Does the text begin with this label (Good, Very Bad, ...), as a word of its own? Of all
-    `labels` the longest that it begins with counts, where one is the beginning of another (Good,
-    Good enough). Case counts. [LLM-JEPA, sec. A.7: startswith, here by words]"""
+    """Is this the longest of the labels (Good, Good enough, ...) that the text begins with, as a word
+    of its own? [LLM-JEPA, sec. A.7: startswith, here by words]"""
     text = generated.strip()
     begins = [name for name in labels
               if text.startswith(name) and not re.match(r"\w", text[len(name):])]
@@ -103,8 +97,7 @@ def run_query(query, database, timeout=30.0, most=100_000):
     """The rows of one SELECT on a SQLite file: a list of tuples.
 
     The file is opened read-only, nothing but reading is authorised, and a query is refused after
-    `timeout` seconds, `most` rows, or a value of 10 MB (from Python 3.11 on). Raises BadQuery;
-    BadInput if there is no such file."""
+    `timeout` seconds, `most` rows, or a value of 10 MB. Raises BadQuery; BadInput without a file."""
     path = Path(database)
     if not path.is_file():
         raise BadInput(f"there is no database {path}: unpack the databases of the data set, one "
@@ -132,8 +125,7 @@ def run_query(query, database, timeout=30.0, most=100_000):
 
 
 def ordered(query):
-    """Has the outermost SELECT an ORDER BY? One inside of brackets, a string or a comment is not
-    it."""
+    """Has the outermost SELECT an ORDER BY, not in brackets, a string or a comment?"""
     depth = 0
     before = ""
     for part in SQL_PARTS.findall(query):
@@ -147,11 +139,9 @@ def ordered(query):
 
 
 def same_result(query, gold, database, timeout=30.0):
-    """Do two queries return the same on this SQLite file [LLM-JEPA, sec. 4.1: exact match of the
-    execution result]? The same rows as often, in any order unless the outermost gold SELECT has an
-    ORDER BY; columns in order, their names do not count. Numbers agree to 12 digits (1 is 1.0), text
-    is compared as it is ('1' is not 1), NULL is NULL. A query that fails is wrong, even where gold
-    returns no rows. Raises BadInput if the gold query fails."""
+    """Do two queries return the same rows on this SQLite file, in any order unless the outermost gold
+    SELECT has an ORDER BY [LLM-JEPA, sec. 4.1]? Names of columns do not count, numbers agree to 12
+    digits. A query that fails is wrong, even where gold returns no rows. BadInput if gold fails."""
     try:
         wanted = run_query(gold, database, timeout)
     except BadQuery as error:
@@ -179,87 +169,42 @@ class Likelihood(NamedTuple):
     cut: int            # tokens of the prompt that had no room
 
 
-def option_likelihoods(model, tokenizer, prompts, options, system=None, stop=True,
-                       tokens_per_batch=8192, keep=None):
+def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
     """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods.
 
-    The row is that of evaluate.answer, [CLS] (system [SEP]) prompt [SEP] option [SEP]: the prompt
-    once and every option a segment that has it as prefix, as many questions in one packed forward
-    as `tokens_per_batch` allows. With `stop` the final [SEP] is part of the answer, so that an
+    The row is that of evaluate.answer. With `stop` the final [SEP] is part of the answer, so that an
     option does not win for being the beginning of another. A prompt without room loses its first
-    tokens; with `keep` the row is its first so many tokens. BadInput if nothing fits."""
+    tokens; with `keep` the row is its first so many. BadInput if nothing fits."""
+    model = evaluation.model
+    tokenizer = evaluation.tokenizer
     special = tokenizer.special
-    user = list(special.chat.user)
-    end = [*special.chat.end, *special.chat.assistant]
-    openings = [user for _ in prompts]
-    if system is not None:
-        openings = [[*special.chat.system, *ids.tolist(), *special.chat.end, *user]
-                    for ids in tokenizer.encode(system)]
-    questions = []
-    for opening, ids, texts in zip(openings, tokenizer.encode(prompts), options):
-        stop_ids = [special.sep] if stop else []
-        branches = [found.tolist() + stop_ids for found in tokenizer.encode(texts)]
-        row = [special.cls, *opening, *ids.tolist(), *end]
-        room = model.config.max_positions + 1 - max(map(len, branches))
-        if room < 1 + len(opening) + len(end):
+    ending = [special.sep] if stop else []
+    found = []
+    rows = rows_of(tokenizer, prompts, special.chat.user,
+                   [*special.chat.end, *special.chat.assistant], evaluation.system)
+    openings = [0] * len(rows)
+    if evaluation.system:
+        openings = [len(ids) + len(special.chat.end) + len(special.chat.system)
+                    for ids in tokenizer.encode(evaluation.system)]
+    for row, opening, texts in zip(rows, openings, options):
+        answers = [[*ids.tolist(), *ending] for ids in tokenizer.encode(texts)]
+        room = model.config.max_positions + 1 - max(map(len, answers))
+        first = 1 + opening + len(special.chat.user)      # of the prompt
+        cut = max(0, len(row) - min(room, keep or room))
+        if room <= first:
             raise BadInput(f"{texts} and the system text leave no room for a prompt in the model's "
                            f"{model.config.max_positions} tokens: leave such rows out")
-        cut = max(0, len(row) - min(room, keep or room))
-        first = 1 + len(opening)
         row = row[:len(row) - cut] if keep else row[:first] + row[first + cut:]
-        questions.append((row, branches, cut))
-    found = []
-    batch = []
-    tokens = 0
-    for row, branches, cut in questions:
-        size = len(row) + sum(len(branch) - 1 for branch in branches)
-        if batch and tokens + size > tokens_per_batch:
-            found += score_branches(model, batch)
-            batch = []
-            tokens = 0
-        batch.append((row, branches, cut))
-        tokens += size
-    return found + (score_branches(model, batch) if batch else [])
-
-
-def score_branches(model, questions):
-    """One forward for [(row, branches, cut)] -> Likelihoods. A token is predicted where the one
-    before it is: the first of a branch at the end of the row."""
-    rows = []
-    index = []
-    targets = []
-    start = 0
-    for row, branches, _ in questions:
-        segments = [Segment(row, True)]
-        end = start + len(row)
-        for branch in branches:
-            if len(branch) > 1:
-                segments.append(Segment(branch[:-1], True, (0, len(row))))
-            index += [start + len(row) - 1, *range(end, end + len(branch) - 1)]
-            targets += branch
-            end += len(branch) - 1
-        rows.append(segments)
-        start = end
-    device = next(model.parameters()).device
-    losses = []
-    with in_eval_mode(model):
-        states = model(Packed.of_segments(rows).to(device))[torch.tensor(index, device=device)]
-        gold = torch.tensor(targets, device=device)
-        for part, wanted in zip(states.split(512), gold.split(512)):
-            losses.append(F.cross_entropy(upcast(model.logits(part)), wanted, reduction="none"))
-    losses = torch.cat(losses)
-    if losses.isnan().any():
-        raise BadInput("the model gives NaN for the likelihood of an answer: its training has "
-                       "diverged")
-    losses = iter(losses.tolist())
-    made = []
-    for _, branches, cut in questions:
+        states = evaluation.states([[*row, *answer[:-1]] for answer in answers])
         sums = []
-        for branch in branches:
-            sums.append(-sum(next(losses) for _ in branch))
-        means = [total / len(branch) for total, branch in zip(sums, branches)]
-        made.append(Likelihood(sums, means, cut))
-    return made
+        for answer, each in zip(answers, states):
+            scored = each[len(row) - 1:].to(model.embed.weight)         # (tokens of the answer, D)
+            with torch.no_grad():
+                logits = upcast(model.logits(scored)).log_softmax(1)
+            sums.append(sum(logits[place, token].item() for place, token in enumerate(answer)))
+        means = [total / len(answer) for total, answer in zip(sums, answers)]
+        found.append(Likelihood(sums, means, cut))
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -277,10 +222,9 @@ LANGUAGES = (*ARTICLES, *SEGMENTED, "hi", "el", "ro", "ru", "tr", "bn", "fi", "i
 def normalise_answer(text, language="en", rules="mlqa"):
     """Lower case, no punctuation, no articles, single spaces.
 
-    "mlqa" [Lewis et al. 2020]: punctuation of all of Unicode; the articles of the language of the
-    context (in Arabic every "ال", inside of words too, as in the official program); Chinese
-    characters are words. Japanese and Thai, which MLQA does not have, are cut likewise here.
-    "squad" [Rajpurkar et al. 2016]: ASCII punctuation, English articles, whatever the language."""
+    "mlqa" [Lewis et al. 2020]: all punctuation, articles of the language of the context (in Arabic
+    inside of words too, as in the official program); Chinese characters are words, and here
+    Japanese and Thai. "squad" [Rajpurkar et al. 2016]: ASCII punctuation, English articles."""
     signs = [sign for sign in text.lower() if sign not in string.punctuation]
     articles = ARTICLES["en"]
     if rules == "mlqa":
@@ -306,8 +250,8 @@ def qa_scores(prediction, golds, language="en", rules="mlqa"):
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks. Answers are written once and judged by as many rules as are asked for: a judge takes the
-# answers and the options -> {metric: True, False or None of each}, {count: number}
+# Tasks. Answers are written once; a judge takes them and the options -> {metric: True, False or None
+# of each}, {count: number}
 
 
 def scores(judge, evaluation, options):
@@ -337,8 +281,8 @@ def judge_label(answers, options):
 
 
 def judge_regex(answers, options):
-    """By the language denoted. One NL-RX target in five matches no line, or every line: an equal
-    language proves little there, and such rows are left out of the second metric."""
+    """By the language denoted. One NL-RX target in five matches no line, or every line: these prove
+    little, and are left out of the second metric."""
     equal = [known(regex_equal, *pair) for pair in zip(answers.written, answers.golds)]
     vacuous = {gold: known(regex_vacuous, gold) for gold in set(answers.golds)}
     firm = [flag if vacuous[gold] is False else None for flag, gold in zip(equal, answers.golds)]
@@ -363,8 +307,7 @@ def database_of(prompt):
 
 
 def judge_spider(answers, options):
-    """Rows whose database is not there, or whose gold query fails on it, are left out and counted by
-    database."""
+    """Rows without a database, or whose gold query fails on it, are left out and counted."""
     folder = Path(options.databases or Path(options.files) / "spider") / "database"
     flags = []
     left_out = Counter()
@@ -417,12 +360,11 @@ def likeliest(values, golds):
 
 
 def hellaswag(evaluation, options=None):
-    """Each ending after the context alone, as HellaSwag is asked elsewhere: with the endings in the
-    prompt they would be copied."""
+    """Each ending after the context alone: with the endings in the prompt they would be copied."""
     prompts, golds = evaluation.texts.values()
     parts = [OPTION.split(prompt) for prompt in prompts]  # context, A, ending, B, ending, ...
-    found = option_likelihoods(evaluation.model, evaluation.tokenizer, [part[0] for part in parts],
-                               [part[2::2] for part in parts], evaluation.system)
+    found = option_likelihoods(evaluation, [part[0] for part in parts],
+                               [part[2::2] for part in parts])
     return {"accuracy": likeliest([each.sums for each in found], golds),
             "accuracy_normalised": likeliest([each.means for each in found], golds),
             "prompts_cut": percent([each.cut > 0 for each in found]), "rows": len(golds)}
@@ -432,15 +374,13 @@ def hellaswag_letter(evaluation, options=None):
     """The likeliest option letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]: the
     row ends after 128 tokens, and the options with it."""
     prompts, golds = evaluation.texts.values()
-    tokenizer = evaluation.tokenizer
-    if len({len(ids) for ids in tokenizer.encode(LETTERS)}) != 1:
+    if len({len(ids) for ids in evaluation.tokenizer.encode(LETTERS)}) != 1:
         raise BadInput(f"letters {', '.join(LETTERS)} are not equally many tokens of this "
                        "tokenizer: take the task hellaswag")
     results = {"rows": len(golds)}
     for metric, cut, keep in (("accuracy", "prompts_cut", None),
                               ("released", "prompts_cut/released", 128)):
-        found = option_likelihoods(evaluation.model, tokenizer, prompts, [LETTERS] * len(prompts),
-                                   evaluation.system, stop=False, keep=keep)
+        found = option_likelihoods(evaluation, prompts, [LETTERS] * len(prompts), False, keep)
         results[metric] = likeliest([each.sums for each in found], golds)
         results[cut] = percent([each.cut > 0 for each in found])
     return results

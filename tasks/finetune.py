@@ -122,19 +122,17 @@ def one_run(encoder, prepared, task, options, seed):
     """Fine-tune and test once -> {"task/metric" or "task/metric/detail": number}."""
     torch.manual_seed(seed)
     model = Finetuned(encoder(), prepared.outputs, prepared.on_tokens).to(options.device)
-    trained = task.train
     history = []
 
     def after_epoch(epoch):
         history.append(prepared.same.judge(predict(model, prepared.same.rows)))
         said = ", ".join(f"{name} {value:.2f}" for name, value in history[-1].items())
-        print(f"seed {seed}, epoch {epoch + 1} of {options.epochs}: {trained} {said}",
-              file=sys.stderr)
+        print(f"seed {seed}, epoch {epoch + 1}: {task.train} {said}", file=sys.stderr)
 
     fit(model, prepared, options, seed, after_epoch)
-    found = {f"{trained}/{name}": value for name, value in history[-1].items()}
+    found = {f"{task.train}/{name}": value for name, value in history[-1].items()}
     for name in task.metrics:
-        found[f"{trained}/{name}/best_epoch"] = max(each[name] for each in history)
+        found[f"{task.train}/{name}/best_epoch"] = max(each[name] for each in history)
     by_metric = {}
     for detail, part in prepared.others.items():
         for name, value in part.judge(predict(model, part.rows)).items():
@@ -164,7 +162,10 @@ def means(values, name):
         groups["/all"] = list(values)
     if same and other:
         groups |= {"/xlt": same, "/gxlt": other}
-    return {kind: mean([values[key] for key in keys]) for kind, keys in groups.items()}
+    found = {}
+    for kind, keys in groups.items():
+        found[kind] = mean([values[key] for key in keys])
+    return found
 
 
 def over_seeds(runs):
@@ -517,7 +518,7 @@ NARROW = 384         # at a paper's rate a narrower model hardly moves in so few
 NARROW_RATE = 5e-4
 ABOUT = {
     "accuracy": ("%", "higher", "right class, last epoch"),
-    "f1": ("%", "higher", "F1 of the positive class, or of an answer's words"),
+    "f1": ("%", "higher", "F1 of the second class, or of an answer's words"),
     "exact": ("%", "higher", "the answer is a gold answer"),
     "mcc": ("", "higher", "Matthews' correlation, times 100"),
     "pearson": ("", "higher", "correlation, times 100"),
@@ -528,27 +529,27 @@ ABOUT = {
 
 def parse(argv):
     parser = Parser("python -m tasks finetune", __doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a run, such as out/mexma")
     add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run, such as out/mexma")
     add("--task", required=True, help=f"one of {', '.join(TASKS)}")
-    add("--files", default="data", help="where python -m corpora.download puts things [data]")
-    add("--limit", type=int, help="train on so many rows of each, the same ones for all seeds")
+    add("--files", default="data", help="folder of the published sets [data]")
+    add("--limit", type=int, help="train on so many rows, the same ones for all seeds")
     add("--eval-limit", type=int, help="test on so many rows of each split and language")
     add("--untrained", action="store_true", help="also from fresh weights, as name/untrained")
     add("--epochs", type=int, help="[3; xnli, squad, xquad, mlqa 2]")
     add("--lr", type=float, help=f"peak rate [2e-5; answers 3e-5; narrow models {NARROW_RATE:g}]")
     add("--batch", type=int, help="rows of a step [16; answers 12]")
-    add("--seeds", type=comma_list, default=["82"], help="of the new layer, order, dropout; of "
-        "several the mean, name/sd and name/seed_N are kept [82]")
     add("--max-length", type=int, help="tokens of a row [128; answers 384; at most the model's]")
+    add("--seeds", type=comma_list, default=["82"],
+        help="of several the mean, name/sd and name/seed_N are kept [82]")
     add("--device", help="cpu, cuda, cuda:1 [cuda if there is one]")
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    add("--json", action="store_true", help="print every number, as one JSON object")
     return parser.parse_args(argv)
 
 
 def settle(options, config):
-    """Check the options; fill in those not given from the task and the model's config. -> the
-    FinetuneTask"""
+    """Check the options; fill in those not given from the task and the model's config -> the
+    FinetuneTask."""
     if options.task not in TASKS:
         raise BadInput(f"task {options.task!r} is unknown: choose from {', '.join(TASKS)}"
                        f"{did_you_mean(options.task, TASKS)}")
@@ -556,25 +557,22 @@ def settle(options, config):
     if config.causal and config.pool == "cls" and task.prepare is classification:
         raise BadInput("the sentence vector of this causal model is its first state, which has "
                        "read nothing: take a run with --pool last or mean")
-    task = task._replace(max_length=min(task.max_length, config.max_positions))
     if config.width < NARROW:
         task = task._replace(lr=NARROW_RATE)
+    most = config.max_positions
+    task = task._replace(max_length=min(task.max_length, most))
     for name in ("epochs", "lr", "batch", "max_length"):
         if getattr(options, name) is None:
             setattr(options, name, getattr(task, name))
-    most = {"max_length": config.max_positions}
-    for name in ("epochs", "lr", "batch", "limit", "eval_limit", "max_length"):
+    for name in ("epochs", "lr", "batch", "max_length", "limit", "eval_limit"):
         value = getattr(options, name)
-        if value is not None and not 0 < value <= most.get(name, sys.maxsize):
-            raise BadInput(f"--{name.replace('_', '-')} {value}: it must be above 0, and at most "
-                           f"{most.get(name, 'finite')}")
+        if value is not None and not value > 0 or name == "max_length" and value > most:
+            raise BadInput(f"--{name.replace('_', '-')} {value}: it must be above 0, and rows have "
+                           f"at most {most} tokens in this model")
     for seed in options.seeds or [""]:
-        if not seed.isdecimal() or int(seed) >= 2 ** 32:
-            raise BadInput(f"--seeds {','.join(options.seeds)}: give whole numbers")
+        if not seed.isdecimal():
+            raise BadInput(f"--seeds {seed}: give whole numbers")
     options.device = usable_device(options.device)
-    print(f"{options.task}: {task.train}, {options.epochs} epochs, lr {options.lr:g} "
-          f"(paper: {TASKS[options.task].lr:g}), batch {options.batch}, rows of at most "
-          f"{options.max_length} tokens", file=sys.stderr)
     return task
 
 
@@ -582,14 +580,13 @@ def main(argv):
     """`finetune RUN`: numbers to stdout and RUN/finetune-TASK.json."""
     options = parse(argv)
     run = open_run(options.run)
-    path = run.folder / "model.pt"
     task = settle(options, run.model.config)
     prepared = task.prepare(task, options, run.tokenizer)
     settings = {"seeds": len(options.seeds), "epochs": options.epochs, "lr": options.lr,
                 "batch": options.batch, "max_length": options.max_length}
     results = {f"{options.task}/{name}": value
                for name, value in (settings | prepared.counts).items()}
-    starts = {"": partial(load, path), "/untrained": partial(Model, run.model.config)}
+    starts = {"": partial(load, run.folder / "model.pt"), "/untrained": partial(Model, run.model.config)}
     for kind in starts if options.untrained else [""]:
         runs = {}
         for seed in options.seeds:

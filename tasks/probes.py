@@ -1,23 +1,23 @@
-"""How much can be read off frozen vectors? The papers' tasks on published sentence sets.
+"""How much can be read off frozen vectors? MTEB's, SentEval's and Predict-and-Reconstruct's heads
+on published sentence sets, each score beside those of an untrained model and a bag of embeddings.
 
-Similarities and neighbours have nothing to train; `few_shot` is MTEB's logistic regression;
-`senteval` is SentEval's, `senteval_adam` its own classifier, which MEXMA's numbers are made with;
-`hybrid_probe` is Predict-and-Reconstruct's. Vectors are (N, D), labels (N,). Each score stands
-beside that of an untrained model and of a bag of embeddings.
+Vectors are (N, D), labels (N,).
 """
 import copy
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.stats import pearsonr, spearmanr
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
 from sklearn.model_selection import (GridSearchCV, ParameterGrid, StratifiedKFold,
-                                     cross_val_predict, train_test_split)
+                                     cross_val_predict)
+from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from corpora.program import BadInput
@@ -49,8 +49,7 @@ def measure(name, found, gold):
 
 
 def similarities(u, v):
-    """Rows that belong together, (N, D), (N, D) -> {name: (N,)}, the higher the more alike: cosine,
-    and what older MTEB tried too."""
+    """(N, D), (N, D) -> {name: (N,)}, the higher the more alike, as older MTEB tried them."""
     u = u.double()
     v = v.double()
     return {"cosine": (unit(u) * unit(v)).sum(1), "euclidean": -(u - v).norm(dim=1),
@@ -63,8 +62,7 @@ def pairs(u, v):
 
 
 def knn(x, labels, queries, k=5):
-    """Classes of the queries (M, D): of their k nearest rows of x by cosine the most frequent, of
-    equally frequent ones the nearer -> (M,)."""
+    """The most frequent class, of equals the nearer, of the k nearest rows of x: (M, D) -> (M,)."""
     nearest, _ = search(queries, x, min(k, len(x)))
     votes = F.one_hot(torch.as_tensor(labels)[nearest.indices]).double()     # (M, k, classes)
     closeness = (votes * nearest.cosines[:, :, None]).sum(1)
@@ -72,8 +70,7 @@ def knn(x, labels, queries, k=5):
 
 
 def few_shot(x, labels, queries, gold, samples=8, experiments=10, seed=42):
-    """Mean accuracy of regressions on 8 random rows of each class, of 10 draws with growing seeds.
-    [MTEB, classification]"""
+    """Mean accuracy of regressions on 8 random rows of each class, 10 draws. [MTEB]"""
     x = np.asarray(x, np.float64)
     labels = torch.as_tensor(labels)
     scores = []
@@ -91,67 +88,29 @@ def few_shot(x, labels, queries, gold, samples=8, experiments=10, seed=42):
 # SentEval
 
 
-class AdamClassifier(BaseEstimator, ClassifierMixin):
-    """The classifier of SentEval's own code, linear or with one layer of sigmoids. Adam, l2 as
-    weight decay; every 4 epochs the accuracy on a 20th of the rows, held back, chooses the state
-    that is kept, and the sixth time that is no better is the last."""
-
-    def __init__(self, l2=0.0, hidden=0, batch=64, tenacity=5, max_epoch=200, seed=1111):
-        self.l2 = l2
-        self.hidden = hidden
-        self.batch = batch
-        self.tenacity = tenacity
-        self.max_epoch = max_epoch
-        self.seed = seed
-
-    def fit(self, x, labels):
-        self.classes_ = np.unique(labels)
-        train, dev = train_test_split(np.arange(len(x)), test_size=.05, random_state=self.seed)
-        inputs = torch.as_tensor(x).float()
-        gold = torch.as_tensor(np.searchsorted(self.classes_, labels))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self.model_ = nn.Linear(inputs.shape[1], len(self.classes_))
-            if self.hidden:
-                self.model_ = nn.Sequential(
-                    nn.Linear(inputs.shape[1], self.hidden), nn.Sigmoid(),
-                    nn.Linear(self.hidden, len(self.classes_)))
-            adam = torch.optim.Adam(self.model_.parameters(), weight_decay=self.l2, fused=True)
-            best = -1.0
-            strikes = 0
-            for self.epochs_ in range(1, self.max_epoch + 1):
-                for part in torch.randperm(len(train)).split(self.batch):
-                    adam.zero_grad()
-                    rows = train[part]
-                    F.cross_entropy(self.model_(inputs[rows]), gold[rows]).backward()
-                    adam.step()
-                if self.epochs_ % 4:
-                    continue
-                right = self.score(x[dev], labels[dev])
-                if right > best:
-                    best = right
-                    kept = copy.deepcopy(self.model_.state_dict())
-                else:
-                    strikes += 1
-                if strikes > self.tenacity:
-                    break
-        self.model_.load_state_dict(kept)
-        return self
-
-    @torch.no_grad()
-    def predict(self, x):
-        return self.classes_[self.model_(torch.as_tensor(x).float()).argmax(1).numpy()]
+def logistic():
+    """scikit-learn's regression, C from 1/4 to 8 -> (classifier, grid)."""
+    return LogisticRegression(max_iter=1000), {"C": [2.0 ** power for power in range(-2, 4)]}
 
 
-def senteval(x, labels, valid=None, test=None, model=None, grid=None, k=10):
+def adam(hidden=()):
+    """SentEval's own classifier, which MEXMA's numbers are made with -> (classifier, grid): linear,
+    or layers of sigmoids. Adam, batches of 64, L2 from 1e-5 to 1e-2; a 20th of the rows, held back,
+    chooses the state that is kept, and 24 epochs that are no better are the last."""
+    classifier = MLPClassifier(hidden, activation="logistic", batch_size=64, early_stopping=True,
+                               validation_fraction=.05, n_iter_no_change=24, tol=1e-9,
+                               random_state=1111)
+    # scikit-learn divides its penalty by the rows of a batch.
+    return classifier, {"alpha": [64 * 10.0 ** power for power in range(-5, -1)]}
+
+
+def senteval(x, labels, valid=None, test=None, kind=logistic, k=10):
     """SentEval's protocols: x (N, D), labels (N,), valid (x, labels), test (M, D) -> the classes of
     the test rows or, without, of all.
 
-    With valid rows they choose the regularisation of `grid`; with test rows alone, k folds do;
-    without, each of k folds is tested once, and k folds of the others choose. The model is by
-    default scikit-learn's logistic regression, C from 1/4 to 8. [SentEval, validation.py]"""
-    model = model or LogisticRegression(max_iter=1000)
-    grid = grid or {"C": [2.0 ** power for power in range(-2, 4)]}
+    With valid rows they choose the regularisation of the grid; with test rows alone, k folds do;
+    without, each of k folds is tested once, and k folds of the others choose. [SentEval's code]"""
+    model, grid = kind()
     folds = StratifiedKFold(k, shuffle=True, random_state=1111)
     chooser = GridSearchCV(model, grid, cv=folds)
     if test is None:
@@ -205,11 +164,11 @@ class Probe(nn.Module):
 
 
 def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, seed=0, lr=1e-3):
-    """Predict-and-Reconstruct's probe -> what it says of the test rows: classes, or scores (N,).
+    """Predict-and-Reconstruct's probe: train and valid (u, v or None, labels), test (u, v) -> the
+    classes, or scores, of the test rows (N,).
 
-    train, valid: (u, v or None, labels); of test only u, v. AdamW, decay .01; kept is the epoch
-    whose `metric` of the valid rows is highest (the paper's code takes the test rows for that).
-    `weighted`: classes count n / (classes n_c), for CoLA. BadInput without two classes."""
+    Kept is the epoch whose `metric` of the valid rows is highest (its code takes the test rows for
+    that). `weighted`: classes count n / (classes n_c), for CoLA. BadInput without two classes."""
     u, v, labels = train
     dtype = torch.float32 if kind == "similarity" else torch.int64
     labels = torch.as_tensor(labels, dtype=dtype)
@@ -264,8 +223,7 @@ class TaskOptions:
 
 
 def splits(task, name):
-    """The splits that a task reads of a set, the reported one last. SentEval's train and valid rows
-    of TREC and MRPC are one split."""
+    """The splits that a task reads of a set, the reported one last."""
     if task in ("sts", "pairs"):
         return ("test",)
     is_senteval = task in ("senteval", "senteval-adam")
@@ -277,8 +235,7 @@ def splits(task, name):
 
 
 def score(task, name, parts, options):
-    """A task on a set: parts [(u (N, D), v or None, labels (N,))] as `splits` names them ->
-    {metric: number}."""
+    """Parts [(u (N, D), v or None, labels (N,))] as `splits` names them -> {metric: number}."""
     u, v, gold = parts[-1]
     if task == "sts":
         cosine = similarities(u, v)["cosine"]
@@ -305,10 +262,8 @@ def score(task, name, parts, options):
     if task == "knn":
         found = knn(x, labels, test)
     else:
-        model = AdamClassifier(hidden=50 if task == "mlp" else 0)
-        grid = {"l2": [10.0 ** power for power in range(-5, -1)]}
-        own = (None, None) if task == "senteval" else (model, grid)
-        found = senteval(x, labels, valid, None if len(parts) == 1 else test, *own)
+        kinds = {"senteval": logistic, "senteval-adam": adam, "mlp": partial(adam, (50,))}
+        found = senteval(x, labels, valid, None if len(parts) == 1 else test, kinds[task])
     return {metric: measure(metric, found, gold) for metric in metrics}
 
 
@@ -317,9 +272,8 @@ def score(task, name, parts, options):
 
 
 def encoders(evaluation, options, pool=None):
-    """{"model", "untrained", "bag"}: functions texts -> (N, D), which remember what they have
-    embedded. An untrained model of the same config (seed 0), and the mean of this model's input
-    embeddings: what its architecture, and its vocabulary, give without order."""
+    """{"model", "untrained" (seed 0), "bag": the mean of the input embeddings}: functions texts ->
+    (N, D), which remember what they have embedded."""
     twin = copy.copy(evaluation)
     if options.controls and ("untrained", pool) not in options.memory:
         with torch.random.fork_rng(devices=[]):
@@ -373,7 +327,7 @@ def label_of(task, name, lang, options):
 
 
 def no_sets(task, evaluation, options):
-    """Why a task cannot be done: a set that was named is unknown, or there is none; or ""."""
+    """Why a task cannot be done, or ""."""
     for name in options.sets or ():
         sets.find(name)
     if options.sets and not set(options.sets) & set(SETS[task]):
@@ -383,8 +337,7 @@ def no_sets(task, evaluation, options):
 
 
 def sentences(task, evaluation, options):
-    """A task on all sets that are there -> {"set/metric": number, "set/metric/untrained", ...};
-    what is not there is named on stderr."""
+    """A task on all sets that are there -> {"set/metric": number, "set/metric/untrained", ...}."""
     there, absent = wanted(task, options)
     for why in absent:
         print(f"note: {task} goes without {why}", file=sys.stderr)

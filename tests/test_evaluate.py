@@ -1,4 +1,4 @@
-"""Embedding, the evaluation of a model, the table, the folder of a run and the command line."""
+"""Embedding, evaluations, the table, the folder of a run and the command line."""
 
 import json
 import math
@@ -53,8 +53,7 @@ def test_a_text_has_one_vector_whatever_it_is_embedded_with(tokenizer, pool, cau
     assert not torch.allclose(together[0], together[3], atol=1e-3)
     few = evaluate.embed_rows(model, rows_of(tokenizer, TEXTS), tokens_per_batch=20)
     assert torch.allclose(together, few, atol=1e-5)
-    back = evaluate.embed(model, tokenizer, TEXTS[::-1])
-    assert torch.allclose(together.flip(0), back, atol=1e-5)
+    assert evaluate.embed(model, tokenizer, []).shape == (0, 32)
 
 
 def test_a_vector_is_the_pooled_states_of_its_row(tokenizer):
@@ -64,10 +63,6 @@ def test_a_vector_is_the_pooled_states_of_its_row(tokenizer):
     for pool, how in ((None, "mean"), ("cls", "cls"), ("max", "max")):
         found = evaluate.embed(model, tokenizer, ["the cat"], (20,), (21, 22), pool=pool)
         assert torch.allclose(found, model.pool(model(packed), packed, how), atol=1e-6)
-
-
-def test_embedding_no_text_gives_no_vector(tokenizer):
-    assert evaluate.embed(tiny(), tokenizer, []).shape == (0, 32)
 
 
 def test_embedding_leaves_no_trace(tokenizer):
@@ -257,7 +252,6 @@ def test_every_metric_has_a_unit_a_direction_and_a_meaning(results):
         assert named or task == "probe" and not what
         assert bool(what) == (f"{'/'.join([metric, *detail])}" in evaluate.TASKS[task].about)
     assert evaluate.about("retrieval/xsim/de-en") == ("%", "lower", "")
-    assert evaluate.about("sts/spearman") == ("", "", "")
 
 
 def test_a_table_has_twenty_rows_at_most_and_the_untrained_column(results):
@@ -289,8 +283,8 @@ def write_run(folder, tokenizer, model=None, config=None, **first):
     folder.mkdir(exist_ok=True)
     save(model or tiny(), folder / "model.pt")
     tokenizer.save(folder / "tokenizer.json")
-    first = {"config": {"objective": "mexma", "data": "toy", "langs": "en,de,ru"} | (config or {}),
-             "tokenizer_hash": tokenizer.hash, "affixes": [[[], [3]], [[], [3]]], "views": 2} | first
+    first = {"config": {"data": "toy", "langs": "en,de,ru"} | (config or {}), "views": 2,
+             "tokenizer_hash": tokenizer.hash, "affixes": [[[], [3]], [[], [3]]]} | first
     records = [first, {"step": 0, "eval": {"retrieval/xsim": 99.0, "geometry/std": .25}},
                {"step": 1, "loss": 2.0}, {"step": 1, "eval": {"retrieval/xsim": 50.0}}]
     lines = [json.dumps(record) for record in records]
@@ -322,8 +316,8 @@ def test_a_run_is_opened_whole(folder, tokenizer):
 def test_the_command_prints_a_table_and_writes_the_file(folder, capsys):
     status, shown, _ = command(capsys, folder, "--limit", 20, "--device", "cpu")
     lines = shown.splitlines()
-    assert status == 0 and len(lines) <= 23 and lines[-1].startswith("health: ")
-    assert lines[0].split() == ["untrained", "trained"]
+    assert status == 0 and len(lines) <= 24 and lines[-1].startswith("health: ")
+    assert lines[0].split() == ["untrained", "trained"] and "at step 0" in lines[-2]
     assert "retrieval/xsim " in shown and " 99.00 " in shown and "lower" in shown
     path = folder / "eval.json"
     written = json.loads(path.read_text(encoding="utf-8"))
@@ -359,7 +353,7 @@ def test_the_own_file_under_another_name_is_read_as_the_run_left_it(tokenizer, t
         assert json.loads(shown)["geometry/rows"] == 30      # its test rows, not all
 
 
-def test_one_view_is_judged_by_the_probe_and_not_by_translations(tokenizer, tmp_path, capsys):
+def test_one_view_is_judged_by_the_probe(tokenizer, tmp_path, capsys):
     shown = command(capsys, write_run(tmp_path / "run", tokenizer, views=1), "--limit", 30)[1]
     assert "probe/mean" in shown and "retrieval/xsim" not in shown
     assert "cos(pos)" not in shown.splitlines()[-1]
@@ -380,7 +374,7 @@ def test_a_run_with_system_texts_takes_them_where_there_are_any(tokenizer, tmp_p
 
 
 def test_an_imported_model_has_no_rows_of_its_own(tokenizer, tmp_path, capsys):
-    run = write_run(tmp_path / "run", tokenizer, config={"data": "", "objective": ""})
+    run = write_run(tmp_path / "run", tokenizer, config={"data": ""})
     status, _, error = command(capsys, run)
     assert status == 2 and "name some with --data" in error
     assert command(capsys, run, "--data", "toy", "--limit", 9, "--json")[0] == 0
@@ -390,9 +384,9 @@ def test_an_imported_model_has_no_rows_of_its_own(tokenizer, tmp_path, capsys):
     (["--tasks", "retreival", "--limit", "9"], "did you mean retrieval?"),
     (["--tasks", "sts", "--limit", "9"], "python -m tasks RUN --tasks sts"),
     (["--langs", "en,xx"], "xx"), (["--split", "exam"], "'exam'"),
-    (["--limit", "1"], "--limit 1 is"),
-    (["--limit", "-1"], "-1"), (["--max-new", "0"], "--max-new 0 is"), (["--pool", "sum"], "'sum'"),
-    (["--tasks", "generate", "--limit", "9"], "needs a causal model"), (["--device", "abacus"], "'abacus'"),
+    (["--limit", "1"], "--limit 1 is"), (["--device", "abacus"], "'abacus'"),
+    (["--max-new", "0"], "--max-new 0 is"), (["--pool", "sum"], "'sum'"),
+    (["--tasks", "generate", "--limit", "9"], "needs a causal model"),
     (["--data", "nowhere.tsv"], "nowhere.tsv"), (["--sets", "sst2"], "unknown flag --sets"),
     (["--limti", "3"], "did you mean --limit?"),
 ])
@@ -406,7 +400,7 @@ def test_each_mistake_is_named(folder, capsys, words, message):
 @pytest.mark.parametrize("word, wanted", [
     ("export", "python -m interop export"), ("encode", "python -m interop encode"),
     ("nearest", "python -m interop nearest"), ("compare", "python -m results compare")])
-def test_commands_that_moved_are_refused_with_the_right_one(capsys, word, wanted):
+def test_commands_that_moved_are_refused(capsys, word, wanted):
     status, shown, error = command(capsys, word, "out/x")
     assert status == 2 and shown == "" and wanted in error and error.count("\n") == 1
 
@@ -421,8 +415,7 @@ def test_a_run_that_is_not_whole_says_what_is_missing(folder, tokenizer, capsys,
 
 def test_the_tokenizer_of_another_run_is_refused(folder, capsys):
     Tokenizer.train(["something else"], 300).save(folder / "tokenizer.json")
-    status, _, error = command(capsys, folder)
-    assert status == 2 and "is not that of the training" in error
+    assert "is not that of the training" in command(capsys, folder)[2]
 
 
 def test_bad_input_is_one_line_and_status_2_in_a_process_of_its_own(tmp_path):

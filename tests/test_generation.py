@@ -1,4 +1,4 @@
-"""What a causal model writes, and which of it counts as right."""
+"""What a causal model writes, and what counts as right."""
 
 import json
 import math
@@ -109,11 +109,9 @@ def test_what_cannot_be_continued_is_left_or_refused():
     ("(.*)(dog)(.*)", "(.*)(dog)", False, True),             # trailing text
     ("(.*)(do", "(.*)(dog)", False, False),                  # cut short
     ("(.*)(DOG)", "(.*)(dog)", False, False),                # case counts
-    ("say (.*)(dog)", "(.*)(dog)", False, False),
-    ("1,000", "1000", False, False),                         # no number is normalised
     ("", "(.*)(dog)", False, False),                         # nothing written is always wrong
     (" \n", "(.*)(dog)", False, False),
-    ("", "", False, False), (" ", "", False, False), ("", " ", False, False),
+    ("", "", False, False), (" ", "", False, False),
     ("anything", "", False, False),                          # and does not begin with nothing
 ])
 def test_which_answers_count_as_right(written, gold, exact, begins):
@@ -159,7 +157,8 @@ def test_the_scores_of_known_answers(tokenizer, scripted):
     said, asked = scripted
     said += [("Katze", True), ("Hunde sieben", False), ("Katze sieht", False), ("", True)]
     one = evaluate.Evaluation(tiny(), tokenizer, rows(PROMPTS, GOLDS))
-    plain = {"exact": 50, "startswith": 75, "stop": 50, "truncated": 50, "prompts_cut": 25, "rows": 4}
+    plain = {"exact": 50, "startswith": 75, "stop": 50, "truncated": 50, "prompts_cut": 25,
+             "rows": 4}
     assert evaluate.task_generate(one) == plain
     one.train_texts = {"seven dogs", "Katze", "the cat"}
     known = {"exact_new_prompt": 50, "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3),
@@ -173,22 +172,24 @@ def test_the_scores_of_known_answers(tokenizer, scripted):
     assert max_new == 2 * max(len(ids) for ids in tokenizer.encode(GOLDS)) + 8
     ids = tokenizer.encode(["the cat"])[0].tolist()
     assert prompts[0] == [tokenizer.special.cls, *ids, stop] and stop == tokenizer.special.sep
-    assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop   # room for an answer
+    assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop   # there is room
 
 
 def test_answers_that_are_left_out_do_not_count():
     answers = evaluate.Answers(["a", "b", "c"], ["x", "y", "z"], [""] * 3, [True, True, False], 0)
-    found = evaluate.answer_scores(answers, {"equal": [True, None, False], "firm": [None] * 3}, {"c"})
-    assert found == {"equal": 50, "stop": pytest.approx(200 / 3), "truncated": pytest.approx(100 / 3),
-                     "prompts_cut": 0, "rows": 3, "equal_new_prompt": 100, "rows_new_prompt": 1,
-                     "equal_unseen": 50, "rows_unseen": 2}
+    judged = {"equal": [True, None, False], "firm": [None] * 3}
+    found = evaluate.answer_scores(answers, judged, {"c"})
+    assert found == {"equal": 50, "stop": pytest.approx(200 / 3), "prompts_cut": 0, "rows": 3,
+                     "truncated": pytest.approx(100 / 3), "equal_unseen": 50, "rows_unseen": 2,
+                     "equal_new_prompt": 100, "rows_new_prompt": 1}
 
 
 def test_a_chats_system_text_opens_its_prompt(tokenizer, scripted):
     said, asked = scripted
     said += [("Katze", True), ("Hunde", True)]
     texts = rows(PROMPTS[:2], GOLDS[:2], system=["seven dogs", "die"])
-    evaluate.Evaluation(tiny(), tokenizer, texts, max_system=1, max_new=5).answers
+    one = evaluate.Evaluation(tiny(), tokenizer, texts, max_system=1, max_new=5)
+    assert one.answers.written == ["Katze", "Hunde"]
     special = tokenizer.special
     for row, prompt in enumerate(asked[0][0]):
         system = tokenizer.encode([texts.system[row]])[0].tolist()[:1]

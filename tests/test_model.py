@@ -1,6 +1,7 @@
 """The packed line, attention against a dense float64 oracle, the blocks against torch's own layers,
 generation, LoRA, files."""
 
+import itertools
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -60,13 +61,13 @@ def plain(lengths, causal=False):
 def answers(lengths):
     """Rows of a prefix, an answer that sees all but its last token, and one that does not."""
     rows = plain([before for before, _ in lengths], True)
-    for row, (before, length) in zip(rows, lengths):
+    for row, (before, length) in zip(rows, lengths, strict=True):
         row.append(Segment(np.arange(length), True, (0, before - 1)))
         row.append(Segment(np.arange(length), True))
     return rows
 
 
-# Every kind of visibility that an objective uses, in short rows and long ones.
+# Every kind of visibility that an objective uses.
 LAYOUTS = {
     "bidirectional": plain([1, 7, 3, 12, 1, 40, 5, 33, 2, 9]),
     "causal": plain([1, 9, 70, 2, 31], True),
@@ -74,13 +75,18 @@ LAYOUTS = {
     "all of length one": plain([1] * 40),
     "one token": plain([1]),
     "one row": plain([150]),
-    "many lengths": plain([1, 2, 3, 64, 65, 130, 131, 140]),
+    "many lengths": plain([1, 2, 3, 64, 65, 130]),
     "segments apart": [[*plain([3])[0], *plain([50])[0]], [*plain([2], True)[0], *plain([2])[0]]],
-    "prefix, answer, isolated segment": answers([(20, 30), (4, 3), (45, 20), (2, 1)]),
+    "prefix, answer, isolated segment": answers([(20, 30), (4, 3), (2, 1)]),
     "far prefix": [
         [*plain([20], True)[0], *plain([60])[0], Segment(np.arange(25), True, (0, 18))],
         [*plain([3])[0], *plain([50])[0], Segment(np.arange(1), True, (0, 3))]],
 }
+
+
+def assert_close(ours, expected, limit=1e-12):
+    for one, other in zip(ours, expected, strict=True):
+        assert (one - other).abs().max() < limit
 
 
 def oracle(qkv, heads, kv_heads, packed, softcap=0.0):
@@ -138,8 +144,7 @@ def test_padding_changes_no_row_and_takes_no_gradient(how):
         vectors = model.pool(model(line), line, how)
         loss = vectors.square().sum()
         results.append([vectors, *torch.autograd.grad(loss, model.blocks[0].parameters())])
-    for ours, expected in zip(*results):
-        assert (ours - expected).abs().max() < 1e-12
+    assert_close(*results)
 
 
 # ---- attention
@@ -156,8 +161,7 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
     for compute in (kernels.packed_attention, oracle):
         out = compute(qkv, heads, kv_heads, packed, softcap=softcap)
         results.append((out, *torch.autograd.grad((out * weight).sum(), qkv)))
-    for ours, expected in zip(*results):
-        assert (ours - expected).abs().max() < 1e-12
+    assert_close(*results)
     single = kernels.packed_attention(qkv.float(), heads, kv_heads, packed, softcap=softcap)
     assert (single - results[1][0]).abs().max() < 1e-5
 
@@ -172,31 +176,29 @@ def test_length_buckets_cover_every_row_once_and_are_the_cheapest():
         lengths = np.sort(rng.integers(1, 12, rng.integers(1, 9)))
         buckets = length_buckets(lengths, 3)
         assert buckets[0][0] == 0 and buckets[-1][1] == len(lengths) and len(buckets) <= 3
-        assert all(left[1] == right[0] for left, right in zip(buckets, buckets[1:]))
+        assert all(left[1] == right[0] for left, right in itertools.pairwise(buckets))
         costs = []
         for i in range(len(lengths)):
             for j in range(i, len(lengths)):                    # cut before i and before j
                 cuts = sorted({0, i, j, len(lengths)})
-                costs.append(area(lengths, list(zip(cuts, cuts[1:]))))
+                costs.append(area(lengths, itertools.pairwise(cuts)))
         assert area(lengths, buckets) == min(costs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_the_chunked_cross_entropy_equals_the_plain_one(dtype, softcap, monkeypatch):
-    monkeypatch.setattr("kernels.cross_entropy.CHUNK", 7 * 50 * 4)          # a few rows at a time
+def test_the_chunked_cross_entropy_equals_the_plain_one(softcap, monkeypatch):
+    monkeypatch.setattr("kernels.cross_entropy.CHUNK", 17 * 50 * 8)         # a few rows at a time
     monkeypatch.setattr("kernels.cross_entropy.SLICE", 16)
-    inputs = [torch.randn(shape, dtype=dtype, requires_grad=True)
-              for shape in ((23, 8), (50, 8), 50)]
-    targets = torch.randint(0, 50, (23,))
+    shapes = ((39, 8), (50, 8), 50)
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    targets = torch.randint(0, 50, (39,))
     logits = F.linear(*inputs)
     if softcap:
         logits = softcap * (logits / softcap).tanh()
     whole = F.cross_entropy(logits, targets, reduction="sum")
     ours = linear_cross_entropy(*inputs, targets, softcap)
-    expected = [whole, *torch.autograd.grad(3 * whole, inputs)]
-    for one, other in zip([ours, *torch.autograd.grad(3 * ours, inputs)], expected):
-        assert torch.allclose(one, other, atol=1e-4 if dtype == torch.float32 else 1e-10)
+    results = [(loss, *torch.autograd.grad(3 * loss, inputs)) for loss in (ours, whole)]
+    assert_close(*results)
 
 
 # ---- the transformer
@@ -209,8 +211,7 @@ def test_a_row_gets_the_same_states_in_any_company(name, causal):
     rng = np.random.default_rng(2)
     rows = [ids(rng, n) for n in [3, 17, 1, 8, 40, 8]]
     together = model(Packed.of(rows, causal)).split([len(row) for row in rows])
-    for row, states in zip(rows, together):
-        assert (model(Packed.of([row], causal)) - states).abs().max() < 1e-12
+    assert_close(together, [model(Packed.of([row], causal)) for row in rows])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -275,8 +276,7 @@ def test_the_encoder_equals_torchs_own_on_padded_rows_in_states_loss_and_gradien
     for states in (model(packed), model.final_norm(x)[real]):
         loss = F.cross_entropy(model.logits(states), targets)
         results.append([states, loss, *torch.autograd.grad(loss, list(model.parameters()))])
-    for ours, expected in zip(*results):
-        assert (ours - expected).abs().max() < 1e-10
+    assert_close(*results, 1e-10)
 
 
 def test_rotary_scores_depend_on_distance_only():
