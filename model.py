@@ -358,7 +358,7 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.post = config.norm_position == "post"
+        self.config = config
         before = config.norm_position != "branch"
         behind = config.norm_position in ("branch", "both")
         self.attention = Attention(config)
@@ -370,7 +370,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, packed, angles=None, cache=None):
-        if self.post:  # the norm stands behind each sum
+        if self.config.norm_position == "post":  # behind each sum
             x = self.norm1(x + self.dropout(self.attention(x, packed, angles, cache)))
             return self.norm2(x + self.dropout(self.mlp(x)))
         attended = self.attention(self.norm1(x), packed, angles, cache)

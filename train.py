@@ -139,6 +139,7 @@ def find_objective(name):
 
 def defaults(kind, size):
     """-> {setting: value} at the paper's scale, and what the toy scale changes of it."""
+    # Each line overrides the ones before: the shape, the dataclasses, the paper.
     values = asdict(ModelConfig()) | SIZES.get(size, {})
     values |= dict(head=kind.head, pool=kind.pool)
     if kind.causal:
@@ -193,6 +194,7 @@ def open_source(kind, given):
         if key in given:
             raise BadInput(f"{key} {given[key]} has no effect with --init, whose model and "
                            "tokenizer are kept: drop one of the two")
+    # A model that learnt to read one way has no use for the other way's mask.
     source = evaluate.open_run(given["init"])
     if source.model.config.causal != kind.causal:
         reads = "left to right" if kind.causal else "both ways"
@@ -244,6 +246,7 @@ def check(train, kind, options):
         ("block", 8 <= train.block <= train.max_length, "must be from 8 to --max-length"),
         ("lora_rank", train.init, "needs the frozen weights of a run: add --init"),
     ]
+    # 0 and "" mean that a setting is off, and then it needs nothing.
     for name, holds, otherwise in rules:
         if getattr(train, name) and not holds:
             raise BadInput(f"{name} {getattr(train, name)} {otherwise}")
@@ -251,6 +254,7 @@ def check(train, kind, options):
 
 def parse(arguments):
     """Command line -> Settings. BadInput for anything odd."""
+    # Which flags there are depends on the objective, and their defaults on the size.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--objective", default="mexma")
     first.add_argument("--size", default="toy")
@@ -268,6 +272,7 @@ def parse(arguments):
     add_flags(own, kind.Config, names(kind.Config), values)
     add_flags(parser.add_argument_group("training"), TrainConfig, names(TrainConfig), values)
     add_flags(parser.add_argument_group("model"), ModelConfig, SHAPE, values)
+    # A flag that was not given is None: its default may be the objective's, or another run's.
     given = vars(parser.parse_args(arguments))
     name = given.pop("objective")
     return settle(name, {key: value for key, value in given.items() if value is not None})
@@ -318,6 +323,7 @@ def learning_rate(step, train):
     warm = max(1, round(train.warmup * train.steps))
     if step < warm:
         return train.lr * (train.lr_start + (1 - train.lr_start) * (step + 1) / warm)
+    # 0 after the warm-up, 1 where the schedule reaches 0.
     done = (step - warm) / max(1, (train.schedule_steps or train.steps) - warm)
     shapes = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
     return train.lr * shapes[train.schedule]
@@ -334,6 +340,7 @@ def make_optimizer(objective, train):
 def choose_device(train):
     """-> device, dtype of autocast or None. BadInput if this machine cannot do what is asked."""
     device = torch.device(evaluate.usable_device(None if train.device == "auto" else train.device))
+    # `auto` takes our kernels where they can run; who names them wants to know why they cannot.
     reason = why_not(device) if train.attention == "triton" else ""
     if reason:
         raise BadInput(f"attention triton cannot be used here: {reason}; --attention auto chooses")
@@ -394,6 +401,7 @@ def read_checkpoint(folder):
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise BadInput(f"{path} is no checkpoint of this version: use another --out")
         return saved
+    # What a run leaves that ended before its first checkpoint; it may be begun anew.
     begun = {"tokenizer.json", "log.jsonl", ".lock"}
     others = [one.name for one in folder.iterdir() if not one.name.endswith(".part")]
     others = sorted(set(others) - begun)
@@ -438,18 +446,21 @@ class Run:
         try:
             self.open_data(saved)
         except BadInput:
+            # Nothing was begun: the folder of the lock goes again.
             if is_new and self.rank == 0:
                 (self.folder / ".lock").unlink()
                 os.removedirs(self.folder)
             raise
         self.make_model()
         self.optimizer = make_optimizer(self.objective, self.train)
+        # Half precision alone needs its loss scaled; otherwise this does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
         self.untrained = None  # the results at step 0
         self.window = []  # what train_step gave since the last line of the log
+        # What a resumed run must have in common with this one, and what the log begins with.
         self.config = {"objective": self.kind.name, **asdict(self.train),
                        "model": asdict(self.model.config), self.kind.name: asdict(settings.options)}
         # Dropout differs between ranks, weights do not.
@@ -492,16 +503,19 @@ class Run:
     def make_model(self):
         """The model, and the objective around it."""
         train = self.train
+        # Every rank draws the same weights.
         torch.manual_seed(train.seed)
         self.model = Model(replace(self.settings.model, vocab=self.corpus.special.vocab))
         if self.settings.source:
             # The shapes are the same; only a vocabulary head may be new or left behind.
             self.model.load_state_dict(self.settings.source.model.state_dict(), strict=False)
         if train.lora_rank:
+            # New [PRED] tokens have no meaning yet, so their embeddings are trained too.
             alpha = train.lora_alpha or 2 * train.lora_rank
             add_lora(self.model, train.lora_rank, alpha, new_ids=self.corpus.special.preds)
         self.objective = self.kind(self.model, self.settings.options).to(self.device)
-        size = 2 if self.dtype else 4
+        size = 2 if self.dtype else 4  # bytes of a number
+        # The plans that attention will ask of every batch.
         self.needs = set_attention(self.objective, train.attention, self.device, size)
 
     def begin(self):
@@ -521,6 +535,7 @@ class Run:
         if not all(parameter.isfinite().all() for parameter in self.objective.parameters()):
             raise BadInput(f"step {self.step}: the weights are not finite and were not saved; "
                            "begin anew in another --out with a lower --lr")
+        # With the random state and the window that is open, a resumed run repeats this one.
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         write_torch({
             "format": FORMAT, "config": self.config, "processes": self.world,
@@ -535,6 +550,7 @@ class Run:
     def resume(self, saved):
         """Go on from a checkpoint of the same settings, data and number of processes."""
         changed = differences(saved["config"], self.config)
+        # Other ids, rows or ranks would make other batches.
         now = {"tokenizer": self.tokenizer.hash, "data": self.corpus.hash, "processes": self.world}
         for name, value in now.items():
             if saved[name] != value:
@@ -544,6 +560,7 @@ class Run:
         if changed:
             raise BadInput(f"{self.folder} holds a run with other settings: {'; '.join(changed)}. "
                            f"Use another --out, such as {self.folder}-2")
+        # In place: the optimiser holds these very parameters.
         load_weights(self.objective, saved["objective"], self.folder / "train.pt")
         self.optimizer.load_state_dict(saved["optimizer"])
         self.scaler.load_state_dict(saved["scaler"])
@@ -571,6 +588,7 @@ class Run:
         """Append an object to log.jsonl; what JSON cannot write (nan, inf) becomes a string."""
         if not self.folder or self.rank:
             return
+        # A file that no JSON reader opens would be worse than a number as text.
         for name, value in record.items():
             if isinstance(value, float) and not math.isfinite(value):
                 record[name] = str(value)
@@ -586,11 +604,13 @@ class Run:
         run is saved and ends here. Leaving the loop leaves a usable model.
         """
         train = self.train
+        # A resumed run has the numbers of step 0 from its checkpoint.
         if self.untrained is None:
             self.untrained = self.scores()
             yield self.evaluated(self.untrained)
         forward = self.wrap()
         begun = time.perf_counter()
+        # A thread makes the next batches while this one is computed.
         batches = data.prefetch(self.make_batch, self.step, train.steps)
         try:
             self.objective.train()
@@ -605,6 +625,7 @@ class Run:
                     begun = now
                     yield record
                 if self.step % train.eval_every == 0 and not last:
+                    # Evaluations are not counted in the time of training.
                     pause = time.perf_counter()
                     # A step that was not finite is told before what came of it.
                     self.read_window()
@@ -634,6 +655,7 @@ class Run:
             self.compile_blocks()
         if self.world == 1:
             return self.objective
+        # Each rank computes its own part of the batch; gradients become their mean.
         ids = [self.device] if self.device.type == "cuda" else None
         return torch.nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
 
@@ -642,6 +664,7 @@ class Run:
         blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
         for block in blocks:
             block.compile(dynamic=True)
+        # A trial step, which must not change what dropout draws later.
         devices = [self.device] if self.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices):
@@ -657,6 +680,7 @@ class Run:
     def make_batch(self, step):
         """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
         examples = self.batches.examples(step)
+        # All chance of a batch comes from here: dropout apart, the model draws nothing.
         rng = self.batches.rng(step)
         size = len(examples) // self.train.accumulate
         parts = []
@@ -677,7 +701,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.train)
         parts = share_counts(to_device(parts, self.device), self.world)
-        total = {}
+        total = {}  # {name: ()}, still on the device
         for part in parts:
             # Ranks exchange gradients once a step, with the last part.
             alone = self.world == 1 or part is parts[-1]
@@ -691,6 +715,7 @@ class Run:
         total["tokens"] = torch.full((), float(tokens), device=self.device)
         values = torch.stack([value.float() for value in total.values()])
         values = mean_over_ranks(values, self.world)
+        # The norm is that of the true gradients, so they are unscaled before they are clipped.
         self.scaler.unscale_(self.optimizer)
         longest = self.train.clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), longest)
@@ -726,6 +751,7 @@ class Run:
         mean = {}
         for name in rows[0]:
             mean[name] = sum(row[name] for row in rows) / len(rows)
+        # A mean over steps and ranks -> their sum.
         count = round(mean.pop("tokens") * len(rows) * self.world)
         norm = mean.pop("grad_norm")
         self.tokens += count
@@ -763,6 +789,7 @@ class Run:
         """Log an evaluation -> its record."""
         record = {"step": self.step, "eval": results}
         self.log(record)
+        # What the loss does not show, such as a lambda that has run away.
         warning = self.objective.warning()
         if warning:
             self.log({"step": self.step, "warning": warning})
@@ -790,6 +817,7 @@ def show(run, progress, record):
             headline = evaluate.headline(record["eval"], record["step"])
             run.say(f"step {record['step']:>5}  {headline}")
         return
+    # The loss and its terms stand between the step and the rate.
     stop = list(record).index("lr")
     terms = {name: f"{record[name]:.3f}" for name in list(record)[1:stop]}
     progress.bar.set_postfix(terms, refresh=False)
@@ -797,6 +825,7 @@ def show(run, progress, record):
 
 def finish(run, results):
     """The table of before and after, five examples to read, and what to do next."""
+    # The same rows before and after, so the two columns can be compared.
     run.say("\n" + evaluate.table(results, run.untrained))
     for example in evaluate.examples(run.evaluation()):
         run.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}")
@@ -814,11 +843,13 @@ def main(arguments):
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
+    # The command that is printed and logged is the one that resumes.
     command = "python train.py " + " ".join(arguments)
     run = Run(parse(arguments), True, say, command)
     if run.rank == 0 and run.is_finished():
         say(f"this run is finished: {run.step} steps. Evaluate it: python evaluate.py {run.folder}")
         return 0
+    # From here on Ctrl-C asks the loop to stop after a step, so that nothing is half done.
     progress = Progress(run.train.steps, run.step, run.rank == 0)
     try:
         for record in run.steps(on_step=lambda run: progress.step(run.step)):

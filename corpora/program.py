@@ -130,15 +130,19 @@ def add_flags(group, config, names, defaults):
         note = notes.get(field.name, "").replace("%", "%%")
         types = typing.get_args(field.type) or (field.type,)
         if typing.get_origin(field.type) is typing.Literal:
-            note += ": " + "|".join(types)
+            note = f"{note}: {'|'.join(types)}".removeprefix(": ")
             types = (str,)
-        if defaults.get(field.name) not in (None, ""):
-            note += f" [{defaults[field.name]}]"
-        if types[0] is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=note)
-        else:
+        default = defaults.get(field.name)
+        if default not in (None, ""):
+            note += f" [{default}]"
+        if types[0] is not bool:
             kind = types[0].__name__.upper()
             group.add_argument(flag, type=types[0], metavar=kind, help=note)
+            continue
+        # Both are accepted; help shows the one that changes something.
+        for name, value in ((flag, True), (flag.replace("--", "--no-"), False)):
+            group.add_argument(name, dest=field.name, action="store_const", const=value,
+                               help=argparse.SUPPRESS if value == default else note)
 
 
 def lock(folder):

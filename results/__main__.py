@@ -7,7 +7,7 @@
     python -m results plots RUN ...           spectrum, vectors, cosines, retrieval, curves
     python -m results bench                   attention and steps against their peers
     python -m results picture                 draws the README's picture
-    python -m results readme --check          do the READMEs say what is recorded?
+    python -m results readme --check          does README.md say what is recorded?
     python -m results EXPERIMENT              does an experiment, and writes its page
 
 Each has a --help of its own. Experiments: {names}.

@@ -9,7 +9,6 @@ the device's (Triton's do_bench, which empties the cache); a peer that cannot ru
 """
 # First the shapes and the clock, then tiles, attention, and whole steps.
 
-import inspect
 import json
 import platform
 import statistics
@@ -57,7 +56,7 @@ class Shape(NamedTuple):
 
 
 def lengths(mean, spread, low, high, count, seed=0):
-    """Log-normal lengths; means and ranges are those of the papers' data, the shape is assumed."""
+    """Log-normal lengths; mean and range are those of the papers' data."""
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - spread**2 / 2, spread, count)
     return np.clip(drawn, low, high).astype(int)
 
@@ -89,7 +88,6 @@ def shapes():
     return {
         "sentences 8-40": Shape(blank(sentences), 16, 16, 64),
         "MEXMA encoder, mean 35": Shape(blank(lengths(35, .7, 4, 200, 600)), 16, 16, 64),
-        "MEXMA head, mean 35": Shape(blank(lengths(35, .7, 4, 200, 300)), 8, 8, 128),
         "BERT-JEPA pairs, mean 90": Shape(blank(lengths(90, .5, 10, 256, 128)), 12, 12, 64),
         "hybrid, 512": Shape(blank([512] * 64), 8, 8, 64),
         "LLM-JEPA NL-RX": Shape(one_forward("NL-RX"), 32, 8, 64, None),
@@ -104,23 +102,21 @@ def shapes():
 # The clock
 
 
-def milliseconds(run):
-    """Of the device on a GPU; else of this thread, whatever else the machine does."""
-    if GPU:
-        import triton.testing
-        return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
-    return core(run)
-
-
 def core(run):
+    """Milliseconds of this thread, whatever else the machine does."""
     start = time.thread_time()
     run()
     return 1000 * (time.thread_time() - start)
 
 
-def interleaved(runs, rounds=5, clock=milliseconds):
-    """{name: function} -> {name: median ms of the rounds, their spread, how often ours, peak
-    memory; or why it failed}. The first is ours: it may not fail."""
+def device(run):
+    import triton.testing
+    return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
+
+
+def interleaved(runs, rounds=5, clock=device if GPU else core):
+    """{name: function} -> {name: median ms of the rounds, their spread, over ours, peak memory; or
+    why it failed}. The first is ours: it may not fail."""
     first = next(iter(runs))
     times = {name: [] for name in runs}
     found = {name: {} for name in runs}
@@ -129,11 +125,10 @@ def interleaved(runs, rounds=5, clock=milliseconds):
             if "failed" in found[name]:
                 continue
             try:
-                if GPU:
-                    torch.cuda.reset_peak_memory_stats()
                 times[name].append(clock(run))
                 if GPU:
                     found[name]["peak GB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+                    torch.cuda.reset_peak_memory_stats()
             except Exception as error:  # a peer that lacks this layout, this GPU or the memory
                 if name == first:
                     raise
@@ -160,7 +155,7 @@ def why(error):
 
 
 def aligned(packed, size):
-    """Pairs computed by blocks of `size` queries and keys at multiples of it: FlexAttention's."""
+    """Pairs computed by blocks of `size` tokens at multiples of it, as FlexAttention's are."""
     count = -(-len(packed.tokens) // size)
     grid = np.zeros((count, count + 1), np.int64)
     block = np.arange(len(packed.tokens)) // size
@@ -180,15 +175,12 @@ def tiles():
     """Computed over visible pairs, a head: 1 is no waste. And the ms of one core for the plan."""
     table = {}
     for name, shape in shapes().items():
-        plan = plan_of(shape)
         packed = shape.packed
         pairs = packed.visible_pairs()
-        local = int((plan.local[:, 1] - plan.local[:, 0]).sum())
-        done = schedule.computed(plan, shape.heads // shape.kv_heads)
+        done = schedule.computed(plan_of(shape), shape.heads // shape.kv_heads)
         computed = {"ours, forward and dq": done["forward"], "ours, dk and dv": done["keys"],
-                    "blocks of 128": aligned(packed, 128), "blocks of 64": aligned(packed, 64)}
-        row = {"tokens": len(packed.tokens), "keys a token": round(pairs / len(packed.tokens), 1),
-               "tokens in local tiles, %": round(100 * local / len(packed.tokens), 1)}
+                    "blocks of 128": aligned(packed, 128)}
+        row = {"tokens": len(packed.tokens), "keys a token": round(pairs / len(packed.tokens), 1)}
         for kind, count in computed.items():
             row[kind] = round(count / pairs, 2)
         times = [core(partial(plan_of, shape)) for _ in range(5)]
@@ -197,13 +189,19 @@ def tiles():
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention: every peer takes one fused projection (T, (H + 2 Hkv) K) and gives (T, H, K)
+# Attention: every peer takes one fused projection (T, (H + 2 Hkv) K) and gives (T, H K)
 
 
 def split(shape, line):
     """-> q (T, H, K), k, v (T, Hkv, K)"""
     heads = [shape.heads, shape.kv_heads, shape.kv_heads]
     return line.unflatten(1, (-1, shape.head_dim)).split(heads, 1)
+
+
+def back_end(name, shape):
+    """One of our own back ends: triton, or PyTorch's attention on padded rows."""
+    packed = shape.packed.to(DEVICE)
+    return lambda line: kernels.packed_attention(line, shape.heads, shape.kv_heads, packed, name)
 
 
 def flex(shape):
@@ -218,66 +216,28 @@ def flex(shape):
     count = len(shape.packed.tokens)
     mask = torch.compile(create_block_mask)(visible, None, None, count, count, device=DEVICE)
     compiled = torch.compile(flex_attention, dynamic=False)
-    gqa = shape.heads != shape.kv_heads
 
     def run(line):
         q, k, v = (x.transpose(0, 1)[None] for x in split(shape, line))
-        return compiled(q, k, v, block_mask=mask, enable_gqa=gqa)[0].transpose(0, 1)
+        out = compiled(q, k, v, block_mask=mask, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1)
 
     return run
-
-
-def one_interval(shape):
-    """(bounds, longest row) for kernels that know rows and nothing else."""
-    if shape.causal is None:
-        raise ValueError("has one interval a token")
-    return shape.packed.cu_seqlens.to(DEVICE), int(shape.packed.cu_seqlens.diff().max())
 
 
 def varlen(shape):
+    """PyTorch's kernel for rows end to end, which knows rows and nothing else."""
     from torch.nn.attention.varlen import varlen_attn
-    bounds, longest = one_interval(shape)
-    more = dict(window_size=(-1, 0 if shape.causal else -1))
-    if "is_causal" in inspect.signature(varlen_attn).parameters:  # the argument was renamed
-        more = dict(is_causal=shape.causal)
-    if shape.heads != shape.kv_heads:
-        more["enable_gqa"] = True
-    rest = (bounds, bounds, longest, longest)
-    return lambda line: varlen_attn(*split(shape, line), *rest, **more)
+    if shape.causal is None:
+        raise ValueError("has one interval a token")
+    bounds = shape.packed.cu_seqlens.to(DEVICE)
+    rows = (bounds, bounds, *[int(bounds.diff().max())] * 2)
+    more = dict(window_size=(-1, 0 if shape.causal else -1), enable_gqa=True)
+    return lambda line: varlen_attn(*split(shape, line), *rows, **more).flatten(1)
 
 
-def padded(shape):
-    """One rectangle of the longest row, with a key mask; the copies in and out of it count."""
-    bounds, longest = one_interval(shape)
-    index = torch.arange(longest, device=DEVICE)
-    real = index < bounds.diff()[:, None]  # (R, L)
-    token = torch.where(real, bounds[:-1, None] + index, 0)
-    mask = real[:, None, None]
-    if shape.causal:
-        mask = mask & (index <= index[:, None])
-    gqa = shape.heads != shape.kv_heads
-
-    def run(line):
-        q, k, v = (x[token].transpose(1, 2) for x in split(shape, line))  # (R, heads, L, K)
-        out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=gqa)
-        return out.transpose(1, 2)[real]
-
-    return run
-
-
-def ours(shape):
-    from kernels.attention import attention  # needs Triton
-    packed = shape.packed.to(DEVICE)
-
-    def run(line):
-        plan = packed.plan((shape.heads // shape.kv_heads, shape.head_dim, line.element_size()))
-        out = attention(line, shape.heads, shape.kv_heads, packed.key_ranges, plan)
-        return out.unflatten(1, (shape.heads, -1))
-
-    return run
-
-
-PEERS = {"FlexAttention": flex, "torch varlen": varlen, "SDPA, padded": padded}
+PEERS = {"our sdpa back end": partial(back_end, "sdpa"), "FlexAttention": flex,
+         "torch varlen": varlen}
 
 
 def backward(run, line):
@@ -286,9 +246,9 @@ def backward(run, line):
 
 def agreeing(shape, line):
     """{peer: its function} of those that give what ours gives, and why the others do not."""
-    runs = {"ours": ours(shape)}
-    right = runs["ours"](line)
     failed = {}
+    runs = {"ours": back_end("triton", shape)}
+    right = runs["ours"](line)
     for peer, make in PEERS.items():
         try:
             run = make(shape)
@@ -300,12 +260,10 @@ def agreeing(shape, line):
     return runs, failed
 
 
-def attentions(dtype=torch.bfloat16, names=None):
+def attentions(dtype=torch.bfloat16):
     """Forward, and forward with backward, of each shape; a peer that disagrees is not timed."""
     found = {}
     for name, shape in shapes().items():
-        if names and name not in names:
-            continue
         torch.manual_seed(0)
         width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype)
@@ -328,9 +286,7 @@ def attentions(dtype=torch.bfloat16, names=None):
 
 
 def special(vocab):
-    starts = np.ones(vocab, bool)
-    return data.Special(pad=0, cls=2, sep=3, mask=4, preds=tuple(range(5, 15)), vocab=vocab,
-                        ids=np.arange(20), starts=starts)
+    return data.open_corpus("toy", count=50).special._replace(vocab=vocab)
 
 
 def drawn_pairs(first, second, count, vocab):
@@ -388,8 +344,8 @@ def padded_states(model, packed):
 
 
 def mexma():
-    """Pairs of mean 35 tokens, XLM-R large (toy size on a CPU): ours, and the recipe of the
-    released code, four encodes and the logits of all tokens, over our own blocks."""
+    """XLM-R large (toy size on a CPU), pairs of mean 35 tokens: ours, and the released recipe, four
+    encodes and the logits of all tokens, over our blocks."""
     count = 150 if GPU else 32
     config = size_config("large", vocab=XLMR_VOCAB) if GPU else size_config("toy", vocab=4096)
     options = Mexma.Config()
@@ -485,17 +441,15 @@ def vocabulary():
         inputs.append((torch.randn(shape, device=DEVICE) * 0.05).requires_grad_())
     targets = torch.randint(0, vocab, (rows,), device=DEVICE)
 
+    def whole():
+        return F.cross_entropy(F.linear(*inputs).float(), targets)
+
     def gradients(loss):
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
             value = loss()
         torch.autograd.grad(value, inputs)
 
-    def chunks():
-        return linear_cross_entropy(*inputs, targets) / rows
-
-    def whole():
-        return F.cross_entropy(F.linear(*inputs).float(), targets)
-
+    chunks = partial(linear_cross_entropy, *inputs, targets)
     runs = {"ours: in chunks": partial(gradients, chunks),
             "all logits at once": partial(gradients, whole)}
     held = 2 * sum(x.nbytes for x in inputs) / 2**30
@@ -514,24 +468,23 @@ def page(found, name):
     for title, rows in found.items():
         heads = {}
         for row in rows.values():
-            heads |= row
-        cells = [[label, *map((dict.fromkeys(heads, "-") | row).get, heads)]
-                 for label, row in rows.items()]
+            heads |= dict.fromkeys(row, "-")
+        cells = [[label, *(heads | row).values()] for label, row in rows.items()]
         lines += [f"## {title}", "", *markdown(["", *heads], cells), ""]
     return "\n".join(lines)
 
 
-PARTS = {"tiles": tiles, "attention": attentions, "steps": steps,
-         "vocabulary": vocabulary}
+PARTS = {"tiles": tiles, "attention": attentions, "steps": steps, "vocabulary": vocabulary}
 
 
 def main(arguments):
-    parser = Parser(prog="python -m results bench", description=__doc__)
+    parser = Parser("python -m results bench", __doc__)
     parser.add_argument("--only", type=comma_list, help=f"of {', '.join(PARTS)} [all]")
     parser.add_argument("--out", type=Path, default=Path("results/gpu"), metavar="FOLDER")
     options = parser.parse_args(arguments)
-    name = torch.cuda.get_device_name() if GPU else f"{platform.machine()} CPU"
+    name = torch.cuda.get_device_name() if GPU else f"{platform.machine()} CPU, one thread"
     reason = kernels.why_not(DEVICE) if GPU else "no CUDA GPU"
+    torch.set_num_threads(1)
     found = {}
     for part in options.only or PARTS:
         if part not in PARTS:
@@ -540,7 +493,7 @@ def main(arguments):
         print(f"{part}: not measured, {reason}" if missing else f"{part} ...", file=sys.stderr)
         if not missing:
             found |= PARTS[part]()
-    text = page(found, f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    text = page(found, f"{name}, torch {torch.__version__}")
     write_atomic(options.out / "bench.md", text.encode())
     write_atomic(options.out / "bench.json", (json.dumps(found, indent=1) + "\n").encode())
     print(text)

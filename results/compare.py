@@ -5,13 +5,11 @@
 
 Runs that differ in nothing but their seed are one group, a row of the table.
 """
-# First the table writer of this folder, then what is read and how it is grouped, then statistics,
-# then the command.
+# First the table writer of this folder, then runs and groups, statistics, the command.
 
 import json
 import re
 import statistics
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,20 +21,20 @@ from tasks import __main__ as wing
 from tasks import finetune
 
 # Settings that do not change what is learned, or only by chance.
-FREE = set("seed out cache device attention compile log_every eval_every eval_limit "
-           "save_every".split())
+FREE = set("seed out cache device attention compile log_every eval_every eval_limit save_every"
+           .split())
 # Results that must be the same before others may be compared.
 AMOUNTS = ("rows", "test_rows", "train_rows", "rows_train", "epochs")
-HEADLINE = ("retrieval/xsim", "retrieval/xsim++", "retrieval/top1", "probe/mean",
-            "probe/similarity", "geometry/rankme", "geometry/cosine/same",
-            "geometry/cosine/translations", "generate/exact", "generate/startswith")
+ROOT = Path(__file__).parent.parent
+DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"))
+COLUMNS = DATA["columns"]  # {heading: metric} of a table that does not say its own
 
 # --------------------------------------------------------------------------------------------------
 # Tables
 
 
 def markdown(heads, rows):
-    """Headings and rows of cells -> the lines of a Markdown table; the first column stands left."""
+    """Headings and rows of cells -> the lines of a Markdown table."""
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for row in rows:
         lines.append("| " + " | ".join(map(str, row)) + " |")
@@ -242,21 +240,20 @@ def paired_test(scores, base, better):
             "t": float(found.statistic), "p": float(found.pvalue)}
 
 
-def compare(groups, names, base):
-    """-> a dict for each group: label, runs, seeds, settings and metrics {name: {"values",
-    "test"}}; test: `paired_test` against the base, None of the base itself."""
+def compare(groups, names):
+    """-> a dict for each group: label, seeds, settings and metrics {name: {"values", "test"}};
+    test: `paired_test` against the first group, None of that itself."""
     rows = []
     for each in groups:
         metrics = {}
         for name in names:
             scores = each.scores(name)
             test = None
-            if scores and each is not base:
-                test = paired_test(scores, base.scores(name), unit_of(name)[1])
+            if scores and each is not groups[0]:
+                test = paired_test(scores, groups[0].scores(name), unit_of(name)[1])
             metrics[name] = {"values": list(scores.values()), "test": test}
-        rows.append({"label": each.label, "runs": [str(run.folder) for run in each.runs],
-                     "seeds": [run.seed for run in each.runs], "metrics": metrics,
-                     "settings": each.runs[0].settings})
+        rows.append({"label": each.label, "seeds": [run.seed for run in each.runs],
+                     "metrics": metrics, "settings": each.runs[0].settings})
     return rows
 
 
@@ -273,19 +270,19 @@ def cell(found, unit, runs):
     return text if len(values) == runs else f"{text} ({len(values)} of {runs})"
 
 
-def page(rows, names, base, notes):
+def page(rows, names, notes):
     """The table, a row a group, and what one must know to read it."""
     heads = ["run", "seeds"]
     for name in names:
         unit, better = unit_of(name)
-        heads.append(" ".join([name, unit, f"({better})" if better else ""]).strip())
+        heads.append(" ".join(filter(None, [name, unit, better and f"({better})"])))
     cells = []
     tests = 0
     reasons = {}
     for row in rows:
         line = [row["label"], str(row["seeds"])[1:-1]]
         for name, found in row["metrics"].items():
-            line.append(cell(found, unit_of(name)[0], len(row["runs"])))
+            line.append(cell(found, unit_of(name)[0], len(row["seeds"])))
             tests += isinstance(found["test"], dict)
             if isinstance(found["test"], str):
                 reasons.setdefault((row["label"], found["test"]), []).append(name)
@@ -294,7 +291,7 @@ def page(rows, names, base, notes):
     lines += ["", "Mean ± standard deviation (n - 1) over seeds; lower, higher: what is better."]
     if tests:
         lines.append("p: paired one-tailed t-test over n common seeds, that the row is better than "
-                     f"{base.label}; near 1, it is worse.")
+                     f"{rows[0]['label']}; near 1, it is worse.")
     if tests > 1:
         lines.append(f"{tests} tests: by chance alone, .05 would be passed {0.05 * tests:.1f} "
                      f"times; Holm's correction asks {0.05 / tests:.2g} of the smallest p.")
@@ -314,16 +311,11 @@ def main(arguments):
     parser.add_argument("--metrics", type=comma_list, help="such as retrieval/xsim,geometry/rankme")
     parser.add_argument("--files", type=comma_list, default=["eval.json"],
                         help="of each run, such as eval-flores.json,finetune-mnli.json [eval.json]")
-    parser.add_argument("--against", metavar="RUN", help="a run of the group to test against")
     parser.add_argument("--ignore", type=comma_list, default=[], help="settings that may differ")
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     options = parser.parse_args(arguments)
     runs = [read_run(folder, options.files, options.ignore) for folder in options.runs]
     groups = group(runs)
-    wanted = Path(options.against or options.runs[0])
-    base = [one for one in groups if wanted in map(attrgetter("folder"), one.runs)]
-    if not base:
-        raise BadInput(f"--against {wanted} is none of the runs: name one of {options.runs}")
     known = {}
     for run in runs:
         known |= run.scores
@@ -331,11 +323,11 @@ def main(arguments):
         if name not in known:
             near = did_you_mean(name, known, f": there is {', '.join(known)}")
             raise BadInput(f"metric {name!r} is in none of the runs{near}")
-    names = options.metrics or [name for name in HEADLINE if name in known]
+    names = options.metrics or [name for name in COLUMNS.values() if name in known]
     names = names or [name for name in known if unit_of(name)[1]]
     notes = check_same_rows(runs, names, options.files) + unequal(groups)
-    rows = compare(groups, names, base[0])
-    text = page(rows, names, base[0], notes)
+    rows = compare(groups, names)
     if options.json:
-        text = json.dumps({"against": base[0].label, "groups": rows, "notes": notes}, indent=1)
-    print(text)
+        print(json.dumps({"groups": rows, "notes": notes}, indent=1))
+    else:
+        print(page(rows, names, notes))

@@ -19,8 +19,8 @@ from model import Block
 
 def count_flops(objective, batches):
     """Mean FLOPs of a step over batches (lists of parts): matrix products as PyTorch counts them;
-    of attention 4 H K a visible pair and block in the forward, twice that in the backward.
-    Gradients are dropped, and random state is left as it was."""
+    of attention 4 H K a visible pair and block forward, twice that backward. Gradients and random
+    state are left as they were."""
     pairs = 0
     device = next(objective.parameters()).device
     # Attention is counted by what is visible and not by what a back end computes.
@@ -71,11 +71,7 @@ def run_flops(folder):
 
 
 def main(arguments):
-    parser = Parser(
-        prog="python -m results flops",
-        description=__doc__,
-        epilog="and every flag of train.py",
-    )
+    parser = Parser("python -m results flops", __doc__, "and every flag of train.py")
     parser.add_argument("--match", metavar="RUN", help="print the steps with the compute of this")
     options, rest = parser.parse_known_args(arguments)
     wanted = run_flops(options.match) if options.match else None

@@ -25,12 +25,12 @@ KEYS = {
     "targets": "the id that is wanted at each of these places",
     "num_targets": "how many tokens each loss over tokens is averaged over",
     "head_packed": "the masked rows again, for the unmasking head: it reads their states, with the "
-    "clean sentence vector of the other language at place 0 of each row",
+    "other language's clean sentence vector at place 0",
     "targets_per_side": "how many of the targets are in A, and how many in B",
-    "seed": "of the random directions of a loss: every process must draw the same",
+    "seed": "of a loss that draws: every process must draw the same",
     "cls_index": "where the vectors are in the line: of all first sentences, then of the second",
-    "vector_index": "where the vector of each Text is in the line, and that of each Code: one "
-    "predicts the other",
+    "vector_index": "where each Text's vector is in the line, and each Code's: one predicts the "
+    "other",
     "clean": "the rows without masks, which the teacher reads",
     "predict": "the predictor's rows: the context of a row, then one hidden block to be guessed",
     "context_index": "where in the line the state of each context token is found",
@@ -175,7 +175,7 @@ class Words:
 
 
 LEGEND = {
-    False: "_word_: a target that stands there itself; [MASK→word]: what stands there and is wanted",
+    False: "_word_: a target that still stands there; [MASK→word]: what stands there→is wanted",
     True: "_word_: a target, to be written after what stands left of it; →word: what is wanted "
     "where the row goes on otherwise, or ends",
 }
@@ -232,7 +232,7 @@ def fill(text, indent=4):
 
 
 def page(batch, tokenizer, line="packed", row=0):
-    """-> lines: every row as text, the mask of one, and what each key of the batch is."""
+    """-> lines: every row as text, the mask of one, what each key of the batch is."""
     packed = batch[line]
     words = Words(batch, line, tokenizer)
     lines = []
@@ -265,9 +265,9 @@ def main(arguments):
     parser.add_argument("--step", type=int, default=0, help="of which training step [0]")
     parser.add_argument("--line", default="packed", help="head_packed, clean or predict [packed]")
     options, rest = parser.parse_known_args(arguments)
-    settings = train.parse([*rest, "--batch", str(options.rows)])
     if options.step < 0:
         raise BadInput(f"--step {options.step}: it must not be negative")
+    settings = train.parse([*rest, "--batch", str(options.rows)])
     corpus, batches = train.open_training(settings)
     examples = batches.examples(options.step)
     rng = batches.rng(options.step)

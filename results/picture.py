@@ -39,12 +39,15 @@ def draw():
     """-> the picture as SVG text: the line of tokens with its key ranges, and its mask."""
     packed = example()
     mask = packed.mask(0)
-    tokens = [(token, colour) for _, line, colour, _ in PARTS for token in line]
+    tokens = []
+    for _, line, colour, _ in PARTS:
+        tokens += [(token, colour) for token in line]
     left = 330
     top = 40
     size = CELL * len(tokens)
     made = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + size + 20}" '
-            f'height="{top + size + 20 * len(PARTS) + 16}">', '<rect width="100%" height="100%" fill="white"/>']
+            f'height="{top + size + 20 * len(PARTS) + 16}">',
+            '<rect width="100%" height="100%" fill="white"/>']
     made.append(label(70, 24, "token", anchor="end"))
     made.append(label(120, 24, "position"))
     made.append(label(230, 24, "key_ranges"))

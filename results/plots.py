@@ -10,66 +10,58 @@ import io
 from pathlib import Path
 
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import evaluate
-from corpora.program import Parser, comma_list
+from corpora.program import Parser
 from corpora.text import write_atomic
 
 from . import compare
 
 # Told apart without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.2,
-}
 
 
 def new_figure(panels=1, height=2.2):
     """-> Figure of half a page's width, and its axes from top to bottom."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(3.6, height * panels), dpi=200, layout="constrained")
-        return figure, list(figure.subplots(panels, squeeze=False)[:, 0])
+    figure = Figure(figsize=(3.6, height * panels), dpi=200, layout="constrained")
+    axes = list(figure.subplots(panels, squeeze=False)[:, 0])
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=7)
+        axis.set_prop_cycle(color=COLOURS)
+    return figure, axes
 
 
-def colour(number):
-    return COLOURS[number % len(COLOURS)]
+def finish(axis, x, y, scale="linear"):
+    """Name the axes, and what is drawn."""
+    axis.set(xlabel=x, ylabel=y, yscale=scale)
+    axis.legend(frameon=False, fontsize=7)
+    return axis.figure
 
 
 def spectrum(vectors):
     """{label: (N, D)} -> the singular values of each, centred, on a log scale: a space that
     collapses falls off a cliff."""
-    figure, (axis,) = new_figure()
-    for number, (label, z) in enumerate(vectors.items()):
+    _, (axis,) = new_figure()
+    for label, z in vectors.items():
         values = evaluate.spectrum(z, center=True)
         values = values[values > 0]  # zeros have no place on a log scale
-        axis.plot(range(1, len(values) + 1), values, color=colour(number), label=label)
-    axis.set(yscale="log", xlabel="direction, largest first", ylabel="singular value")
-    axis.legend(frameon=False, fontsize=7)
-    return figure
+        axis.plot(range(1, len(values) + 1), values, label=label)
+    return finish(axis, "direction, largest first", "singular value", "log")
 
 
 def pca(vectors):
     """{language: (N, D)} -> all rows in their two directions of most variance, a colour a
     language: where there are clouds, the vectors know the language."""
-    figure, (axis,) = new_figure(height=3)
+    _, (axis,) = new_figure(height=3)
     line = torch.cat([torch.as_tensor(z).double() for z in vectors.values()])
     center = line.mean(0)
     directions = torch.linalg.svd(line - center, full_matrices=False).Vh[:2].T       # (D, 2)
-    for number, (label, z) in enumerate(vectors.items()):
+    for label, z in vectors.items():
         flat = (torch.as_tensor(z).double() - center) @ directions                   # (N, 2)
-        axis.scatter(*flat.T, s=5, color=colour(number), label=label, linewidths=0, alpha=0.8)
-    axis.set(xlabel="direction 1", ylabel="direction 2")
-    axis.legend(frameon=False, fontsize=7)
-    return figure
+        axis.scatter(*flat.T.numpy(), s=5, label=label, linewidths=0, alpha=0.8)
+    return finish(axis, "direction 1", "direction 2")
 
 
 def cosines(vectors, bins=40):
@@ -82,16 +74,12 @@ def cosines(vectors, bins=40):
         table = other @ first.T                                                      # (N, N)
         related.append(table.diagonal())
         unrelated.append(table[~torch.eye(len(table), dtype=torch.bool)])
-    figure, (axis,) = new_figure()
-    kinds = {"translations": related, "unrelated": unrelated}
-    for number, (label, values) in enumerate(kinds.items()):
+    _, (axis,) = new_figure()
+    for label, values in (("translations", related), ("unrelated", unrelated)):
         values = torch.cat(values).numpy()
         share = [100 / len(values)] * len(values)
-        look = dict(color=colour(number), label=label, alpha=0.6)
-        axis.hist(values, bins, (-1, 1), weights=share, **look)
-    axis.set(xlabel="cosine", ylabel="share of pairs, %")
-    axis.legend(frameon=False, fontsize=7)
-    return figure
+        axis.hist(values, bins, range=(-1, 1), weights=share, label=label, alpha=0.6)
+    return finish(axis, "cosine", "share of pairs, %")
 
 
 def points_of(log, name):
@@ -105,8 +93,8 @@ def points_of(log, name):
 
 
 def curves(logs, names=("loss", "retrieval/xsim", "probe/mean", "geometry/rankme")):
-    """{label: [the log of each seed]} -> a panel for each name that the logs have: the mean over
-    seeds, and between the least and the most a band."""
+    """{label: [the log of each seed]} -> a panel for each name that the logs have: mean over seeds,
+    and a band from least to most."""
     found = {}
     for name in names:
         for label, seeds in logs.items():
@@ -115,20 +103,19 @@ def curves(logs, names=("loss", "retrieval/xsim", "probe/mean", "geometry/rankme
                 found.setdefault(name, {})[label] = each
     figure, axes = new_figure(max(1, len(found)), height=1.7)
     for axis, (name, lines) in zip(axes, found.items(), strict=False):
-        for number, (label, each) in enumerate(lines.items()):
+        for label, each in lines.items():
             steps = sorted(set.intersection(*map(set, each)))
-            values = torch.tensor([list(map(points.get, steps)) for points in each]).T
-            axis.plot(steps, values.mean(1), color=colour(number), label=label)
+            values = torch.tensor([list(map(points.get, steps)) for points in each]).double().T
+            line, = axis.plot(steps, values.mean(1), label=label)
             low, high = values.aminmax(dim=1)
-            axis.fill_between(steps, low, high, color=colour(number), alpha=0.2, linewidth=0)
-        axis.set(xlabel="training step", ylabel=name)
-    axes[0].legend(frameon=False, fontsize=7)
+            axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        finish(axis, "training step", name)
     return figure
 
 
 def matrix(vectors):
-    """{language: (N, D), aligned} -> the share of the texts of each language (lines) whose
-    translation is not found in each other one (columns), xsim in percent."""
+    """{language: (N, D), aligned} -> percent of a language's texts (lines) whose translation is not
+    found in another (columns)."""
     names = list(vectors)
     table = torch.full((len(names), len(names)), torch.nan)
     for row, one in enumerate(names):
@@ -136,8 +123,7 @@ def matrix(vectors):
             if row != column:
                 table[row, column] = evaluate.xsim(vectors[one], vectors[other])
     figure, (axis,) = new_figure(height=3)
-    shown = axis.imshow(table, cmap="cividis", vmin=0, vmax=100)
-    axis.grid(False)
+    shown = axis.imshow(table.numpy(), cmap="cividis", vmin=0, vmax=100)
     axis.set(xlabel="searched in", ylabel="texts of")
     axis.set_xticks(range(len(names)), names)
     axis.set_yticks(range(len(names)), names)
@@ -157,20 +143,17 @@ def png(figure):
 
 
 def main(arguments):
-    parser = Parser(prog="python -m results plot", description=__doc__)
+    parser = Parser("python -m results plot", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", default="plots", metavar="FOLDER", help="for the PNGs [plots]")
     parser.add_argument("--data", help="rows to embed [the run's test rows]")
-    parser.add_argument("--langs", type=comma_list, help="columns of them")
     parser.add_argument("--limit", type=int, default=500, help="rows at most [500]")
-    parser.add_argument("--device", help="cpu, cuda, ... [the GPU, if there is one]")
     options = parser.parse_args(arguments)
-    device = evaluate.usable_device(options.device)
     spectra = {}
     pictures = {}
     for folder in map(Path, options.runs):
-        run = evaluate.open_run(folder, device)
-        rows = evaluate.evaluation_of(run, options.data, options.langs, limit=options.limit)
+        run = evaluate.open_run(folder)
+        rows = evaluate.evaluation_of(run, options.data, limit=options.limit)
         first = next(iter(rows.vectors))
         spectra[f"{folder.name}, {first}"] = rows.vectors[first]
         if len(rows.vectors) > 1:

@@ -1,20 +1,18 @@
-"""Put recorded numbers into the READMEs: between `<!-- from results/X.md -->` and `<!-- end -->`
+"""Put recorded numbers into README.md: between `<!-- from results/X.md -->` and `<!-- end -->`
 stands the first table of that file; `<!-- from results/X.md: A; B -->` keeps its columns A and B.
 
-    python -m results readme             # writes README.md and results/README.md
-    python -m results readme --check     # writes nothing; status 1 if one says anything else
+    python -m results readme             # writes README.md
+    python -m results readme --check     # writes nothing; status 1 if it says anything else
 """
 
 import re
 from operator import itemgetter
-from pathlib import Path
 
 from corpora.program import BadInput, Parser
 from corpora.text import write_atomic
 
-from .compare import markdown
+from .compare import ROOT, markdown
 
-ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- from (\S+\.md)(?:: (.*?))? -->\n).*?(?=<!-- end -->)", re.S)
 
 
@@ -35,13 +33,12 @@ def main(arguments):
     parser = Parser("python -m results readme", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
-    status = 0
-    for path in (ROOT / "README.md", ROOT / "results/README.md"):
-        before = path.read_text(encoding="utf-8")
-        after = BLOCK.sub(recorded, before)
-        if after != before and options.check:
-            print(f"{path.name} does not say what is recorded: run python -m results readme")
-            status = 1
-        elif after != before:
-            write_atomic(path, after.encode())
-    return status
+    path = ROOT / "README.md"
+    before = path.read_text(encoding="utf-8")
+    after = BLOCK.sub(recorded, before)
+    if after != before and options.check:
+        print("README.md does not say what is recorded: run python -m results readme")
+        return 1
+    if after != before:
+        write_atomic(path, after.encode())
+    return 0

@@ -7,13 +7,11 @@
 Every job adds a line to results/NAME.jsonl, and the page is made of these records. What is recorded
 with the same commands is not done again, and what was stopped resumes; runs are in out/results.
 """
-# In commands, RUN is the folder of the run, FILES the folder of --files, and MATCH the steps that
-# have the compute of the run that comes before.
+# In commands RUN is the run's folder, FILES that of --files, MATCH the steps with the compute of
+# the run `after`.
 
 import json
-import lzma
 import os
-import random
 import subprocess
 import sys
 import time
@@ -28,13 +26,11 @@ import evaluate
 from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 
-from .compare import markdown, mean_std, paired_test, unit_of
+from .compare import COLUMNS, DATA, ROOT, markdown, mean_std, paired_test, unit_of
 
-ROOT = Path(__file__).parent.parent
 OUT = Path("out/results")
-DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"))
+RECORDS = ROOT / "results"
 ALL = DATA["experiments"]
-COLUMNS = DATA["columns"]  # {heading: metric} of a table that does not say its own
 
 # --------------------------------------------------------------------------------------------------
 # Doing a job
@@ -68,8 +64,7 @@ def jobs_of(name, seeds=None):
 
 
 def call(command, files, log):
-    """Run a command with one thread -> its stdout; all it says goes to a file, too. BadInput if it
-    fails."""
+    """Run a command with one thread -> its stdout; a log keeps all. BadInput if it fails."""
     words = command.replace("FILES", str(files)).split()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with open(log, "a", encoding="utf-8") as said:
@@ -119,7 +114,7 @@ def execute(job, files):
 
 
 def read_records(name):
-    path = ROOT / "results" / f"{name}.jsonl"
+    path = RECORDS / f"{name}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines]
 
@@ -165,8 +160,7 @@ def table_lines(table, records):
 
 
 def paired_lines(metrics, records):
-    """Is each label better than the first? A paired test over seeds for each metric; where no
-    direction is known, lower is better."""
+    """Is each label better than the first? Where no direction is known, lower is better."""
     base, *others = dict.fromkeys(record["label"] for record in records)
     rows = []
     for name in metrics:
@@ -214,56 +208,6 @@ def page(name, records):
 
 
 # --------------------------------------------------------------------------------------------------
-# Files that are made of others
-
-
-def write_once(path, lines):
-    """A new file would look like new data to a run that resumes."""
-    if not path.exists():
-        write_atomic(path, "".join(lines).encode())
-
-
-def read_xz(path):
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        return file.readlines()
-
-
-def split_nlrx(files, out):
-    """NL-RX-SYNTH's training set without, and as, 1,000 rows that a seeded shuffle puts last."""
-    lines = read_xz(files / "synth_train.jsonl.xz")
-    random.Random(0).shuffle(lines)
-    write_once(out / "nlrx_choose.jsonl", lines[:-1000])
-    write_once(out / "nlrx_valid.jsonl", lines[-1000:])
-
-
-def make_multilingual(files, out):
-    """English beside one of twelve languages a row, 12,000 rows of each at most; and NTREX in all
-    thirteen, 500 rows to watch training with and 1,497 to report."""
-    chance = random.Random(0)
-    languages = "ara bul cmn deu ell fra hin rus spa tur vie swa".split()
-    rows = []
-    for name in languages:
-        path = files / f"parallel/tatoeba_pairs/eng-{name}.tsv.xz"
-        if name == "swa":
-            path = files / "parallel/mafand/en-swa.train.tsv.xz"
-        pairs = [line.rstrip("\n").split("\t") for line in read_xz(path)[1:]]
-        chance.shuffle(pairs)
-        for english, other in pairs[:12_000]:
-            rows.append([english] + [other if one == name else "" for one in languages])
-    chance.shuffle(rows)
-    head = "\t".join(["eng", *languages]) + "\n"
-    write_once(out / "multilingual.tsv", [head, *("\t".join(row) + "\n" for row in rows)])
-    table = [line.rstrip("\n").split("\t") for line in read_xz(files / "parallel/ntrex.tsv.xz")]
-    spelled = {"ara": "arb", "cmn": "zho-CN"}
-    index = [table[0].index(spelled.get(name, name)) for name in ("eng", *languages)]
-    lines = ["\t".join(itemgetter(*index)(row)) + "\n" for row in table[1:]]
-    write_once(out / "ntrex_valid.tsv", [head, *lines[:500]])
-    write_once(out / "ntrex_test.tsv", [head, *lines[500:]])
-
-
-PREPARE = {"nlrx": split_nlrx, "multilingual": make_multilingual}
-
-# --------------------------------------------------------------------------------------------------
 # The command
 
 
@@ -284,7 +228,7 @@ def work_through(name, todo, files, side_by_side):
                 key = (record["label"], record["seed"])
                 kept = [one for one in read_records(name) if (one["label"], one["seed"]) != key]
                 lines = [json.dumps(one) + "\n" for one in [*kept, record]]
-                write_atomic(ROOT / "results" / f"{name}.jsonl", "".join(lines).encode())
+                write_atomic(RECORDS / f"{name}.jsonl", "".join(lines).encode())
     progress.close()
     if failed:
         raise BadInput(f"{len(failed)} of {len(todo)} jobs failed; the first: {failed[0]}")
@@ -311,13 +255,10 @@ def main(name, arguments):
     if options.what == "do" and todo:
         if "files" in ALL[name] and not (options.files and options.files.is_dir()):
             raise BadInput(f"--files {options.files}: give the folder of {ALL[name]['files']}")
-        files = options.files and options.files.resolve()
         (ROOT / OUT).mkdir(parents=True, exist_ok=True)
-        if "prepare" in ALL[name]:
-            PREPARE[ALL[name]["prepare"]](files, ROOT / OUT)
-        work_through(name, todo, files, options.jobs)
+        work_through(name, todo, options.files and options.files.resolve(), options.jobs)
     records = read_records(name)
     if not records:
         raise BadInput(f"results/{name}.jsonl has no records: run python -m results {name}")
-    write_atomic(ROOT / "results" / f"{name}.md", page(name, records).encode())
+    write_atomic(RECORDS / f"{name}.md", page(name, records).encode())
     print(f"results/{name}.md")

@@ -5,7 +5,6 @@ MEXMA's nearest tokens, entropy of attention and other poolings.
 First the metrics, of vectors (N, D), s singular values, u unit rows; then the tasks.
 """
 import math
-from operator import itemgetter
 
 import torch
 from scipy.stats import entropy
@@ -15,8 +14,17 @@ from sklearn.preprocessing import StandardScaler
 
 from corpora.program import BadInput
 from data import rows_of
-from evaluate import (alignment, mean, read_rows, retrieval, search, spectrum, uniformity, unit,
-                      with_mean)
+from evaluate import (
+    alignment,
+    mean,
+    read_rows,
+    retrieval,
+    search,
+    spectrum,
+    uniformity,
+    unit,
+    with_mean,
+)
 from tasks import sets
 from tasks.probes import IN_LANGUAGES, measure
 
@@ -142,8 +150,8 @@ def across_folds(z, labels, n):
 
 
 def probe_gap(z, targets, labels=None):
-    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N classes or scores ->
-    "token", accuracy on the targets across 3 folds; "semantic", accuracy on the labels across 5
+    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N classes or scores
+    -> "token", accuracy on the targets across 3 folds; "semantic", accuracy on the labels across 5
     folds, or of scores Spearman's; "gap", their difference. [Predict-and-Reconstruct, app. D]"""
     scores = {}
     known = targets >= 0
@@ -189,8 +197,8 @@ def linear_map(x, y):
 
 
 def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
-    """The k nearest tokens of random tokens of the `chosen` rows of the first column, among those of
-    all columns but itself and special ones: columns [rows of ids, ...], states [list of (L, D),
+    """The k nearest tokens of random tokens of the `chosen` rows of the first column, among those
+    of all columns but itself and special ones: columns [rows of ids, ...], states [list of (L, D),
     ...] -> (N, 3), (N, k, 3) of (column, row, token id)."""
     keys = []
     for column, rows in enumerate(columns):
@@ -223,9 +231,9 @@ def token_matches(queries, found):
 
 
 def attention_weights(model, packed, index, layer=-1):
-    """What the tokens at some places of the line (N,) attend to in one layer -> for each (H, L), the
-    probabilities of the L keys that it sees. The back ends of attention never form them: they are
-    computed once more from the layer's input."""
+    """What the tokens at some places of the line (N,) attend to in one layer -> for each (H, L),
+    the probabilities of the L keys that it sees. The back ends of attention never form them: they
+    are computed once more from the layer's input."""
     attention = model.blocks[layer].attention
     given = []
     hook = attention.register_forward_pre_hook(lambda module, inputs: given.append(inputs))
@@ -270,7 +278,7 @@ def attention_entropy(weights):
 # --------------------------------------------------------------------------------------------------
 # Tasks
 
-POOLINGS = ("mean", "max", "weighted", "attention")       # those of Predict-and-Reconstruct's tables
+POOLINGS = ("mean", "max", "weighted", "attention")       # of Predict-and-Reconstruct's tables
 
 
 def pool(evaluation, rows, how):
@@ -338,11 +346,13 @@ def linear(evaluation, options=None):
 
 
 def tokens(evaluation, options=None):
-    """MEXMA's table 9. A text that came before is left out: its tokens would be found in its copy."""
+    """MEXMA's table 9, of texts that differ: tokens would be found in the copy of their row."""
     new = {}
     for row, text in enumerate(next(iter(evaluation.texts.values()))):
         new.setdefault(text, row)
-    columns = [itemgetter(*new.values())(rows) for rows in evaluation.ids.values()]
+    columns = []
+    for rows in evaluation.ids.values():
+        columns.append([rows[row] for row in new.values()])
     states = [evaluation.states(rows) for rows in columns]
     queries, found = nearest_tokens(columns, states, evaluation.tokenizer.special.ids,
                                     range(min(250, len(new))))
@@ -397,8 +407,8 @@ def uniform(evaluation, options=None):
 
 
 def gap(evaluation, options):
-    """Predict-and-Reconstruct's tables 7-11: ranks and the probe gap of each set and pooling. A pair
-    is one row, as in its code. Without --sets, the token probe of the first column."""
+    """Predict-and-Reconstruct's tables 7-11: ranks and the probe gap of each set and pooling. A
+    pair is one row, as in its code. Without --sets, the token probe of the first column."""
     name, texts = next(iter(evaluation.texts.items()))
     chosen = {} if options.sets else {name: sets.Rows(texts, None, None)}
     for name in options.sets or ():

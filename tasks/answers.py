@@ -71,8 +71,8 @@ def nq_correct(generated, gold, released=False):
 
 
 def label_prefix(generated, label, labels):
-    """Is this the longest of the labels (Good, Good enough, ...) that the text begins with, as a word
-    of its own? [LLM-JEPA, sec. A.7: startswith, here by words]"""
+    """Is this the longest of the labels (Good, Good enough, ...) that the text begins with, as a
+    word of its own? [LLM-JEPA, sec. A.7: startswith, here by words]"""
     text = generated.strip()
     begins = [name for name in labels
               if text.startswith(name) and not re.match(r"\w", text[len(name):])]
@@ -97,7 +97,7 @@ def run_query(query, database, timeout=30.0, most=100_000):
     """The rows of one SELECT on a SQLite file: a list of tuples.
 
     The file is opened read-only, nothing but reading is authorised, and a query is refused after
-    `timeout` seconds, `most` rows, or a value of 10 MB. Raises BadQuery; BadInput without a file."""
+    `timeout` seconds, `most` rows, or a value of 10 MB. Raises BadQuery; BadInput for no file."""
     path = Path(database)
     if not path.is_file():
         raise BadInput(f"there is no database {path}: unpack the databases of the data set, one "
@@ -139,9 +139,9 @@ def ordered(query):
 
 
 def same_result(query, gold, database, timeout=30.0):
-    """Do two queries return the same rows on this SQLite file, in any order unless the outermost gold
-    SELECT has an ORDER BY [LLM-JEPA, sec. 4.1]? Names of columns do not count, numbers agree to 12
-    digits. A query that fails is wrong, even where gold returns no rows. BadInput if gold fails."""
+    """Do two queries return the same rows on this SQLite file, in any order unless the outermost
+    gold SELECT has an ORDER BY [LLM-JEPA, sec. 4.1]? Names of columns do not count, numbers agree
+    to 12 digits. A query that fails is wrong, whatever gold returns. BadInput if gold fails."""
     try:
         wanted = run_query(gold, database, timeout)
     except BadQuery as error:
@@ -172,26 +172,25 @@ class Likelihood(NamedTuple):
 def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
     """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods.
 
-    The row is that of evaluate.answer. With `stop` the final [SEP] is part of the answer, so that an
-    option does not win for being the beginning of another. A prompt without room loses its first
+    The row is that of evaluate.answer. With `stop` the final [SEP] is part of the answer, so that
+    an option does not win for being the beginning of another. A prompt without room loses its first
     tokens; with `keep` the row is its first so many. BadInput if nothing fits."""
     model = evaluation.model
     tokenizer = evaluation.tokenizer
-    special = tokenizer.special
-    ending = [special.sep] if stop else []
-    found = []
-    rows = rows_of(tokenizer, prompts, special.chat.user,
-                   [*special.chat.end, *special.chat.assistant], evaluation.system)
-    openings = [0] * len(rows)
+    chat = tokenizer.special.chat
+    suffix = [*chat.end, *chat.assistant]
+    stop_ids = [tokenizer.special.sep] if stop else []
+    openings = [1 + len(chat.user)] * len(prompts)        # tokens before the prompt
     if evaluation.system:
-        openings = [len(ids) + len(special.chat.end) + len(special.chat.system)
+        openings = [1 + len(chat.system) + len(ids) + len(chat.end) + len(chat.user)
                     for ids in tokenizer.encode(evaluation.system)]
-    for row, opening, texts in zip(rows, openings, options):
-        answers = [[*ids.tolist(), *ending] for ids in tokenizer.encode(texts)]
+    rows = rows_of(tokenizer, prompts, chat.user, suffix, evaluation.system)
+    found = []
+    for row, first, texts in zip(rows, openings, options):
+        answers = [[*ids.tolist(), *stop_ids] for ids in tokenizer.encode(texts)]
         room = model.config.max_positions + 1 - max(map(len, answers))
-        first = 1 + opening + len(special.chat.user)      # of the prompt
         cut = max(0, len(row) - min(room, keep or room))
-        if room <= first:
+        if room < first + len(suffix):
             raise BadInput(f"{texts} and the system text leave no room for a prompt in the model's "
                            f"{model.config.max_positions} tokens: leave such rows out")
         row = row[:len(row) - cut] if keep else row[:first] + row[first + cut:]
@@ -216,7 +215,6 @@ ARTICLES = {
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"}
 SEGMENTED = {"zh": "\u4e00-\u9fa5", "ja": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff",
              "th": "\u0e00-\u0e7f"}
-LANGUAGES = (*ARTICLES, *SEGMENTED, "hi", "el", "ro", "ru", "tr", "bn", "fi", "id", "ko", "sw", "te")
 
 
 def normalise_answer(text, language="en", rules="mlqa"):
@@ -250,8 +248,8 @@ def qa_scores(prediction, golds, language="en", rules="mlqa"):
 
 
 # --------------------------------------------------------------------------------------------------
-# Tasks. Answers are written once; a judge takes them and the options -> {metric: True, False or None
-# of each}, {count: number}
+# Tasks. Answers are written once; a judge takes them and the options -> {metric: True, False or
+# None of each}, {count: number}
 
 
 def scores(judge, evaluation, options):
@@ -308,7 +306,7 @@ def database_of(prompt):
 
 def judge_spider(answers, options):
     """Rows without a database, or whose gold query fails on it, are left out and counted."""
-    folder = Path(options.databases or Path(options.files) / "spider") / "database"
+    folder = Path(options.files) / "spider" / "database"
     flags = []
     left_out = Counter()
     questions = list(zip(map(database_of, answers.prompts), answers.written, answers.golds))
@@ -329,17 +327,12 @@ def no_spider(evaluation, options):
         if not database_of(prompt):
             return (f"reads the database from prompts that begin with For db_id:[NAME], and "
                     f"{evaluation.rows.name} has {prompt[:40]!r}: choose other rows")
-    if not options.databases:
-        reason = download.missing("spider", options.files, "database")
-        return f"runs queries: {reason}" if reason else ""
-    if (Path(options.databases) / "database").is_dir():
-        return ""
-    return (f"runs queries, and {options.databases} has no folder database with DB/DB.sqlite in it: "
-            "name the folder with --databases")
+    reason = download.missing("spider", options.files, "database")
+    return f"runs queries: {reason}" if reason else ""
 
 
 LETTERS = "ABCD"
-OPTION = re.compile(rf"\n([{LETTERS}])\) ")               # HellaSwag's prompt: a line for each ending
+OPTION = re.compile(rf"\n([{LETTERS}])\) ")               # a line for each ending
 
 
 def no_choice(evaluation, options=None):
@@ -371,8 +364,8 @@ def hellaswag(evaluation, options=None):
 
 
 def hellaswag_letter(evaluation, options=None):
-    """The likeliest option letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]: the
-    row ends after 128 tokens, and the options with it."""
+    """The likeliest option letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]:
+    the row ends after 128 tokens, and the options with it."""
     prompts, golds = evaluation.texts.values()
     if len({len(ids) for ids in evaluation.tokenizer.encode(LETTERS)}) != 1:
         raise BadInput(f"letters {', '.join(LETTERS)} are not equally many tokens of this "

@@ -30,7 +30,7 @@ from corpora.text import read_lines, write_atomic
 from evaluate import Task, mean, open_run, read_rows, table, usable_device
 from model import Model, Packed, load
 from tasks import sets
-from tasks.answers import LANGUAGES, qa_scores
+from tasks.answers import qa_scores
 from tasks.probes import measure
 from train import TrainConfig, learning_rate, make_optimizer
 
@@ -53,7 +53,6 @@ class Prepared(NamedTuple):
     loss: object           # loss(outputs, targets, lengths of the rows) -> ()
     same: Part             # of the set that is trained on
     others: dict           # {language, or languages: Part}
-    counts: dict           # go into the results
 
 
 class Finetuned(nn.Module):
@@ -100,8 +99,7 @@ def fit(model, prepared, options, seed, after_epoch):
         model.train()
         order = rng.permutation(len(lengths))
         starts = range(0, len(order), options.batch)
-        hidden = not sys.stderr.isatty()
-        for start in tqdm(starts, desc=f"epoch {epoch + 1}", leave=False, disable=hidden):
+        for start in tqdm(starts, leave=False, disable=not sys.stderr.isatty()):
             batch = order[start:start + options.batch]
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
@@ -138,10 +136,9 @@ def one_run(encoder, prepared, task, options, seed):
         for name, value in part.judge(predict(model, part.rows)).items():
             by_metric.setdefault(name, {})[detail] = value
     for name, values in by_metric.items():
+        found |= {f"{task.test}/{name}/{detail}": value for detail, value in values.items()}
         for kind, value in means(values, task.test).items():
             found[f"{task.test}/{name}{kind}"] = value
-        if name != "majority":
-            found |= {f"{task.test}/{name}/{detail}": each for detail, each in values.items()}
     return found
 
 
@@ -192,37 +189,28 @@ def some(items, limit):
 
 
 def pair_row(first, second, special, longest):
-    """Ids of one text or two (second None) -> ([CLS] a [SEP] or [CLS] a [SEP] b [SEP], was it cut?).
-    The longer of two is cut first, down to the other's length, then both alike."""
+    """Ids of one text or two (second None) -> [CLS] a [SEP] or [CLS] a [SEP] b [SEP]. The longer of
+    two is cut first, down to the other's length, then both alike."""
     if second is None:
-        row = np.array([special.cls, *first[:longest - 2], special.sep])
-        return row, len(first) > longest - 2
+        return np.array([special.cls, *first[:longest - 2], special.sep])
     room = longest - 3
     left = first[:max(room - len(second), (room + 1) // 2)]
     right = second[:room - len(left)]
-    row = np.array([special.cls, *left, special.sep, *right, special.sep])
-    return row, len(row) < len(first) + len(second) + 3
+    return np.array([special.cls, *left, special.sep, *right, special.sep])
 
 
 def classification(task, options, tokenizer):
     """-> Prepared. The whole published training split is trained on."""
     classes = sets.find(task.train).classes
-    counts = Counter()
 
     def read(name, split, limit, lang="en"):
         found = sets.read(name, options.files, split, lang)
-        chosen = some(range(len(found.labels)), limit)
-        first = tokenizer.encode([found.first[i] for i in chosen])
-        second = [None] * len(chosen)
-        if found.second:
-            second = tokenizer.encode([found.second[i] for i in chosen])
-        rows = []
-        for pair in zip(first, second):
-            row, was_cut = pair_row(*pair, tokenizer.special, options.max_length)
-            rows.append(row)
-            counts["rows_cut"] += was_cut
-        counts["test_rows" if split == "test" else "train_rows"] += len(rows)
-        return rows, [found.labels[i] for i in chosen]
+        rows = list(zip(found.first, found.second or found.first, found.labels))
+        firsts, seconds, labels = zip(*some(rows, limit))
+        seconds = tokenizer.encode(seconds) if found.second else [None] * len(firsts)
+        pairs = zip(tokenizer.encode(firsts), seconds)
+        special = tokenizer.special
+        return [pair_row(*pair, special, options.max_length) for pair in pairs], labels
 
     def part(name, lang="en"):
         rows, golds = read(name, "test", options.eval_limit, lang)
@@ -230,7 +218,7 @@ def classification(task, options, tokenizer):
         def judge(outputs):
             outputs = torch.stack(outputs)                # (N, classes), or (N, 1)
             found = outputs.argmax(1) if classes else outputs[:, 0]
-            scores = {name: measure(name, found, golds) for name in task.metrics}
+            scores = {metric: measure(metric, found, golds) for metric in task.metrics}
             if classes:
                 most = max(golds.count(one) for one in set(golds))
                 scores["majority"] = 100 * most / len(golds)
@@ -251,7 +239,7 @@ def classification(task, options, tokenizer):
         if not is_extra or not sets.missing("xnli", options.files, "test", lang):
             others[lang] = part(task.test, lang)
     return Prepared(rows, torch.tensor(labels), len(classes) or 1, False, loss, part(task.train),
-                    others, counts)
+                    others)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -281,18 +269,17 @@ FILES = {  # patterns of files: as corpora.download has them, or one JSONL
 
 
 def read_questions(name, folder):
-    """-> {"": questions of SQuAD}, {"de": of XQuAD}, {"de-ar": German contexts, Arabic questions, of
-    MLQA}. MLQA's dev rows stand for its test rows if those are not there. BadInput if none are."""
+    """-> {"": questions of SQuAD}, {"de": of XQuAD}, {"de-ar": German contexts, Arabic questions,
+    of MLQA}. MLQA's dev rows stand for its test rows if those are not there. BadInput without."""
     paths = []
     for pattern in FILES[name]:
         paths = paths or sorted(Path(folder).glob(pattern))
     if not paths:
         name = name.partition("-")[0]
-        raise BadInput(download.missing(name, folder) or f"{folder}/{name} is not whole: delete it, "
-                       "and fetch it again")
-    if name == "mlqa" and "dev" in paths[0].name:
-        print("note: mlqa: the published dev rows stand for test, which is not there",
-              file=sys.stderr)
+        raise BadInput(download.missing(name, folder) or f"{folder}/{name} is not whole: delete "
+                       "it, and fetch it again")
+    if "dev" in paths[0].name and name == "mlqa":
+        print("note: mlqa: the published dev rows stand for test", file=sys.stderr)
     cells = {}
     for path in paths:
         for question in read_file(path):
@@ -317,27 +304,19 @@ def read_file(path):
             rows = [json.loads(line) for _, line in read_lines(path) if line.strip()]
         return [question_of(row) for row in rows]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadInput(f"{path} is not questions with answers, in SQuAD's JSON or as JSONL with "
-                       f"context, question and answers ({type(error).__name__}: {error}): fetch it "
-                       "again") from None
+        raise BadInput(f"{path} is not questions with answers, as SQuAD's JSON or JSONL "
+                       f"({type(error).__name__}: {error}): fetch it again") from None
 
 
 def question_of(row):
     first = row["answers"][0]
     languages = [row.get(key, row.get("lang", "en")) for key in ("lang_context", "lang_question")]
-    for lang in languages:
-        if lang not in LANGUAGES:
-            raise ValueError(f"answers in {lang} cannot be compared; in {', '.join(LANGUAGES)} "
-                             "they can")
     return Question(row["context"], row["question"], [answer["text"] for answer in row["answers"]],
-                    first["start"] if "start" in first else first["answer_start"],
-                    tuple(languages))
+                    first.get("start", first.get("answer_start")), tuple(languages))
 
 
 def encode_places(tokenizer, texts):
-    """Texts -> of each (ids (n,), places (n, 2): which characters a token stands for, half open). A
-    token of a part of a character has the whole character, one that begins a word may have the
-    space before it."""
+    """Texts -> of each (ids (n,), places (n, 2): the characters of each token, half open)."""
     encoded = tokenizer.inner.encode_batch(list(texts), add_special_tokens=False)
     return [(np.array(found.ids, np.int64), np.array(found.offsets, np.int64).reshape(-1, 2))
             for found in encoded]
@@ -383,31 +362,29 @@ class Window(NamedTuple):
     own: np.ndarray  # (n,) the context tokens that have most context here
 
 
-def cut_windows(questions, tokenizer, longest, stride=STRIDE):
-    """-> (Windows, places of the tokens of each question's context, questions cut)."""
+def cut_windows(questions, tokenizer, longest):
+    """-> (Windows, places of the tokens of each question's context)."""
     special = tokenizer.special
-    most = min(MAX_QUESTION, (longest - 3) // 3)
     contexts = list(dict.fromkeys(question.context for question in questions))
     encoded = dict(zip(contexts, encode_places(tokenizer, contexts)))
     asked = tokenizer.encode([question.question for question in questions])
     made = []
     for number, (ids, question) in enumerate(zip(asked, questions)):
-        ids = ids[:most]
+        ids = ids[:min(MAX_QUESTION, (longest - 3) // 3)]
         context = encoded[question.context][0]
         room = longest - 3 - len(ids)
-        parts, best = windows(len(context), room, min(stride, room // 2))
+        parts, best = windows(len(context), room, min(STRIDE, room // 2))
         for place, (first, last) in enumerate(parts):
             row = [special.cls, *ids, special.sep, *context[first:last], special.sep]
             own = best[first:last] == place
             made.append(Window(np.array(row), number, len(ids) + 2, first, own))
-    places = [encoded[question.context][1] for question in questions]
-    return made, places, sum(len(ids) > most for ids in asked)
+    return made, [encoded[question.context][1] for question in questions]
 
 
 def best_span(outputs, window, n_best=N_BEST, most=MAX_ANSWER):
-    """Outputs (tokens of the row, 2) -> (score, first, last token in the context) of the best answer
-    of at most `most` tokens, among the n_best starts and ends; it is inside of the context, and
-    begins where that token has most context. Score -inf if there is none."""
+    """Outputs (tokens of the row, 2) -> (score, first, last token in the context) of the best
+    answer among the n_best starts and ends: it is inside of the context, and begins where that
+    token has most context. Score -inf if there is none."""
     start, end = outputs[window.at:window.at + len(window.own)].numpy().T
     if not window.own.any():
         return -math.inf, 0, 0
@@ -422,8 +399,7 @@ def best_span(outputs, window, n_best=N_BEST, most=MAX_ANSWER):
 
 
 def judge_answers(made, questions, places, rules):
-    """-> judge of F1 and exact match of the best answer of all windows of a question. The language
-    is the context's."""
+    """-> judge of F1 and exact match of the best answer of all windows of a question."""
     def judge(outputs):
         best = [(-math.inf, 0, 0)] * len(questions)
         for each, window in zip(outputs, made):
@@ -450,14 +426,9 @@ def span_loss(outputs, targets, lengths):
 def answering(task, options, tokenizer):
     """-> Prepared. A training window without the whole answer points to [CLS], as in BERT's code;
     in tests no answer does."""
-    counts = Counter()
-
     def part(questions):
         questions = some(questions, options.eval_limit)
-        made, places, cut = cut_windows(questions, tokenizer, options.max_length)
-        spans = [gold_span(*pair) for pair in zip(questions, places)]
-        too_long = sum(last - first >= MAX_ANSWER for first, last in spans)
-        counts.update(test_rows=len(questions), questions_cut=cut, answers_too_long=too_long)
+        made, places = cut_windows(questions, tokenizer, options.max_length)
         judge = judge_answers(made, questions, places, task.rules)
         return Part([window.row for window in made], judge)
 
@@ -465,7 +436,7 @@ def answering(task, options, tokenizer):
     others = {cell: part(questions) for cell, questions in tested.items()}
     same = part(read_questions("squad", options.files)[""])
     questions = some(read_questions("squad-train", options.files)[""], options.limit)
-    made, places, cut = cut_windows(questions, tokenizer, options.max_length)
+    made, places = cut_windows(questions, tokenizer, options.max_length)
     spans = [gold_span(*pair) for pair in zip(questions, places)]
     rows = []
     targets = []
@@ -477,13 +448,10 @@ def answering(task, options, tokenizer):
         rows.append(window.row)
         shift = window.at - window.first
         targets.append((first + shift, last + shift) if inside else (0, 0))
-    lost = sum(first > last for first, last in spans)
     if not rows:
         raise BadInput("no training question has its answer where the file says: fetch the data "
                        "again")
-    counts.update(train_rows=len(questions), questions_cut=cut, train_windows=len(rows),
-                  answers_lost=lost)
-    return Prepared(rows, torch.tensor(targets), 2, True, span_loss, same, others, counts)
+    return Prepared(rows, torch.tensor(targets), 2, True, span_loss, same, others)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -557,10 +525,9 @@ def settle(options, config):
     if config.causal and config.pool == "cls" and task.prepare is classification:
         raise BadInput("the sentence vector of this causal model is its first state, which has "
                        "read nothing: take a run with --pool last or mean")
-    if config.width < NARROW:
-        task = task._replace(lr=NARROW_RATE)
     most = config.max_positions
-    task = task._replace(max_length=min(task.max_length, most))
+    task = task._replace(max_length=min(task.max_length, most),
+                         lr=task.lr if config.width >= NARROW else NARROW_RATE)
     for name in ("epochs", "lr", "batch", "max_length"):
         if getattr(options, name) is None:
             setattr(options, name, getattr(task, name))
@@ -582,11 +549,11 @@ def main(argv):
     run = open_run(options.run)
     task = settle(options, run.model.config)
     prepared = task.prepare(task, options, run.tokenizer)
-    settings = {"seeds": len(options.seeds), "epochs": options.epochs, "lr": options.lr,
-                "batch": options.batch, "max_length": options.max_length}
-    results = {f"{options.task}/{name}": value
-               for name, value in (settings | prepared.counts).items()}
-    starts = {"": partial(load, run.folder / "model.pt"), "/untrained": partial(Model, run.model.config)}
+    results = {f"{options.task}/{name}": getattr(options, name)
+               for name in ("epochs", "lr", "batch", "max_length")}
+    results[f"{options.task}/train_rows"] = len(prepared.rows)
+    starts = {"": partial(load, run.folder / "model.pt"),
+              "/untrained": partial(Model, run.model.config)}
     for kind in starts if options.untrained else [""]:
         runs = {}
         for seed in options.seeds:
@@ -597,6 +564,5 @@ def main(argv):
     write_atomic(run.folder / f"finetune-{options.task}.json", (text + "\n").encode())
     if options.json:
         print(json.dumps(results))
-        return
-    about = {name: Task(None, None, ABOUT) for name in TASKS}
-    print(table(results, tasks=about))
+    else:
+        print(table(results, tasks={name: Task(None, None, ABOUT) for name in TASKS}))

@@ -31,9 +31,9 @@ def xsim_matrix(vectors, margin="ratio", k=4, texts=None):
 
 
 def bucc_f1(x, y, gold=None):
-    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine; the F1 of each row
-    of y as a class, weighted by how often it is gold -> 0..100. gold (N,): the right rows of y
-    (default: the own index). [Muennighoff et al. 2023]"""
+    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine; the F1 of each
+    row of y as a class, weighted by how often it is gold (N,), by default the own index -> 0..100.
+    [Muennighoff et al. 2023]"""
     found = search(x, y, 1)[0].indices[:, 0].cpu()
     gold = range(len(x)) if gold is None else gold
     return 100 * f1_score(gold, found, average="weighted", zero_division=0)
@@ -71,9 +71,9 @@ def threshold(scores, right, count):
 
 
 def bucc_candidates(x, y, x_texts, y_texts, gold):
-    """A part of BUCC, gold {(row of x, row of y), ...} -> (scores (P,), best first, right (P,) bool,
-    how many are gold). As LASER's bucc.sh: one copy of every sentence is searched; what is found
-    for a sentence that occurs twice is left out, though its gold pair still counts as missed."""
+    """A part of BUCC, gold {(row of x, row of y), ...} -> (scores (P,), best first, right (P,)
+    bool, how many are gold). As LASER's bucc.sh: one copy of every sentence is searched; what is
+    found for a sentence that occurs twice is left out, though its gold pair counts as missed."""
     sides = []
     for z, texts in ((x, x_texts), (y, y_texts)):
         copies = {}
@@ -92,9 +92,9 @@ def bucc_candidates(x, y, x_texts, y_texts, gold):
 
 
 def bucc_mine(tune, test):
-    """BUCC as a mining task: the threshold that gives the best F1 on `tune`, applied to `test`, both
-    as `bucc_candidates` takes them -> {"f1", "precision", "recall": 0..100 on test, "f1_tune": the
-    same on tune, "threshold"}. [Zweigenbaum et al. 2018; LASER, bucc.py]"""
+    """BUCC as a mining task: the threshold that gives the best F1 on `tune`, applied to `test`,
+    both as `bucc_candidates` takes them -> {"f1", "precision", "recall": 0..100 on test, "f1_tune":
+    the same on tune, "threshold"}. [Zweigenbaum et al. 2018; LASER, bucc.py]"""
     tune = bucc_candidates(*tune)
     test = bucc_candidates(*test)
     least = threshold(*tune)
@@ -134,8 +134,8 @@ def hard_rows(lines, types, gold):
         found.append((text, rows[source], kind) if source in rows else (text, -1, "misaligned"))
     lost = sum(row < 0 for _, row, _ in found)
     if lost == len(found):
-        raise BadInput(f"no line of {lines} is in {types} with a source among the {len(gold)} rows: "
-                       "the first language must be the altered one")
+        raise BadInput(f"no line of {lines} is in {types} with a source among the {len(gold)} "
+                       "rows: the first language must be the altered one")
     if lost:
         print(f"note: {lost:,} of {len(found):,} altered sentences have no type or no source among "
               "the rows: if found, misaligned", file=sys.stderr)

@@ -15,8 +15,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
-from sklearn.model_selection import (GridSearchCV, ParameterGrid, StratifiedKFold,
-                                     cross_val_predict)
+from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold, cross_val_predict
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
@@ -218,8 +217,7 @@ class TaskOptions:
     limit: int | None = None
     controls: bool = True
     epochs: int | None = None        # of hybrid-probes, None: the paper's
-    databases: str | None = None
-    memory: dict = field(default_factory=dict)       # {(kind, pooling): {text: its vector}}
+    encoders: dict = field(default_factory=dict)     # made by `encoders`, one set a pooling
 
 
 def splits(task, name):
@@ -274,32 +272,35 @@ def score(task, name, parts, options):
 def encoders(evaluation, options, pool=None):
     """{"model", "untrained" (seed 0), "bag": the mean of the input embeddings}: functions texts ->
     (N, D), which remember what they have embedded."""
-    twin = copy.copy(evaluation)
-    if options.controls and ("untrained", pool) not in options.memory:
+    if pool in options.encoders:
+        return options.encoders[pool]
+    options.encoders[pool] = {"model": remembering(partial(evaluation.encode, pool=pool))}
+    if options.controls:
+        twin = copy.copy(evaluation)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             twin.model = Model(evaluation.model.config).to(next(evaluation.model.parameters()))
+        untrained = remembering(partial(twin.encode, pool=pool))
+        options.encoders[pool] |= {"untrained": untrained, "bag": partial(bag, evaluation)}
+    return options.encoders[pool]
 
-    def bag(texts, pool):
-        weight = evaluation.model.embed.weight.detach().float().cpu()
-        ids = [torch.from_numpy(row.astype(int)) for row in evaluation.tokenizer.encode(texts)]
-        starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
-        return F.embedding_bag(torch.cat(ids), weight, starts, mode="mean")
 
-    def remembering(kind, encode):
-        known = options.memory.setdefault((kind, pool), {})
+def remembering(encode):
+    known = {}
 
-        def remember(texts):
-            new = [text for text in dict.fromkeys(texts) if text not in known]
-            if new:
-                known.update(zip(new, encode(new, pool)))
-            return torch.stack([known[text] for text in texts])
-        return remember
+    def remember(texts):
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        if new:
+            known.update(zip(new, encode(new)))
+        return torch.stack([known[text] for text in texts])
+    return remember
 
-    kinds = {"model": evaluation.encode}
-    if options.controls:
-        kinds |= {"untrained": twin.encode, "bag": bag}
-    return {kind: remembering(kind, encode) for kind, encode in kinds.items()}
+
+def bag(evaluation, texts):
+    weight = evaluation.model.embed.weight.detach().float().cpu()
+    ids = [torch.from_numpy(row.astype(int)) for row in evaluation.tokenizer.encode(texts)]
+    starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
+    return F.embedding_bag(torch.cat(ids), weight, starts, mode="mean")
 
 
 def wanted(task, options):
@@ -307,23 +308,14 @@ def wanted(task, options):
     there = []
     absent = []
     for name in [name for name in SETS[task] if name in (options.sets or SETS[task])]:
-        parts = "+".join(splits(task, name)).split("+")
         for lang in options.langs if name in IN_LANGUAGES else ("en",):
-            why = [sets.missing(name, options.files, part, lang) for part in parts]
-            why = [reason for reason in why if reason]
+            parts = "+".join(splits(task, name)).split("+")
+            why = {sets.missing(name, options.files, part, lang) for part in parts} - {""}
             if why:
-                absent.append(why[0])
+                absent.append(min(why))
             else:
                 there.append((name, lang))
     return there, absent
-
-
-def label_of(task, name, lang, options):
-    """The name of a set in the results."""
-    label = name if lang == "en" else f"{name}-{lang}"
-    if task == "hybrid-probes" and options.epochs:
-        label += f"-{options.epochs}-epochs"
-    return label
 
 
 def no_sets(task, evaluation, options):
@@ -343,22 +335,22 @@ def sentences(task, evaluation, options):
         print(f"note: {task} goes without {why}", file=sys.stderr)
     results = {}
     for name, lang in there:
-        label = label_of(task, name, lang, options)
-        pool = "mean" if task == "hybrid-probes" else None
-        parts = splits(task, name)
-        rows = [sets.read(name, options.files, split, lang) for split in parts]
+        label = name if lang == "en" else f"{name}-{lang}"
+        pool = None
+        if task == "hybrid-probes":
+            label += f"-{options.epochs}-epochs" if options.epochs else ""
+            pool = "mean"
+        rows = [sets.read(name, options.files, split, lang) for split in splits(task, name)]
         if task == "pairs" and name == "xnli":
             rows = [positives(part) for part in rows]
-        for part in rows:
-            if len(set(part.labels)) < 2:
-                raise BadInput(f"set {name} has {len(part.labels)} rows of one label, "
-                               f"{(part.labels or ['none'])[0]}: there is nothing to tell apart")
+        gold = rows[-1].labels
+        if min(len(set(part.labels)) for part in rows) < 2:
+            raise BadInput(f"set {name} has rows of one label: there is nothing to tell apart")
         found = {}
         for kind, encode in encoders(evaluation, options, pool).items():
             vectors = [(encode(part.first), part.second and encode(part.second),
                         torch.tensor(part.labels)) for part in rows]
             found[kind] = score(task, name, vectors, options)
-        gold = rows[-1].labels
         for metric, value in found.pop("model").items():
             results[f"{label}/{metric}"] = value
             for kind, others in found.items():
@@ -371,7 +363,7 @@ def sentences(task, evaluation, options):
         results[f"{label}/rows"] = len(gold)
         if len(rows) > 1:
             results[f"{label}/rows_train"] = len(rows[0].labels)
-        if parts[-1] == "test" and sets.made(name, options.files, "test", lang):
+        if splits(task, name)[-1] == "test" and sets.made(name, options.files, "test", lang):
             results[f"{label}/rows_substitute"] = len(gold)
     return results
 

@@ -3,9 +3,10 @@
     rows = read("sst2", "data", "train")            # Rows(first, second, labels)
     rows = read("xnli", "data", "test", "de")
 
-Rows are read from plain TSV files (header, no quoting; .tsv, .tsv.xz or .tsv.gz) in the folder or in
-its folder tasks, or from the data set as python -m corpora.download unpacks it. "test" is what is
-reported: GLUE does not publish the labels of its test rows, so there it is the rows of "dev".
+The table of all sets is sets.tsv. Rows are read from plain TSV files (header, no quoting; .tsv,
+.tsv.xz or .tsv.gz) in the folder or in its folder tasks, or from the data set as python -m
+corpora.download unpacks it. "test" is what is reported: GLUE does not publish the labels of its
+test rows, so there it is the rows of "dev".
 """
 import csv
 import math
@@ -27,7 +28,7 @@ class Rows(NamedTuple):
 
 
 class Source(NamedTuple):
-    """One spelling of a set's rows. "{lang}" in a name is the language."""
+    """One spelling of a set's rows, a row of sets.tsv. "{lang}" in a name is the language."""
     dataset: str             # its name in corpora.download; "": plain TSV files
     train: str               # files of a split, one after the other
     valid: str
@@ -35,117 +36,33 @@ class Source(NamedTuple):
     first: str | int         # columns, by name or, where there is no header, by index
     second: str | int | None
     label: str | int | None  # None: one file for each class
-    labels: str = ""         # the classes as these files spell them
-    style: str = "tsv"       # csv, titled (label, title, text), lines, words ("LABEL:x text")
-    encoding: str = "utf-8"
-    unlabelled: tuple = ()   # labels of rows that are left out
-    only: str = ""           # which rows: "language" (of that column), "glue" (MRPC's dev ids)
+    labels: str              # the classes as these files spell them
+    style: str               # tsv, csv, titled (label, title, text), lines, words ("LABEL:x text")
+    encoding: str
+    unlabelled: str          # the label of rows that are left out; "(empty)": none
+    only: str                # which rows: "language" (of that column), "glue" (MRPC's dev ids)
 
 
 class SentenceSet(NamedTuple):
-    """`classes`: of two, the second is what is looked for; () where labels are scores."""
     kind: str                # single, pair or similarity
-    classes: tuple
-    sources: tuple
+    classes: tuple           # of two, the second is what is looked for; () where labels are scores
+    sources: list
 
 
-PAIR = ("sentence1", "sentence2")
-INFERENCE = ("entailment", "neutral", "contradiction")
-ENTAILED = ("not_entailment", "entailment")
-SENTIMENT = ("negative", "positive")
-TREC = tuple("ABBR DESC ENTY HUM LOC NUM".split())
+def read_table(path):
+    """sets.tsv -> {name: SentenceSet}."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        name, kind, classes, *cells = line.split("\t")
+        source = Source(*cells)
+        columns = [int(cell) if cell.isdigit() else cell or None for cell in source[4:7]]
+        source = source._replace(first=columns[0], second=columns[1], label=columns[2])
+        one = found.setdefault(name, SentenceSet(kind, tuple(classes.split()), []))
+        one.sources.append(source)
+    return found
 
 
-def glue(name, first, second, label, labels, folder=""):
-    place = f"{folder or name}/{name}/"
-    return Source("glue", f"{place}train.tsv", "", f"{place}dev.tsv", first, second, label, labels)
-
-
-def two(name, folder, columns, labels, published):
-    """A set of pairs of GLUE: plain files NAME_train and NAME_dev, or GLUE's own."""
-    plain = Source("", f"{name}_train", "", f"{name}_dev", *columns, "label", labels)
-    return SentenceSet("pair", ENTAILED, (
-        plain, glue(published, *columns, "label", labels, folder)))
-
-
-def senteval(classes, plain, *files):
-    """A set of SentEval without splits, a file for each class."""
-    paths = " ".join(f"datasmall_NB_ACL12/data/{file}" for file in files)
-    return SentenceSet("single", classes, (
-        Source("", plain, "", "", "sentence", None, "label", "0 1"),
-        Source("senteval", paths, "", "", 0, None, None, "", "lines", "latin-1")))
-
-
-def mnli(kind):
-    return Source("mnli", "MNLI/MNLI/train.tsv", "", f"MNLI/MNLI/dev_{kind}.tsv", *PAIR,
-                  "gold_label", " ".join(INFERENCE), unlabelled=("-",))
-
-
-def pawsx(train):
-    place = "x-final/x-final/{lang}/"
-    return Source("pawsx", f"{place}{train}.tsv", f"{place}dev_2k.tsv", f"{place}test_2k.tsv", *PAIR,
-                  "label", "0 1")
-
-
-SETS = {
-    "sst2": SentenceSet("single", SENTIMENT, (
-        Source("", "sst2_train", "", "sst2_dev", "sentence", None, "label", "0 1"),
-        glue("SST-2", "sentence", None, "label", "0 1"))),
-    "sst": SentenceSet("single", SENTIMENT, (  # the same with SentEval's splits and labelled tests
-        Source("senteval", "sentiment-train", "sentiment-dev", "sentiment-test", 0, None, 1, "0 1"),
-    )),
-    "cola": SentenceSet("single", ("unacceptable", "acceptable"), (
-        Source("", "cola_in_domain_train", "", "cola_in_domain_dev cola_out_of_domain_dev",
-               "sentence", None, "label", "0 1"),
-        glue("CoLA", 3, None, 1, "0 1"))),
-    "mrpc": SentenceSet("pair", ("different", "paraphrase"), (
-        Source("", "mrpc_train", "mrpc_val", "mrpc_test", *PAIR, "label", "0 1"),
-        Source("glue", "msr_paraphrase_train.txt", "msr_paraphrase_train.txt",
-               "msr_paraphrase_test.txt", "#1 String", "#2 String", "Quality", "0 1",
-               only="glue"))),
-    "qqp": SentenceSet("pair", ("different", "duplicate"), (
-        Source("", "qqp_train", "", "qqp_dev", "question1", "question2", "is_duplicate", "0 1"),
-        Source("qqp", "QQP-clean/QQP/train.tsv", "", "QQP-clean/QQP/dev.tsv", "question1",
-               "question2", "is_duplicate", "0 1"))),
-    "stsb": SentenceSet("similarity", (), (
-        Source("", "stsb_multi_train", "stsb_multi_dev", "stsb_multi_test", "s1_{lang}",
-               "s2_{lang}", "score"),
-        Source("stsb", "stsb-{lang}-train.csv", "stsb-{lang}-dev.csv", "stsb-{lang}-test.csv",
-               0, 1, 2, style="csv"),
-        glue("STS-B", *PAIR, "score", ""))),
-    "sick": SentenceSet("similarity", (), (
-        Source("", "sick_train", "sick_trial", "sick_test", *PAIR, "relatedness"),
-        Source("sick", "sick_train/SICK_train.txt", "sick_trial/SICK_trial.txt",
-               "sick_test_annotated/SICK_test_annotated.txt", "sentence_A", "sentence_B",
-               "relatedness_score"))),
-    "rte": two("rte", "", PAIR, " ".join(ENTAILED), "RTE"),
-    "wnli": two("wnli", "", PAIR, "0 1", "WNLI"),
-    "qnli": two("qnli", "QNLIv2", ("question", "sentence"), " ".join(ENTAILED), "QNLI"),
-    "mnli": SentenceSet("pair", INFERENCE, (
-        Source("", "mnli_matched_dev_trainpart", "", "mnli_matched_dev_devpart", "premise",
-               "hypothesis", "label", " ".join(INFERENCE)),
-        mnli("matched"))),
-    "mnli-mm": SentenceSet("pair", INFERENCE, (mnli("mismatched"),)),
-    "xnli": SentenceSet("pair", INFERENCE, (
-        Source("", "", "xnli_dev_17way", "xnli_test_17way", "premise_{lang}", "hypothesis_{lang}",
-               "label", " ".join(INFERENCE)),
-        Source("xnli", "", "XNLI-1.0/XNLI-1.0/xnli.dev.tsv", "XNLI-1.0/XNLI-1.0/xnli.test.tsv",
-               *PAIR, "gold_label", " ".join(INFERENCE), only="language"))),
-    "pawsx": SentenceSet("pair", ("different", "paraphrase"), (
-        Source("", "pawsx_train", "pawsx_dev", "pawsx_test", "s1_{lang}", "s2_{lang}", "label",
-               "0 1", unlabelled=("",)),
-        pawsx("train"), pawsx("translated_train"))),
-    "mr": senteval(SENTIMENT, "senteval_mr", "rt10662/rt-polarity.neg", "rt10662/rt-polarity.pos"),
-    "cr": senteval(SENTIMENT, "senteval_custrev", "customerr/custrev.neg", "customerr/custrev.pos"),
-    "subj": senteval(("subjective", "objective"), "senteval_subj", "subj/subj.subjective",
-                     "subj/subj.objective"),
-    "mpqa": senteval(SENTIMENT, "senteval_mpqa", "mpqa/mpqa.neg", "mpqa/mpqa.pos"),
-    "trec": SentenceSet("single", TREC, (
-        Source("senteval", "train_5500.label", "", "TREC_10.label", 1, None, 0, " ".join(TREC),
-               "words", "latin-1"),)),
-    "ag-news": SentenceSet("single", ("world", "sports", "business", "science"), (
-        Source("ag-news", "train.csv", "", "test.csv", 1, None, 0, "1 2 3 4", "titled"),)),
-}
+SETS = read_table(Path(__file__).parent / "sets.tsv")
 
 
 def find(name):
@@ -200,7 +117,7 @@ def origin(here, split):
 
 
 def missing(name, folder="data", split="test", lang="en"):
-    """"" if the rows are there; else one line: which file, from where, the licence, how to get it."""
+    """"" if the rows are there; else a line: which file, from where, the licence, the command."""
     _, here = at_hand(name, folder, lang)
     if origin(here, split)[0] in here:
         return ""
@@ -281,7 +198,7 @@ def read_split(source, paths, folder, split, lang):
                 if (f"{row['#1 ID']}\t{row['#2 ID']}" in dev) != (split == "valid"):
                     continue
             first, second, label = (None if column is None else row[column] for column in columns)
-            if label not in source.unlabelled:
+            if not source.unlabelled or (label or "(empty)") != source.unlabelled:
                 gold = place if label is None else label_of(label, classes, where)
                 rows.append((first, second, gold))
     return rows

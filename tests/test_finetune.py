@@ -1,18 +1,17 @@
 """Fine-tuning: the loop, rows of pairs, places of answers, windows, the matrix of languages."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 import tokenizers
 import torch
 from test_tasks import tiny, write_run
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers
 
 from corpora import toy
 from corpora.program import exit_status
-from data import ROLES, Tokenizer
+from data import Tokenizer
 from tasks import __main__ as command
 from tasks import finetune, sets
 
@@ -73,13 +72,6 @@ def test_the_loop_learns_a_separable_task_and_says_so(folder, causes, capsys):
     assert found["sst2/accuracy/best_epoch"] == pytest.approx(max(epochs), abs=.01)
 
 
-def test_a_seed_gives_the_same_numbers_twice_and_another_seed_others(folder, causes, capsys):
-    flags = ["--task", "sst2", "--epochs", "1", "--lr", "1e-3", "--limit", "64", "--eval-limit",
-             "90", "--json", "--seeds"]
-    one, same, other = (asked(folder, capsys, *flags, seed)[1:] for seed in ("3", "3", "4"))
-    assert one == same and one != other
-
-
 def test_languages_are_tested_zero_shot_and_the_control_has_fresh_weights(folder, causes, capsys):
     status, out, _ = asked(folder, capsys, "--task", "xnli", "--untrained", "--seeds", "1,2",
                            "--epochs", "1", "--lr", "1e-3", "--json", "--limit", "48",
@@ -126,7 +118,7 @@ def test_files_are_trained_on_whole_and_pairs_and_scores_have_glues_metrics(
                            "1", "--max-length", "16")
     found = json.loads((folder / f"finetune-{task}.json").read_text(encoding="utf-8"))
     assert status == 0 and f"{task}/train_rows" in out
-    assert found[f"{task}/train_rows"] == 30 and found[f"{task}/test_rows"] == 12
+    assert found[f"{task}/train_rows"] == 30
     assert {name.split("/")[1] for name in found if name.endswith("best_epoch")} == metrics
     assert (f"{task}/majority" in found) == (task == "mrpc")
 
@@ -138,10 +130,9 @@ def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(tokenizer, firs
     special = tokenizer.special
     a = np.arange(100, 100 + first)
     b = None if second is None else np.arange(200, 200 + second)
-    row, cut = finetune.pair_row(a, b, special, 11)
+    row = finetune.pair_row(a, b, special, 11)
     lengths = np.diff(np.flatnonzero((row == special.sep) | (row == special.cls))) - 1
     assert tuple(lengths) == wanted and row[0] == special.cls and row[1] == 100
-    assert cut == (sum(wanted) < first + (second or 0))
 
 
 def test_the_published_means_of_xnli_and_mlqa():
@@ -154,62 +145,17 @@ def test_the_published_means_of_xnli_and_mlqa():
 # ---- answers
 
 
-TEXTS = ["Der Fluß heißt Łódź.", "日本語のテキスト、東京は首都。", "  naïve\u200b café 😀 — “x”",
-         "क्षत्रिय ที่นี่ العربية", "a\n\nb\tc"]
-
-
-def bert_tokenizer():
-    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=list(ROLES),
-                                        show_progress=False)
-    made.train_from_iterator(TEXTS, trainer)
-    return Tokenizer(made)
-
-
-@pytest.mark.parametrize("kind", ["bytes", "wordpiece"])
-def test_places_lead_back_to_the_very_characters(tokenizer, kind):
-    made = tokenizer if kind == "bytes" else bert_tokenizer()
-    for text, (ids, places) in zip(TEXTS, finetune.encode_places(made, TEXTS)):
-        assert len(ids) == len(places) and (made.encode([text])[0] == ids).all()
-        for first, sign in enumerate(text):
-            if sign.isspace() or kind == "wordpiece" and not sign.isalnum():
-                continue                                 # BERT's normaliser deletes some
-            start, end = finetune.token_span(places, first, first + 1)
-            found = text[places[start, 0]:places[end, 1]]
-            assert sign in found and start <= end and len(found.strip()) < 9
-
-
-def test_the_tokens_of_a_word_are_that_word_and_special_tokens_stay_text(tokenizer):
-    text = "El «río» [SEP] naïve café 東京は"
-    (ids, places), = finetune.encode_places(tokenizer, [text])
-    assert not set(ids.tolist()) & set(tokenizer.special.ids.tolist())
-    for word in ("El", "río", "SEP", "naïve", "café", "東京は"):
-        start, end = finetune.token_span(places, text.index(word), text.index(word) + len(word))
-        assert text[places[start, 0]:places[end, 1]].strip() == word
-        gold = finetune.Question(text, "", [word], text.index(word), ("es", "es"))
-        assert finetune.gold_span(gold, places) == (start, end)
-        assert finetune.gold_span(gold._replace(start=1), places) == (0, -1)
-
-
 @pytest.mark.parametrize("count, room, stride", [
-    (1, 10, 4), (10, 10, 4), (11, 10, 4), (13, 10, 5), (97, 10, 0), (384, 300, 128)])
-def test_windows_are_those_into_which_tokenizers_cuts_a_long_text(count, room, stride):
+    (1, 10, 4), (10, 10, 4), (13, 10, 5), (97, 10, 0), (300, 120, 60)])
+def test_windows_are_those_of_tokenizers_and_each_token_has_one_best_context(count, room, stride):
+    """The rule of BERT's run_squad, written out."""
     vocabulary = {str(i): i for i in range(400)}
     counting = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
     counting.pre_tokenizer = pre_tokenizers.Whitespace()
     counting.enable_truncation(room, stride=stride)
     found = counting.encode(" ".join(map(str, range(count))))
-    wanted = [(each.ids[0], each.ids[-1] + 1) for each in (found, *found.overflowing)]
-    assert finetune.windows(count, room, stride)[0] == wanted
-
-
-@pytest.mark.parametrize("count, room, stride", [
-    (0, 10, 4), (7, 10, 4), (11, 10, 4), (97, 10, 4), (97, 10, 0), (300, 120, 60)])
-def test_every_token_has_one_best_context(count, room, stride):
-    """The rule of BERT's run_squad, written out."""
     parts, best = finetune.windows(count, room, stride)
+    assert parts == [(each.ids[0], each.ids[-1] + 1) for each in (found, *found.overflowing)]
     for token in range(count):
         scores = []
         for place, (first, last) in enumerate(parts):
@@ -232,19 +178,6 @@ def test_the_best_span_is_that_of_a_search_over_all():
         score, first, last = max(spans)
         found = finetune.best_span(outputs, window, 20, most)
         assert found == (pytest.approx(score), first, last)
-    nothing = window._replace(own=np.zeros(12, bool))
-    assert finetune.best_span(outputs, nothing)[0] == -math.inf
-
-
-def test_the_loss_is_the_mean_of_two_cross_entropies_over_each_row():
-    outputs = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([[0, 3], [2, 2]])
-    losses = []
-    for row, target in zip(outputs.double().split([4, 5]), targets):
-        for side in (0, 1):
-            losses.append((row[:, side].logsumexp(0) - row[target[side], side]).item())
-    found = finetune.span_loss(outputs, targets, [4, 5]).item()
-    assert found == pytest.approx(np.mean(losses), rel=1e-6)
 
 
 def write_qa(folder):
@@ -278,20 +211,19 @@ def test_the_whole_matrix_is_tested_and_its_means_are_right(folder, tmp_path, ca
     assert status == 0 and found["mlqa/f1"] == pytest.approx(sum(cells.values()) / 4)
     assert found["mlqa/f1/xlt"] == pytest.approx((cells["de-de"] + cells["en-en"]) / 2)
     assert found["mlqa/f1/gxlt"] == pytest.approx((cells["de-en"] + cells["en-de"]) / 2)
-    assert found["mlqa/train_rows"] == 8 and found["mlqa/test_rows"] == 40
-    assert found["mlqa/answers_lost"] == 0
+    assert found["mlqa/train_rows"] == 8
     assert found["squad/f1"] == cells["en-en"] > 60 and found["squad/f1"] >= found["squad/exact"]
 
 
 def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
-    rows = [("zh", "长" * 90 + "东京是日本的首都。" + "长" * 50, "东京"), ("de", "Der Rhein.", "Rhein"),
+    rows = [("zh", "长" * 90 + "东京是日本的首都。" + "长" * 50, "东京"),
             ("en", "word " * 120 + "In Łódź, near naïve cafés. " + "more " * 30, "naïve cafés"),
-            ("hi", "नदी " * 30 + "गंगा भारत में है।", "गंगा")]
+            ("hi", "नदी " * 30 + "गंगा भारत में है।", "गंगा"), ("de", "Der Rhein.", "Rhein")]
     questions = [finetune.Question(text, "where is it " * 40, [answer], text.index(answer),
                                    (lang, "en")) for lang, text, answer in rows]
-    made, places, long = finetune.cut_windows(questions, tokenizer, 96)
+    made, places = finetune.cut_windows(questions, tokenizer, 96)
     assert len(made) > len(questions) + 5 and max(len(window.row) for window in made) == 96
-    assert long == 4 and sum(window.own.sum() for window in made) == sum(map(len, places))
+    assert sum(window.own.sum() for window in made) == sum(map(len, places))
     outputs = []                                         # of a model that knows the answers
     for window in made:
         logits = torch.zeros(len(window.row), 2)

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from corpora.program import BadInput
-from data import Special
 from model import DECODER, Model, ModelConfig, Packed, Segment, each_tensor, set_attention
 from objectives import OBJECTIVES
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from test_model import LAYOUTS  # noqa: E402
+from test_objectives import SHAPE, batch_of, build  # noqa: E402
 
 from kernels import attention, schedule  # noqa: E402
 from kernels.schedule import TILES  # noqa: E402
@@ -31,8 +31,6 @@ LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SMALL = TILES["other", 4, 64][0]
 NONE_LOCAL = SMALL._replace(local=(0, 4, 4))                # every row takes the general path
 PADDED = "prefix, answer, isolated segment, padded"
-SPECIAL = Special(0, 2, 3, 4, (57, 58, 59), 60, np.array([0, 1, 2, 3, 4, 57, 58, 59]),
-                  np.arange(60) % 3 != 0)
 
 
 def moved(plan):
@@ -46,23 +44,16 @@ def segment(length, causal=False, prefix=None):
 APART = [segment(5), segment(3, True, (0, 5)), segment(4), segment(3, True, (0, 5))]
 
 
-# Options for rows of a dozen tokens.
-SHORT = {"hybrid": dict(min_keep=2), "llm-jepa": dict(predictors=3, reverse=True)}
-
-
-def examples(kind, seed=0):
-    rng = np.random.default_rng(seed)
-    return [tuple(rng.integers(5, 57, n) for n in rng.integers(2, 12, kind.views))
-            for _ in range(5)]
+def lines_of(objective):
+    batch = batch_of(objective)
+    return batch, {name: value for name, value in batch.items() if isinstance(value, Packed)}
 
 
 def collated():
-    """Every Packed that an objective's collate makes, by name."""
+    """The mask of every Packed that an objective's collate makes, by name."""
     found = {}
     for name, kind in OBJECTIVES.items():
-        rng = np.random.default_rng(0)
-        batch = kind.collate(examples(kind), rng, kind.Config(**SHORT.get(name, {})), SPECIAL)
-        lines = {key: value for key, value in batch.items() if isinstance(value, Packed)}
+        _, lines = lines_of(build(kind, **dict(predictors=3) if name == "llm-jepa" else {}))
         found |= {f"{name} {key}": packed.key_ranges for key, packed in lines.items()}
     return found
 
@@ -149,8 +140,7 @@ def test_short_rows_compute_less_than_three_times_what_is_visible():
     (lambda: attention.attention(torch.zeros(96, 4).T, 1, 1, None, None), "make it contiguous"),
     (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4),
      "heads of size 24 are none of its sizes 16, 32, 64, 128"),
-    (lambda: set_attention(Model(ModelConfig(attn_softcap=5.0)), "triton", DEVICE, 4),
-     "capped scores are not in the kernels"),
+    (lambda: set_attention(Model(ModelConfig(attn_softcap=5.0)), "triton", DEVICE, 4), "capped"),
 ])
 def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, words):
     with pytest.raises(ValueError, match=words) as refusal:
@@ -263,25 +253,22 @@ def test_the_operation_is_one_node_for_the_compiler():
 
 
 def results(kind, back_end):
-    """Loss terms and gradients of a tiny objective."""
-    small = {"mexma": dict(head_layers=1, head_heads=2, head_hidden=32), "hybrid": dict(
-        predictor_width=64, predictor_layers=1, predictor_heads=2, min_keep=2)}
-    torch.manual_seed(0)
-    shape = ModelConfig(vocab=60, width=64, layers=1, heads=2, ffn_dim=64, dropout=0.0,
-                        causal=kind.causal, head=kind.head, pool=kind.pool)
+    """Loss terms and gradients of a tiny objective whose heads all have 16 numbers."""
+    shape = replace(SHAPE, width=64, heads=4)
     if kind.causal:
-        shape = replace(shape, kv_heads=1, **DECODER)
-    objective = kind(Model(shape), kind.Config(**small.get(kind.name, {}))).to(DEVICE)
+        shape = replace(shape, kv_heads=2, **DECODER)
+    narrow = dict(predictor_width=48) if kind.name == "hybrid" else {}
+    objective = build(kind, torch.float32, shape, **narrow).to(DEVICE)
     needs = set_attention(objective, back_end, DEVICE, 4)
-    assert needs == ({"sdpa"} if back_end == "sdpa" else {(1 + kind.causal, 32, 4)})
-    batch = kind.collate(examples(kind), np.random.default_rng(0), objective.config, SPECIAL)
-    lines = [value for value in batch.values() if isinstance(value, Packed)]
-    for packed in lines:
+    assert needs == ({"sdpa"} if back_end == "sdpa" else {(1 + kind.causal, 16, 4)})
+    batch, lines = lines_of(objective)
+    for packed in lines.values():
         for need in needs:
             packed.plan(need, DEVICE)
     loss, terms = objective(each_tensor(batch, lambda x: x.to(DEVICE)))
     loss.backward()
-    assert all(packed.plans.keys() == needs for packed in lines)         # no layer had to make one
+    # No layer had to make a plan.
+    assert all(packed.plans.keys() == needs for packed in lines.values())
     return [*terms.values(), *(p.grad for p in objective.parameters() if p.grad is not None)]
 
 
@@ -299,13 +286,6 @@ def test_auto_is_sdpa_on_a_cpu_and_the_kernels_are_taken_when_asked_for():
     assert set_attention(model, "triton", DEVICE, 2) == {(1, 32, 2)}
     assert model.blocks[0].attention.back_end == "triton"
     assert set_attention(Model(ModelConfig(attn_softcap=5.0)), "auto", DEVICE, 2) == {"sdpa"}
-
-
-def test_a_line_brings_its_plans_along_and_makes_each_once():
-    packed = Packed.of_segments(LAYOUTS["far prefix"])
-    plan = packed.plan((1, 32, 4))
-    assert packed.plan((1, 32, 4)) is plan and packed.plans.keys() == {(1, 32, 4)}
-    assert packed.to("meta").plans[1, 32, 4].queries.device.type == "meta"
 
 
 @pytest.mark.parametrize("shape", [{}, dict(

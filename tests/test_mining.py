@@ -1,4 +1,4 @@
-"""Retrieval in many languages and mining: the plain definitions, and files as they are published."""
+"""Retrieval in many languages and mining: the plain definitions, and files as published."""
 
 import itertools
 import json
@@ -40,8 +40,7 @@ def test_the_matrix_is_xsim_in_every_direction():
 
 
 @pytest.mark.parametrize("found, wanted", [
-    ([0, 0, 2, 2, 2, 5], 100 * (2 / 3 + 2 / 4 + 1) / 6), ([0, 1, 2, 3, 4, 5], 100),
-    ([3] * 6, 100 * 2 / 7 / 6), ([1, 2, 3, 4, 5, 0], 0)])
+    ([0, 0, 2, 2, 2, 5], 100 * (2 / 3 + 2 / 4 + 1) / 6), ([3] * 6, 100 * 2 / 7 / 6)])
 def test_buccs_f1_weights_every_row_of_y_as_a_class(found, wanted):
     assert mining.bucc_f1(torch.eye(6)[found] + .1, torch.eye(6)) == pytest.approx(wanted)
 
@@ -73,24 +72,22 @@ def test_bitext_takes_the_best_pairs_of_both_directions_and_each_row_once():
     sources, targets, scores = mining.bitext(x, y)
     assert list(zip(sources.tolist(), targets.tolist())) == [(i, j) for _, i, j in wanted]
     assert scores.tolist() == pytest.approx([score for score, _, _ in wanted])
-    assert len(set(sources.tolist())) == len(sources)
 
 
 def test_the_threshold_is_the_best_cut_of_all():
     rng = np.random.default_rng(1)
+
+    def f1(cut, scores, right):
+        return 2 * int(right[scores >= cut].sum()) / (int((scores >= cut).sum()) + 9)
+
     for _ in range(50):
         scores = torch.tensor(sorted(rng.integers(8, size=12) / 4, reverse=True))
         right = torch.tensor(rng.random(12) < .4)
-
-        def f1(cut):
-            return 2 * int(right[scores >= cut].sum()) / (int((scores >= cut).sum()) + 9)
-
-        assert f1(mining.threshold(scores, right, 9)) == max(map(f1, scores.tolist()))
-    yes = torch.tensor([True, True, False])
-    assert mining.threshold(torch.tensor([3., 2, 1]), yes, 2) == 1.5
-    assert mining.threshold(torch.tensor([3., 2]), yes[:2], 2) == 2      # nothing after the last
-    assert mining.threshold(torch.tensor([3., 2]), ~yes[:2], 2) == 0
-    assert mining.threshold(torch.zeros(0), torch.zeros(0) > 0, 2) == 0
+        best = max(f1(cut, scores, right) for cut in scores.tolist())
+        assert f1(mining.threshold(scores, right, 9), scores, right) == best
+    right = torch.tensor([True, True, False])
+    assert mining.threshold(torch.tensor([3., 2, 1]), right, 2) == 1.5
+    assert mining.threshold(torch.tensor([3., 2]), ~right[:2], 2) == 0
 
 
 def test_mining_is_the_plain_definition_and_leaves_repeated_sentences_out():
@@ -140,8 +137,6 @@ def test_the_matrix_and_buccs_f1_are_averaged_over_languages(tokenizer):
     for a, b in pairs:
         error = evaluate.xsim(vectors[a], vectors[b], texts=texts[b])
         assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(error)
-    mean = np.mean([found[f"matrix/xsim/{a}-{b}"] for a, b in pairs])
-    assert found["matrix/xsim"] == pytest.approx(mean)
     into = (found["matrix/xsim/de-en"] + found["matrix/xsim/ru-en"]) / 2
     assert found["matrix/xsim/into/en"] == pytest.approx(into)
     f1 = mining.bucc_f1(vectors["en"], vectors["de"])
@@ -168,9 +163,6 @@ def test_altered_sentences_know_their_rows_and_strangers_are_counted(tmp_path, c
     assert "1 of 16 altered sentences have no type" in capsys.readouterr().err
     with pytest.raises(BadInput, match="first language must be the altered one"):
         mining.hard_rows(lines, types, [text.upper() for text in WORDS])
-    types.write_text("[1]", encoding="utf-8")
-    with pytest.raises(BadInput, match="not a JSON object"):
-        mining.hard_rows(lines, types, WORDS)
 
 
 def test_tatoeba_reads_tables_and_lasers_pairs_of_files(tokenizer, tmp_path):
@@ -190,9 +182,6 @@ def test_tatoeba_reads_tables_and_lasers_pairs_of_files(tokenizer, tmp_path):
     mean = (found["tatoeba/accuracy_into_eng"] + found["tatoeba/accuracy_from_eng"]) / 2
     assert found["tatoeba/accuracy"] == pytest.approx(mean) and found["tatoeba/rows"] == 24
     assert found["tatoeba/error"] == pytest.approx(100 - mean)
-    (tmp_path / "tatoeba.fra-eng.eng").unlink()
-    with pytest.raises(BadInput, match="fra-eng.eng"):
-        results_of(tiny(), tokenizer, None, ["tatoeba"], files=tmp_path)
 
 
 def test_pairs_of_texts_have_the_affixes_of_the_columns(tokenizer):
@@ -230,9 +219,6 @@ def test_mining_reads_buccs_folders_and_finds_what_is_the_same(tokenizer, tmp_pa
     for name, value in mining.bucc_mine(*parts).items():
         assert found[f"mine/{name}/de-en"] == pytest.approx(value)
     assert found["mine/recall"] == 100 and found["mine/rows"] == 20
-    mining_files(tmp_path / "bucc2018" / "de-en", "test", str)   # then training sets the threshold
-    same = results_of(tiny(), tokenizer, None, ["mine"], files=tmp_path)
-    assert same["mine/f1_tune"] == same["mine/f1"] > found["mine/f1_tune"]
 
 
 def test_mining_says_what_is_missing_and_which_line_is_wrong(tokenizer, tmp_path):

@@ -4,7 +4,6 @@ generation, LoRA, files."""
 import itertools
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -322,7 +321,6 @@ def test_base_and_large_have_the_shapes_of_xlm_r():
 
 @dataclass
 class Options:
-    kind: Literal["a", "b"] = "a"
     rate: float = 1.0
     count: int = 1
     share: float = 0.5
@@ -331,7 +329,6 @@ class Options:
 @pytest.mark.parametrize("make, line", [
     (lambda: Packed.of([[5, 6], []]),
      "a batch holds an empty row or segment: each needs at least one token"),
-    (lambda: replace(TINY, norm="batch"), "norm is 'batch': choose one of layernorm, rmsnorm"),
     (lambda: replace(TINY, pool="first"), "pool is 'first': choose one of cls, mean, max, last"),
     (lambda: replace(TINY, heads=3),
      "width is 16: without a head_dim it must be a multiple of heads 3"),
@@ -341,7 +338,6 @@ class Options:
     (lambda: replace(LLAMA, head_dim=5),
      "positions is 'rotary': they need an even head_dim, not 5"),
     (lambda: size_config("huge"), "size 'huge' is unknown: choose one of toy, small, base, large"),
-    (lambda: validate(Options(kind="c")), "kind is 'c': choose one of a, b"),
     (lambda: validate(Options(rate=math.nan)), "rate is nan: it must be a finite number"),
     (lambda: validate(Options(), at_least={2: "count"}), "count is 1: it must be at least 2"),
     (lambda: validate(Options(), above={1: "rate"}), "rate is 1.0: it must be above 1"),

@@ -1,234 +1,328 @@
-"""Groups of runs, their statistics, refusals, and the data of every plot."""
+"""Comparison and statistics, a batch as a picture, compute, plots, the benchmark, experiments."""
 
+import contextlib
+import io
 import json
 import math
 import os
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from scipy import stats
 
-import compare
 import evaluate
-import plots
+import train
+from corpora.program import BadInput, exit_status
+from model import Packed
+from results import bench, compare, flops, inspect, plots, readme, run
+from results.__main__ import work
 
-CONFIG = {"objective": "mexma", "data": "toy", "langs": "", "eval_data": "", "steps": 60, "lr": 0.001, "seed": 0, "out": "", "init": "", "match_flops": "",
-          "model": {"layers": 4}, "mexma": {"koleo_weight": 1.0}}
+TINY = dict(width=16, layers=1, heads=2, ffn_dim=32, dropout=0.0, vocab=300, eval_limit=20, batch=8)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Flags for a small TSV of made-up pairs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = [f"sun {i} moon {i % 7} tree\tSUN {i} MOON {i % 7} TREE\n" for i in range(300)]
+    (folder / "pairs.tsv").write_text("a\tb\n" + "".join(lines), encoding="utf-8")
+    return dict(data=str(folder / "pairs.tsv"), cache=str(folder / "cache"))
+
+
+def said(capsys, *words):
+    """-> the status, stdout, stderr of a command"""
+    status = exit_status(work, [str(word) for word in words])
+    return status, *capsys.readouterr()
+
+
+def as_words(flags):
+    words = []
+    for name, value in flags.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+# ---- compare
 
 
 @pytest.fixture
 def make(tmp_path):
-    """make(name, scores, seed=..., other settings) -> a folder as train.py and evaluate.py write it."""
-    def run(name, scores, arrays=None, tokenizer="t", **settings):
+    """make(name, scores, seed=..., ...) -> a folder as train.py and evaluate.py write it."""
+    def write(name, scores, file="eval.json", tokenizer="t", **settings):
         folder = tmp_path / name
         folder.mkdir()
-        config = {**CONFIG, "out": str(folder), **settings}
-        config = {key: value for key, value in config.items() if key != "mexma" or config["objective"] == "mexma"}
-        records = [{"config": config, "tokenizer_hash": tokenizer}, {"step": 0, "eval": {"retrieval/xsim": 99.0, "geometry/rankme": 2.0}},
-                   {"step": 30, "loss": 3.0 + config["seed"], "mlm": 2.0, "lr": 0.1, "tokens": 7}, {"step": 60, "loss": 1.0, "mlm": "nan", "lr": 0.1},
-                   {"step": 60, "eval": {"retrieval/xsim": 10.0 + config["seed"]}}]
-        (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"step": 9', encoding="utf-8")
+        config = dict(objective="mexma", data="toy", langs="", steps=60, lr=0.001, seed=0, init="",
+                      mexma={"koleo_weight": 1.0}, out=name) | settings
+        records = [{"config": config, "tokenizer_hash": tokenizer}, {"step": 60, "loss": 1.0}]
+        lines = [json.dumps(record) + "\n" for record in records]
+        (folder / "log.jsonl").write_text("".join(lines) + '{"step": 9', encoding="utf-8")
         (folder / "model.pt").write_bytes(b"")
-        for file, content in (("eval.json", scores), ("arrays.json", arrays)):
-            if content is not None:
-                (folder / file).write_text(json.dumps(content), encoding="utf-8")
+        (folder / file).write_text(json.dumps(scores), encoding="utf-8")
         return str(folder)
-    return run
+    return write
 
 
 @pytest.fixture
 def runs(make):
     """Two groups with three seeds each; the second is better in every seed."""
-    xsim = {"a": (20.0, 22.0, 24.0), "b": (18.0, 21.0, 21.0)}
-    return [make(f"{name}-{seed}", {"retrieval/xsim": value, "retrieval/rows": 100, "geometry/rankme": 50 + value}, seed=seed,
-                 mexma={"koleo_weight": weight}) for name, weight in (("a", 1.0), ("b", 0.1)) for seed, value in zip((1, 2, 3), xsim[name])]
+    made = []
+    for weight, values in ((1.0, (20.0, 22.0, 24.0)), (0.1, (18.0, 21.0, 21.0))):
+        for seed, xsim in zip((1, 2, 3), values):
+            scores = {"retrieval/xsim": xsim, "retrieval/rows": 100, "geometry/rankme": 50 + xsim}
+            made.append(make(f"{weight}-{seed}", scores, seed=seed, mexma={"koleo_weight": weight}))
+    return made
 
 
-def said(capsys, *words):
-    """-> the status, stdout, stderr of the command"""
-    status = evaluate.main(["compare", *map(str, words)])
-    return status, *capsys.readouterr()
-
-
-# --------------------------------------------------------------------------------------------------------------------- statistics
-
-@pytest.mark.parametrize("t, p", [(2.131847, 0.05), (3.746947, 0.01), (0.0, 0.5), (-2.131847, 0.95)])
+@pytest.mark.parametrize("t, p", [(2.131847, .05), (3.746947, .01), (0.0, .5), (-2.131847, .95)])
 def test_the_critical_values_of_4_degrees_of_freedom(t, p):
-    """Differences with mean m and deviation s have t = m / (s / sqrt 5)."""
-    noise = [-2.0, -1.0, 0.0, 1.0, 2.0]                                  # deviation sqrt 2.5
+    """Differences of mean m and deviation s: t = m / (s / sqrt 5)."""
     shift = t * math.sqrt(2.5 / 5)
-    x = {(seed,): 50 + shift + e for seed, e in zip((82, 23, 37, 84, 4), noise)}
-    y = {(seed,): 50.0 for seed in (82, 23, 37, 84, 4)}
+    x = {seed: 50 + shift + seed for seed in (-2, -1, 0, 1, 2)}          # deviation sqrt 2.5
+    y = dict.fromkeys(x, 50.0)
     found = compare.paired_test(x, y, "higher")
-    assert found["n"] == 5 and found["p"] == pytest.approx(p, abs=1e-5) and found["t"] == pytest.approx(t) and found["difference"] == pytest.approx(shift)
-    lower = compare.paired_test(x, y, "lower")
-    assert lower["p"] == pytest.approx(1 - p, abs=1e-5) and lower["difference"] == found["difference"]
+    assert found["n"] == 5 and found["p"] == pytest.approx(p, abs=1e-5)
+    assert found["t"] == pytest.approx(t) and found["difference"] == pytest.approx(shift)
+    assert compare.paired_test(x, y, "lower")["p"] == pytest.approx(1 - p, abs=1e-5)
 
 
-def test_the_test_is_that_of_scipy():
-    scipy = pytest.importorskip("scipy.stats")
-    x, y = {(i,): value for i, value in enumerate((1.0, 4.0, 2.5, 7.0))}, {(i,): value for i, value in enumerate((0.5, 4.5, 1.0, 6.0))}
-    other = scipy.ttest_rel(list(x.values()), list(y.values()), alternative="less")
+def test_the_test_pairs_common_seeds_or_says_why_not():
+    x = {1: 1.0, 2: 4.0, 3: 2.5, 4: 7.0, 9: 0.0}
+    y = {1: 0.5, 2: 4.5, 3: 1.0, 4: 6.0, 8: 0.0}
+    other = stats.ttest_rel(list(x.values())[:4], list(y.values())[:4], alternative="less")
     found = compare.paired_test(x, y, "lower")
-    assert found["p"] == pytest.approx(other.pvalue, abs=1e-6) and found["t"] == pytest.approx(-other.statistic)
-
-
-def test_without_common_seeds_or_a_direction_there_is_no_p_and_it_says_why():
-    assert compare.paired_test({(1,): 1.0, (2,): 2.0}, {(3,): 1.0}, "lower") == "0 common seeds, and a test needs 2"
-    assert compare.paired_test({(1,): 1.0}, {(1,): 2.0}, "lower") == "1 common seed, and a test needs 2"
-    assert compare.paired_test({(1,): 1.0, (2,): 2.0}, {(1,): 1.0, (2,): 2.0}, "higher") == "no difference in any seed"
-    assert compare.paired_test({(1,): 1.0, (2,): 2.0}, {(1,): 3.0, (2,): 2.0}, "") == "which way is better is not known"
-    assert compare.paired_test({(1,): 1.0, (2,): 2.0, (3,): 9.0}, {(1,): 3.0, (2,): 2.0, (4,): 0.0}, "higher")["n"] == 2
+    assert found["p"] == pytest.approx(other.pvalue)
+    assert found["t"] == pytest.approx(-other.statistic)
+    assert "2 common seeds, there are 1" in compare.paired_test({1: 1.0}, y, "lower")
+    assert "same difference" in compare.paired_test({1: 1.0, 2: 2.0}, {1: 1.0, 2: 2.0}, "higher")
+    assert "not known" in compare.paired_test(x, y, "")
 
 
 def test_the_table_has_a_row_a_group_and_p_is_golden(runs, capsys):
-    """Differences 2, 1, 3 in favour of the second: t = 2 / (1 / sqrt 3) = 3.4641 with 2 degrees of freedom, p = .0371 (SciPy)."""
-    status, out, err = said(capsys, *runs)
+    """Differences 2, 1, 3 for the second: t = 3.4641 with 2 degrees of freedom."""
+    status, out, err = said(capsys, "compare", *runs)
     lines = out.splitlines()
-    assert (status, err) == (0, "") and lines[0] == "| run | seeds | retrieval/xsim % (lower) | geometry/rankme (higher) |"
-    assert lines[2] == "| mexma koleo_weight 1.0 | 1, 2, 3 | 22.00 ± 2.00 | 72 ± 2 |"
-    assert lines[3] == "| mexma koleo_weight 0.1 | 1, 2, 3 | 20.00 ± 1.73, p = 0.037 (n 3) | 70 ± 1.7, p = 0.963 (n 3) |"
-    assert "better than mexma koleo_weight 1.0" in out and "2 tests: by chance alone, .05 would be passed 0.1 times; Holm's correction asks 0.025" in out
+    assert (status, err) == (0, "")
+    assert lines[0] == "| run | seeds | retrieval/xsim % (lower) | geometry/rankme (higher) |"
+    assert lines[2] == "| mexma koleo_weight 1.0 | 1, 2, 3 | 22.00 ± 2.00 | 72.00 ± 2.00 |"
+    assert lines[3] == ("| mexma koleo_weight 0.1 | 1, 2, 3 | 20.00 ± 1.73, p = 0.037 (n 3) "
+                        "| 70.00 ± 1.73, p = 0.963 (n 3) |")
+    assert "2 tests: by chance alone, .05 would be passed 0.1 times; Holm" in out
+    found = json.loads(said(capsys, "compare", *runs, "--json")[1])["groups"][1]["metrics"]
+    assert found["retrieval/xsim"]["test"]["p"] == pytest.approx(0.0371, abs=1e-4)
 
 
-def test_the_base_can_be_another_group_and_json_holds_everything(runs, tmp_path, capsys):
-    status, out, _ = said(capsys, *runs, "--against", runs[4], "--metrics", "retrieval/xsim", "--json", "--out", tmp_path / "out")
-    found = json.loads(out)
-    assert status == 0 and found["against"] == "mexma koleo_weight 0.1" and found["groups"][1]["metrics"]["retrieval/xsim"]["test"] is None
-    first = found["groups"][0]
-    assert first["runs"] == runs[:3] and first["seeds"] == [1, 2, 3] and first["settings"]["mexma.koleo_weight"] == 1.0
-    assert first["metrics"]["retrieval/xsim"]["std"] == pytest.approx(2.0) and first["metrics"]["retrieval/xsim"]["test"]["p"] == pytest.approx(0.963, abs=1e-3)
-    assert json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8")) == found
-    assert (tmp_path / "out" / "compare.md").read_text(encoding="utf-8").startswith("| run |")
+def test_a_metric_that_some_runs_lack_is_counted_and_what_may_mislead_is_noted(make, capsys):
+    runs = [make("a", {"retrieval/xsim": 1.0, "geometry/rankme": 3.0}, seed=1),
+            make("b", {"geometry/rankme": 4.0}, seed=2),
+            make("c", {"geometry/rankme": 5.0}, objective="mlm", steps=90, tokenizer="u")]
+    os.utime(Path(runs[2]) / "eval.json", (0, 0))
+    out = said(capsys, "compare", *runs)[1]
+    for text in ("mexma | 1, 2 | 1.00 (1 of 2) | 3.50 ± 0.71 |", "mlm | 0 | - (0 of 1) | 5.00 |",
+                 "steps 60 / 90.", "step 60 of 90.", "eval.json is older", "The tokenizers differ"):
+        assert text in out
 
 
-def test_a_metric_that_some_runs_lack_is_counted(make, capsys):
-    runs = [make("a", {"retrieval/xsim": 1.0, "geometry/rankme": 3.0}, seed=1), make("b", {"geometry/rankme": 4.0}, seed=2),
-            make("c", {"geometry/rankme": 5.0}, objective="contrastive", lr=0.1)]
-    status, out, _ = said(capsys, *runs, "--metrics", "retrieval/xsim,geometry/rankme")
-    assert "| mexma | 1, 2 | 1.00 (1 of 2) | 3.5 ± 0.71 |" in out and "| contrastive | 0 | - (0 of 1) | 5 |" in out
-    assert "No p for contrastive, geometry/rankme: 0 common seeds" in out and "in their order: lr 0.001 / 0.1." in out
+def test_seeds_of_fine_tuning_are_pairs_with_those_of_training(make, capsys):
+    runs = []
+    for kind in ("bepa", "mlm"):
+        for seed in (1, 2):
+            scores = {"mnli/accuracy": 60.0, "mnli/accuracy/seed_7": 60.0 + len(runs),
+                      "mnli/accuracy/seed_8": 61.0 - len(runs) % 2}
+            runs.append(make(f"{kind}-{seed}", scores, "finetune-mnli.json", seed=seed,
+                             objective=kind, init=f"out/start-{seed}"))
+    out = said(capsys, "compare", *runs, "--files", "finetune-mnli.json")[1]
+    assert "| bepa | 1, 2 | 60.50 ± 0.58 (n 4) |" in out
+    assert "| mlm | 1, 2 | 61.50 ± 1.29, p = 0.091 (n 4) |" in out
 
 
-def test_seeds_of_fine_tuning_are_pairs_with_those_of_training(make, tmp_path, capsys):
-    runs = [make(f"{kind}-{seed}", None, seed=seed, objective=kind) for kind in ("bepa", "mlm") for seed in (1, 2)]
-    for place, folder in enumerate(runs):
-        (tmp_path / folder / "finetune-mnli.json").write_text(json.dumps(
-            {"mnli/accuracy": 60.0, "mnli/accuracy/sd": 1.0, "mnli/accuracy/seed_7": 60.0 + place, "mnli/accuracy/seed_8": 61.0 - place % 2}), encoding="utf-8")
-    status, out, _ = said(capsys, *runs, "--files", "finetune-mnli.json", "--metrics", "mnli/accuracy")
-    assert status == 0 and "| bepa | 1, 2 | 60.50 ± 0.58 (n 4) |" in out
-    assert "| mlm | 1, 2 | 61.50 ± 1.29, p = 0.091 (n 4) |" in out                             # differences 2, 0, 2, 0: t = sqrt 3 (SciPy)
+@pytest.mark.parametrize("more", [dict(data="regex"), dict(langs="en,de"),
+                                  dict(scores={"retrieval/xsim": 1.0, "retrieval/rows": 50})])
+def test_numbers_of_other_rows_are_refused(more, make, runs, capsys):
+    other = make("other", **{"scores": {"retrieval/xsim": 1.0}} | more)
+    status, out, err = said(capsys, "compare", runs[0], other)
+    assert status == 2 and not out and "cannot be compared" in err
 
-
-def test_runs_that_start_from_one_run_a_seed_are_a_group(make):
-    paths = [make(f"x-{seed}", {"geometry/rankme": 1.0}, seed=seed, init=f"out/a-{seed}", match_flops=f"out/b-{seed}", steps=60 + seed) for seed in (4, 84)]
-    runs = [compare.read_run(compare.Path(path), ["eval.json"]) for path in paths]
-    assert [len(each.runs) for each in compare.group(runs)] == [2]
-
-
-# ----------------------------------------------------------------------------------------------------------------------- refusals
 
 @pytest.mark.parametrize("words, message", [
-    (["--metrics", "retrieval/xsin"], "metric 'retrieval/xsin' is in none of the runs; did you mean retrieval/xsim?"),
-    (["--against", "elsewhere"], "--against elsewhere is none of the runs"), (["--plots"], "--plots needs a folder"),
-    (["--out", "x", "--plots", "curvs"], "plot 'curvs' is unknown: choose from curves"), (["--files", "eval-x.json"], "has no eval-x.json")])
-def test_a_mistake_is_one_line_and_status_2(words, message, runs, capsys):
-    status, out, err = said(capsys, *runs, *words)
-    assert (status, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1 and message in err
+    (["comparre"], "did you mean compare"), (["compare", "nowhere"], "nowhere is no run"),
+    (["compare", "RUN", "--metrics", "retrieval/xsin"], "did you mean retrieval/xsim?"),
+    (["compare", "RUN", "--files", "x.json"], "has no x.json: make it with python evaluate.py"),
+    (["compare", "RUN", "RUN"], "the same run with the same seed 1"),
+    (["inspect", "--step", "-1"], "--step -1"), (["bench", "--only", "x"], "'x' is unknown"),
+    (["inspect", "--row", "99", "PAIRS"], "--row 99: packed has rows 0 to 7"),
+    (["inspect", "--line", "clean", "PAIRS"], "this batch has packed, head_packed"),
+    (["flops", "--match", "nowhere", "PAIRS"], "nowhere is no run"),
+    (["nlrx"], "--files None: give the folder of synth_train"),
+    (["toy", "--seeds", "x"], "--seeds ['x']")])
+def test_a_mistake_is_one_line_and_status_2(words, message, runs, pairs, capsys):
+    given = []
+    for word in words:
+        given += as_words(pairs) if word == "PAIRS" else [runs[0] if word == "RUN" else word]
+    status, out, err = said(capsys, *given)
+    assert (status, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+    assert message in err
 
 
-def test_numbers_of_other_rows_are_refused(make, runs, capsys):
-    bare = make("bare", None)
-    assert f"bare has no eval.json: make it with python evaluate.py {bare}" in said(capsys, runs[0], bare)[2]
-    others = {"rows": dict(scores={"retrieval/xsim": 1.0, "retrieval/rows": 50}), "data": dict(scores={"retrieval/xsim": 1.0}, data="regex"),
-              "langs": dict(scores={"retrieval/xsim": 1.0}, langs="en,de")}
-    for name, more in others.items():
-        status, out, err = said(capsys, runs[0], make(name, **more))
-        assert status == 2 and not out and "cannot be compared" in err, name
-    assert "same run with the same seed 1" in said(capsys, runs[0], make("twice", {"retrieval/xsim": 1.0}, seed=1))[2]
+# ---- inspect
 
 
-def test_what_only_may_mislead_is_noted(make, runs, capsys):
-    longer = make("long", {"retrieval/xsim": 1.0}, steps=90, tokenizer="u", seed=1)
-    os.utime(compare.Path(longer) / "eval.json", (0, 0))
-    status, out, _ = said(capsys, *runs, longer)
-    assert status == 0 and "eval.json is older than the model" in out and "long is not finished: step 60 of 90." in out and "The tokenizers differ" in out
+NAMES = {  # of the parts of each second row of a batch of two
+    "mexma": ["masked A", "masked B", "clean A", "clean B"],
+    "bepa": ["masked A|masked B", "clean A", "clean B"],
+    "llm-jepa": ["Text|[PRED]|answer|Code"], "ntp": ["Text|answer"], "mlm": ["masked"],
+    "contrastive": ["clean A", "clean B"], "hybrid": ["masked", "context"],
+    "hybrid --line predict": ["context|targets", "context|targets"],
+    "mexma --no-symmetrical --align-views dirty": ["masked A", "clean B"],
+    "bepa --cls-view masked": ["masked A|masked B", "clean A|hidden B", "clean B|hidden A|clean B"],
+    "llm-jepa --mode two-row --reverse": ["Text|answer", "Text|Code|[PRED]"],
+    "llm-jepa --mode three-row --labels all": ["Text|answer", "Text|[PRED]", "Code"],
+}
 
 
-# -------------------------------------------------------------------------------------------------------------------------- plots
-
-ARRAYS = {"singular_values": [8.0, 2.0, 0.0], "vectors": {"column": ["en", "en", "de"], "row": [0, 1, 0], "values": [[0.0, 1], [1, 0], [1, 1]],
-          "pca": [[0.0, 1.0], [1.0, 2.0], [3.0, 4.0]]}, "cosines": {"de-en": {"edges": [-1.0, 0.0, 1.0], "related": [1, 3], "unrelated": [6, 0]}},
-          "retrieval": {"columns": ["en", "de"], "xsim": [[0.0, 30.0], [10.0, 0.0]]},
-          "attention": {"en": {"by_position": [0.5, 0.25], "on_end": 0.25, "examples": []}}}
-
-
-@pytest.fixture
-def groups(make):
-    other = {**ARRAYS, "singular_values": [4.0, 4.0, 1.0], "retrieval": {"columns": ["en", "de"], "xsim": [[0.0, 50.0], [20.0, 0.0]]}}
-    paths = [make("a", {"attention/entropy": 1.0}, ARRAYS, seed=1), make("b", {"attention/entropy": 3.0}, other, seed=2),
-             make("c", {"matrix/xsim/en-de": 7.0, "matrix/xsim": 7.0}, objective="contrastive")]
-    return compare.group([compare.read_run(compare.Path(path), ["eval.json"]) for path in paths])
-
-
-def test_curves_are_means_over_seeds_with_their_range(groups):
-    panels, missing = plots.curves(groups, "pca")
-    assert [panel.title for panel in panels] == ["loss", "loss term mlm", "translations not found", "directions in use"] and not missing
-    assert panels[0].series[0] == ("mexma", 0, [30, 60], [4.5, 1.0], ([4.0, 1.0], [5.0, 1.0]))
-    assert panels[1].series[1] == ("contrastive", 1, [30], [2.0], None)                        # the loss that was "nan" has no point
-    assert panels[2].series[0][2:4] == ([0, 60], [99.0, 11.5]) and panels[3].series[0][2:4] == ([0], [2.0])
-
-
-def test_a_spectrum_leaves_out_what_a_log_scale_cannot_show(groups):
-    panels, missing = plots.spectrum(groups, "pca")
-    assert panels[0].log and panels[0].series == [("mexma", 0, [1, 2], [6.0, 3.0], ([4.0, 2.0], [8.0, 4.0]))]
-    assert len(missing) == 1 and missing[0].startswith("contrastive has no singular_values: python evaluate.py ") and missing[0].endswith("c --arrays")
+@pytest.mark.parametrize("objective", NAMES)
+def test_inspect_names_parts_marks_targets_and_explains_every_key(objective, pairs, capsys):
+    langs = "a" if objective.startswith(("mlm", "hybrid")) else "a,b"
+    flags = as_words(pairs | {"vocab": 300, "langs": langs})
+    words = ["--objective", *objective.split(), *flags]
+    status, out, err = said(capsys, "inspect", *words)
+    assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 100
+    rows, mask, keys = re.split("THE MASK|THE KEYS", out.partition("THE ROWS")[2])
+    rows = rows.split("\n\n", 1)[1]
+    names = []
+    for line in rows.splitlines():
+        if line[:4].strip():
+            names.append(line[5:13].strip())
+        elif line[5:13].strip():
+            names[-1] += f"|{line[5:13].strip()}"
+    assert names[::2] == names[1::2] == NAMES[objective]
+    line = "predict" if "predict" in words else "packed"
+    settings = train.parse([word for word in words if word not in ("--line", "predict")])
+    batch = train.batch(settings.kind.name, 2, 0, **vars(settings.options), **pairs, vocab=300,
+                        langs=langs)
+    assert all(f"\n{name} (" in keys or f"\n{name}: " in keys for name in batch)
+    assert "see the comment" not in keys
+    wanted = len(batch["mask_index"] if line == "predict" else batch.get("target_positions", ()))
+    assert rows.count("→") + len(re.findall(r"(?<!\S)_\S+?_(?!\S)", rows)) == wanted
+    cells = [list(one) for one in re.findall(r" ([#.]+)$", mask, re.M)]
+    assert np.array_equal(np.array(cells) == "#", batch[line].mask(0))
 
 
-def test_vectors_are_points_of_each_language(groups):
-    panels, _ = plots.vectors(groups, "pca")
-    assert panels[0].kind == "points" and panels[0].series == [("en", 0, [0.0, 1.0], [1.0, 2.0], None), ("de", 1, [3.0], [4.0], None)]
+def test_a_long_row_is_cut_to_what_fits(pairs, capsys):
+    path = Path(pairs["data"]).with_name("long.tsv")
+    path.write_text("a\tb\n" + ("sun moon " * 70 + "\t" + "sun moon " * 70 + "\n") * 20, "utf-8")
+    out = said(capsys, "inspect", "--objective", "ntp", *as_words(pairs | {"data": path}),
+               "--vocab", 300)[1]
+    cells = re.findall(r" ([#.]+)$", out, re.M)
+    assert len(cells) == len(cells[0]) == inspect.GRID and max(map(len, out.splitlines())) <= 100
+    assert out.count(" tokens not drawn") == 2
 
 
-def test_cosines_are_shares_of_the_pairs_of_all_seeds(groups):
-    panels, _ = plots.cosines(groups, "pca")
-    assert panels[0].series[0] == ("translations", 0, [-1.0, -1.0, 0.0, 0.0, 1.0, 1.0], [0.0, 25.0, 25.0, 75.0, 75.0, 0.0], None)
-    assert panels[0].series[1][3] == [0.0, 100.0, 100.0, 0.0, 0.0, 0.0]
+# ---- compute
 
 
-def test_attention_has_places_in_percent_and_entropies_with_their_deviation(groups):
-    (places, bars), missing = plots.attention(groups, "pca")
-    assert places.series[0][2:4] == ([0, 1], [50.0, 25.0]) and bars.series[0][3] == [2.0]
-    assert bars.series[0][4] == ([pytest.approx(2 - math.sqrt(2))], [pytest.approx(2 + math.sqrt(2))])
-    assert any("contrastive has no attention/entropy" in line and line.endswith("--tasks attention") for line in missing)
+def test_flops_are_those_of_the_matrices_and_of_the_visible_pairs(pairs):
+    one = train.Run(train.settle("mlm", TINY | pairs), writes=False)
+    batch = one.make_batch(0)
+    packed = batch[0]["packed"]
+    tokens, n, d = len(packed.tokens), len(batch[0]["targets"]), 16
+    linear = 2 * tokens * (4 * d * d + 2 * d * 32) + 2 * n * (d * d + d * one.corpus.special.vocab)
+    state = torch.get_rng_state()
+    found = flops.count_flops(one.objective, [batch])
+    assert found == pytest.approx(3 * (linear + 4 * d * packed.visible_pairs()), rel=0.01)
+    assert all(p.grad is None for p in one.objective.parameters())
+    assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_matrix_is_read_from_arrays_or_from_its_task(groups):
-    (arrays, task), missing = plots.matrix(groups, "pca")
-    names, rows = arrays.series[0]
-    assert names == ["en", "de"] and rows[0][1] == 40.0 and rows[1][0] == 15.0 and math.isnan(rows[0][0]) and not missing
-    names, rows = task.series[0]
-    assert (names, rows[0][1]) == (["en", "de"], 7.0) and math.isnan(rows[1][0])
+# ---- plots
 
 
-def test_tsne_is_the_same_each_time():
-    pytest.importorskip("sklearn")
-    values = [[math.sin(i * j) for j in range(4)] for i in range(20)]
-    flat, how = plots.tsne(values)
-    assert len(flat) == 20 and how == "t-SNE, perplexity 6.33" and plots.tsne(values)[0] == flat
+def test_every_plot_is_drawn_the_same_each_time():
+    vectors = {name: torch.randn(30, 8) for name in ("en", "de", "fr")}
+    log = [{"config": {}}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": "nan"},
+           {"step": 2, "eval": {"probe/mean": 9}}]
+    for draw in (plots.spectrum, plots.pca, plots.cosines, plots.matrix):
+        assert plots.png(draw(vectors)) == plots.png(draw(vectors))
+    figure = plots.curves({"mexma": [log, log], "mlm": [log]})
+    assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "probe/mean"]
+    assert plots.points_of(log, "loss") == {1: 2.0}                      # "nan" has no point
 
 
-def test_every_plot_is_drawn_the_same_each_time_and_a_plot_that_was_named_needs_its_data(groups, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    paths = [run.folder for each in groups for run in each.runs]
-    words = [*paths, "--metrics", "attention/entropy", "--out", tmp_path / "out", "--projection", "pca", "--plots"]
-    status, _, err = said(capsys, *words)
-    assert status == 0 and "note: plot spectrum: contrastive has no singular_values" in err
-    drawn = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.png")}
-    assert set(drawn) == {f"{name}.png" for name in plots.PLOTS} and all(content.startswith(b"\x89PNG") for content in drawn.values())
-    assert said(capsys, *words, "matrix,curves")[0] == 0 and said(capsys, *words, "spectrum")[0] == 2
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.png")} == drawn
+# ---- the benchmark
 
 
-def test_plots_without_matplotlib_say_what_to_install(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(compare.sys.modules, "matplotlib", None)
-    status, _, err = said(capsys, *runs, "--out", tmp_path / "out", "--plots", "curves")
-    assert status == 2 and err == "error: plots need matplotlib: pip install -r requirements-notebooks.txt\n"
+def test_short_rows_waste_a_third_of_what_blocks_of_128_do():
+    """Computed over visible pairs."""
+    found, = bench.tiles().values()
+    for name, expected in {
+            "sentences 8-40": (2.93, 13.08), "MEXMA encoder, mean 35": (2.10, 7.08),
+            "BERT-JEPA pairs, mean 90": (1.45, 3.57), "hybrid, 512": (1.00, 1.00),
+            "causal documents, mean 600": (1.27, 1.40)}.items():
+        measured = (found[name]["ours, forward and dq"], found[name]["blocks of 128"])
+        assert measured == pytest.approx(expected, abs=0.02), name
+
+
+def test_padded_states_are_the_packed_ones_and_a_peer_that_fails_says_why():
+    model = bench.Model(bench.ModelConfig(vocab=60, width=32, heads=4, layers=2, dropout=0.0))
+    packed = Packed.of([np.arange(7), np.arange(30, 33), np.arange(9, 20)])
+    assert torch.allclose(model(packed), bench.padded_states(model, packed), atol=1e-5)
+    found = bench.interleaved({"ours": list, "peer": lambda: [][0]}, 1, bench.core)
+    assert found["peer"] == {"failed": "IndexError: list index out of range"}
+    assert found["ours"]["times ours"] == 1 and "## T" in bench.page({"T": found}, "a CPU")
+
+
+# ---- experiments
+
+
+def test_every_experiment_has_commands_that_train_understands_and_a_page():
+    for name in run.ALL:
+        for job in run.jobs_of(name, [7]):
+            # A run to start from is not there yet.
+            words = re.sub("--init [^ ]+", "", job.train.replace("MATCH", "5")).split()
+            if "train.py" in words:
+                settings = train.parse(words[2:])
+                assert settings.train.seed == 7 and settings.train.out == str(job.folder)
+            assert job.tests.startswith("python ") and "RUN" not in job.train + job.tests
+        text = run.page(name, run.read_records(name))
+        assert text.startswith(f"# {name}\n") and "\n|---|" in text and "Commit " in text
+    assert readme.main(["--check"]) == 0
+
+
+def call_here(command, files, log):
+    """run.call without a process of its own."""
+    _, program, *words = command.split()
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        if program == "train.py":
+            for _ in train.Run(train.parse(words), True, command=command).steps():
+                pass
+        else:
+            assert not (evaluate.main(words) if program == "evaluate.py" else work(words[1:]))
+    return shown.getvalue()
+
+
+def test_a_command_has_one_thread_and_a_failure_is_told(tmp_path):
+    code = "__import__('os').environ['OMP_NUM_THREADS']"
+    assert run.call(f"python -c print({code},'FILES')", "/data", tmp_path / "log") == "1 /data\n"
+    with pytest.raises(BadInput, match="ended with status 3: .*log says why"):
+        run.call("python -c exit(3)", None, tmp_path / "log")
+
+
+def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_path, monkeypatch,
+                                                                  capsys):
+    jobs = [{"label": "ntp", "train": "--objective ntp --steps 4"},
+            {"label": "equal", "train": "--objective llm-jepa --steps MATCH", "after": "mini-ntp"}]
+    monkeypatch.setitem(run.ALL, "mini", {
+        "about": "A test.", "seeds": [3], "jobs": jobs, "paired": ["generate/exact"],
+        "flags": " ".join(as_words(TINY | pairs))})
+    for name, value in (("OUT", tmp_path), ("RECORDS", tmp_path), ("call", call_here)):
+        monkeypatch.setattr(run, name, value)
+    assert said(capsys, "mini")[0] == 0
+    first, second = run.read_records("mini")
+    assert (first["label"], first["seed"], first["steps"]) == ("ntp", 3, 4)
+    own = flops.step_flops(second["train"].replace("MATCH", "9").split()[2:])[0]
+    assert second["steps"] == round(flops.run_flops(tmp_path / "mini-ntp-3") / own) < 4
+    assert said(capsys, "mini", "list")[1] == ""
+    page = (tmp_path / "mini.md").read_text(encoding="utf-8")
+    assert "| ntp |" in page and "equal: generate/exact" in page and "health: " in page

@@ -160,19 +160,23 @@ REFUSALS = [
     (["--objective", "mlm", "--no-symmetrical"], "--no-symmetrical belongs to mexma"),
     (["--size", "huge"], "huge"), (["--steps", "many"], "'many'"), (["--steps", 0], "steps"),
     (["--lr", -1], "lr"), (["--lr", "nan"], "nan"), (["--warmup", 500], "500"),
-    (["--batch", 10, "--accumulate", 3], "batch 10"), (["--batch", 4, "--accumulate", 4], "batch 4"),
+    (["--batch", 10, "--accumulate", 3], "batch 10"),
+    (["--batch", 4, "--accumulate", 4], "batch 4"),
     (["--schedule", "cosin"], "cosin"), (["--device", "cuda:7"], "cuda:7"),
     (["--precision", "float16", "--device", "cpu"], "float16"),
     (["--heads", 3], "heads"), (["--data", "nowhere.tsv"], "nowhere.tsv"),
     (["--langs", "en,xx"], "xx"), (["--max-length", 600], "max_length 600"), (["stray"], "stray"),
     (["--align", "cosin"], "cosin"), (["--koleo-weight", "inf"], "inf"), (["--layers", -1], "-1"),
-    (["--seed", -3], "-3"), (["--vocab", 7], "vocab 7"), (["--lr-start", 0.5, "--warmup", 0], "lr_start 0.5"),
+    (["--seed", -3], "-3"), (["--vocab", 7], "vocab 7"),
+    (["--lr-start", 0.5, "--warmup", 0], "lr_start 0.5"),
     (["--schedule-steps", 5], "schedule_steps 5"), (["--lora-rank", 4], "lora_rank 4"),
     (["--schedule-steps", 9999, "--schedule", "constant"], "schedule_steps 9999"),
     (["--chat", "system"], "chat system"), (["--block", 32], "block 32"),
-    (["--objective", "mlm", "--block", 200], "block 200"), (["--objective", "mlm", "--block", 4], "block 4"),
+    (["--objective", "mlm", "--block", 200], "block 200"),
+    (["--objective", "mlm", "--block", 4], "block 4"),
     (["--objective", "bepa", "--max-length", 300], "max_length 300"),
-    (["--objective", "llm-jepa", "--align", "info_nce", "--batch", 8, "--accumulate", 8], "batch 8"),
+    (["--objective", "llm-jepa", "--align", "info_nce", "--batch", 8, "--accumulate", 8],
+     "batch 8"),
     (["--init", "nowhere"], "nowhere"), (["--init", "nowhere", "--width", 16], "width 16")]
 
 
@@ -591,7 +595,8 @@ def chat(folder, **more):
 
 
 @pytest.mark.parametrize("name", ["ntp", "llm-jepa"])
-def test_a_chat_trains_with_and_without_its_system_text_and_is_evaluated_alike(name, tmp_path, capsys):
+def test_a_chat_trains_with_and_without_its_system_text_and_is_evaluated_alike(
+        name, tmp_path, capsys):
     tokens = {}
     for view in ("plain", "system"):
         more = chat(tmp_path, chat=view, steps=2, out=str(tmp_path / view))
