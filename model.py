@@ -7,10 +7,9 @@ Axes, here and in every other file:
 
 import io
 import itertools
-import math
 import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import kernels
-from corpora.program import BadInput
+from corpora.program import BadInput, validate
 from corpora.text import write_atomic
 from kernels.cached import KeyValueCache  # noqa: F401
 from kernels.cross_entropy import upcast
@@ -32,8 +31,8 @@ class Segment(NamedTuple):
     """One stretch of a row. A token sees the whole segment or, if it is `causal`, up to itself."""
     tokens: np.ndarray
     causal: bool = False
-    # An earlier segment of the row and how many of its first tokens are visible too; positions
-    # continue behind those.
+    # (0, 3): the first 3 tokens of the row's first segment are visible too, though not the prefix
+    # which that has itself; positions continue behind them.
     prefix: tuple[int, int] | None = None
     positions: np.ndarray | None = None  # in place of the running count
 
@@ -44,6 +43,7 @@ class Packed:
 
     Token i may attend to key j  iff  key_ranges[i,0] <= j < key_ranges[i,1]  (its own segment)
                                   or  key_ranges[i,2] <= j < key_ranges[i,3]  (its prefix).
+    key_ranges[i,1] is the end of the segment or, of a causal one, i + 1.
     """
     tokens: torch.Tensor  # (T,) int64
     positions: torch.Tensor  # (T,) int64, of each token in its own segment
@@ -96,6 +96,7 @@ class Packed:
         first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
         return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
 
+    @torch.compiler.disable  # NumPy, once a batch
     def plan(self, need, device=None):
         """What a back end must know of this batch. BadInput if it cannot run it."""
         # Made once: beside the loop, for the device that will compute, or by the first layer.
@@ -145,31 +146,6 @@ def each_tensor(value, change):
 
 
 # ---- the configuration
-
-
-def validate(config, at_least=None, above=None, shares=()):
-    """Check a config's fields: choices are those of its Literals, numbers are finite, and keep to
-    at_least and above {bound: "names"}; shares lie in [0, 1]. BadInput names the field."""
-    values = vars(config)
-
-    def demand(name, holds, rule):
-        if not holds:
-            raise BadInput(f"{name} is {values[name]!r}: {rule}")
-
-    for name, kind in get_type_hints(type(config)).items():
-        if get_origin(kind) is Literal:
-            choices = get_args(kind)
-            demand(name, values[name] in choices, f"choose one of {', '.join(map(str, choices))}")
-        if isinstance(values[name], float):
-            demand(name, math.isfinite(values[name]), "it must be a finite number")
-    for bound, names in (at_least or {}).items():
-        for name in names.split():
-            demand(name, values[name] >= bound, f"it must be at least {bound}")
-    for bound, names in (above or {}).items():
-        for name in names.split():
-            demand(name, values[name] > bound, f"it must be above {bound}")
-    for name in shares.split() if isinstance(shares, str) else shares:
-        demand(name, 0 <= values[name] <= 1, "it must lie in [0, 1]")
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from corpora.program import BadInput
+from corpora.program import BadInput, validate
 from data import ROLES, corrupt, exact_mask, sample_mask, span_mask, whole_word_mask
 from kernels.all_gather import all_gather_with_grad
 from kernels.cross_entropy import linear_cross_entropy, upcast
-from model import Block, ModelConfig, Packed, Segment, sinusoids, validate
+from model import Block, ModelConfig, Packed, Segment, sinusoids
 
 # ---- losses, the simplest first: (N, D), (N, D) -> (), in float32 whatever the run's precision
 
@@ -75,7 +75,7 @@ def info_nce(x, y, temperature, within=True, keep_self=False, both=True):
 
     within: vectors of the same side are negatives too, 2N - 2 in all
     keep_self: the cosine with itself is in the denominator, and the loss stays above ln 2
-    both: False: only x searches
+    both: False: only x searches, and among y alone
     """
     x = F.normalize(upcast(x), dim=-1)
     y = F.normalize(upcast(y), dim=-1)
@@ -205,7 +205,10 @@ class Teacher(nn.Module):
 
 class Objective(nn.Module):
     """A model and all that exists only to train it. A class adds `forward(batch)` -> loss (),
-    {term: ()}, and a static `collate(examples, rng, config, special)` -> batch."""
+    {term: ()}, the same terms for every batch, and a static
+    `collate(examples, rng, config, special)` -> batch: a dict with `packed`, the line that the
+    model reads, `num_targets` (k,), the counts that its token losses divide by (k may be 0), and
+    whatever else forward needs."""
     name = ""
     views = 1  # texts of an example
     texts_per_row = 1  # how many of them a row can hold
@@ -284,9 +287,9 @@ def mask_rows(rows, ratio, rng, special):
 def token_targets(positions, targets, counts):
     """What every token loss needs of its batch."""
     # train.py makes num_targets the mean over all parts of a step, so that these add up to exactly
-    # the gradient of one big batch.
+    # the gradient of one big batch. At least 1: a loss of no targets is 0.
     return dict(target_positions=torch.from_numpy(positions), targets=torch.from_numpy(targets),
-                num_targets=torch.tensor(counts).float())
+                num_targets=torch.tensor(counts).float().clamp(min=1))
 
 
 def shuffled_pairs(examples, rng):
@@ -313,7 +316,7 @@ class Mlm(Objective):
         mask_ratio: float = 0.15  # share of the tokens that become targets
 
         def __post_init__(self):
-            validate(self, shares=("mask_ratio",))
+            validate(self, shares="mask_ratio")
 
     # packed: a corrupted row an example
     # target_positions (N,), targets (N,): the hidden tokens;  num_targets (1,)
@@ -368,9 +371,9 @@ class Contrastive(Objective):
 
 
 class Ntp(Objective):
-    """Next-token prediction of the second text after the first, [CLS] text [SEP] code [SEP], whose
-    last [SEP] is a target that stops a generation; a third text is the system turn,
-    [CLS] system [SEP] text [SEP] code [SEP]."""
+    """Next-token prediction of the second text after the first: a row [CLS] text [SEP] code, whose
+    targets are code [SEP], the last of which stops a generation. A third text is a chat's system
+    turn: [CLS] system [SEP] text [SEP] code."""
     name = "ntp"
     views = 2
     texts_per_row = 2
@@ -484,7 +487,7 @@ class Mexma(Objective):
 
         def __post_init__(self):
             validate(self, at_least={0: "align_weight mlm_weight koleo_weight head_layers"},
-                     above={0: "temperature"}, shares=("mask_first", "mask_second"))
+                     above={0: "temperature"}, shares="mask_first mask_second")
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: "
                                "add --align-views dirty or --align none")
@@ -496,6 +499,7 @@ class Mexma(Objective):
         shape = ModelConfig(width=model.config.width, heads=config.head_heads,
                             ffn_dim=config.head_hidden, norm_epsilon=1e-12,
                             dropout=model.config.dropout)
+        # Heads begin with PyTorch's own initial weights, as released.
         self.unmask = nn.ModuleList(Block(shape) for _ in range(config.head_layers))
         # The head's vocabulary projection is the embedding itself.
         self.vocabulary_bias = nn.Parameter(torch.zeros(model.config.vocab))
@@ -507,7 +511,7 @@ class Mexma(Objective):
     # packed: the rows of masked A, masked B, clean A, clean B; or of masked A, clean B
     # head_packed: the masked rows alone, the line that the unmasking head reads
     # target_positions (N,), targets (N,): the hidden tokens of that line, A's then B's
-    # targets_per_side: [of A, of B];  num_targets (2,): the same, at least 1
+    # targets_per_side: [of A, of B], or [of A];  num_targets (2,) or (1,): the same, at least 1
     # seed: of a loss that draws
     @staticmethod
     def collate(examples, rng, config, special):
@@ -525,9 +529,8 @@ class Mexma(Objective):
             masked = masked + masked_b
             clean = clean_a + clean_b
             per_side.append(len(what))
-        counts = [max(1, count) for count in per_side]
         return dict(packed=Packed.of(masked + clean), head_packed=Packed.of(masked),
-                    **token_targets(positions, targets, counts), targets_per_side=per_side,
+                    **token_targets(positions, targets, per_side), targets_per_side=per_side,
                     seed=int(rng.integers(1 << 31)))
 
     def forward(self, batch):
@@ -591,7 +594,8 @@ class Bepa(Objective):
     head = "transform"
     paper = dict(lr=2e-5, batch=64, steps=21_875, warmup=500 / 21_875, schedule="linear",
                  weight_decay=0.01, clip=1.0)
-    # A sentence at its second place in the pair would have a second set of positions to learn.
+    # Hidden, the second sentence stands at positions behind the first; a model from scratch would
+    # have to learn it there too.
     toy = dict(lr=5e-4, steps=1000, warmup=0.1, cls_view="clean")
 
     @dataclass(frozen=True)
@@ -603,13 +607,14 @@ class Bepa(Objective):
         keep_self: bool = False  # of info_nce: a vector is its own negative (released code)
         order: Literal["random", "given"] = "random"  # which sentence of a pair stands first
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"  # rows of the MLM
-        cls_view: Literal["hidden", "masked", "clean"] = "hidden"  # where the other sentence is
+        # The other sentence is left out, positions as if it were there; masked; left out
+        cls_view: Literal["hidden", "masked", "clean"] = "hidden"  # what each [CLS] sees
         predictor: Literal["identity", "linear", "mlp"] = "identity"  # of CLS_2 from CLS_1
         mask_ratio: float = 0.15  # share of the tokens that become targets
 
         def __post_init__(self):
             validate(self, at_least={0: "align_weight"}, above={0: "temperature"},
-                     shares=("align_ramp", "mask_ratio"))
+                     shares="align_ramp mask_ratio")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -640,7 +645,7 @@ class Bepa(Objective):
             rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         passes, offsets = cls_passes(first, second, config.cls_view, special.mask)
         packed = Packed.of_segments([[Segment(one)] for one in rows] + passes)
-        return dict(packed=packed, **token_targets(positions, targets, [max(1, len(targets))]),
+        return dict(packed=packed, **token_targets(positions, targets, [len(targets)]),
                     cls_index=packed.cu_seqlens[len(rows):-1].long() + torch.tensor(offsets),
                     seed=int(rng.integers(1 << 31)))
 
@@ -700,9 +705,10 @@ class LlmJepa(Ntp):
 
         loss = gamma * ntp + jepa_weight * align(Enc(Text [PRED]_k .. [PRED]_1), Enc(Code))
 
-    Text with [PRED]s, the answer that shares the Text alone, and the Code are segments of one row.
+    One row has three segments: the Text with its [PRED]s; the answer, which continues the Text and
+    does not see the [PRED]s; the Code once more, which sees [CLS] (and a system turn) alone.
     """
-    name = "llm-jepa"
+    name = "llm-jepa"  # all other facts are Ntp's
 
     @dataclass(frozen=True)
     class Config:
@@ -713,7 +719,7 @@ class LlmJepa(Ntp):
         reverse: bool = False  # the Code predicts the Text
         align: Align = "cosine"  # the loss between the two vectors; info_nce in one direction
         temperature: float = 0.07  # of info_nce
-        jepa_dropout: float = 0.0  # share of the steps that skip the views and their compute
+        jepa_dropout: float = 0.0  # share of the batches that skip the views and their compute
         rescale: bool = False  # divide lambda by 1 - jepa_dropout
         view_end: bool = False  # views end in [SEP], and it is read (released: gemma and OLMo-2)
         mode: Literal["one-forward", "two-row", "three-row"] = "one-forward"  # equal in value
@@ -721,7 +727,7 @@ class LlmJepa(Ntp):
 
         def __post_init__(self):
             validate(self, at_least={0: "gamma jepa_weight predictors"}, above={0: "temperature"},
-                     shares=("jepa_dropout",))
+                     shares="jepa_dropout")
             if self.predictors > 10:
                 raise BadInput(f"predictors is {self.predictors}: only 10 [PRED] tokens exist")
 
@@ -782,6 +788,7 @@ def rows_with_views(examples, config, special):
         start = row_start(example, special)
         code = joined(code_before, example[1], code_behind)
         texts.append(Segment(joined(start, before, example[0], behind), True))
+        # Of the Text's segment it sees the start alone, not the Text.
         codes.append(Segment(code, True, prefix=(0, len(start))))
         codes_alone.append(Segment(joined(start, code), True))
     n = len(rows)
@@ -842,8 +849,8 @@ class Hybrid(Objective):
 
         def __post_init__(self):
             validate(self, at_least={0: "predictor_layers min_keep block_base", 1: "target_blocks"},
-                     shares=("target_low", "target_high", "context_low", "context_high", "momentum",
-                             "mask_ratio", "balance_start", "balance_end"))
+                     shares="target_low target_high context_low context_high momentum "
+                            "mask_ratio balance_start balance_end")
             if self.target_low > self.target_high or self.context_low > self.context_high:
                 raise BadInput(f"target_low {self.target_low} or context_low {self.context_low} is "
                                "above its high: swap them")
@@ -879,10 +886,11 @@ class Hybrid(Objective):
         self.teacher = Teacher(model, c.momentum)
         self.register_buffer("progress", torch.zeros(()))
 
-    # packed: N corrupted rows, then the context of each
+    # packed: N corrupted rows, then the context of each, cut from it
     # target_positions (M,), targets (M,): the hidden tokens of the corrupted rows
     # num_targets (2,): M, and K of the block tokens
-    # clean: the clean rows;  target_index (K,): the tokens of the blocks, in their line
+    # clean: the clean rows, as long as the corrupted ones
+    # target_index (K,): the tokens of the blocks, in the line of clean
     # predict: for each block a row, its row's context and mask tokens for the block
     # context_index (C,), context_slots (C,): context tokens in the line of packed, of predict
     # mask_index (K,): the mask tokens in the line of predict
@@ -890,15 +898,16 @@ class Hybrid(Objective):
     def collate(examples, rng, config, special):
         clean = [row(ids, special) for ids, in examples]
         chosen = hidden_tokens(np.concatenate(clean), config, rng, special)
-        rows, positions, targets = corrupt_rows(clean, chosen, rng, special)
+        corrupted, positions, targets = corrupt_rows(clean, chosen, rng, special)
 
         # One size of block for the whole batch, as I-JEPA.
         target_share = rng.uniform(config.target_low, config.target_high)
         context_share = rng.uniform(config.context_low, config.context_high)
-        drawn = [draw_blocks(len(one), target_share, context_share, config, rng) for one in rows]
+        drawn = [draw_blocks(len(one), target_share, context_share, config, rng)
+                 for one in corrupted]
 
-        segments = [[Segment(one)] for one in rows]
-        for one, (context, _) in zip(rows, drawn):
+        segments = [[Segment(one)] for one in corrupted]
+        for one, (context, _) in zip(corrupted, drawn):
             segments.append([Segment(one[context], positions=context)])
         packed = Packed.of_segments(segments)
         blocks = predictor_batch(drawn, packed.cu_seqlens.tolist())
@@ -997,13 +1006,15 @@ def draw_blocks(length, target_share, context_share, config, rng):
     visible = np.ones(length, bool)
     visible[joined(*blocks)] = False
     outside = np.flatnonzero(visible)
+    if not len(outside):
+        outside = everything[:1]  # blocks can fill a row of three tokens: its first is left
     context = outside[(outside >= start) & (outside < start + context_size)]
     return (context if len(context) >= max(1, config.min_keep) else outside), blocks
 
 
 def predictor_batch(drawn, starts):
-    """Contexts and blocks of N rows, and where in the line these and their contexts start (2N)
-    -> the predictor's part of the batch."""
+    """Contexts and blocks of N rows, and where in the packed line the rows and then the contexts
+    start -> the predictor's part of the batch."""
     rows = []
     context_index = []
     is_mask = []

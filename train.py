@@ -21,6 +21,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
@@ -44,6 +45,7 @@ from corpora.program import (
     exit_status,
     lock,
     peak_memory,
+    validate,
 )
 from corpora.text import write_atomic
 from kernels import why_not
@@ -61,7 +63,6 @@ from model import (
     read_torch,
     save,
     set_attention,
-    validate,
     write_torch,
 )
 from objectives import OBJECTIVES
@@ -108,7 +109,8 @@ class TrainConfig:
     save_every: int = 100  # steps between checkpoints
 
 
-# May change when a run is resumed. Of the data the content must stay the same, not the path.
+# May change when a run is resumed; with other steps the rest follows the new schedule. Of the data
+# the content must stay the same, not the path.
 FREE = {"steps", "device", "attention", "compile", "log_every", "eval_every", "eval_limit",
         "save_every", "cache", "out", "data"}
 # The fields of ModelConfig that are flags; the others describe other people's models.
@@ -164,8 +166,9 @@ def settle(name, given):
     source = open_source(kind, given) if given.get("init") else None
     size = source.config["size"] if source else given.get("size", "toy")
     paper, toy = defaults(kind, size)
+    known = [*names(TrainConfig), *names(kind.Config), *SHAPE]
     for key in given:
-        if key not in paper:
+        if key not in known:
             raise BadInput(unknown_flag(key, kind))
     values = paper | toy | given | dict(size=size, out=given.get("out") or f"out/{kind.name}")
     train = pick(TrainConfig, values)
@@ -438,6 +441,7 @@ class Run:
             self.say(note)
         is_new = writes and not self.folder.exists()
         saved = None
+        self.lock = None
         if writes:
             # Locked first, read then: nobody else can write between the two.
             self.lock = lock(self.folder) if self.rank == 0 else None
@@ -445,19 +449,22 @@ class Run:
             saved = read_checkpoint(self.folder)
         try:
             self.open_data(saved)
+            self.make_model()
+            self.evaluation()  # refuses rows that cannot be evaluated now, not after an hour
         except BadInput:
             # Nothing was begun: the folder of the lock goes again.
             if is_new and self.rank == 0:
                 (self.folder / ".lock").unlink()
                 os.removedirs(self.folder)
             raise
-        self.make_model()
         self.optimizer = make_optimizer(self.objective, self.train)
         # Half precision alone needs its loss scaled; otherwise this does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.step = 0
         self.tokens = 0
-        self.seconds = 0.0
+        self.seconds = 0.0  # of training, up to the last record
+        self.open_seconds = 0.0  # since then, of the run that is resumed
+        self.begun = 0.0  # when the clock of the open record started
         self.untrained = None  # the results at step 0
         self.window = []  # what train_step gave since the last line of the log
         # What a resumed run must have in common with this one, and what the log begins with.
@@ -485,8 +492,8 @@ class Run:
             dist.barrier()
 
     def open_data(self, saved):
-        """The batches, and the rows of every evaluation, read once. A resumed run has its own
-        tokenizer: one trained anew could give other ids."""
+        """The batches, and the rows of every evaluation, read once. A resumed run has the tokenizer
+        of its folder (or of --init): one trained anew could give other ids."""
         train = self.train
         tokenizer = data.Tokenizer.read(self.folder / "tokenizer.json") if saved else None
         self.corpus, self.batches = open_training(self.settings, self.rank, self.world, tokenizer)
@@ -496,7 +503,6 @@ class Run:
             train.eval_data or train.data, comma_list(train.langs) or None,
             "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad,
             train.chat == "system")
-        self.evaluation()  # refuses rows that cannot be evaluated now, not after an hour
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows of "
                  f"{', '.join(self.corpus.columns)}; a vocabulary of {self.tokenizer.vocab:,}")
 
@@ -505,7 +511,9 @@ class Run:
         train = self.train
         # Every rank draws the same weights.
         torch.manual_seed(train.seed)
-        self.model = Model(replace(self.settings.model, vocab=self.corpus.special.vocab))
+        # Another model may have rows that its tokenizer does not use.
+        vocab = max(self.corpus.special.vocab, self.settings.model.vocab)
+        self.model = Model(replace(self.settings.model, vocab=vocab))
         if self.settings.source:
             # The shapes are the same; only a vocabulary head may be new or left behind.
             self.model.load_state_dict(self.settings.source.model.state_dict(), strict=False)
@@ -530,21 +538,28 @@ class Run:
 
     def save(self):
         """train.pt, from which the same command goes on, and model.pt, which is the result."""
-        if not self.folder or self.rank:
+        if not self.folder:
+            return
+        # With every rank's random state and the open window, a resumed run repeats this one.
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        states = [random] * self.world
+        if self.world > 1:
+            dist.all_gather_object(states, random)
+        if self.rank:
             return
         if not all(parameter.isfinite().all() for parameter in self.objective.parameters()):
             raise BadInput(f"step {self.step}: the weights are not finite and were not saved; "
                            "begin anew in another --out with a lower --lr")
-        # With the random state and the window that is open, a resumed run repeats this one.
-        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         write_torch({
             "format": FORMAT, "config": self.config, "processes": self.world,
             "tokenizer": self.tokenizer.hash, "data": self.corpus.hash, "step": self.step,
             "tokens": self.tokens, "seconds": self.seconds, "untrained": self.untrained,
             "window": each_tensor(self.window, lambda x: x.cpu()),
+            "open_seconds": time.perf_counter() - self.begun,
             "objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(), "random": torch.get_rng_state(),
-            "random_cuda": cuda}, self.folder / "train.pt")
+            "scaler": self.scaler.state_dict(), "random": states}, self.folder / "train.pt")
         save(self.model, self.folder / "model.pt")
 
     def resume(self, saved):
@@ -563,26 +578,30 @@ class Run:
         # In place: the optimiser holds these very parameters.
         load_weights(self.objective, saved["objective"], self.folder / "train.pt")
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.scaler.load_state_dict(saved["scaler"])
-        for name in ("step", "tokens", "seconds", "untrained"):
+        if saved["scaler"]:  # empty unless in half precision
+            self.scaler.load_state_dict(saved["scaler"])
+        for name in ("step", "tokens", "seconds", "untrained", "open_seconds"):
             setattr(self, name, saved[name])
         self.window = each_tensor(saved["window"], lambda x: x.to(self.device))
-        torch.set_rng_state(saved["random"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["random_cuda"], self.device)
+        random = saved["random"][self.rank]
+        torch.set_rng_state(random["cpu"])
+        if self.device.type == "cuda" and "cuda" in random:
+            torch.cuda.set_rng_state(random["cuda"], self.device)
         if self.rank == 0:
             self.rewind()
         self.say(f"resuming at step {self.step} of {self.train.steps}")
 
     def rewind(self):
         """Drop what was logged after the checkpoint: those steps come again, with the same numbers.
-        model.pt is written again: a kill may have come between the two files."""
+        A kill may have come between train.pt and model.pt, which is then older."""
         kept = [one for one in evaluate.read_log(self.folder) if one.get("step", 0) <= self.step]
         lines = [json.dumps(record) + "\n" for record in kept]
         write_atomic(self.folder / "log.jsonl", "".join(lines).encode())
         for left in self.folder.glob(".*.part"):
             left.unlink()
-        save(self.model, self.folder / "model.pt")
+        model = self.folder / "model.pt"
+        if not model.exists() or model.stat().st_mtime < (self.folder / "train.pt").stat().st_mtime:
+            save(self.model, model)
 
     def log(self, record):
         """Append an object to log.jsonl; what JSON cannot write (nan, inf) becomes a string."""
@@ -609,7 +628,7 @@ class Run:
             self.untrained = self.scores()
             yield self.evaluated(self.untrained)
         forward = self.wrap()
-        begun = time.perf_counter()
+        self.begun = time.perf_counter() - self.open_seconds
         # A thread makes the next batches while this one is computed.
         batches = data.prefetch(self.make_batch, self.step, train.steps)
         try:
@@ -620,17 +639,14 @@ class Run:
                 last = self.step == train.steps
                 self.objective.after_step(self.step / train.steps)
                 if self.step % (every or train.log_every) == 0 or last:
-                    now = time.perf_counter()
-                    record = self.close_window(now - begun)
-                    begun = now
-                    yield record
+                    yield self.close_window()
                 if self.step % train.eval_every == 0 and not last:
                     # Evaluations are not counted in the time of training.
                     pause = time.perf_counter()
                     # A step that was not finite is told before what came of it.
                     self.read_window()
                     yield self.evaluated(self.scores())
-                    begun += time.perf_counter() - pause
+                    self.begun += time.perf_counter() - pause
                 stopped = self.any_rank(on_step is not None and on_step(self))
                 if self.step % train.save_every == 0 or stopped or last:
                     # A state that is not finite is never saved.
@@ -645,6 +661,8 @@ class Run:
         finally:
             batches.close()
             self.objective.eval()
+            if self.lock:
+                self.lock.close()  # another run may go on in this folder, in this process too
         if not self.is_finished():
             yield self.evaluated(self.scores())
         self.wait()
@@ -669,7 +687,9 @@ class Run:
         try:
             with torch.random.fork_rng(devices):
                 part = to_device(self.make_batch(self.step), self.device)[0]
-                self.objective(part)[0].backward()
+                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                    loss, _ = self.objective(part)
+                loss.backward()
         except Exception as error:  # torch raises a dozen types here
             for block in blocks:
                 block._compiled_call_impl = None
@@ -704,8 +724,8 @@ class Run:
         total = {}  # {name: ()}, still on the device
         for part in parts:
             # Ranks exchange gradients once a step, with the last part.
-            alone = self.world == 1 or part is parts[-1]
-            with contextlib.nullcontext() if alone else forward.no_sync():
+            is_exchanged = self.world == 1 or part is parts[-1]
+            with contextlib.nullcontext() if is_exchanged else forward.no_sync():
                 with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
                     loss, terms = forward(part)
                 self.scaler.scale(loss / len(parts)).backward()
@@ -721,7 +741,7 @@ class Run:
         norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), longest)
         values = torch.cat([values, norm.float().view(1)])
         if not self.scaler.is_enabled():
-            # AdamW then skips the step, as the scaler of half precision would make it.
+            # Fused AdamW skips the step if this is not 0; the scaler of half precision sets it too.
             self.optimizer.found_inf = (~values.isfinite().all()).float()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -729,8 +749,9 @@ class Run:
         return dict(zip([*total, "grad_norm"], values))
 
     def read_window(self):
-        """The steps since the last record as numbers: only here must the device catch up. BadInput
-        for a step that was not finite; in half precision infinite gradients are skipped."""
+        """The steps since the last record as numbers: with one rank the device has to catch up only
+        here. BadInput for a step that was not finite; in half precision infinite gradients are
+        skipped."""
         rows = [dict(zip(one, torch.stack(list(one.values())).tolist())) for one in self.window]
         for number, row in enumerate(rows):
             checked = dict(row)
@@ -744,9 +765,12 @@ class Run:
                                "--precision float32, or a smaller --clip")
         return rows
 
-    def close_window(self, seconds):
+    def close_window(self):
         """The record of the steps since the last one: their means, and the totals."""
         rows = self.read_window()
+        now = time.perf_counter()
+        seconds = now - self.begun
+        self.begun = now
         self.window = []
         mean = {}
         for name in rows[0]:
@@ -772,7 +796,7 @@ class Run:
     def evaluation(self):
         """The model and its held-out rows, with vectors to be made."""
         system = self.train.max_length if self.train.chat == "system" else 0
-        return evaluate.Evaluation(getattr(self, "model", None), self.tokenizer, self.rows,
+        return evaluate.Evaluation(self.model, self.tokenizer, self.rows,
                                    self.affixes, system, views=self.kind.views)
 
     def scores(self):
@@ -788,14 +812,15 @@ class Run:
     def evaluated(self, results):
         """Log an evaluation -> its record."""
         record = {"step": self.step, "eval": results}
+        # The log last: it is what says that the run is finished.
+        if self.folder and self.rank == 0 and self.step == self.train.steps:
+            evaluate.write_results(self.folder, "eval.json", results)
         self.log(record)
         # What the loss does not show, such as a lambda that has run away.
         warning = self.objective.warning()
         if warning:
             self.log({"step": self.step, "warning": warning})
             self.say(f"warning at step {self.step}: {warning}")
-        if self.folder and self.rank == 0 and self.step == self.train.steps:
-            evaluate.write_results(self.folder, "eval.json", results)
         return record
 
     def is_finished(self):
@@ -844,10 +869,22 @@ def main(arguments):
         sys.stdout.flush()
 
     # The command that is printed and logged is the one that resumes.
-    command = "python train.py " + " ".join(arguments)
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    program = ["torchrun", "--nproc_per_node", str(world)] if world > 1 else ["python"]
+    command = shlex.join([*program, "train.py", *arguments])
     run = Run(parse(arguments), True, say, command)
-    if run.rank == 0 and run.is_finished():
-        say(f"this run is finished: {run.step} steps. Evaluate it: python evaluate.py {run.folder}")
+    try:
+        return train_to_the_end(run)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def train_to_the_end(run):
+    """The loop on the screen -> exit status."""
+    if run.any_rank(run.is_finished()):
+        run.say(f"this run is finished: {run.step} steps. Evaluate it: "
+                f"python evaluate.py {run.folder}")
         return 0
     # From here on Ctrl-C asks the loop to stop after a step, so that nothing is half done.
     progress = Progress(run.train.steps, run.step, run.rank == 0)
@@ -857,12 +894,11 @@ def main(arguments):
     finally:
         progress.close()
     if run.step < run.train.steps:
-        run.say(f"stopped and saved at step {run.step}. To resume: {command}")
+        run.say(f"stopped and saved at step {run.step}. To resume: {run.command}")
         return 128 + progress.signal
     if run.rank == 0:
         finish(run, record["eval"])
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":

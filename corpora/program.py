@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
+import math
 import os
 import re
 import signal
@@ -108,6 +109,31 @@ def exit_status(work, *arguments):
     except KeyboardInterrupt as stop:
         print(*(stop.args or ["stopped; nothing is half written"]), file=sys.stderr)
         return 130
+
+
+def validate(config, at_least=None, above=None, shares=""):
+    """Check a config's fields: choices are those of its Literals, numbers are finite, and keep to
+    at_least and above {bound: "names"}; shares lie in [0, 1]. BadInput names the field."""
+    values = vars(config)
+
+    def demand(name, holds, rule):
+        if not holds:
+            raise BadInput(f"{name} is {values[name]!r}: {rule}")
+
+    for name, kind in typing.get_type_hints(type(config)).items():
+        if typing.get_origin(kind) is typing.Literal:
+            choices = typing.get_args(kind)
+            demand(name, values[name] in choices, f"choose one of {', '.join(map(str, choices))}")
+        if isinstance(values[name], float):
+            demand(name, math.isfinite(values[name]), "it must be a finite number")
+    for bound, names in (at_least or {}).items():
+        for name in names.split():
+            demand(name, values[name] >= bound, f"it must be at least {bound}")
+    for bound, names in (above or {}).items():
+        for name in names.split():
+            demand(name, values[name] > bound, f"it must be above {bound}")
+    for name in shares.split():
+        demand(name, 0 <= values[name] <= 1, "it must lie in [0, 1]")
 
 
 def comments(config):

@@ -29,30 +29,6 @@ from tasks import sets
 from tasks.probes import IN_LANGUAGES, measure
 
 
-def effective_rank(z):
-    """exp(-sum p log p), p = s / sum s, centred: (N, D) -> 1..min(N - 1, D), 0 for one point.
-    [Roy & Vetterli 2007; Predict-and-Reconstruct, eq. 12]"""
-    s = spectrum(z, center=True)
-    return math.exp(entropy(s)) if s.sum() > 0 else 0.0
-
-
-def stable_rank(z):
-    """sum s^2 / max s^2, centred: (N, D) -> 1..min(N - 1, D), 0 for one point. [Vershynin 2018;
-    Predict-and-Reconstruct, eq. 13]"""
-    s = spectrum(z, center=True)
-    return (s.square().sum() / s[0].square()).item() if s.sum() > 0 else 0.0
-
-
-def spectral_entropy(z, released=False):
-    """-sum p log p / log n, centred: (N, D) -> 0..1. Paper [Predict-and-Reconstruct, eq. 11]:
-    p = s / sum s, n = D; its released code: p = s^2 / sum s^2, n = min(N, D)."""
-    s = spectrum(z, center=True)
-    n = min(z.shape) if released else z.shape[1]
-    if not s.sum() > 0 or n < 2:
-        return 0.0
-    return float(entropy(s.square() if released else s)) / math.log(n)
-
-
 def explained(z):
     """Percent of the variance in the first 1, 2, ... principal components: (N, D) -> (min(N, D),),
     up to 100; zeros for one point."""
@@ -60,28 +36,38 @@ def explained(z):
     return 100 * share / share[-1].clamp(min=1e-300)
 
 
-def rank_90(z):
-    """How many directions hold 90 % of the variance, centred: (N, D) -> 0..min(N - 1, D).
-    [Predict-and-Reconstruct's code]"""
-    share = explained(z)
-    return int((share < 90).sum()) + 1 if share[-1] > 0 else 0
+def directions(z):
+    """How many directions are in use, centred: (N, D) -> {metric: number}, zeros for one point.
 
-
-def sample(z, most=1000, seed=0):
-    """At most so many random rows: Predict-and-Reconstruct's code measures uniformity on these."""
-    return z[torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))[:most]]
+    effective_rank exp(-sum p log p), p = s / sum s [Roy & Vetterli 2007]; stable_rank sum s^2 / max
+    s^2 [Vershynin 2018]; rank_90, how many hold 90 % of the variance; spectral_entropy, log
+    effective rank / log D, in the released code of s^2 and min(N, D). [Predict-and-Reconstruct,
+    eq. 11-13, its code]"""
+    s = spectrum(z, center=True)
+    names = ("effective_rank", "stable_rank", "rank_90", "spectral_entropy",
+             "spectral_entropy_released")
+    if not s.sum() > 0:
+        return dict.fromkeys(names, 0.0)
+    logarithm = float(entropy(s))  # SciPy scales to sum 1
+    variance = s.square()
+    return dict(zip(names, (
+        math.exp(logarithm), (variance.sum() / variance[0]).item(),
+        int((explained(z) < 90).sum()) + 1, logarithm / math.log(z.shape[1]),
+        float(entropy(variance)) / math.log(len(s)))))
 
 
 def ranks(vectors):
     """{column: (N, D)} -> Predict-and-Reconstruct's metrics by its paper's formulas and its code's
     (_released, alignment_4, uniformity_1000), means over columns; alignment is of translations."""
     first, *others = vectors.values()
+    each = []
+    for z in vectors.values():
+        some = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))[:1000]
+        each.append(directions(z) | {"uniformity": uniformity(z),
+                                     "uniformity_1000": uniformity(z[some])})
     scores = {}
-    for metric in (effective_rank, stable_rank, rank_90, spectral_entropy, uniformity):
-        scores[metric.__name__] = mean([metric(z) for z in vectors.values()])
-    released = [spectral_entropy(z, released=True) for z in vectors.values()]
-    scores["spectral_entropy_released"] = mean(released)
-    scores["uniformity_1000"] = mean([uniformity(sample(z)) for z in vectors.values()])
+    for metric in each[0]:
+        scores[metric] = mean([found[metric] for found in each])
     if others:
         scores["alignment"] = mean([alignment(x, first) for x in others])
         scores["alignment_4"] = mean([alignment(x, first, 4) for x in others])
@@ -94,7 +80,7 @@ def ranks(vectors):
 
 def class_alignment(z, labels, power=2):
     """mean |u_i - u_j|^power over the pairs of a class, then over classes: (N, D), (N,) -> 0 (best)
-    ..2^power; ValueError without pairs. [Predict-and-Reconstruct, sec. 4.3; its code: power 4]"""
+    ..2^power; ValueError without pairs. [Predict-and-Reconstruct, sec. 4.3; its code: 4]"""
     u = unit(z)
     groups = [u[labels == label] for label in labels.unique()]
     means = [torch.pdist(group).pow(power).mean().item() for group in groups if len(group) > 1]
@@ -104,9 +90,8 @@ def class_alignment(z, labels, power=2):
 
 
 def class_separation(z, labels):
-    """Mean distance of the pairs of one class over that of pairs of two, of unit rows: (N, D), (N,)
-    -> 0 (classes are points)..1 (they do not show); ValueError without pairs of both kinds.
-    [Predict-and-Reconstruct's code]"""
+    """Mean distance of unit rows of one class over that of rows of two: (N, D), (N,) -> 0 (classes
+    are points)..1 (they do not show); ValueError without both. [Predict-and-Reconstruct's code]"""
     distances = torch.pdist(unit(z))                                     # (N (N - 1) / 2,)
     i, j = torch.triu_indices(len(labels), len(labels), 1)               # the order of pdist
     same = labels[i] == labels[j]
@@ -125,34 +110,33 @@ def of_classes(z, labels):
             "class_separation": class_separation(z, labels)}
 
 
-def token_targets(rows, special, least=5):
-    """The most frequent token of each row of ids that is not special, of equals the smallest id ->
-    (N,) ints; -1 where there is none, or fewer than `least` rows have the same."""
+def token_targets(rows, special):
+    """The most frequent plain token of each row of ids, of equals the smallest id -> (N,) ints; -1
+    where there is none, or fewer than 5 rows have the same."""
     targets = []
     for ids in rows:
         plain = torch.tensor([token for token in ids if token not in special], dtype=torch.int64)
         targets.append(int(plain.bincount().argmax()) if len(plain) else -1)
     targets = torch.tensor(targets)
     _, place, counts = targets.unique(return_inverse=True, return_counts=True)
-    return torch.where(counts[place] >= least, targets, -1)
+    return torch.where(counts[place] >= 5, targets, -1)
 
 
 def across_folds(z, labels, n):
-    """What a linear probe says of each row that has not seen the row's fold: (N, D), (N,) -> (N,).
-    Each dimension is first scaled over all rows, as the released code does. ValueError for too few
-    rows."""
-    z = StandardScaler().fit_transform(torch.as_tensor(z).double().numpy())
+    """What a linear probe says of rows whose fold it has not seen: (N, D), (N,) -> (N,), each
+    dimension scaled over all rows, as in the released code; ValueError for too few rows."""
+    z = StandardScaler().fit_transform(z.double().numpy())
     labels = torch.as_tensor(labels)
     if len(labels.unique()) == 1:
-        return labels                                     # there is nothing to tell apart
+        return labels  # there is nothing to tell apart
     probe = Ridge() if labels.is_floating_point() else LogisticRegression(max_iter=500)
     return cross_val_predict(probe, z, labels.numpy(), cv=n)
 
 
 def probe_gap(z, targets, labels=None):
     """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N classes or scores
-    -> "token", accuracy on the targets across 3 folds; "semantic", accuracy on the labels across 5
-    folds, or of scores Spearman's; "gap", their difference. [Predict-and-Reconstruct, app. D]"""
+    -> "token" and "semantic", the accuracies (of scores Spearman's) across 3 and 5 folds, "gap",
+    their difference. [Predict-and-Reconstruct, app. D]"""
     scores = {}
     known = targets >= 0
     if known.any():
@@ -173,18 +157,14 @@ def probe_gap(z, targets, labels=None):
 
 
 def linear_map(x, y):
-    """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F
-    [LLM-JEPA, table 14], "residual_relative": over |y|_F, "residual_held_out": relative, on every
-    second row, X fitted to the others; "singular_mean", "singular_100": mean of all singular values
-    of x - y and of the 100 largest}. With N <= D the first two are 0 whatever the vectors."""
-    x = torch.as_tensor(x).double()
-    y = torch.as_tensor(y).double()
-
+    """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F;
+    "residual_relative": over |y|_F; "residual_held_out": relative, on every second row, X fitted to
+    the others; means of the singular values of x - y}. [LLM-JEPA, table 14]"""
     def residual(fitted, tested):
         solved = torch.linalg.lstsq(x[fitted], y[fitted], rcond=1e-6, driver="gelsd").solution
         return (x[tested] @ solved - y[tested]).norm().item()
 
-    everything = residual(slice(None), slice(None))
+    everything = residual(slice(None), slice(None))  # 0 whatever the vectors if N <= D
     others = slice(1, None, 2)
     s = spectrum(x - y, center=False)
     return {"residual": everything, "residual_relative": everything / y.norm().item(),
@@ -196,10 +176,10 @@ def linear_map(x, y):
 # Tokens and attention
 
 
-def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
-    """The k nearest tokens of random tokens of the `chosen` rows of the first column, among those
-    of all columns but itself and special ones: columns [rows of ids, ...], states [list of (L, D),
-    ...] -> (N, 3), (N, k, 3) of (column, row, token id)."""
+def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
+    """The k nearest tokens of random tokens of the `chosen` rows of the first column, among the
+    plain ones of all columns but itself: columns [rows of ids, ...], states [list of (L, D), ...]
+    -> (N, 3), (N, k, 3) of (column, row, token id)."""
     keys = []
     for column, rows in enumerate(columns):
         for row, ids in enumerate(rows):
@@ -208,7 +188,7 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
     plain = ~torch.isin(keys[:, 2], torch.as_tensor(special))
     keys = keys[plain]
     vectors = torch.cat([torch.cat(each) for each in states])[plain]     # (n, D)
-    chance = torch.Generator().manual_seed(seed)
+    chance = torch.Generator().manual_seed(0)
     asked = []
     for row in chosen:
         places = ((keys[:, 0] == 0) & (keys[:, 1] == row)).nonzero()[:, 0]
@@ -221,20 +201,20 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5, seed=0):
 
 
 def token_matches(queries, found):
-    """What is nearest: (N, 3), (N, k, 3) of (column, row, token id) -> percent of what was found in
-    the query's row ("same_sentence"), in its row of another column ("translation": nobody has
-    aligned the words), the same token elsewhere ("same_language"), or "other". [MEXMA, table 9]"""
+    """(N, 3), (N, k, 3) of (column, row, token id) -> percent of what was found in the query's row
+    ("same_sentence"), in its row of another column ("translation"), the same token elsewhere
+    ("same_language"), or "other". [MEXMA, table 9]"""
     column, row, token = (found == queries[:, None]).unbind(-1)          # (N, k) each
     kinds = {"translation": ~column & row, "same_sentence": column & row,
              "same_language": column & ~row & token, "other": ~(column & token | row)}
     return {name: 100 * kind.double().mean().item() for name, kind in kinds.items()}
 
 
-def attention_weights(model, packed, index, layer=-1):
-    """What the tokens at some places of the line (N,) attend to in one layer -> for each (H, L),
-    the probabilities of the L keys that it sees. The back ends of attention never form them: they
-    are computed once more from the layer's input."""
-    attention = model.blocks[layer].attention
+def attention_weights(model, packed, index):
+    """What the tokens at some places of the line (N,) attend to in the last layer -> for each
+    (H, L), the probabilities of the L keys that it sees."""
+    # The back ends never form them: here they are made once more of the layer's input
+    attention = model.blocks[-1].attention
     given = []
     hook = attention.register_forward_pre_hook(lambda module, inputs: given.append(inputs))
     try:
@@ -257,11 +237,10 @@ def attention_weights(model, packed, index, layer=-1):
 
 
 def attention_entropy(weights):
-    """How widely do sentence vectors look? For each row (H, L) -> means over rows, in nats: of each
-    head, and of the heads' mean; again without the row's last token, an attention sink, and without
-    first and last; "entropy_uniform", log L; percent of the attention on first and last.
-    ValueError without a row of 3 tokens. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
-    weights = [torch.as_tensor(w).double() for w in weights if w.shape[1] > 2]
+    """How widely do sentence vectors look? For each row (H, L) -> means in nats: of each head, of
+    the heads' mean, both also without the last token, and without first and last; ValueError
+    without a row of 3 tokens. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
+    weights = [w.double() for w in weights if w.shape[1] > 2]
     if not weights:
         raise ValueError("no row has a token between its first and its last")
     scores = {}
@@ -282,9 +261,9 @@ POOLINGS = ("mean", "max", "weighted", "attention")       # of Predict-and-Recon
 
 
 def pool(evaluation, rows, how):
-    """Rows of ids -> (N, D). Of Predict-and-Reconstruct's code: "weighted", whose weights are all
-    equal: the mean; "attention", the softmax of a random query and keys, untrained, here the same
-    for all models. Of MEXMA: "words", the mean without special tokens."""
+    """Rows of ids -> (N, D): "weighted" is the mean, as its weights in the released code are all
+    equal, "attention" the softmax of a random query and keys, untrained [Predict-and-Reconstruct's
+    code]; "words" the mean without special tokens [MEXMA]."""
     if how not in ("attention", "words"):
         return evaluation.embed(rows, "mean" if how == "weighted" else how)
     width = evaluation.model.config.width
@@ -318,8 +297,7 @@ def poolings(evaluation, options=None):
 
 
 def spectra(evaluation, options=None):
-    """Principal components of the vectors of all columns together, as BERT-JEPA's plots; ranks,
-    means over columns."""
+    """Principal components of all columns together, as BERT-JEPA's plots; ranks."""
     share = explained(torch.cat(list(evaluation.vectors.values())))
     scores = {"rows": evaluation.count}
     for k in (1, 2, 10, 50):
@@ -388,10 +366,7 @@ def uniform(evaluation, options=None):
     """MEXMA's table 10: retrieval with the model's own pooling, the mean, and the mean of plain
     tokens; "change" is (own - other) / own."""
     own = evaluation.model.config.pool
-    hard = []
-    if evaluation.hard:
-        hard = rows_of(evaluation.tokenizer, [text for text, _, _ in evaluation.hard],
-                       *evaluation.affixes[0], max_length=evaluation.model.config.max_positions)
+    hard = evaluation.row_ids([text for text, _, _ in evaluation.hard], evaluation.affixes[0])
     scores = {"rows": evaluation.count}
     changes = {}
     for how in dict.fromkeys((own, "mean", "words")):

@@ -35,8 +35,8 @@ GOES_ON = re.compile(r"[ \t]*[-+*/^:][ \t$]*[0-9]|[eE][-+]?[0-9]|[.,]?[0-9]")
 
 
 def gsm8k_answer(text):
-    """The number after the first ####, as digits: "#### $-1,080.50." -> "-1080.5"; None if there is
-    none, or an expression (#### 7/2). [Cobbe et al. 2021]"""
+    """"#### $-1,080.50." -> "-1080.5"; None if there is no number, or more than one (#### 7/2).
+    [Cobbe et al. 2021]"""
     found = NUMBER.search(text)
     if not found or "####" in text[:found.start()] or GOES_ON.match(text, found.end()):
         return None
@@ -47,8 +47,8 @@ def gsm8k_answer(text):
 
 
 def gsm8k_correct(generated, gold, released=False):
-    """Is the final number that of the gold solution? `released` [LLM-JEPA's code]: the rest of the
-    last line, after "\\n#### ", is the same text; two texts without an answer agree."""
+    """Is the final number that of the gold solution? `released` [LLM-JEPA's code]: is the rest of
+    the last line, after "\\n#### ", the same? Two texts without an answer agree."""
     if released:
         found, wanted = (re.search(r"\n#### (.+)$", text) for text in (generated.strip(), gold))
         return (found and found[1]) == (wanted and wanted[1])
@@ -60,8 +60,8 @@ def gsm8k_correct(generated, gold, released=False):
 
 def nq_correct(generated, gold, released=False):
     """Is any gold answer, of "a; b", a substring of what was generated [LLM-JEPA, sec. 5.1; Lee et
-    al. 2019]? `released` [LLM-JEPA's code]: any "; "-piece of what was generated is a substring of
-    the gold text: nothing at all, or a single letter of it, is right."""
+    al. 2019]? `released` [LLM-JEPA's code]: is any "; "-piece of what was generated, even nothing
+    at all, a substring of the gold text?"""
     answers = [answer.strip() for answer in gold.split("; ") if answer.strip()]
     if not answers:
         raise BadInput(f"gold {gold!r} holds no answer: leave such rows out")
@@ -73,10 +73,9 @@ def nq_correct(generated, gold, released=False):
 def label_prefix(generated, label, labels):
     """Is this the longest of the labels (Good, Good enough, ...) that the text begins with, as a
     word of its own? [LLM-JEPA, sec. A.7: startswith, here by words]"""
-    text = generated.strip()
-    begins = [name for name in labels
-              if text.startswith(name) and not re.match(r"\w", text[len(name):])]
-    return bool(begins) and max(begins, key=len) == label
+    longest = sorted(map(re.escape, labels), key=len, reverse=True)
+    found = re.match(rf"({'|'.join(longest)})(?!\w)", generated.strip())
+    return bool(found) and found[1] == label
 
 
 # --------------------------------------------------------------------------------------------------
@@ -90,14 +89,12 @@ SQL_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryE
 
 
 class BadQuery(ValueError):
-    """This SQL returns nothing that could be compared: it fails, is refused, or takes too long."""
+    """This SQL fails, is refused, or takes too long."""
 
 
 def run_query(query, database, timeout=30.0, most=100_000):
-    """The rows of one SELECT on a SQLite file: a list of tuples.
-
-    The file is opened read-only, nothing but reading is authorised, and a query is refused after
-    `timeout` seconds, `most` rows, or a value of 10 MB. Raises BadQuery; BadInput for no file."""
+    """The rows of one SELECT on a SQLite file, list of tuples: reading alone is allowed, at most
+    `timeout` seconds, `most` rows and 10 MB a value. Raises BadQuery; BadInput for no file."""
     path = Path(database)
     if not path.is_file():
         raise BadInput(f"there is no database {path}: unpack the databases of the data set, one "
@@ -110,7 +107,7 @@ def run_query(query, database, timeout=30.0, most=100_000):
     address = f"{path.resolve().as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
         connection.text_factory = functools.partial(bytes.decode, errors="surrogateescape")
-        if hasattr(connection, "setlimit"):
+        if hasattr(connection, "setlimit"):  # Python 3.11
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000_000)
         connection.set_authorizer(may)
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
@@ -139,9 +136,9 @@ def ordered(query):
 
 
 def same_result(query, gold, database, timeout=30.0):
-    """Do two queries return the same rows on this SQLite file, in any order unless the outermost
-    gold SELECT has an ORDER BY [LLM-JEPA, sec. 4.1]? Names of columns do not count, numbers agree
-    to 12 digits. A query that fails is wrong, whatever gold returns. BadInput if gold fails."""
+    """Do two queries return the same rows on this SQLite file, numbers to 12 digits, in any order
+    unless the outermost gold SELECT has an ORDER BY? BadInput if gold fails. [LLM-JEPA, sec. 4.1]
+    """
     try:
         wanted = run_query(gold, database, timeout)
     except BadQuery as error:
@@ -172,15 +169,15 @@ class Likelihood(NamedTuple):
 def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
     """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods.
 
-    The row is that of evaluate.answer. With `stop` the final [SEP] is part of the answer, so that
-    an option does not win for being the beginning of another. A prompt without room loses its first
-    tokens; with `keep` the row is its first so many. BadInput if nothing fits."""
+    The row is that of evaluate.answer. With `stop` the final [SEP] is scored too, or the beginning
+    of an option would win over it. A prompt without room loses its first tokens; with `keep` the
+    row is its first so many. BadInput if nothing fits."""
     model = evaluation.model
     tokenizer = evaluation.tokenizer
     chat = tokenizer.special.chat
     suffix = [*chat.end, *chat.assistant]
     stop_ids = [tokenizer.special.sep] if stop else []
-    openings = [1 + len(chat.user)] * len(prompts)        # tokens before the prompt
+    openings = [1 + len(chat.user)] * len(prompts)  # tokens before the prompt
     if evaluation.system:
         openings = [1 + len(chat.system) + len(ids) + len(chat.end) + len(chat.user)
                     for ids in tokenizer.encode(evaluation.system)]
@@ -218,11 +215,9 @@ SEGMENTED = {"zh": "\u4e00-\u9fa5", "ja": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9f
 
 
 def normalise_answer(text, language="en", rules="mlqa"):
-    """Lower case, no punctuation, no articles, single spaces.
-
-    "mlqa" [Lewis et al. 2020]: all punctuation, articles of the language of the context (in Arabic
-    inside of words too, as in the official program); Chinese characters are words, and here
-    Japanese and Thai. "squad" [Rajpurkar et al. 2016]: ASCII punctuation, English articles."""
+    """Lower case, without punctuation and articles: "squad", ASCII and English [Rajpurkar et al.
+    2016]; "mlqa", of the context's language, characters of Chinese (and here Japanese and Thai)
+    are words [Lewis et al. 2020]."""
     signs = [sign for sign in text.lower() if sign not in string.punctuation]
     articles = ARTICLES["en"]
     if rules == "mlqa":
@@ -235,14 +230,14 @@ def normalise_answer(text, language="en", rules="mlqa"):
 
 
 def qa_scores(prediction, golds, language="en", rules="mlqa"):
-    """A prediction against the best of its golds -> {"f1": the harmonic mean of precision and
-    recall over normalised words, "exact": are they equal?}, 0..1; a blank prediction is wrong."""
+    """A prediction against the best of its golds -> {"f1": of normalised words, "exact": are they
+    equal?}, 0..1; a blank prediction is wrong."""
     best = {"f1": 0.0, "exact": 0.0}
     found = normalise_answer(prediction, language, rules)
     for gold in golds if prediction.strip() else ():
         gold = normalise_answer(gold, language, rules)
         same = sum((Counter(found.split()) & Counter(gold.split())).values())
-        f1 = 2 * same / max(1, len(found.split()) + len(gold.split()))          # = 2 P R / (P + R)
+        f1 = 2 * same / max(1, len(found.split()) + len(gold.split()))  # = 2 P R / (P + R)
         best = {"f1": max(best["f1"], f1), "exact": max(best["exact"], float(found == gold))}
     return best
 
@@ -257,16 +252,11 @@ def scores(judge, evaluation, options):
     return answer_scores(evaluation.answers, flags, evaluation.train_texts) | counts
 
 
-def judge_gsm8k(answers, options):
+def judge_pairs(is_correct, metric, answers, options):
+    """By a rule that the paper and the released code see differently."""
     pairs = list(zip(answers.written, answers.golds))
-    return {"number": [gsm8k_correct(*pair) for pair in pairs],
-            "released": [gsm8k_correct(*pair, released=True) for pair in pairs]}, {}
-
-
-def judge_nq(answers, options):
-    pairs = list(zip(answers.written, answers.golds))
-    return {"substring": [nq_correct(*pair) for pair in pairs],
-            "released": [nq_correct(*pair, released=True) for pair in pairs]}, {}
+    return {metric: [is_correct(*pair) for pair in pairs],
+            "released": [is_correct(*pair, released=True) for pair in pairs]}, {}
 
 
 def judge_label(answers, options):
@@ -279,8 +269,8 @@ def judge_label(answers, options):
 
 
 def judge_regex(answers, options):
-    """By the language denoted. One NL-RX target in five matches no line, or every line: these prove
-    little, and are left out of the second metric."""
+    """By the language denoted; the second metric leaves out gold that matches no line, or every
+    line, as one NL-RX target in five does."""
     equal = [known(regex_equal, *pair) for pair in zip(answers.written, answers.golds)]
     vacuous = {gold: known(regex_vacuous, gold) for gold in set(answers.golds)}
     firm = [flag if vacuous[gold] is False else None for flag, gold in zip(equal, answers.golds)]
@@ -305,7 +295,7 @@ def database_of(prompt):
 
 
 def judge_spider(answers, options):
-    """Rows without a database, or whose gold query fails on it, are left out and counted."""
+    """Rows without a database, or whose gold query fails, are left out and counted."""
     folder = Path(options.files) / "spider" / "database"
     flags = []
     left_out = Counter()
@@ -320,8 +310,7 @@ def judge_spider(answers, options):
 
 
 def no_spider(evaluation, options):
-    reason = no_generate(evaluation)
-    if reason:
+    if reason := no_generate(evaluation):
         return reason
     for prompt in next(iter(evaluation.texts.values())):
         if not database_of(prompt):
@@ -332,12 +321,11 @@ def no_spider(evaluation, options):
 
 
 LETTERS = "ABCD"
-OPTION = re.compile(rf"\n([{LETTERS}])\) ")               # a line for each ending
+OPTION = re.compile(rf"\n([{LETTERS}])\) ")  # a line for each ending
 
 
 def no_choice(evaluation, options=None):
-    reason = no_generate(evaluation)
-    if reason:
+    if reason := no_generate(evaluation):
         return reason
     for row, (prompt, gold) in enumerate(zip(*evaluation.texts.values()), 1):
         if "".join(OPTION.findall(prompt)) != LETTERS or gold.strip() not in [*LETTERS]:
@@ -364,8 +352,8 @@ def hellaswag(evaluation, options=None):
 
 
 def hellaswag_letter(evaluation, options=None):
-    """The likeliest option letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]:
-    the row ends after 128 tokens, and the options with it."""
+    """The likeliest letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]: the row
+    ends after 128 tokens, and the options with it."""
     prompts, golds = evaluation.texts.values()
     if len({len(ids) for ids in evaluation.tokenizer.encode(LETTERS)}) != 1:
         raise BadInput(f"letters {', '.join(LETTERS)} are not equally many tokens of this "
@@ -379,5 +367,6 @@ def hellaswag_letter(evaluation, options=None):
     return results
 
 
-JUDGES = {"regex": judge_regex, "gsm8k": judge_gsm8k, "spider": judge_spider, "nq": judge_nq,
-          "label": judge_label}
+JUDGES = {"regex": judge_regex, "gsm8k": functools.partial(judge_pairs, gsm8k_correct, "number"),
+          "spider": judge_spider, "label": judge_label,
+          "nq": functools.partial(judge_pairs, nq_correct, "substring")}

@@ -12,11 +12,12 @@ it is reported for, stands beside them under that name. Defaults are BERT-JEPA's
 import json
 import math
 import re
+import statistics
 import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +26,13 @@ from torch import nn
 from tqdm import tqdm
 
 from corpora import download
-from corpora.program import BadInput, Parser, comma_list, did_you_mean
+from corpora.program import BadInput, comma_list, did_you_mean
 from corpora.text import read_lines, write_atomic
-from evaluate import Task, mean, open_run, read_rows, table, usable_device
+from evaluate import Task, mean, open_run, read_rows, usable_device
 from model import Model, Packed, load
-from tasks import sets
+from tasks import command, sets
 from tasks.answers import qa_scores
-from tasks.probes import measure
+from tasks.probes import majority, measure
 from train import TrainConfig, learning_rate, make_optimizer
 
 # --------------------------------------------------------------------------------------------------
@@ -39,9 +40,9 @@ from train import TrainConfig, learning_rate, make_optimizer
 
 
 class Part(NamedTuple):
-    """Rows to test on; judge(outputs, one tensor a row) -> {metric: number}."""
+    """Rows to test on."""
     rows: list
-    judge: object
+    judge: Callable  # (outputs, one tensor a row) -> {metric: number}
 
 
 class Prepared(NamedTuple):
@@ -50,7 +51,7 @@ class Prepared(NamedTuple):
     targets: torch.Tensor  # (N, ...)
     outputs: int           # of the linear layer
     on_tokens: bool        # the layer is on every token, not on the sentence vector
-    loss: object           # loss(outputs, targets, lengths of the rows) -> ()
+    loss: Callable         # (outputs, targets, lengths of the rows) -> ()
     same: Part             # of the set that is trained on
     others: dict           # {language, or languages: Part}
 
@@ -66,11 +67,11 @@ class Finetuned(nn.Module):
         self.on_tokens = on_tokens
         self.dropout = nn.Dropout(encoder.config.dropout)
         self.head = nn.Linear(encoder.config.width, outputs)
-        nn.init.normal_(self.head.weight, std=0.02)       # as BERT's code
+        nn.init.normal_(self.head.weight, std=0.02)  # as BERT's code
         nn.init.zeros_(self.head.bias)
 
     def forward(self, packed):
-        states = self.encoder(packed)                     # (T, D)
+        states = self.encoder(packed)  # (T, D)
         if not self.on_tokens:
             states = self.dropout(self.encoder.pool(states, packed))
         return self.head(states)
@@ -142,39 +143,36 @@ def one_run(encoder, prepared, task, options, seed):
     return found
 
 
-XNLI = "ar bg de el en es fr hi ru sw th tr ur vi zh".split()             # its 15 languages
-TESTED = {"xnli": [*XNLI, "ko", "my"],                    # Korean and Burmese, if they are there
+XNLI = "ar bg de el en es fr hi ru sw th tr ur vi zh".split()  # its 15 languages
+TESTED = {"xnli": [*XNLI, "ko", "my"],  # Korean and Burmese, if they are there
           "pawsx": "en de es fr ja ko zh".split()}
 
 
 def means(values, name):
-    """{"de" or, of a context and a question, "de-ar": number} -> the published mean as "", and
-    others: XNLI's is over its 15 languages; MLQA's matrix also has those of its diagonal (/xlt) and
-    of the rest (/gxlt) [Lewis et al. 2020, sec. 5]."""
-    published = [key for key in values if key in XNLI] if name == "xnli" else []
-    same = [key for key in values if len(set(key.split("-"))) == 1]
-    other = [key for key in values if key not in same]
-    groups = {"": published or list(values)}
-    if 0 < len(published) < len(values):
-        groups["/all"] = list(values)
+    """{"de" or, of a context and a question, "de-ar": number} -> means: "" of all, of XNLI's 15
+    languages; MLQA's matrix also on the diagonal (/xlt) and beside it (/gxlt) [Lewis et al. 2020,
+    sec. 5]."""
+    published = {key: values[key] for key in values if name != "xnli" or key in XNLI}
+    same = {key: values[key] for key in values if len(set(key.split("-"))) == 1}
+    other = {key: values[key] for key in values if key not in same}
+    groups = {"": published}
+    if len(published) < len(values):
+        groups["/all"] = values
     if same and other:
         groups |= {"/xlt": same, "/gxlt": other}
-    found = {}
-    for kind, keys in groups.items():
-        found[kind] = mean([values[key] for key in keys])
-    return found
+    return {kind: mean(group.values()) for kind, group in groups.items()}
 
 
 def over_seeds(runs):
-    """{seed: results} -> the results of one seed; of several the mean, name/sd (of n - 1), and
-    name/seed_82 and so on, for paired tests."""
+    """{seed: results} -> the results of one seed; of several the mean, name/sd, name/seed_82."""
+    first = next(iter(runs.values()))
     if len(runs) == 1:
-        return next(iter(runs.values()))
+        return first
     found = {}
-    for name in next(iter(runs.values())):
+    for name in first:
         values = [run[name] for run in runs.values()]
-        found[name] = float(np.mean(values))
-        found[f"{name}/sd"] = float(np.std(values, ddof=1))
+        found[name] = statistics.fmean(values)
+        found[f"{name}/sd"] = statistics.stdev(values)
         found |= {f"{name}/seed_{seed}": run[name] for seed, run in runs.items()}
     return found
 
@@ -189,8 +187,7 @@ def some(items, limit):
 
 
 def pair_row(first, second, special, longest):
-    """Ids of one text or two (second None) -> [CLS] a [SEP] or [CLS] a [SEP] b [SEP]. The longer of
-    two is cut first, down to the other's length, then both alike."""
+    """Ids of one text (second None) or two -> [CLS] a [SEP] (b [SEP]), the longer cut first."""
     if second is None:
         return np.array([special.cls, *first[:longest - 2], special.sep])
     room = longest - 3
@@ -200,7 +197,7 @@ def pair_row(first, second, special, longest):
 
 
 def classification(task, options, tokenizer):
-    """-> Prepared. The whole published training split is trained on."""
+    """-> Prepared"""
     classes = sets.find(task.train).classes
 
     def read(name, split, limit, lang="en"):
@@ -216,12 +213,11 @@ def classification(task, options, tokenizer):
         rows, golds = read(name, "test", options.eval_limit, lang)
 
         def judge(outputs):
-            outputs = torch.stack(outputs)                # (N, classes), or (N, 1)
+            outputs = torch.stack(outputs)  # (N, classes), or (N, 1)
             found = outputs.argmax(1) if classes else outputs[:, 0]
             scores = {metric: measure(metric, found, golds) for metric in task.metrics}
             if classes:
-                most = max(golds.count(one) for one in set(golds))
-                scores["majority"] = 100 * most / len(golds)
+                scores["majority"] = majority(golds)
             return scores
         return Part(rows, judge)
 
@@ -230,7 +226,7 @@ def classification(task, options, tokenizer):
             return F.cross_entropy(outputs, golds)
         return F.mse_loss(outputs[:, 0], golds.float())
 
-    # Valid rows that were made of train rows are trained on.
+    # Valid rows that were made of train rows are trained on: the whole published split is
     made = sets.made(task.train, options.files, "valid")
     rows, labels = read(task.train, "train+valid" if made else "train", options.limit)
     others = {}
@@ -270,7 +266,7 @@ FILES = {  # patterns of files: as corpora.download has them, or one JSONL
 
 def read_questions(name, folder):
     """-> {"": questions of SQuAD}, {"de": of XQuAD}, {"de-ar": German contexts, Arabic questions,
-    of MLQA}. MLQA's dev rows stand for its test rows if those are not there. BadInput without."""
+    of MLQA}; BadInput without files."""
     paths = []
     for pattern in FILES[name]:
         paths = paths or sorted(Path(folder).glob(pattern))
@@ -289,8 +285,8 @@ def read_questions(name, folder):
 
 
 def read_file(path):
-    """The questions of SQuAD's JSON, whose languages its name has (xquad.de.json,
-    test-context-de-question-ar.json; else English), or of JSONL."""
+    """The questions of JSONL, or of SQuAD's JSON, whose name may have the languages: xquad.de.json,
+    test-context-de-question-ar.json."""
     rows = []
     try:
         if path.suffix == ".json":
@@ -323,15 +319,15 @@ def encode_places(tokenizer, texts):
 
 
 def token_span(places, first, last):
-    """Characters [first, last) of a text -> its first and its last token; the last before the first
-    if no token has any of them."""
+    """Characters [first, last) of a text -> the first and the last token; the last is before the
+    first if no token has any of them."""
     return (np.searchsorted(places[:, 1], first, "right").item(),
             np.searchsorted(places[:, 0], last, "left").item() - 1)
 
 
 def gold_span(question, places):
-    """The first and the last token of the first answer; the last before the first if the context
-    does not have it where the file says."""
+    """The first and the last token of the first answer; (0, -1) if it is not where the file says.
+    """
     end = question.start + len(question.answers[0])
     if question.context[question.start:end] != question.answers[0]:
         return 0, -1
@@ -340,8 +336,8 @@ def gold_span(question, places):
 
 def windows(count, room, stride):
     """Parts [first, last) of `count` tokens, at most `room` long, each with `stride` tokens of the
-    one before; and (count,) the part in which a token has most context: the most on its shorter
-    side, then the longest part [BERT's code]."""
+    one before; and (count,) the part in which a token has most context on its shorter side, of
+    equals the longest part. [BERT's code]"""
     parts = [(first, min(first + room, count))
              for first in range(0, max(1, count - stride), room - stride)]
     token = np.arange(count)
@@ -381,19 +377,18 @@ def cut_windows(questions, tokenizer, longest):
     return made, [encoded[question.context][1] for question in questions]
 
 
-def best_span(outputs, window, n_best=N_BEST, most=MAX_ANSWER):
+def best_span(outputs, window):
     """Outputs (tokens of the row, 2) -> (score, first, last token in the context) of the best
-    answer among the n_best starts and ends: it is inside of the context, and begins where that
-    token has most context. Score -inf if there is none."""
+    answer inside of the context that begins where the token has most context; -inf without one."""
     start, end = outputs[window.at:window.at + len(window.own)].numpy().T
     if not window.own.any():
         return -math.inf, 0, 0
     start = np.where(window.own, start, -math.inf)
-    starts = np.argsort(-start, kind="stable")[:n_best]
-    ends = np.argsort(-end, kind="stable")[:n_best]
-    length = ends[None] - starts[:, None]                 # (n_best, n_best): one less
+    starts = np.argsort(-start, kind="stable")[:N_BEST]
+    ends = np.argsort(-end, kind="stable")[:N_BEST]
+    length = ends[None] - starts[:, None]                 # (starts, ends): one less
     score = start[starts][:, None] + end[ends][None]
-    score = np.where((length >= 0) & (length < most), score, -math.inf)
+    score = np.where((length >= 0) & (length < MAX_ANSWER), score, -math.inf)
     i, j = np.unravel_index(score.argmax(), score.shape)
     return score[i, j], window.first + starts[i], window.first + ends[j]
 
@@ -424,8 +419,7 @@ def span_loss(outputs, targets, lengths):
 
 
 def answering(task, options, tokenizer):
-    """-> Prepared. A training window without the whole answer points to [CLS], as in BERT's code;
-    in tests no answer does."""
+    """-> Prepared; a training window without the whole answer points to [CLS]. [BERT's code]"""
     def part(questions):
         questions = some(questions, options.eval_limit)
         made, places = cut_windows(questions, tokenizer, options.max_length)
@@ -466,52 +460,39 @@ class FinetuneTask(NamedTuple):
     lr: float = 2e-5
     batch: int = 16
     max_length: int = 128
-    prepare: object = classification
+    prepare: Callable = classification
     rules: str = ""         # by which answers are compared
 
 
-def sentence_task(name, one):
-    metrics = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("mcc",)}
-    usual = ("accuracy",) if one.classes else ("pearson", "spearman")
-    return FinetuneTask(name, metrics.get(name, usual))
-
-
+METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("mcc",),
+           "stsb": ("pearson", "spearman"), "sick": ("pearson", "spearman")}
 SQUAD = FinetuneTask("squad", ("f1", "exact"), 2, "", 3e-5, 12, 384, answering, "squad")
-TASKS = {name: sentence_task(name, one) for name, one in sets.SETS.items()} | {
+TASKS = {name: FinetuneTask(name, METRICS.get(name, ("accuracy",))) for name in sets.SETS} | {
     "xnli": FinetuneTask("mnli", epochs=2, test="xnli"),
     "pawsx": FinetuneTask("pawsx", test="pawsx"),
     "squad": SQUAD, "xquad": SQUAD._replace(test="xquad"),
     "mlqa": SQUAD._replace(test="mlqa", rules="mlqa")}
-NARROW = 384         # at a paper's rate a narrower model hardly moves in so few steps
+NARROW = 384  # at a paper's rate a narrower model hardly moves in so few steps
 NARROW_RATE = 5e-4
-ABOUT = {
-    "accuracy": ("%", "higher", "right class, last epoch"),
-    "f1": ("%", "higher", "F1 of the second class, or of an answer's words"),
-    "exact": ("%", "higher", "the answer is a gold answer"),
-    "mcc": ("", "higher", "Matthews' correlation, times 100"),
-    "pearson": ("", "higher", "correlation, times 100"),
-    "spearman": ("", "higher", "rank correlation, times 100"),
-    "majority": ("%", "", "share of the most frequent class"),
-}
+ABOUT = command.about("finetune")
+GIVEN = ("epochs", "lr", "batch", "max_length")  # of the task unless asked for
 
 
 def parse(argv):
-    parser = Parser("python -m tasks finetune", __doc__)
+    parser = command.parser("python -m tasks finetune", __doc__)
     add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a run, such as out/mexma")
+    count = command.positive(int)
     add("--task", required=True, help=f"one of {', '.join(TASKS)}")
-    add("--files", default="data", help="folder of the published sets [data]")
-    add("--limit", type=int, help="train on so many rows, the same ones for all seeds")
-    add("--eval-limit", type=int, help="test on so many rows of each split and language")
+    add("--limit", type=count, help="train on so many rows, the same ones for all seeds")
+    add("--eval-limit", type=count, help="test on so many rows of each split and language")
     add("--untrained", action="store_true", help="also from fresh weights, as name/untrained")
-    add("--epochs", type=int, help="[3; xnli, squad, xquad, mlqa 2]")
-    add("--lr", type=float, help=f"peak rate [2e-5; answers 3e-5; narrow models {NARROW_RATE:g}]")
-    add("--batch", type=int, help="rows of a step [16; answers 12]")
-    add("--max-length", type=int, help="tokens of a row [128; answers 384; at most the model's]")
+    add("--epochs", type=count, help="[3; xnli, squad, xquad, mlqa 2]")
+    add("--lr", type=command.positive(float),
+        help=f"peak rate [2e-5; answers 3e-5; narrow models {NARROW_RATE:g}]")
+    add("--batch", type=count, help="rows of a step [16; answers 12]")
+    add("--max-length", type=count, help="tokens of a row [128; answers 384; at most the model's]")
     add("--seeds", type=comma_list, default=["82"],
         help="of several the mean, name/sd and name/seed_N are kept [82]")
-    add("--device", help="cpu, cuda, cuda:1 [cuda if there is one]")
-    add("--json", action="store_true", help="print every number, as one JSON object")
     return parser.parse_args(argv)
 
 
@@ -528,17 +509,14 @@ def settle(options, config):
     most = config.max_positions
     task = task._replace(max_length=min(task.max_length, most),
                          lr=task.lr if config.width >= NARROW else NARROW_RATE)
-    for name in ("epochs", "lr", "batch", "max_length"):
+    for name in GIVEN:
         if getattr(options, name) is None:
             setattr(options, name, getattr(task, name))
-    for name in ("epochs", "lr", "batch", "max_length", "limit", "eval_limit"):
-        value = getattr(options, name)
-        if value is not None and not value > 0 or name == "max_length" and value > most:
-            raise BadInput(f"--{name.replace('_', '-')} {value}: it must be above 0, and rows have "
-                           f"at most {most} tokens in this model")
-    for seed in options.seeds or [""]:
-        if not seed.isdecimal():
-            raise BadInput(f"--seeds {seed}: give whole numbers")
+    if options.max_length > most:
+        raise BadInput(f"--max-length {options.max_length}: rows have at most {most} tokens in "
+                       "this model")
+    if not all(seed.isdecimal() for seed in options.seeds or [""]):
+        raise BadInput(f"--seeds {','.join(options.seeds)}: give whole numbers")
     options.device = usable_device(options.device)
     return task
 
@@ -549,8 +527,7 @@ def main(argv):
     run = open_run(options.run)
     task = settle(options, run.model.config)
     prepared = task.prepare(task, options, run.tokenizer)
-    results = {f"{options.task}/{name}": getattr(options, name)
-               for name in ("epochs", "lr", "batch", "max_length")}
+    results = {f"{options.task}/{name}": getattr(options, name) for name in GIVEN}
     results[f"{options.task}/train_rows"] = len(prepared.rows)
     starts = {"": partial(load, run.folder / "model.pt"),
               "/untrained": partial(Model, run.model.config)}
@@ -562,7 +539,4 @@ def main(argv):
         results |= over_seeds(runs)
     text = json.dumps(results, indent=1, allow_nan=False)
     write_atomic(run.folder / f"finetune-{options.task}.json", (text + "\n").encode())
-    if options.json:
-        print(json.dumps(results))
-    else:
-        print(table(results, tasks={name: Task(None, None, ABOUT) for name in TASKS}))
+    command.show(results, options.json, {name: Task(None, None, ABOUT) for name in TASKS})

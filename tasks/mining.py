@@ -14,37 +14,33 @@ from sklearn.metrics import f1_score
 from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
-from data import rows_of
 from evaluate import check_pairs, error_rate, mean, mine_both, search, top1, with_mean
 
 
-def xsim_matrix(vectors, margin="ratio", k=4, texts=None):
+def xsim_matrix(vectors, texts=None):
     """xsim from every language to every other: {language: (N, D), aligned}, {language: N texts} ->
-    {(from, to): 0..100}. One search serves both directions of a pair. [LASER, eval.py --nway]"""
+    {(from, to): 0..100}. [LASER, eval.py --nway]"""
     errors = {}
     for a, b in itertools.combinations(vectors, 2):
         check_pairs(vectors[a], vectors[b])
-        (_, forward), (_, backward) = mine_both(vectors[a], vectors[b], margin, k)
+        (_, forward), (_, backward) = mine_both(vectors[a], vectors[b])
         errors[a, b] = error_rate(forward, texts and texts[b])
         errors[b, a] = error_rate(backward, texts and texts[a])
     return errors
 
 
-def bucc_f1(x, y, gold=None):
-    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine; the F1 of each
-    row of y as a class, weighted by how often it is gold (N,), by default the own index -> 0..100.
-    [Muennighoff et al. 2023]"""
+def bucc_f1(x, y):
+    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine, each row of y is
+    a class: (N, D), (N, D) -> weighted F1, 0..100. [Muennighoff et al. 2023]"""
     found = search(x, y, 1)[0].indices[:, 0].cpu()
-    gold = range(len(x)) if gold is None else gold
-    return 100 * f1_score(gold, found, average="weighted", zero_division=0)
+    return 100 * f1_score(range(len(x)), found, average="weighted", zero_division=0)
 
 
-def bitext(x, y, margin="ratio", k=4):
-    """Pairs, best first, each row in one at most -> rows of x (P,), rows of y (P,), scores (P,).
-
-    The candidates are the best j of every i and the best i of every j by margin; of what is left,
-    the highest score is taken. [Artetxe & Schwenk 2019; LASER, --retrieval max]"""
-    (forward, targets), (backward, sources) = mine_both(x, y, margin, k)
+def bitext(x, y):
+    """The best j of every i and the best i of every j by ratio margin, best first, as long as both
+    are free: (N, D), (M, D) -> rows of x (P,), rows of y (P,), scores (P,). [Artetxe & Schwenk
+    2019; LASER, --retrieval max]"""
+    (forward, targets), (backward, sources) = mine_both(x, y)
     scores, order = torch.cat([forward, backward]).cpu().sort(descending=True, stable=True)
     sources = torch.cat([torch.arange(len(x)), sources.cpu()])[order]
     targets = torch.cat([targets.cpu(), torch.arange(len(y))])[order]
@@ -60,20 +56,20 @@ def bitext(x, y, margin="ratio", k=4):
 
 
 def threshold(scores, right, count):
-    """The score that cuts a ranking where F1 is best: scores (P,), best first, right (P,) bool, how
-    many right pairs there are -> the middle of the last score kept and the next; 0 if none is."""
+    """Where F1 is best: scores (P,), best first, right (P,) bool, how many right pairs there are ->
+    the middle of the last score kept and the next; 0 if none is."""
     if not right.any():
         return 0.0
     f1 = 2 * right.cumsum(0).double() / (torch.arange(1, len(right) + 1) + count)
-    f1[:-1][scores[:-1] == scores[1:]] = 0                # equal scores stay together
+    f1[:-1][scores[:-1] == scores[1:]] = 0  # equal scores stay together
     best = int(f1.argmax())
     return scores[best:best + 2].mean().item()
 
 
 def bucc_candidates(x, y, x_texts, y_texts, gold):
     """A part of BUCC, gold {(row of x, row of y), ...} -> (scores (P,), best first, right (P,)
-    bool, how many are gold). As LASER's bucc.sh: one copy of every sentence is searched; what is
-    found for a sentence that occurs twice is left out, though its gold pair counts as missed."""
+    bool, how many are gold); a sentence that occurs twice is searched once, and what is found for
+    it left out. [LASER, bucc.sh]"""
     sides = []
     for z, texts in ((x, x_texts), (y, y_texts)):
         copies = {}
@@ -92,9 +88,9 @@ def bucc_candidates(x, y, x_texts, y_texts, gold):
 
 
 def bucc_mine(tune, test):
-    """BUCC as a mining task: the threshold that gives the best F1 on `tune`, applied to `test`,
-    both as `bucc_candidates` takes them -> {"f1", "precision", "recall": 0..100 on test, "f1_tune":
-    the same on tune, "threshold"}. [Zweigenbaum et al. 2018; LASER, bucc.py]"""
+    """BUCC as a mining task: the threshold of the best F1 on `tune`, applied to `test`, both as
+    `bucc_candidates` takes them -> {metric: 0..100, "threshold"}. [Zweigenbaum et al. 2018; LASER,
+    bucc.py]"""
     tune = bucc_candidates(*tune)
     test = bucc_candidates(*test)
     least = threshold(*tune)
@@ -114,10 +110,9 @@ def bucc_mine(tune, test):
 
 
 def hard_rows(lines, types, gold):
-    """xsim++'s two files -> [(altered sentence, row, type of error), ...], as evaluate.xsim_plus
-    takes them: a sentence a line, and a JSON object {altered sentence: {"src": the sentence of
-    `gold` it was made from, "errtype": type}}. A line without a type, or whose source is no row,
-    counts as "misaligned" when it is found, as in LASER. BadInput if all are such."""
+    """xsim++'s files -> [(altered sentence, row, type of error), ...]: a sentence a line, and JSON
+    {altered sentence: {"src": the sentence of `gold` it was made from, "errtype": type}}. A line
+    without both is "misaligned" when it is found, as in LASER; BadInput if all are."""
     try:
         known = {}
         for text, one in json.loads(Path(types).read_text(encoding="utf-8")).items():
@@ -143,8 +138,7 @@ def hard_rows(lines, types, gold):
 
 
 def own_files(folder, name, *patterns):
-    """{name: path} of a data set's files: anywhere under folder/name or, where there is no such
-    folder, in `folder` itself."""
+    """{name: path} of a data set's files: anywhere under folder/name, else in `folder` itself."""
     place = Path(folder) / name
     look = place.rglob if place.is_dir() else Path(folder).glob
     found = {}
@@ -154,8 +148,8 @@ def own_files(folder, name, *patterns):
 
 
 def tatoeba_files(folder):
-    """-> {language: its files}: XXX-eng.tsv with a header (also .gz, .xz), or LASER's pairs
-    tatoeba.XXX-eng.XXX and tatoeba.XXX-eng.eng."""
+    """-> {language: its files}: XXX-eng.tsv with a header (also .gz, .xz), or LASER's
+    tatoeba.XXX-eng.XXX and .eng."""
     tables = own_files(folder, "tatoeba", "???-eng.tsv", "???-eng.tsv.gz", "???-eng.tsv.xz")
     found = {name[:3]: [path] for name, path in tables.items()}
     for name, path in own_files(folder, "tatoeba", "tatoeba.???-eng.???").items():
@@ -167,10 +161,9 @@ def tatoeba_files(folder):
 
 
 def bucc_files(folder):
-    """-> {"de-en": [(German, English, gold) to set the threshold on, the same to test on]}, paths.
-
-    If the gold of the test part is there, they are training and test [LASER]; it was never
-    published, and without it they are sample and training [XTREME]."""
+    """-> {"de-en": [(German, English, gold) to set the threshold on, the same to test on]}, paths:
+    training and test [LASER] or, as test's gold was never published, sample and training [XTREME].
+    """
     files = own_files(folder, "bucc2018", "*-*.*.*")
     found = {}
     golds = [name for name in files if name.endswith((".training.gold", ".test.gold"))]
@@ -215,8 +208,7 @@ def read_bucc(sources, targets, gold):
 
 
 def matrix(evaluation, options=None):
-    """xsim from every language to every other: the mean, the mean into each language, and each
-    ordered pair. An equal text is right."""
+    """xsim of every ordered pair, and their means, also into each language."""
     errors = xsim_matrix(evaluation.vectors, texts=evaluation.texts)
     found = with_mean("xsim", {f"{a}-{b}": value for (a, b), value in errors.items()})
     for name in evaluation.texts:
@@ -225,8 +217,8 @@ def matrix(evaluation, options=None):
 
 
 def bucc(evaluation, options=None):
-    """MTEB's F1 of BUCC on aligned columns: "f1" is every language searched in the first, as in
-    MTEB's de-en; "f1/en-de" is the other way."""
+    """"f1" is every language searched in the first, as in MTEB's de-en; "f1/en-de" is the other
+    way."""
     (first, y), *others = evaluation.vectors.items()
     found = with_mean("f1", {f"{other}-{first}": bucc_f1(x, y) for other, x in others})
     found |= {f"f1/{first}-{other}": bucc_f1(y, x) for other, x in others}
@@ -234,12 +226,10 @@ def bucc(evaluation, options=None):
 
 
 def embed_pair(evaluation, queries, texts):
-    """Vectors of two lists of texts, the first with the prefix and suffix of the other columns, the
-    second with those of the first column: what is searched in."""
+    """Vectors of two lists of texts: of the first as of other columns, of the second as of the
+    first column, which is searched in."""
     first, others = evaluation.affixes
-    longest = evaluation.model.config.max_positions
-    rows = rows_of(evaluation.tokenizer, texts, *first, max_length=longest)
-    rows += rows_of(evaluation.tokenizer, queries, *others, max_length=longest)
+    rows = evaluation.row_ids(texts, first) + evaluation.row_ids(queries, others)
     y, x = evaluation.embed(rows).split([len(texts), len(queries)])
     return x, y
 
@@ -261,18 +251,14 @@ def mine(evaluation, options):
 
 
 def tatoeba(evaluation, options):
-    """Nearest by cosine, both ways, of every language in --files, whole. "into" (XTREME's and
-    MTEB's direction) is found in English."""
+    """Nearest by cosine, both ways, of every language in --files, whole; "into" English is XTREME's
+    and MTEB's direction."""
     into = {}
     out = {}
     rows = 0
     for name, files in tatoeba_files(options.files).items():
-        text = open_text(files)
-        if sorted(text.columns) != sorted([name, "eng"]):
-            raise BadInput(f"{files[0]} has the columns {', '.join(text.columns)}: a table of "
-                           f"Tatoeba has {name} and eng")
-        columns = dict(zip(text.columns, zip(*text.rows("all"))))
-        x, y = embed_pair(evaluation, columns[name], columns["eng"])
+        text = open_text(files, [name, "eng"])
+        x, y = embed_pair(evaluation, *zip(*text.rows("all")))
         into[f"{name}-eng"] = top1(x, y)
         out[f"eng-{name}"] = top1(y, x)
         rows += len(x)

@@ -5,6 +5,7 @@ Vectors are (N, D), labels (N,).
 """
 import copy
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,11 +17,12 @@ from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
 from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold, cross_val_predict
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from corpora.program import BadInput
-from evaluate import search, unit
+from evaluate import mean, unit
 from model import Model
 from tasks import sets
 
@@ -43,6 +45,11 @@ def measure(name, found, gold):
     return 100 * float(correlation(found, gold).statistic)
 
 
+def majority(gold):
+    """Percent of the most frequent label."""
+    return 100 * max(Counter(gold).values()) / len(gold)
+
+
 # --------------------------------------------------------------------------------------------------
 # Similarities and neighbours
 
@@ -60,27 +67,15 @@ def pairs(u, v):
     return u if v is None else torch.cat([(u - v).abs(), u * v], 1)
 
 
-def knn(x, labels, queries, k=5):
-    """The most frequent class, of equals the nearer, of the k nearest rows of x: (M, D) -> (M,)."""
-    nearest, _ = search(queries, x, min(k, len(x)))
-    votes = F.one_hot(torch.as_tensor(labels)[nearest.indices]).double()     # (M, k, classes)
-    closeness = (votes * nearest.cosines[:, :, None]).sum(1)
-    return (votes.sum(1) + closeness / (10 * k)).argmax(1)
-
-
-def few_shot(x, labels, queries, gold, samples=8, experiments=10, seed=42):
+def few_shot(x, labels, queries, gold):
     """Mean accuracy of regressions on 8 random rows of each class, 10 draws. [MTEB]"""
-    x = np.asarray(x, np.float64)
-    labels = torch.as_tensor(labels)
     scores = []
-    for experiment in range(experiments):
-        chance = torch.Generator().manual_seed(seed + experiment)
-        order = torch.randperm(len(labels), generator=chance)
-        chosen = [order[labels[order] == one][:samples] for one in labels.unique()]
-        chosen = torch.cat(chosen).numpy()
+    for seed in range(42, 52):
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).numpy()
+        chosen = np.concatenate([order[labels[order] == one][:8] for one in np.unique(labels)])
         classifier = LogisticRegression().fit(x[chosen], labels[chosen])
         scores.append(measure("accuracy", classifier.predict(queries), gold))
-    return sum(scores) / len(scores)
+    return mean(scores)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -93,13 +88,14 @@ def logistic():
 
 
 def adam(hidden=()):
-    """SentEval's own classifier, which MEXMA's numbers are made with -> (classifier, grid): linear,
-    or layers of sigmoids. Adam, batches of 64, L2 from 1e-5 to 1e-2; a 20th of the rows, held back,
-    chooses the state that is kept, and 24 epochs that are no better are the last."""
+    """SentEval's own classifier, linear or with layers of sigmoids -> (classifier, grid of L2).
+
+    As in its code, a 20th of the rows chooses the state that is kept, and 24 epochs that are no
+    better are the last."""
     classifier = MLPClassifier(hidden, activation="logistic", batch_size=64, early_stopping=True,
                                validation_fraction=.05, n_iter_no_change=24, tol=1e-9,
                                random_state=1111)
-    # scikit-learn divides its penalty by the rows of a batch.
+    # scikit-learn divides its penalty by the rows of a batch
     return classifier, {"alpha": [64 * 10.0 ** power for power in range(-5, -1)]}
 
 
@@ -107,8 +103,8 @@ def senteval(x, labels, valid=None, test=None, kind=logistic, k=10):
     """SentEval's protocols: x (N, D), labels (N,), valid (x, labels), test (M, D) -> the classes of
     the test rows or, without, of all.
 
-    With valid rows they choose the regularisation of the grid; with test rows alone, k folds do;
-    without, each of k folds is tested once, and k folds of the others choose. [SentEval's code]"""
+    The regularisation is chosen on the valid rows, or on k folds; without test rows each of k folds
+    is tested once. [SentEval's code]"""
     model, grid = kind()
     folds = StratifiedKFold(k, shuffle=True, random_state=1111)
     chooser = GridSearchCV(model, grid, cv=folds)
@@ -129,9 +125,8 @@ EPOCHS = {  # (epochs, batch)
 
 
 class Probe(nn.Module):
-    """One text: LN -> dropout .2 -> linear. Two: LN each, [u; v; |u - v|; u * v] -> dropout .2 ->
-    linear. Similarity: a cos + b of LN -> dropout .1, a = b = 2.5 at first.
-    [Predict-and-Reconstruct, sec. 4; 2,050, 5,122 (7,171 of 3 classes), 1,026 parameters at 512]"""
+    """One text: LN, dropout .2, linear; two: LN each, [u; v; |u - v|; u * v], dropout .2, linear;
+    similarity: a cos + b of LN, dropout .1. [Predict-and-Reconstruct, sec. 4]"""
 
     def __init__(self, width, classes, kind):
         super().__init__()
@@ -162,12 +157,11 @@ class Probe(nn.Module):
         return found if found.ndim == 1 else found.argmax(1)
 
 
-def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, seed=0, lr=1e-3):
-    """Predict-and-Reconstruct's probe: train and valid (u, v or None, labels), test (u, v) -> the
-    classes, or scores, of the test rows (N,).
-
-    Kept is the epoch whose `metric` of the valid rows is highest (its code takes the test rows for
-    that). `weighted`: classes count n / (classes n_c), for CoLA. BadInput without two classes."""
+def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False):
+    """Train and valid (u, v or None, labels), test (u, v) -> the classes, or scores, of the test
+    rows (N,), in the epoch whose `metric` of the valid rows is highest (the released code takes the
+    test rows for that). `weighted`: classes count n / (classes n_c). BadInput without two classes.
+    [Predict-and-Reconstruct, sec. 4]"""
     u, v, labels = train
     dtype = torch.float32 if kind == "similarity" else torch.int64
     labels = torch.as_tensor(labels, dtype=dtype)
@@ -178,9 +172,9 @@ def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False
     loss = nn.CrossEntropyLoss(len(labels) / len(counts) / counts if weighted else None)
     loss = nn.MSELoss() if kind == "similarity" else loss
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         head = Probe(u.shape[1], len(counts), kind)
-        adam = torch.optim.AdamW(head.parameters(), lr, weight_decay=.01, fused=True)
+        adam = torch.optim.AdamW(head.parameters(), 1e-3, weight_decay=.01, fused=True)
         best = -torch.inf
         kept = None
         for _ in range(epochs):
@@ -212,12 +206,11 @@ IN_LANGUAGES = ("stsb", "pawsx", "xnli")                  # the other sets are E
 class TaskOptions:
     """What the tasks of this folder are asked, as their flags say."""
     files: str = "data"
-    sets: tuple | None = None        # None: all that are there
+    sets: tuple | None = None  # None: all that are there
     langs: tuple = ("en",)
     limit: int | None = None
     controls: bool = True
-    epochs: int | None = None        # of hybrid-probes, None: the paper's
-    encoders: dict = field(default_factory=dict)     # made by `encoders`, one set a pooling
+    encoders: dict = field(default_factory=dict)  # made by `encoders`, one set a pooling
 
 
 def splits(task, name):
@@ -232,7 +225,11 @@ def splits(task, name):
     return "train", "valid", "test"
 
 
-def score(task, name, parts, options):
+METRICS = {"mrpc": ["accuracy", "f1"], "qqp": ["accuracy", "f1"], "cola": ["accuracy", "mcc"],
+           "stsb": ["spearman", "pearson"]}
+
+
+def score(task, name, parts):
     """Parts [(u (N, D), v or None, labels (N,))] as `splits` names them -> {metric: number}."""
     u, v, gold = parts[-1]
     if task == "sts":
@@ -242,25 +239,24 @@ def score(task, name, parts, options):
         found = {kind: 100 * average_precision_score(gold, values)
                  for kind, values in similarities(u, v).items()}
         return {"ap_cosine": found["cosine"], "ap_max": max(found.values())}
-    metrics = {"mrpc": ["accuracy", "f1"], "qqp": ["accuracy", "f1"], "cola": ["accuracy", "mcc"],
-               "stsb": ["spearman", "pearson"]}.get(name, ["accuracy"])
+    metrics = METRICS.get(name, ["accuracy"])
     if task == "hybrid-probes":
-        epochs, batch = EPOCHS[name]
-        kind = "similarity" if name == "stsb" else sets.find(name).kind
         chooses = {"stsb": "spearman", "cola": "mcc"}.get(name, "accuracy")
-        found = hybrid_probe(kind, parts[0], parts[1], (u, v), chooses, options.epochs or epochs,
-                             batch, weighted=name == "cola")
+        kind = "similarity" if name == "stsb" else sets.find(name).kind
+        found = hybrid_probe(kind, parts[0], parts[1], (u, v), chooses, *EPOCHS[name],
+                             weighted=name == "cola")
         return {metric: measure(metric, found, gold) for metric in metrics}
     heads = [(pairs(*part[:2]).double().numpy(), part[2].numpy()) for part in parts]
     x, labels = heads[0]
     test, _ = heads[-1]
-    valid = heads[1] if len(heads) > 2 else None
     if task == "fewshot":
         return {"accuracy": few_shot(x, labels, test, gold)}
     if task == "knn":
-        found = knn(x, labels, test)
+        nearest = KNeighborsClassifier(min(5, len(x)), metric="cosine")
+        found = nearest.fit(x, labels).predict(test)
     else:
         kinds = {"senteval": logistic, "senteval-adam": adam, "mlp": partial(adam, (50,))}
+        valid = heads[1] if len(heads) > 2 else None
         found = senteval(x, labels, valid, None if len(parts) == 1 else test, kinds[task])
     return {metric: measure(metric, found, gold) for metric in metrics}
 
@@ -272,16 +268,16 @@ def score(task, name, parts, options):
 def encoders(evaluation, options, pool=None):
     """{"model", "untrained" (seed 0), "bag": the mean of the input embeddings}: functions texts ->
     (N, D), which remember what they have embedded."""
-    if pool in options.encoders:
-        return options.encoders[pool]
-    options.encoders[pool] = {"model": remembering(partial(evaluation.encode, pool=pool))}
-    if options.controls:
-        twin = copy.copy(evaluation)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            twin.model = Model(evaluation.model.config).to(next(evaluation.model.parameters()))
-        untrained = remembering(partial(twin.encode, pool=pool))
-        options.encoders[pool] |= {"untrained": untrained, "bag": partial(bag, evaluation)}
+    if pool not in options.encoders:
+        found = {"model": remembering(partial(evaluation.encode, pool=pool))}
+        if options.controls:
+            twin = copy.copy(evaluation)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                twin.model = Model(evaluation.model.config).to(next(evaluation.model.parameters()))
+            found["untrained"] = remembering(partial(twin.encode, pool=pool))
+            found["bag"] = partial(bag, evaluation)
+        options.encoders[pool] = found
     return options.encoders[pool]
 
 
@@ -336,10 +332,7 @@ def sentences(task, evaluation, options):
     results = {}
     for name, lang in there:
         label = name if lang == "en" else f"{name}-{lang}"
-        pool = None
-        if task == "hybrid-probes":
-            label += f"-{options.epochs}-epochs" if options.epochs else ""
-            pool = "mean"
+        pool = "mean" if task == "hybrid-probes" else None
         rows = [sets.read(name, options.files, split, lang) for split in splits(task, name)]
         if task == "pairs" and name == "xnli":
             rows = [positives(part) for part in rows]
@@ -350,14 +343,13 @@ def sentences(task, evaluation, options):
         for kind, encode in encoders(evaluation, options, pool).items():
             vectors = [(encode(part.first), part.second and encode(part.second),
                         torch.tensor(part.labels)) for part in rows]
-            found[kind] = score(task, name, vectors, options)
+            found[kind] = score(task, name, vectors)
         for metric, value in found.pop("model").items():
             results[f"{label}/{metric}"] = value
             for kind, others in found.items():
                 results[f"{label}/{metric}/{kind}"] = others[metric]
             if metric == "accuracy":
-                most = max(gold.count(one) for one in set(gold))
-                results[f"{label}/accuracy/majority"] = 100 * most / len(gold)
+                results[f"{label}/accuracy/majority"] = majority(gold)
             if metric == "ap_cosine":
                 results[f"{label}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
         results[f"{label}/rows"] = len(gold)

@@ -19,6 +19,7 @@ import numpy as np
 from corpora import download
 from corpora.program import BadInput, did_you_mean
 from corpora.text import read_lines
+from tasks.command import read_table
 
 
 class Rows(NamedTuple):
@@ -49,24 +50,23 @@ class SentenceSet(NamedTuple):
     sources: list
 
 
-def read_table(path):
+def read_sets():
     """sets.tsv -> {name: SentenceSet}."""
     found = {}
-    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-        name, kind, classes, *cells = line.split("\t")
-        source = Source(*cells)
-        columns = [int(cell) if cell.isdigit() else cell or None for cell in source[4:7]]
-        source = source._replace(first=columns[0], second=columns[1], label=columns[2])
+    for name, kind, classes, *cells in read_table("sets.tsv"):
+        for place in (4, 5, 6):
+            cell = cells[place]
+            cells[place] = int(cell) if cell.isdigit() else cell or None
         one = found.setdefault(name, SentenceSet(kind, tuple(classes.split()), []))
-        one.sources.append(source)
+        one.sources.append(Source(*cells))
     return found
 
 
-SETS = read_table(Path(__file__).parent / "sets.tsv")
+SETS = read_sets()
 
 
 def find(name):
-    """The row of a name. Raises BadInput with the name that was probably meant."""
+    """The SentenceSet of a name, or BadInput."""
     if name not in SETS:
         raise BadInput(f"there is no sentence set {name!r}: choose from {', '.join(SETS)}"
                        f"{did_you_mean(name, SETS)}")
@@ -82,7 +82,7 @@ def paths_of(source, split, folder, lang):
     wanted = getattr(source, split).format(lang=lang).split()
     found = []
     for name in wanted:
-        if source.dataset:                # it may have been unpacked without its own top folder
+        if source.dataset:  # it may have been unpacked without its own top folder
             places = [folder / source.dataset / part for part in (name, name.partition("/")[2])]
         else:
             names = [f"{name}.tsv", f"{name}.tsv.xz", f"{name}.tsv.gz"]
@@ -93,14 +93,12 @@ def paths_of(source, split, folder, lang):
 
 def at_hand(name, folder, lang):
     """(source, {split: paths}) of the spelling with most splits there, of equals the first."""
-    best = (None, {})
+    found = []
     for source in find(name).sources:
         paths = {split: paths_of(source, split, Path(folder), lang)
                  for split in ("train", "valid", "test")}
-        there = {split: files for split, files in paths.items() if files}
-        if len(there) > len(best[1]):
-            best = (source, there)
-    return best
+        found.append((source, {split: files for split, files in paths.items() if files}))
+    return max(found, key=lambda each: len(each[1]))
 
 
 def origin(here, split):
@@ -178,7 +176,7 @@ def read_split(source, paths, folder, split, lang):
     if lang != "en" and source.only != "language" and "{lang}" not in f"{source}":
         raise BadInput(f"{paths[0]} is English only: --task-langs {lang} has no rows there")
     dev = set()
-    if source.only == "glue":                             # GLUE's dev rows of MRPC, by their ids
+    if source.only == "glue":  # GLUE's dev rows of MRPC, by their ids
         lines = read_lines(folder / source.dataset / "mrpc_dev_ids.tsv")
         dev = {line.decode() for _, line in lines}
     classes = {spelled: place for place, spelled in enumerate(source.labels.split())}
@@ -186,18 +184,17 @@ def read_split(source, paths, folder, split, lang):
                for column in (source.first, source.second, source.label)]
     rows = []
     for place, path in enumerate(paths):
-        for number, row in cells(path, source):
-            where = f"{path}, line {number}"
-            for column in columns:
-                if column is not None and column not in row:
-                    raise BadInput(f"{where}: there is no column {column!r}; there are "
-                                   f"{', '.join(map(str, row))}")
+        for where, row in cells(path, source):
+            try:
+                first, second, label = (None if one is None else row[one] for one in columns)
+            except KeyError as error:
+                raise BadInput(f"{where}: there is no column {error}; there are "
+                               f"{', '.join(map(str, row))}") from None
             if source.only == "language" and row["language"] != lang:
                 continue
             if source.only == "glue" and split != "test":
                 if (f"{row['#1 ID']}\t{row['#2 ID']}" in dev) != (split == "valid"):
                     continue
-            first, second, label = (None if column is None else row[column] for column in columns)
             if not source.unlabelled or (label or "(empty)") != source.unlabelled:
                 gold = place if label is None else label_of(label, classes, where)
                 rows.append((first, second, gold))
@@ -208,16 +205,16 @@ def label_of(label, classes, where):
     """The number of a class or, without classes, a score."""
     try:
         found = classes[label.strip()] if classes else float(label)
-        if math.isfinite(found):
-            return found
     except (KeyError, ValueError):
-        pass
-    known = f"one of {', '.join(classes)}" if classes else "a number"
-    raise BadInput(f"{where}: the label {label!r} is not {known}")
+        found = math.nan
+    if not math.isfinite(found):
+        known = f"one of {', '.join(classes)}" if classes else "a number"
+        raise BadInput(f"{where}: the label {label!r} is not {known}")
+    return found
 
 
 def cells(path, source):
-    """(line number, {column: cell}) of a file; without a header a column is named by its index."""
+    """("file, line number", {column: cell}); without a header a column is named by its index."""
     header = None
     for number, row in enumerate(split_lines(path, source), 1):
         if source.style == "tsv" and isinstance(source.first, str) and header is None:
@@ -225,7 +222,7 @@ def cells(path, source):
         elif header and len(row) != len(header):
             raise BadInput(f"{path}, line {number}: {len(row)} cells, the header has {len(header)}")
         else:
-            yield number, dict(zip(header or range(len(row)), row))
+            yield f"{path}, line {number}", dict(zip(header or range(len(row)), row))
 
 
 def split_lines(path, source):

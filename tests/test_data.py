@@ -2,9 +2,11 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from test_text import PAIRS, tsv
 from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers
 
@@ -13,17 +15,12 @@ import data
 from corpora.program import BadInput
 from data import Batches, Tokenizer, open_corpus
 
-PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
 REPEATS = [(f"hello {i // 4}", f"hallo {i}") for i in range(80)]  # 20 different first texts
 
 
-def tsv(path, rows, header="en\tde\n"):
-    path.write_text(header + "".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def small(path, tokenizer=None, **options):
-    return open_corpus(str(path), tokenizer, cache=path.parent / "cache", vocab=300, **options)
+    cache = Path(path).parent / "cache"
+    return open_corpus(path, tokenizer, cache=cache, vocab=300, **options)
 
 
 def texts(examples):
@@ -75,14 +72,6 @@ def test_roles_are_found_in_tokenizers_of_bert_and_of_xlm_r():
         data.corrupt(np.array([0]), np.array([True]), np.random.default_rng(0), maskless)
 
 
-def test_a_family_of_decoders_writes_chats_in_its_own_way():
-    names = ["<bos>", "<start_of_turn>", "<end_of_turn>", "user", "model", "\n"]
-    gemma = Inner(models.WordLevel({name: index for index, name in enumerate(names)}))
-    gemma.add_special_tokens(names)
-    found = Tokenizer(gemma).special
-    assert found[:4] == (None, 0, 2, None) and found.chat == (None, (1, 3, 5), (2, 5), (1, 4, 5))
-
-
 def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_of_letters():
     tokenizer = Tokenizer.train([], 300)  # no merges: every byte is a token
     ids, = tokenizer.encode(["für 12, 日本"])
@@ -91,17 +80,15 @@ def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_of_letters():
     assert [text[index:index + 1] for index in starts] == [b" ", b" ", b",", b" "]
 
 
-def test_rows_have_their_affixes_and_too_long_a_text_is_cut_and_counted(toy, capsys):
+def test_rows_have_their_affixes_and_too_long_a_text_is_cut(toy):
     special = toy.special
     one, two = (ids.tolist() for ids in toy.tokenizer.encode(["A dog sees the cat.", "Ja."]))
     rows = data.rows_of(toy.tokenizer, ["Ja.", ""])
     assert rows == [[special.cls, *two, special.sep], [special.cls, special.sep]]
     rows = data.rows_of(toy.tokenizer, ["Ja."], (7, 8), (9,), ["A dog sees the cat."], 2)
     assert rows == [[special.cls, *one[:2], special.sep, 7, 8, *two, 9]]
-    assert not capsys.readouterr().err
     rows = data.rows_of(toy.tokenizer, ["A dog sees the cat."], (7,), (8, 9), max_length=5)
     assert rows == [[special.cls, 7, one[0], 8, 9]]
-    assert "1 of 1 texts are longer than 5 tokens" in capsys.readouterr().err
 
 
 # ---- corpora and their store
@@ -119,7 +106,8 @@ def test_the_store_holds_what_encoding_in_memory_gives_and_is_used_again(tmp_pat
         found = [corpus.ids(row, name) for row in range(40) for name in ("en", "de")]
         assert all(map(np.array_equal, found, expected))
     assert not capsys.readouterr().err
-    tsv(path, [("the dog number 0 sleeps", PAIRS[0][1]), *PAIRS[1:]])  # as long as before
+    changes = [("the dog number 0 sleeps", PAIRS[0][1]), *PAIRS[1:]]  # as long as before
+    tsv(tmp_path / "a.tsv", changes)
     changed = small(path, holdout=False).hash
     other = small(path, Tokenizer.train(["something else"] * 3, 290), holdout=False).hash
     assert len({first.hash, changed, other}) == 3
@@ -168,7 +156,7 @@ def test_one_text_can_be_run_together_in_blocks(toy):
     ({"block": 9999, "langs": "en", "holdout": False}, "a has no rows for 'all': 0 in all"),
     ({"vocab": 200}, "--vocab 200 is too small")])
 def test_what_cannot_be_opened_is_refused_in_one_line(tmp_path, options, said):
-    path = str(tsv(tmp_path / "a.tsv", PAIRS))
+    path = tsv(tmp_path / "a.tsv", PAIRS)
     with pytest.raises(BadInput, match="^[^\n]*$") as error:
         open_corpus(path, **({"vocab": 300, "cache": tmp_path} | options))
     assert said in str(error.value)

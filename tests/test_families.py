@@ -123,13 +123,13 @@ def plain_openelm(weights, tokens):
     return x, x @ w["token_embeddings.weight"].T
 
 
+@torch.no_grad()
 def test_openelm_equals_its_definition_written_out_in_float64():
     model = made_of(OPENELM).double()
-    with torch.no_grad():
-        states, logits = plain_openelm(weights(OPENELM), torch.tensor(decoders.TOKENS))
-        found = model(Packed.of([decoders.TOKENS], causal=True))
-        assert (found - states).abs().max() < 1e-12
-        assert (model.logits(found) - logits).abs().max() < 1e-12
+    states, logits = plain_openelm(weights(OPENELM), torch.tensor(decoders.TOKENS))
+    found = model(Packed.of([decoders.TOKENS], causal=True))
+    assert (found - states).abs().max() < 1e-12
+    assert (model.logits(found) - logits).abs().max() < 1e-12
     with pytest.raises(BadInput, match="the nearest, llama, cannot have layer_shapes"):
         spell(model.config, tokenizer_of("llama-3").special)
 
@@ -231,10 +231,6 @@ def test_a_row_of_next_token_prediction_is_what_the_chat_template_writes(
     assert row == gold[:len(row)]
     assert tokenizer.inner.decode(gold[len(row):]) in ("", "\n")
     assert targets == [*example[1], special.sep]
-    assert [row[i + 1] for i in batch["target_positions"].tolist()] == targets
-    every = Ntp.collate([example], None, Ntp.Config(labels="all"), special)
-    assert every["targets"].tolist() == row[1:-1]
-    assert every["target_positions"].tolist() == list(range(len(row) - 2))
 
     def generate(model, rows, stop, *_, **__):  # and an answer is asked for behind its header
         assert rows == [row[:-len(targets)]] and stop == special.sep
@@ -324,8 +320,5 @@ def test_a_decoder_without_preds_trains_with_lora_on_chats_and_is_exported(tmp_p
     assert model.config.vocab == count + 1 and after.tokenizer.special.preds == (count,)
     assert torch.equal(before.embed.weight, model.embed.weight[:-1])
     assert not torch.equal(before.blocks[0].mlp.up.weight, model.blocks[0].mlp.up.weight)
-    prefix, suffix = after.first["affixes"][0]
-    assert after.tokenizer.inner.id_to_token(prefix[0]) == "<|start_header_id|>"
-    assert after.tokenizer.inner.id_to_token(suffix[0]) == "[PRED_1]"
     again = huggingface.read(huggingface.export("out", "exported")).model
     assert torch.equal(again.embed.weight, model.embed.weight)

@@ -130,7 +130,7 @@ def test_short_rows_compute_less_than_three_times_what_is_visible():
     assert schedule.computed(plan, 1)["forward"] < 3 * packed.visible_pairs()
 
 
-@pytest.mark.parametrize("make, words", [
+@pytest.mark.parametrize("make, said", [
     (lambda: schedule.plan(Packed.of_segments([APART]).key_ranges.numpy(), 1, SMALL, SMALL),
      "must stand side by side"),
     (lambda: schedule.plan(np.array([[0, 3, 0, 0]]), 1, SMALL, SMALL), "leaves the line of 1"),
@@ -138,14 +138,11 @@ def test_short_rows_compute_less_than_three_times_what_is_visible():
     (lambda: schedule.choose((9, 0), 24, 2), "heads of 24 numbers of 2 bytes"),
     (lambda: Packed.of_segments([APART]).plan((1, 32, 4)), "--attention sdpa can"),
     (lambda: attention.attention(torch.zeros(96, 4).T, 1, 1, None, None), "make it contiguous"),
-    (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4),
-     "heads of size 24 are none of its sizes 16, 32, 64, 128"),
-    (lambda: set_attention(Model(ModelConfig(attn_softcap=5.0)), "triton", DEVICE, 4), "capped"),
-])
-def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, words):
-    with pytest.raises(ValueError, match=words) as refusal:
+    (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4), "size 24"),
+    (lambda: set_attention(Model(ModelConfig(attn_softcap=5.0)), "triton", DEVICE, 4), "capped")])
+def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, said):
+    with pytest.raises(ValueError, match=f"^[^\n]*{said}[^\n]*$"):
         make()
-    assert "\n" not in str(refusal.value)
 
 
 # ---- the kernels
@@ -303,14 +300,12 @@ def test_a_whole_model_compiles_as_one_graph(shape):
 # ---- without a GPU
 
 
-def test_triton_is_refused_in_one_line_where_it_cannot_run(monkeypatch):
-    model = Model(ModelConfig())
+def test_triton_is_refused_where_it_cannot_run(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(BadInput, match="Triton needs a CUDA GPU, and the device is cpu; --atten"):
-        set_attention(model, "triton", torch.device("cpu"), 4)
-    monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(BadInput, match="Triton is not installed here"):
-        set_attention(model, "triton", torch.device("cpu"), 4)
+    for said in ("needs a CUDA GPU, and the device is cpu", "not installed"):
+        with pytest.raises(BadInput, match=said):
+            set_attention(Model(ModelConfig()), "triton", torch.device("cpu"), 4)
+        monkeypatch.setitem(sys.modules, "triton", None)
 
 
 def test_the_project_trains_without_triton():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import data
 import train
 from corpora.program import BadInput
-from model import Model, ModelConfig
+from model import Model, ModelConfig, each_tensor
 from objectives import (
     ALIGN,
     IN_BATCH,
@@ -24,14 +24,11 @@ from objectives import (
     Mexma,
     Mlm,
     Ntp,
-    Objective,
-    Teacher,
     align,
     draw_blocks,
     epps_pulley,
     info_nce,
     koleo,
-    mse,
 )
 
 IDS = np.array([0, 1, 2, 3, 4, 57, 58, 59])
@@ -61,25 +58,10 @@ def batch_of(objective, seed=0, items=None):
     return objective.collate(items, np.random.default_rng(seed), objective.config, SPECIAL)
 
 
-def trained(objective):
-    return [p for p in objective.parameters() if p.requires_grad]
-
-
-def flat(batch):
-    """{name: value} of a batch, the tensors of its Packed among them."""
-    found = {}
-    for name, value in batch.items():
-        if not hasattr(value, "key_ranges"):
-            found[name] = value
-            continue
-        parts = ("tokens", "positions", "key_ranges", "cu_seqlens")
-        found |= {f"{name}.{part}": getattr(value, part) for part in parts}
-    return found
-
-
-def equal(one, two):
-    return all(torch.equal(one[name], two[name]) if torch.is_tensor(one[name])
-               else one[name] == two[name] for name in one)
+def gradients(loss, objective):
+    """Of every trainable parameter, zeros where the loss does not reach it."""
+    trained = [p for p in objective.parameters() if p.requires_grad]
+    return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 
 
 every = pytest.mark.parametrize("kind", OBJECTIVES.values(), ids=list(OBJECTIVES))
@@ -92,12 +74,13 @@ every = pytest.mark.parametrize("kind", OBJECTIVES.values(), ids=list(OBJECTIVES
 def test_collate_depends_on_its_examples_and_generator_alone(kind):
     objective = build(kind)
     before = (np.random.get_state()[1].copy(), torch.get_rng_state())
-    one, two, other = (flat(batch_of(objective, seed)) for seed in (0, 0, 1))
-    assert one.keys() == two.keys() and equal(one, two)
+    one, two, other = (each_tensor(batch_of(objective, seed), torch.Tensor.tolist)
+                       for seed in (0, 0, 1))
+    assert one == two
     assert (np.random.get_state()[1] == before[0]).all()
     assert torch.equal(torch.get_rng_state(), before[1])
     if any("mask" in field.name for field in fields(kind.Config)):
-        assert one["packed.tokens"].tolist() != other["packed.tokens"].tolist()
+        assert one["packed"].tokens != other["packed"].tokens
 
 
 @every
@@ -140,16 +123,10 @@ def test_accumulated_token_losses_give_the_gradient_of_one_big_batch(kind, chang
     parts = [batch_of(objective, i, items[i * 2:i * 2 + 2]) for i in range(4)]
     counts = [float(part["num_targets"][which]) for part in parts]
     assert len(set(counts)) > 1
-    expected = [torch.zeros_like(p) for p in trained(objective)]
-    for part, count in zip(parts, counts):
-        loss = objective(part)[0] * count / sum(counts)
-        grads = torch.autograd.grad(loss, trained(objective), allow_unused=True)
-        expected = [a if b is None else a + b for a, b in zip(expected, grads)]
-    for part in train.share_counts(parts, 1):
-        (objective(part)[0] / 4).backward()
-    for parameter, gradient in zip(trained(objective), expected):
-        ours = torch.zeros_like(gradient) if parameter.grad is None else parameter.grad
-        assert (ours - gradient).abs().max() < 1e-8
+    whole = sum(objective(part)[0] * count for part, count in zip(parts, counts)) / sum(counts)
+    shared = sum(objective(part)[0] for part in train.share_counts(parts, 1)) / 4
+    for one, other in zip(gradients(shared, objective), gradients(whole, objective)):
+        assert (one - other).abs().max() < 1e-8
 
 
 @every
@@ -160,7 +137,7 @@ def test_padding_behind_the_line_changes_neither_loss_nor_gradients(kind):
         padded_batch = batch | {"packed": batch["packed"].pad_to_multiple(multiple)}
         assert len(padded_batch["packed"].tokens) % multiple == 0
         loss = objective(padded_batch)[0]
-        results.append([loss, *torch.autograd.grad(loss, trained(objective))])
+        results.append([loss, *gradients(loss, objective)])
     for plain, filled in zip(*results):
         assert (plain - filled).abs().max() < 1e-12
 
@@ -173,75 +150,31 @@ def test_the_values_of_a_class_are_settings_that_exist(kind):
 
 
 def test_in_batch_says_whether_examples_are_compared():
-    assert Contrastive.in_batch(Contrastive.Config()) and Mexma.in_batch(Mexma.Config())
-    assert not Mexma.in_batch(Mexma.Config(koleo_weight=0.0))
-    assert not any(kind.in_batch(kind.Config()) for kind in (Mlm, Ntp, LlmJepa, Hybrid))
-    for kind in (Bepa, LlmJepa):
-        found = {name for name in ALIGN if kind.in_batch(kind.Config(align=name))}
+    found = {kind.name for kind in OBJECTIVES.values() if kind.in_batch(kind.Config())}
+    assert found == {"contrastive", "mexma", "bepa"}  # of mexma, by KoLeo
+    for kind, changes in ((Mexma, dict(koleo_weight=0.0)), (Bepa, {}), (LlmJepa, {})):
+        found = {name for name in ALIGN if kind.in_batch(kind.Config(align=name, **changes))}
         assert found == set(IN_BATCH)
-    assert Mexma.in_batch(Mexma.Config(koleo_weight=0.0, align="info_nce"))
 
 
 REFUSALS = [
-    (Mexma, dict(align="l1"), "align is 'l1'"),
-    (Mexma, dict(koleo_weight=-1), "koleo_weight is -1"),
-    (Mexma, dict(mask_first=1.5), "mask_first is 1.5"),
-    (Mexma, dict(mask_first=0.0), "mask_first is 0"),
-    (Mexma, dict(symmetrical=False), "--align-views dirty"),
-    (Contrastive, dict(temperature=0), "temperature is 0"),
-    (Mlm, dict(mask_ratio=-0.1), "mask_ratio is -0.1"),
-    (Bepa, dict(cls_view="seen"), "cls_view is 'seen'"),
-    (LlmJepa, dict(predictors=11), "predictors is 11"),
-    (Hybrid, dict(align="info_nce"), "align is 'info_nce'"),
-    (Hybrid, dict(target_blocks=4), "target_blocks 4"),
-    (Hybrid, dict(target_low=0.3), "target_low 0.3"),
-    (Hybrid, dict(block_base=512), "block_base is 512"),
-    (Hybrid, dict(balance_start=1.0), "balance_start is 1.0"),
-]
+    (Mexma, dict(align="l1")), (Mexma, dict(koleo_weight=-1)), (Mexma, dict(mask_first=1.5)),
+    (Mexma, dict(mask_first=0)), (Mexma, dict(symmetrical=False)),
+    (Contrastive, dict(temperature=0)), (Mlm, dict(mask_ratio=-0.1)),
+    (Bepa, dict(cls_view="seen")), (LlmJepa, dict(predictors=11)), (Hybrid, dict(align="l2")),
+    (Hybrid, dict(target_blocks=4)), (Hybrid, dict(target_low=0.3)),
+    (Hybrid, dict(block_base=512)), (Hybrid, dict(balance_start=1.0))]
 
 
-@pytest.mark.parametrize("kind, changes, message", REFUSALS, ids=str)
-def test_a_config_that_cannot_work_is_refused_in_one_line(kind, changes, message):
+@pytest.mark.parametrize("kind, changes", REFUSALS, ids=str)
+def test_a_config_that_cannot_work_is_refused_in_one_line(kind, changes):
+    (name, value), = changes.items()
     with pytest.raises(BadInput) as refusal:
         kind.Config(**changes)
-    assert message in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-class Byol(Objective):
-    """As somebody writes one in a notebook."""
-    name = "byol"
-
-    def __init__(self, model, config):
-        super().__init__(model, config)
-        self.predictor = torch.nn.Linear(model.config.width, model.config.width)
-        self.teacher = Teacher(model, 0.9)
-
-    @staticmethod
-    def collate(examples, rng, config, special):
-        return Mlm.collate(examples, rng, Mlm.Config(), special)
-
-    def forward(self, batch):
-        packed = batch["packed"]
-        guess = self.predictor(self.model.pool(self.model(packed), packed))
-        loss = mse(guess, self.model.pool(self.teacher(packed), packed))
-        return loss, {"byol": loss.detach()}
-
-    def after_step(self, progress):
-        self.teacher.update(self.model, progress)
-
-
-def test_an_objective_of_ones_own_with_a_teacher_needs_no_more_than_this():
-    objective = build(Byol, torch.float32)
-    batch, losses = batch_of(objective), []
-    optimizer = torch.optim.Adam(trained(objective), 1e-2)
-    for step in range(20):
-        loss = objective(batch)[0]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        objective.after_step(step / 20)
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0] / 2 and not Byol.in_batch(Byol.Config())
+    line = str(refusal.value)
+    assert name in line and "\n" not in line
+    if name != "symmetrical":  # whose flag is --no-symmetrical
+        assert str(value) in line
 
 
 # ---- golden numbers
@@ -273,8 +206,6 @@ def test_koleo_has_its_closed_forms_and_duplicates_stay_finite():
         assert abs(value - expected) < 0.1
         value.backward()
         assert twins.grad.isfinite().all() and twins.grad.sum(0).abs().max() < 1e-2
-    x = torch.randn(6, 5, dtype=torch.float64)
-    assert abs(koleo(x) - koleo(10 * x)) < 1e-6 and abs(koleo(x) - slow_koleo(x)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ALIGN)
@@ -425,15 +356,16 @@ def slow_sigreg(x, y, seed):
 
 
 def slow_align(kind, x, y, seed, **options):
-    if kind in ("info_nce", "sigreg"):
-        return slow_info_nce(x, y, **options) if kind == "info_nce" else slow_sigreg(x, y, seed)
+    if kind == "info_nce":
+        return slow_info_nce(x, y, **options)
+    if kind == "sigreg":
+        return slow_sigreg(x, y, seed)
     far = (x - y).abs()
-    return {"cosine": lambda: (1 - (x * y).sum(1) / x.norm(dim=1) / y.norm(dim=1)).mean(),
-            "mse": lambda: (far ** 2).mean(), "l2": lambda: (far ** 2).sum(1).sqrt().mean(),
-            "mse_unit": lambda: ((F.normalize(x) - F.normalize(y)) ** 2).mean(),
-            "smooth_l1": lambda: torch.where(far < 1, far ** 2 / 2, far - 0.5).mean(),
-            "vicreg": lambda: slow_vicreg(x, y), "barlow": lambda: slow_barlow(x, y),
-            "none": lambda: 0 * x.sum()}[kind]()
+    return {"cosine": (1 - (x * y).sum(1) / x.norm(dim=1) / y.norm(dim=1)).mean(),
+            "mse": (far ** 2).mean(), "l2": (far ** 2).sum(1).sqrt().mean(),
+            "mse_unit": ((F.normalize(x) - F.normalize(y)) ** 2).mean(),
+            "smooth_l1": torch.where(far < 1, far ** 2 / 2, far - 0.5).mean(),
+            "vicreg": slow_vicreg(x, y), "barlow": slow_barlow(x, y), "none": 0 * x.sum()}[kind]
 
 
 @pytest.mark.parametrize("kind", ALIGN)
@@ -444,14 +376,11 @@ def test_every_alignment_loss_equals_its_formula_written_out(kind):
         assert abs(ours - slow_align(kind, scale * x, y, 9)) < 1e-9
 
 
-def test_the_remedies_against_collapse_prefer_a_spread_cloud_and_plain_distances_do_not():
-    spread, point = torch.randn(64, 8, dtype=torch.float64), torch.ones(64, 8, dtype=torch.float64)
-    for kind in ALIGN[:-1]:
-        pair = [align(kind, z, z.clone()) for z in (point + 1e-3 * spread, spread)]
-        if kind in ("info_nce", "vicreg", "sigreg"):
-            assert pair[0] > pair[1] + 0.1, kind
-        elif kind != "barlow":
-            assert max(pair) < 1e-6, kind
+def test_the_remedies_against_collapse_prefer_a_spread_cloud():
+    spread = torch.randn(64, 8, dtype=torch.float64)
+    for kind in ("info_nce", "vicreg", "sigreg"):
+        point = 1 + 1e-3 * spread
+        assert align(kind, point, point) > align(kind, spread, spread) + 0.1, kind
     assert epps_pulley(torch.randn(4096, 8), 0) < 0.1 * epps_pulley(0.1 * torch.randn(4096, 8), 0)
 
 
@@ -601,12 +530,10 @@ def test_the_loss_and_its_gradients_equal_a_plain_padded_recomputation(kind, slo
         items = examples(kind, 5, seed, system=kind.causal and seed == 1)
         for parameter in objective.parameters():
             torch.nn.init.normal_(parameter, std=0.3)  # not tame, and a teacher of its own
-        if hasattr(objective, "progress"):
-            objective.progress.fill_(0.25)
+        objective.after_step(0.25 + 0.5 * seed)
         batch, results = batch_of(objective, seed, items), []
         for loss in (objective(batch)[0], slow(objective, batch, items)):
-            grads = torch.autograd.grad(loss, trained(objective), allow_unused=True)
-            results.append([loss] + [torch.zeros(1) if g is None else g for g in grads])
+            results.append([loss, *gradients(loss, objective)])
         for ours, expected in zip(*results):
             assert (ours - expected).abs().max() <= 1e-10 * max(1, expected.detach().abs().max())
 
@@ -651,28 +578,6 @@ def test_the_two_sides_of_mexma_draw_their_own_masks():
     assert first.tolist() != (second - len(batch["head_packed"].tokens) // 2).tolist()
 
 
-def state_gradients(objective, batch):
-    """Which states of the model's line get a gradient: (T,) bool"""
-    states = objective.model(batch["packed"])
-    states.retain_grad()
-    objective.model.forward = lambda packed: states
-    objective(batch)[0].backward()
-    return states.grad.abs().sum(1) > 0
-
-
-@pytest.mark.parametrize("through_tokens", [True, False])
-def test_token_gradients_decide_whether_the_vector_alone_teaches_the_encoder(through_tokens):
-    objective = build(Mexma, token_gradients=through_tokens, align="none", koleo_weight=0.0)
-    batch = batch_of(objective)
-    starts = batch["packed"].cu_seqlens[:-1].long()
-    masked, clean = starts.chunk(2)
-    expected = torch.zeros(len(batch["packed"].tokens), dtype=torch.bool)
-    expected[:clean[0]] = through_tokens
-    expected[masked] = False  # position 0 was replaced
-    expected[clean] = True
-    assert torch.equal(state_gradients(objective, batch), expected)
-
-
 def test_one_side_without_a_mask_still_trains():
     objective = build(Mexma, mask_second=0.0)
     assert objective(batch_of(objective))[0].isfinite()
@@ -702,36 +607,17 @@ def test_bepas_sentence_vector_never_sees_the_other_sentence(view):
     assert touched[:starts[1]].all() and not touched[starts[1]:].any()
 
 
-def test_bepas_hidden_sentence_keeps_its_place_and_the_masked_one_its_tokens():
-    views = ("hidden", "clean", "masked")
-    batches = [batch_of(build(Bepa, cls_view=view, order="given")) for view in views]
-    places = [batch["packed"].positions[batch["cls_index"]].tolist() for batch in batches]
-    behind = [0] * 5 + [len(a) + 2 for a, _ in examples(Bepa)]
-    assert places == [behind, [0] * 10, behind]
-    for batch in batches:
-        assert (batch["packed"].tokens[batch["cls_index"]] == SPECIAL.cls).all()
+def test_bepas_masked_view_hides_all_of_the_other_sentence():
+    row = rows_of(batch_of(build(Bepa, cls_view="masked", order="given"))["packed"])[5]
     a, b = examples(Bepa)[0]
-    row = rows_of(batches[2]["packed"])[5]  # the pass that reads CLS_1
     assert row == [SPECIAL.cls, *a, SPECIAL.sep] + [SPECIAL.mask] * (len(b) + 2)
 
 
-def test_bepas_order_puts_either_sentence_first_and_given_keeps_the_columns():
-    items, share = examples(Bepa, 400), {}
-    for order in ("given", "random"):
-        batch = batch_of(build(Bepa, order=order, mask_ratio=0.0), items=items)
-        firsts = [one[1] for one in rows_of(batch["packed"])[:400]]
-        share[order] = np.mean([one == pair[0][0] for one, pair in zip(firsts, items)])
-    assert share["given"] == 1 and 0.42 < share["random"] < 0.6
-
-
-def test_bepas_ramp_follows_the_run():
-    objective = build(Bepa, align_ramp=0.5, mask_ratio=0.0)
-    batch, losses = batch_of(objective), []
-    for progress in (0.0, 0.25, 0.5, 1.0):
-        objective.after_step(progress)
-        losses.append(float(objective(batch)[0].detach()))
-    assert losses[0] == 0 and losses[1] == pytest.approx(losses[2] / 2)
-    assert losses[2] == losses[3] > 0
+@pytest.mark.parametrize("order, low, high", [("given", 1, 1), ("random", 0.42, 0.6)])
+def test_bepas_order_puts_either_sentence_first_and_given_keeps_the_columns(order, low, high):
+    items = examples(Bepa, 400)
+    rows = rows_of(batch_of(build(Bepa, order=order, mask_ratio=0.0), items=items)["packed"])
+    assert low <= np.mean([one[1] == pair[0][0] for one, pair in zip(rows, items)]) <= high
 
 
 # ---- llm-jepa
@@ -753,18 +639,14 @@ def test_one_forward_two_rows_and_three_rows_are_equal_in_loss_and_gradient(
         objective = build(LlmJepa, shape=shape, mode=mode, **changes)
         batch = batch_of(objective, items=items)
         loss = objective(batch)[0]
-        results.append([loss, *torch.autograd.grad(loss, trained(objective))])
+        results.append([loss, *gradients(loss, objective)])
         tokens.append(len(batch["packed"].tokens))
     for other in results[1:]:
         for ours, expected in zip(results[0], other):
             assert (ours - expected).abs().max() < 1e-12
     # With [PRED]s before it, the Text's view needs a row of its own.
-    start = sum(1 + (len(item[2]) + 1 if system else 0) for item in items)
-    text, code = (sum(len(item[side]) for item in items) for side in (0, 1))
-    own = 2 * code + (predictors + 1 + 2 * end) * len(items)
     once = place == "append" or reverse or not predictors
-    assert tokens == [(start + text) * (1 if once else 2) + own, 2 * (start + text) + own,
-                      3 * start + 2 * text + own]
+    assert (tokens[0] < tokens[1]) == once and tokens[0] <= tokens[1] < tokens[2]
 
 
 @pytest.mark.parametrize("system", [False, True])
@@ -785,19 +667,6 @@ def test_no_view_of_llm_jepa_sees_what_it_must_not(system):
         at = end
 
 
-@pytest.mark.parametrize("changes, read", [
-    (dict(predictors=0), None), (dict(predictors=1), 57), (dict(predictors=3), 57),
-    (dict(predictors=2, pred_position="prepend"), None), (dict(predictors=2, reverse=True), 57)])
-@pytest.mark.parametrize("mode", ["one-forward", "two-row", "three-row"])
-def test_the_vector_is_read_at_the_last_pred_or_the_last_token_of_the_view(changes, read, mode):
-    objective, items = build(LlmJepa, mode=mode, **changes), examples(LlmJepa, 4)
-    batch = batch_of(objective, items=items)
-    expected = [[int(pair[side][-1]) for pair in items] for side in (0, 1)]
-    if read:
-        expected[objective.config.reverse] = [read] * 4
-    assert batch["packed"].tokens[batch["vector_index"]].tolist() == expected
-
-
 def test_the_affixes_of_a_text_are_what_stands_around_it_in_its_view():
     config = LlmJepa.Config(predictors=3)
     assert LlmJepa.affixes(config, SPECIAL) == (((), (59, 58, 57)), ((), ()))
@@ -809,15 +678,6 @@ def test_the_affixes_of_a_text_are_what_stands_around_it_in_its_view():
     assert Ntp.affixes(Ntp.Config(), special) == (((8, 9), (3,)), ((11,), (3,)))
 
 
-@pytest.mark.parametrize("labels", ["answer", "all"])
-def test_the_targets_of_next_token_prediction_spell_the_answer_and_its_stop_token(labels):
-    items = examples(Ntp, 4) + examples(Ntp, 3, system=True)
-    batch, wanted = batch_of(build(Ntp, labels=labels), items=items), []
-    for prompt, item in zip(prompts_of(items), items):
-        wanted += [*item[1], SPECIAL.sep] if labels == "answer" else [*prompt[1:], *item[1]]
-    assert batch["targets"].tolist() == wanted and batch["num_targets"].tolist() == [len(wanted)]
-
-
 def test_jepa_dropout_skips_the_views_and_their_tokens_at_its_rate():
     objective = build(LlmJepa, jepa_dropout=0.75)
     batches = [batch_of(objective, seed) for seed in range(400)]
@@ -827,13 +687,6 @@ def test_jepa_dropout_skips_the_views_and_their_tokens_at_its_rate():
     assert all(torch.equal(batch["packed"].tokens, plain) for batch in skipped)
     loss, terms = objective(skipped[0])
     assert float(terms["jepa"]) == 0 and loss == objective.config.gamma * terms["ntp"]
-
-
-def test_both_views_of_llm_jepa_learn():
-    objective = build(LlmJepa, gamma=0.0)
-    batch = batch_of(objective)
-    learning = state_gradients(objective, batch).nonzero()[:, 0].tolist()
-    assert set(learning) == set(batch["vector_index"].flatten().tolist())
 
 
 # ---- hybrid
@@ -913,15 +766,6 @@ def test_blocks_do_not_see_each_other_in_the_predictor():
     assert packed.visible_pairs() == int((lengths ** 2).sum())
 
 
-def test_a_batch_of_ragged_rows_weighs_every_hidden_token_alike():
-    objective = build(Hybrid, balance="fixed", balance_start=1.0)
-    batch = batch_of(objective, items=examples(Hybrid, 3))
-    predicted = objective.predict(objective.model(batch["packed"]), batch).detach()
-    target = objective.teacher(batch["clean"])[batch["target_index"]]
-    each = 1 - F.cosine_similarity(predicted, target, dim=-1)
-    assert objective(batch)[1]["latent"] == pytest.approx(float(each.mean()), abs=1e-9)
-
-
 def test_a_starving_lambda_is_told():
     objective = build(Hybrid)
     assert objective.warning() == ""
@@ -936,11 +780,8 @@ def test_the_teacher_has_no_gradient_no_dropout_and_follows_the_schedule():
     objective.train()
     batch, teacher = batch_of(objective), objective.teacher
     assert not any(p.requires_grad for p in teacher.parameters())
-    assert not any(module.training for module in teacher.modules())
-    assert torch.equal(teacher(batch["clean"]), teacher(batch["clean"]))
-    assert not teacher(batch["clean"]).requires_grad
-    objective(batch)[0].backward()
-    assert all(p.grad is None for p in teacher.parameters())
+    states = teacher(batch["clean"])
+    assert torch.equal(states, teacher(batch["clean"])) and not states.requires_grad
     with torch.no_grad():
         for p in objective.model.parameters():
             p.add_(1.0)
@@ -949,6 +790,3 @@ def test_the_teacher_has_no_gradient_no_dropout_and_follows_the_schedule():
         objective.after_step(progress)
         for p, old, student in zip(teacher.parameters(), before, objective.model.parameters()):
             assert torch.allclose(p, old + step * (student - old), atol=1e-6)
-    copycat = Teacher(build(Hybrid, torch.float32).model, momentum=0.0)
-    copycat.update(objective.model, 0.0)
-    assert all(map(torch.equal, copycat.parameters(), objective.model.parameters()))

