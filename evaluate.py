@@ -27,20 +27,19 @@ from corpora.text import write_atomic
 from data import Tokenizer, rows_of
 from model import KeyValueCache, Packed, load
 
-# ---- embed and generate
+# ---- embed
 
 
 @contextlib.contextmanager
 def in_eval_mode(model):
-    """Without dropout and gradients; afterwards each module is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Without dropout and gradients; afterwards the model is in the mode that it was in."""
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, training in modes:  # not model.train(): a part may be frozen
-            module.training = training
+        model.train(was_training)
 
 
 def token_batches(lengths, tokens):
@@ -71,38 +70,41 @@ def read_rows(model, rows, read, tokens_per_batch=4096, progress=False):
     return found
 
 
-def embed_rows(model, rows, tokens_per_batch=4096, progress=False, pool=None):
+def text_rows(model, tokenizer, texts, prefix, suffix, max_length):
+    """N texts -> rows of ids [CLS] prefix text suffix, the suffix None being [SEP]."""
+    suffix = [tokenizer.special.sep] if suffix is None else suffix
+    # As in training max_length is of the text alone, without what stands around it
+    longest = 1 + len(prefix) + (max_length or math.inf) + len(suffix)
+    return rows_of(tokenizer, texts, prefix, suffix,
+                   max_length=min(longest, model.config.max_positions))
+
+
+def embed_rows(model, rows, progress=False, pool=None):
     """N rows of ids -> vectors (N, D), float32 on the CPU."""
 
     def read(packed):
         return model.pool(model(packed), packed, pool).float().cpu()  # (rows of the batch, D)
 
-    vectors = read_rows(model, rows, read, tokens_per_batch, progress)  # N of (D,)
+    vectors = read_rows(model, rows, read, progress=progress)  # N of (D,)
     return torch.stack(vectors) if rows else torch.empty(0, model.config.width)
 
 
-def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None, progress=False,
-          pool=None):
-    """N texts -> vectors (N, D), float32 on the CPU, of rows [CLS] prefix text suffix, the suffix
-    None being [SEP], cut to max_length tokens or what the model takes."""
-    longest = min(max_length or math.inf, model.config.max_positions)  # in tokens
-    rows = rows_of(tokenizer, texts, prefix, suffix, max_length=longest)
-    return embed_rows(model, rows, progress=progress, pool=pool)
+def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None, progress=False):
+    """N texts -> vectors (N, D), float32 on the CPU, of their `text_rows`."""
+    rows = text_rows(model, tokenizer, texts, prefix, suffix, max_length)
+    return embed_rows(model, rows, progress)
+
+
+# ---- generate
 
 
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384, progress=False):
-    """Greedy continuations of prompts -> (lists of ids without the stop token, ended with it?).
-
-    An answer ends after max_new tokens, stop included, or with the model's positions. ValueError
-    for an empty or too long prompt, BadInput for a model that gives NaN.
+    """Greedy continuations of rows of ids, of at most max_new tokens, stop included, and no longer
+    than the model takes -> (lists of ids without the stop token, ended with it?). BadInput for NaN.
     """
-    longest = model.config.max_positions
     device = next(model.parameters()).device
-    for prompt in prompts:
-        if not 0 < len(prompt) <= longest:
-            raise ValueError(f"a prompt has {len(prompt)} tokens: it must have 1 to {longest}")
     rows = [list(prompt) for prompt in prompts]
-    limits = [min(len(row) + max_new, longest) for row in rows]
+    limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
     stopped = [False] * len(rows)
     batches = token_batches(limits, tokens_per_batch)
     with in_eval_mode(model):
@@ -118,9 +120,11 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384, progress=Fal
                 if logits.isnan().any():
                     raise BadInput("the model gives NaN for a token: its training has diverged")
                 for i, token in zip(active, logits.argmax(1).tolist()):
-                    if len(rows[i]) == end:  # else its prompt says what comes here
-                        stopped[i] = token == stop
-                        rows[i] += [] if stopped[i] else [token]
+                    if len(rows[i]) > end:
+                        continue  # its prompt says what comes here
+                    stopped[i] = token == stop
+                    if not stopped[i]:
+                        rows[i].append(token)
                 start = end
                 end += 1  # from now on a token at a time
                 kept = [place for place, i in enumerate(active)
@@ -138,26 +142,6 @@ class Answers(NamedTuple):
     written: list
     stopped: list  # did it end with the stop token?
     cut: int       # how many prompts were
-
-
-def answer(model, tokenizer, prompts, golds, max_new=None, progress=False, system=None,
-           max_system=None):
-    """What a causal model writes after [CLS] (system [SEP]) prompt [SEP], up to [SEP] -> Answers.
-
-    A prompt that fills the model is cut, to leave room for max_new tokens: by default twice the
-    longest gold text + 8.
-    """
-    special = tokenizer.special
-    longest = model.config.max_positions
-    max_new = max_new or 2 * max(len(ids) for ids in tokenizer.encode(golds)) + 8
-    suffix = [*special.chat.end, *special.chat.assistant]  # [SEP], or a chat model's own marks
-    rows = rows_of(tokenizer, prompts, special.chat.user, suffix, system, max_system)
-    kept = max(longest // 2, longest - max_new) - len(suffix)
-    full = [i for i, row in enumerate(rows) if len(row) >= longest]
-    for i in full:
-        rows[i] = [*rows[i][:kept], *suffix]
-    written, stopped = generate(model, rows, special.sep, max_new, progress=progress)
-    return Answers(prompts, golds, [tokenizer.decode(ids) for ids in written], stopped, len(full))
 
 
 def exact(written, gold):
@@ -180,6 +164,12 @@ def percent(flags):
     return 100 * mean(flags) if flags else None
 
 
+def with_mean(metric, values):
+    """{detail: value} -> {metric: their mean, "metric/detail": value, ...}."""
+    details = {f"{metric}/{detail}": value for detail, value in values.items()}
+    return {metric: mean(values.values())} | details
+
+
 def answer_scores(answers, judged, train_texts=None):
     """{metric: True, False or None (left out) of each answer} -> {metric: percent}, and counts.
     `train_texts`, a set: the first metric once more, where prompt or gold text is not in it."""
@@ -200,146 +190,81 @@ def answer_scores(answers, judged, train_texts=None):
 
 # ---- retrieval: is a sentence's translation found among all sentences of the other language?
 
-MARGINS = ("ratio", "distance", "absolute")
-
 
 def unit(z):
-    """Rows scaled to length 1: (N, D) -> (N, D) float64. ValueError for another shape, and for NaN
-    and infinity, whose ranking would look like a result."""
-    # An array is copied: a memory map may be read-only
-    z = z.detach().double() if torch.is_tensor(z) else torch.tensor(z, dtype=torch.float64)
-    if z.ndim != 2 or not z.isfinite().all():
-        raise ValueError(f"vectors must be (N, D), without NaN and infinity; here {tuple(z.shape)}")
-    return z / z.norm(dim=1, keepdim=True).clamp(min=1e-300)  # a zero row stays zero
-
-
-def check_pairs(x, y):
-    """ValueError unless row i of x can belong to row i of y: (N, D) both, one row at least."""
-    if len(x.shape) != 2 or x.shape != y.shape or not len(x):
-        raise ValueError(f"x {tuple(x.shape)} and y {tuple(y.shape)} must both be (N, D), N > 0")
+    """Rows scaled to length 1: (N, D) -> (N, D) float64. ValueError for NaN and infinity, whose
+    ranking would look like a result."""
+    z = torch.as_tensor(z).double()
+    if not z.isfinite().all():
+        raise ValueError("vectors must be finite")
+    return F.normalize(z, dim=1, eps=1e-300)  # a zero row stays zero
 
 
 class Nearest(NamedTuple):
     cosines: torch.Tensor  # (N, k) float64, best first
     indices: torch.Tensor  # (N, k)
 
-    def update(self, rows, cosines, start):
-        """Take in the cosines (n, m) of a slice of the rows to rows start, start + 1, ..."""
-        k = self.cosines.shape[1]
-        top = cosines.topk(min(k, cosines.shape[1]), dim=1)                   # (n, k)
-        best = torch.cat([self.cosines[rows], top.values], 1).topk(k, dim=1)  # of 2 k
-        indices = torch.cat([self.indices[rows], top.indices + start], 1)
-        self.cosines[rows] = best.values
-        self.indices[rows] = indices.gather(1, best.indices)
+
+def search(x, y, k):
+    """The k <= M rows of y nearest to each row of x by cosine: (N, D), (M, D) -> Nearest, exact."""
+    targets = unit(y)  # (M, D)
+    found = []
+    # At most 16 million cosines at once
+    for rows in torch.as_tensor(x).split(max(1, 2 ** 24 // len(targets))):
+        found.append((unit(rows) @ targets.T).topk(k, dim=1))  # (n, M) -> (n, k)
+    return Nearest(*map(torch.cat, zip(*found)))
 
 
-def search(x, y, k, back=0, block=2048):
-    """The k rows of y nearest to each row of x, and the `back` rows of x nearest to each row of y,
-    by cosine, exact: (N, D), (M, D) -> Nearest (N, k), Nearest (M, back). ValueError unless the
-    widths agree, k <= M and back <= N."""
-    if x.shape[1:] != y.shape[1:] or not 1 <= k <= len(y) or back > len(x):
-        raise ValueError(f"{k} neighbours of x {tuple(x.shape)} in y {tuple(y.shape)}: k must be "
-                         f"1..{len(y)}, and the widths equal")
-    sides = []
-    for shape in ((len(x), k), (len(y), back)):
-        device = x.device if torch.is_tensor(x) else "cpu"
-        nothing = torch.full(shape, -math.inf, dtype=torch.float64, device=device)
-        sides.append(Nearest(nothing, torch.zeros_like(nothing, dtype=torch.int64)))
-    # Memory maps may be large: only a block at a time becomes unit rows in float64
-    for i in range(0, len(x), block):
-        queries = unit(x[i:i + block])                  # (n, D)
-        for j in range(0, len(y), block):
-            cosines = queries @ unit(y[j:j + block]).T  # (n, m)
-            sides[0].update(slice(i, i + block), cosines, j)
-            if back:
-                sides[1].update(slice(j, j + block), cosines.T, i)
-    return sides
+def by_margin(nearest, back, score=torch.div):
+    """Which of the rows j of y `nearest` to a row i of x has the highest score(cos, m), by default
+    cos / m, m = (mean cos of i to its nearest + mean cos of j to its nearest) / 2? `back`: nearest
+    rows of x to those of y -> scores (N,), rows of y (N,). [Artetxe & Schwenk 2019]"""
+    # A hub is near to everything: its large m keeps it from being everybody's translation
+    m = (nearest.cosines.mean(1, keepdim=True) + back.cosines.mean(1)[nearest.indices]) / 2
+    best = score(nearest.cosines, m).max(1, keepdim=True)  # (N, k) -> (N, 1)
+    return best.values[:, 0], nearest.indices.gather(1, best.indices)[:, 0]
 
 
-def by_margin(sides, margin):
-    """What margin-based mining takes, of what `search` found both ways -> (scores (N,), rows of y
-    (N,)), (scores (M,), rows of x (M,)). [Artetxe & Schwenk 2019]
-
-    Of the k nearest j of i the one with the highest cos / m (ratio), cos - m (distance) or cos
-    (absolute), m = (mean cos of i to its k nearest + mean cos of j to its k nearest) / 2.
-    """
-    if margin not in MARGINS:
-        raise ValueError(f"margin {margin!r} is not one of {', '.join(MARGINS)}")
-    taken = []
-    for side, other in (sides, sides[::-1]):
-        scores = side.cosines                                                         # (N, k)
-        # A hub is near to everything: its large m keeps it from being everybody's translation
-        m = (scores.mean(1, keepdim=True) + other.cosines.mean(1)[side.indices]) / 2  # (N, k)
-        if margin == "ratio":
-            scores = scores / m
-        elif margin == "distance":
-            scores = scores - m
-        best = scores.max(1, keepdim=True)                                            # (N, 1)
-        taken.append((best.values[:, 0], side.indices.gather(1, best.indices)[:, 0]))
-    return taken
-
-
-def mine_both(x, y, margin="ratio", k=4):
-    """`by_margin` of all rows; with fewer than k rows, k is what there is."""
-    return by_margin(search(x, y, min(k, len(y)), min(k, len(x))), margin)
-
-
-def mine(x, y, margin="ratio", k=4):
+def mine(x, y, k=4):
     """The row of y that margin-based mining takes for each row of x: (N, D), (M, D) -> (N,)."""
-    return mine_both(x, y, margin, k)[0][1]
+    return by_margin(search(x, y, min(k, len(y))), search(y, x, min(k, len(x))))[1]
 
 
 def mistakes(found, texts=None):
-    """Found rows (N,) -> wrong (N,) bool. Right is one's own row or, given texts, an equal text."""
-    wrong = found.cpu() != torch.arange(len(found))  # (N,)
-    for i in wrong.nonzero()[:, 0].tolist() if texts is not None else ():
-        wrong[i] = texts[found[i]] != texts[i]
-    return wrong
+    """Is a found row (N,) wrong? Right is one's own row or, given texts, an equal text."""
+    pairs = enumerate(found.tolist())
+    if texts is None:
+        return [i != j for i, j in pairs]
+    return [texts[i] != texts[j] for i, j in pairs]
 
 
-def error_rate(found, texts=None):
-    return 100 * mistakes(found, texts).double().mean().item()
+def xsim(x, y, texts=None, k=4):
+    """Percent of the rows of x whose translation is not found in y: (N, D), (N, D) -> 0..100.
+    [Heffernan et al. 2022; with the texts of y as LASER's command]"""
+    return percent(mistakes(mine(x, y, k), texts))
 
 
-def xsim(x, y, margin="ratio", k=4, texts=None):
-    """Percent of the rows of x whose translation is not found in y: (N, D), (N, D) -> 0..100. With
-    the texts of y an equal text is as good, as in LASER's command. [Heffernan et al. 2022]"""
-    check_pairs(x, y)
-    return error_rate(mine(x, y, margin, k), texts)
-
-
-def xsim_all(x, y, k=4, texts=None):
-    """From one search: xsim by each margin, "top1" from x to y, and "top1_back"."""
-    check_pairs(x, y)
-    sides = search(x, y, min(k, len(y)), min(k, len(x)))
-    scores = {margin: error_rate(by_margin(sides, margin)[0][1], texts) for margin in MARGINS}
-    there, back = by_margin(sides, "absolute")  # the nearest, each way
-    return scores | {"top1": 100 - error_rate(there[1]), "top1_back": 100 - error_rate(back[1])}
-
-
-def xsim_plus(x, y, negatives, sources, types, margin="ratio", k=4, texts=None):
-    """xsim when y is joined by M altered copies of its rows, and which did harm. [Chen et al. 2023]
-
-    (N, D), (N, D), (M, D), of each negative the row it was made from and its error, the texts of y
-    and the negatives -> {"xsim++": percent wrong, each error: percent that took it of their own
-    translation, "misaligned": percent that took anything else}.
-    """
-    check_pairs(x, y)
+def xsim_plus(x, y, negatives, hard, texts):
+    """xsim when y (N, D) is joined by M altered copies of its rows: negatives (M, D), hard [(text,
+    row it was made from, type)], texts of y -> {"xsim++": percent wrong, "xsim++/TYPE": percent
+    that took such a copy of their own, "xsim++/misaligned": anything else}. [Chen et al. 2023]"""
     # More targets change the margin of every row: nothing of xsim can be used again
-    found = mine(x, torch.cat([torch.as_tensor(y), torch.as_tensor(negatives)]), margin, k)
-    wrong = mistakes(found, texts)  # (N,)
-    counts = dict.fromkeys([*sorted(set(types)), "misaligned"], 0)
-    for i in wrong.nonzero()[:, 0].tolist():
-        j = int(found[i]) - len(y)  # below 0: an unaltered row of y
-        own = j >= 0 and (sources[j] == i or texts is not None and texts[sources[j]] == texts[i])
-        counts[types[j] if own else "misaligned"] += 1
-    shares = {name: 100 * count / len(x) for name, count in counts.items()}
-    return {"xsim++": 100 * wrong.double().mean().item()} | shares
+    found = mine(x, torch.cat([y, negatives]))  # (N,)
+    wrong = mistakes(found, [*texts, *(text for text, _, _ in hard)])
+    counts = dict.fromkeys([*sorted({kind for _, _, kind in hard}), "misaligned"], 0)
+    for i, j in enumerate(found.tolist()):
+        error = "misaligned"
+        if j >= len(y):  # an altered row
+            _, source, kind = hard[j - len(y)]
+            error = kind if texts[source] == texts[i] else error
+        counts[error] += wrong[i]
+    shares = {f"xsim++/{error}": 100 * count / len(x) for error, count in counts.items()}
+    return {"xsim++": percent(wrong)} | shares
 
 
 def top1(x, y):
     """Percent of the rows of x whose nearest row of y by cosine is their own."""
-    return 100 - xsim(x, y, "absolute")
+    return 100 - percent(mistakes(search(x, y, 1).indices[:, 0]))
 
 
 # ---- geometry: is the space in use, or has the encoder collapsed?
@@ -347,7 +272,7 @@ def top1(x, y):
 
 def spectrum(z, center):
     """Singular values in float64, largest first: (N, D) -> (min(N, D),)."""
-    z = torch.as_tensor(z).detach().double()
+    z = torch.as_tensor(z).double()
     floor = 1e-7 * z.norm()  # below is the rounding of float32 vectors: one point has no directions
     if center:
         z = z - z.mean(0)
@@ -356,34 +281,29 @@ def spectrum(z, center):
     return torch.where(s > floor, s, 0)
 
 
-def entropy(p):
-    """-sum p log p in nats, with 0 log 0 = 0: (n,) -> float."""
-    return -torch.special.xlogy(p, p).sum().item()
-
-
-def rankme(z, center=False, normalize=False, epsilon=1e-7):
-    """exp(entropy of s / sum s + epsilon), s the singular values: (N, D) -> 1..min(N, D), the
-    directions in use. [Garrido et al. 2023; BERT-JEPA's code: normalize=True, epsilon=1e-10]"""
+def rankme(z):
+    """exp(-sum p log p), p = s / sum s + 1e-7, s the singular values: (N, D) -> 1..min(N, D), the
+    directions in use. [Garrido et al. 2023]"""
     # It grows with N: compare what was measured on equally many rows
-    s = spectrum(unit(z) if normalize else z, center)
-    return math.exp(entropy(s / s.sum().clamp(min=1e-300) + epsilon))
+    s = spectrum(z, center=False)
+    p = s / s.sum().clamp(min=1e-300) + 1e-7
+    return math.exp(torch.special.entr(p).sum().item())
 
 
-def uniformity(z, t=2):
-    """log mean exp(-t |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one point)
-    ..-2t (the whole sphere). [Wang & Isola 2020, sec. 4]"""
+def uniformity(z):
+    """log mean exp(-2 |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one point)
+    ..-4 (the whole sphere). [Wang & Isola 2020, sec. 4]"""
     u = unit(z)  # (N, D)
     # |u_i - u_j|^2 = 2 - 2 cos; i = j is no pair, and would bias the mean upwards
-    total = -(2 * t * (u.square().sum(1) - 1)).exp().sum().item()
+    total = -(4 * (u.square().sum(1) - 1)).exp().sum().item()
     for rows in u.split(1024):
-        total += (2 * t * (rows @ u.T - 1)).exp().sum().item()  # (1024, N)
+        total += (4 * (rows @ u.T - 1)).exp().sum().item()  # (1024, N)
     return math.log(total / (len(u) * (len(u) - 1)))
 
 
 def alignment(x, y, power=2):
     """mean |u_i - v_i|^power of matched unit rows: (N, D), (N, D) -> 0 (best)..2^power.
     [Wang & Isola 2020, sec. 4]"""
-    check_pairs(x, y)
     return (unit(x) - unit(y)).norm(dim=1).pow(power).mean().item()
 
 
@@ -394,11 +314,9 @@ def std(z):
     return u.std(0, correction=0).mean().item() * math.sqrt(u.shape[1])
 
 
-def random_cosine(x, y=None):
-    """Mean cosine of row i of x and row j != i of y (None: of x): (N, D), (N, D), N > 1 -> -1..1.
-    [BERT-JEPA, tables 4-7, unrelated]"""
-    y = x if y is None else y
-    check_pairs(x, y)
+def random_cosine(x, y):
+    """Mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1. [BERT-JEPA,
+    tables 4-7, unrelated]"""
     u = unit(x)  # (N, D)
     v = unit(y)  # (N, D)
     # All pairs together are the product of two sums
@@ -409,22 +327,23 @@ def cosine_table(vectors):
     """Mean cosines of {language: (N, D), aligned}: "same" (unrelated sentences of one language),
     "translations", "different" (unrelated, of two), and of each pair. [BERT-JEPA, tables 4-7]"""
     first, *others = vectors
-    same = {name: random_cosine(z) for name, z in vectors.items()}
+    same = {name: random_cosine(z, z) for name, z in vectors.items()}
     means = {"same": mean(same.values())}
-    pairs = {}  # "same/de-en": of de alone, en alone, and so on
+    translations = {}
+    different = {}
     for other in others:
-        pairs[f"same/{other}-{first}"] = (same[other] + same[first]) / 2
-        products = unit(vectors[other]) * unit(vectors[first])  # (N, D)
-        pairs[f"translations/{other}-{first}"] = products.sum(1).mean().item()
-        pairs[f"different/{other}-{first}"] = random_cosine(vectors[other], vectors[first])
-    for kind in ("translations", "different") if others else ():
-        means[kind] = mean([pairs[f"{kind}/{other}-{first}"] for other in others])
-    return means | pairs
+        pair = f"{other}-{first}"
+        means[f"same/{pair}"] = (same[other] + same[first]) / 2  # each alone
+        products = unit(vectors[other]) * unit(vectors[first])   # (N, D)
+        translations[pair] = products.sum(1).mean().item()
+        different[pair] = random_cosine(vectors[other], vectors[first])
+    if others:
+        means |= with_mean("translations", translations) | with_mean("different", different)
+    return means
 
 
 def geometry(vectors):
-    """Every geometry metric of {language: (N, D), aligned}, N > 1: means over the languages, or
-    over each language and the first."""
+    """{language: (N, D), aligned}, N > 1 -> means over languages, or over pairs with the first."""
     first, *others = vectors.values()
     scores = {"rankme": mean([rankme(z) for z in vectors.values()])}
     scores["rankme_share"] = 100 * scores["rankme"] / min(first.shape)
@@ -436,7 +355,7 @@ def geometry(vectors):
 
 
 def diagnose(results, views=2):
-    """Is the encoder collapsing? Results of `geometry` or `run` -> (they, "verdict"), a line."""
+    """Is the encoder collapsing? Results of `geometry` or `run` -> measures and verdict, a line."""
     found = {name.removeprefix("geometry/"): value for name, value in results.items()}
     # Either alone is half of it: a pretrained BERT has a random cosine of .99 and can be trained
     # [BERT-JEPA, table 4]; vectors on a line through 0 have one of 0
@@ -455,16 +374,15 @@ def diagnose(results, views=2):
     else:
         verdict = "ok"
     positive = f" | cos(pos) {found['cosine/translations']:.2f}" if pairs else ""
-    return found | {"verdict": verdict}, (
-        f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) "
-        f"{together:.2f}{positive} | unif {found['uniformity']:.2f} | std {found['std']:.2f} -> "
-        + verdict)
+    return (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) "
+            f"{together:.2f}{positive} | unif {found['uniformity']:.2f} | std {found['std']:.2f} "
+            f"-> {verdict}")
 
 
 # ---- the probe: what do vectors know of a sentence?
 
 
-def linear_probe(x, labels, queries, gold, penalty=1e-2):
+def linear_probe(x, labels, queries, gold):
     """Percent of the queries (M, D) whose class a linear map finds, trained on x (N, D), N labels:
     ridge regression on one-hot classes, in closed form."""
     classes = sorted(set(labels), key=str)
@@ -474,7 +392,7 @@ def linear_probe(x, labels, queries, gold, penalty=1e-2):
     z = x.double() - center                                          # (N, D)
     gram = z.T @ z                                                   # (D, D)
     # The penalty is relative to the mean variance of a dimension: scale does not count
-    gram.diagonal().add_(penalty * gram.diagonal().mean() + 1e-300)
+    gram.diagonal().add_(.01 * gram.diagonal().mean() + 1e-300)
     weight = torch.linalg.solve(gram, z.T @ targets)                 # (D, classes)
     scores = (queries.double() - center) @ weight + targets.mean(0)  # (M, classes)
     found = scores.argmax(1).tolist()                                # (M,)
@@ -483,14 +401,12 @@ def linear_probe(x, labels, queries, gold, penalty=1e-2):
 
 def rank_correlation(a, b):
     """Spearman's: correlation of the ranks, (N,), (N,) -> -1..1; 0 if either is constant."""
-    centred = []
+    ranks = []
     for values in (a, b):
         values = torch.as_tensor(values, dtype=torch.float64)  # (N,)
         _, place, count = values.unique(return_inverse=True, return_counts=True)
-        ranks = (count.cumsum(0) - (count.double() - 1) / 2)[place]  # equal values share theirs
-        centred.append(ranks - ranks.mean())
-    x, y = centred
-    return (x @ y / (x.norm() * y.norm()).clamp(min=1e-300)).item()  # 0 / 0 is no correlation
+        ranks.append((count.cumsum(0) - (count.double() - 1) / 2)[place])  # equal ones share theirs
+    return torch.corrcoef(torch.stack(ranks))[0, 1].nan_to_num().item()  # 0 / 0 is no correlation
 
 
 # ---- a model and the rows it is asked about
@@ -498,15 +414,15 @@ def rank_correlation(a, b):
 
 @dataclass
 class Evaluation:
-    """A model and the rows it is evaluated on; vectors and answers are made once for all tasks.
-    BadInput if there are fewer than two rows, or a vector is not finite."""
+    """A model and the rows it is asked about; vectors and answers are made once for all tasks.
+    BadInput for fewer than two rows, or a vector that is not finite."""
     model: torch.nn.Module
     tokenizer: Tokenizer
     rows: corpora.EvaluationRows
     affixes: Any = None             # (prefix, suffix) of the first column, and of the others
-    max_system: int = 0             # tokens of a chat's system text that open its row
+    max_length: int | None = None   # tokens of a text, the rest is cut; None: all the model takes
     progress: bool = False
-    train_texts: set | None = None  # of `answer_scores`
+    config: dict | None = None      # of the run, which names its training data
     answer_limit: int | None = 200  # rows that are answered
     max_new: int | None = None      # tokens of an answer
     views: int = 2                  # texts of a training example
@@ -515,9 +431,9 @@ class Evaluation:
     def __post_init__(self):
         self.texts = self.rows.texts    # {column: N texts}, aligned
         self.hard = self.rows.hard      # [(text, row of the first column, type of error)]
-        self.system = self.rows.system  # N texts or None
+        self.system = self.rows.system  # N texts that open a chat, or None
         self.affixes = self.affixes or (((), None), ((), None))
-        self.count = len(next(iter(self.texts.values())))
+        self.count = len(next(iter(self.texts.values())))  # N
         if self.count < 2:
             raise BadInput(f"{self.rows.name} gives {self.count} rows: an evaluation needs at "
                            "least 2")
@@ -530,68 +446,71 @@ class Evaluation:
                            "training has diverged")
         return found
 
-    def row_ids(self, texts, affixes, system=None):
-        longest = self.model.config.max_positions
-        return rows_of(self.tokenizer, texts, *affixes, system, self.max_system, longest)
+    def row_ids(self, texts, affixes):
+        return text_rows(self.model, self.tokenizer, texts, *affixes, self.max_length)
 
     def embed(self, rows, pool=None):
         """N rows of ids -> (N, D)."""
-        pool = pool or self.pool
-        return self.checked(embed_rows(self.model, rows, progress=self.progress, pool=pool))
+        return self.checked(embed_rows(self.model, rows, self.progress, pool or self.pool))
 
     def encode(self, texts, pool=None):
         """N texts -> (N, D), as those of the first column are."""
         return self.embed(self.row_ids(texts, self.affixes[0]), pool)
 
-    def states(self, rows):
-        """Rows of ids -> the last layer's states of their tokens, a list of (L, D), float32."""
-
-        def read(packed):
-            return self.model(packed).float().cpu().split(packed.cu_seqlens.diff().tolist())
-
-        return self.checked(read_rows(self.model, rows, read, progress=self.progress))
-
     @functools.cached_property
     def ids(self):
-        """{column: N rows of ids}"""
-        rows = {}
+        """{column: N rows of ids}, each [CLS] (system [SEP]) prefix text suffix."""
+        chat = self.tokenizer.special.chat
+        openings = self.system and self.row_ids(self.system, (chat.system, chat.end))
+        found = {}
         for name, texts in self.texts.items():
-            rows[name] = self.row_ids(texts, self.affixes[1 if rows else 0], self.system)
-        return rows
-
-    def pooled(self, pool=None):
-        """{column: (N, D)}, with another pooling than the model's."""
-        rows = sum(self.ids.values(), [])
-        return dict(zip(self.ids, self.embed(rows, pool).split(self.count)))
+            rows = self.row_ids(texts, self.affixes[1 if found else 0])
+            if openings:
+                rows = [[*opening, *row[1:]] for opening, row in zip(openings, rows)]  # one [CLS]
+            found[name] = rows
+        return found
 
     @functools.cached_property
     def vectors(self):
-        return self.pooled()
-
-    @functools.cached_property
-    def negatives(self):
-        return self.encode([text for text, _, _ in self.hard])  # (M, D)
-
-    def answers_of(self, rows):
-        """Answers to some rows."""
-
-        def few(texts):
-            return [texts[row] for row in rows]
-
-        prompts, golds = map(few, self.texts.values())
-        system = self.system and few(self.system)
-        return answer(self.model, self.tokenizer, prompts, golds, self.max_new, self.progress,
-                      system, self.max_system)
+        """{column: (N, D)}"""
+        rows = sum(self.ids.values(), [])
+        return dict(zip(self.ids, self.embed(rows).split(self.count)))
 
     @functools.cached_property
     def answers(self):
-        return self.answers_of(range(self.count)[:self.answer_limit])
+        return self.answers_of(slice(self.answer_limit))
 
-    @property
-    def pairs(self):
-        """("de-en", vectors of de, vectors of en) of every other column and the first."""
-        first, *others = self.vectors
-        return [(f"{other}-{first}", self.vectors[other], self.vectors[first]) for other in others]
+    def answers_of(self, rows):
+        """What a causal model writes after [CLS] (system [SEP]) prompt [SEP], up to [SEP], of a
+        slice of the rows -> Answers."""
+        prompts, golds = (texts[rows] for texts in self.texts.values())
+        system = self.system and self.system[rows]
+        special = self.tokenizer.special
+        longest = self.model.config.max_positions
+        max_new = self.max_new or 2 * max(map(len, self.tokenizer.encode(golds))) + 8
+        suffix = [*special.chat.end, *special.chat.assistant]  # [SEP], or a chat model's own marks
+        ids = rows_of(self.tokenizer, prompts, special.chat.user, suffix, system, self.max_length)
+        # A prompt that fills the model makes room for its answer
+        kept = max(longest // 2, longest - max_new) - len(suffix)
+        cut = 0
+        for i, row in enumerate(ids):
+            if len(row) >= longest:
+                ids[i] = [*row[:kept], *suffix]
+                cut += 1
+        written, stopped = generate(self.model, ids, special.sep, max_new, progress=self.progress)
+        return Answers(prompts, golds, list(map(self.tokenizer.decode, written)), stopped, cut)
+
+    @functools.cached_property
+    def train_texts(self):
+        """The set for `answer_scores`, or None: the data may be on another machine."""
+        config = self.config
+        if not config or not config["data"]:
+            return None
+        try:
+            return corpora.train_texts(config["data"], comma_list(config.get("langs", "")),
+                                       config.get("skip_bad", False), not config.get("eval_data"))
+        except BadInput as error:
+            print(f"note: the scores of unseen rows are left out: {error}", file=sys.stderr)
 
 
 # ---- tasks
@@ -601,44 +520,34 @@ class Task(NamedTuple):
     scores: Callable       # evaluation -> {"metric" or "metric/detail": number}
     unavailable: Callable  # evaluation -> why it cannot be done, or ""
     about: dict            # {metric: (unit, which way is better, what it is)}
-    default: bool = True   # is it done unasked,
-    views: int = 1         # of objectives with so many views or more?
-
-
-def with_mean(metric, values):
-    """{detail: value} -> {metric: their mean, "metric/detail": value, ...}."""
-    details = {f"{metric}/{detail}": value for detail, value in values.items()}
-    return {metric: mean(values.values())} | details
+    views: int = 1         # done unasked of objectives with so many views or more
 
 
 def retrieval(vectors, texts, negatives=None, hard=()):
-    """Every language searched in the first: {language: (N, D)}, {language: N texts}, and of hard
-    negatives (M, D) and (text, row, type) -> {metric: mean over languages, "xsim/de-en": ...}."""
+    """Every language searched in the first: {language: (N, D)}, {language: N texts}, of its altered
+    rows what `xsim_plus` takes -> {metric: mean over languages, "xsim/de-en": ...}."""
     first, *others = vectors
+    y = vectors[first]
     found = {}  # {metric: {pair of languages: value}}
     for other in others:
-        errors = xsim_all(vectors[other], vectors[first], texts=texts[first])
-        scores = {"xsim": errors["ratio"], "xsim_distance": errors["distance"],
-                  "xsim_absolute": errors["absolute"], "top1": errors["top1"]}
+        x = vectors[other]
+        scores = {"xsim": xsim(x, y, texts[first]), "top1": top1(x, y)}
         if hard:
-            lines, sources, types = zip(*hard)
-            parts = xsim_plus(vectors[other], vectors[first], negatives, sources, types,
-                              texts=[*texts[first], *lines])
-            scores["xsim++"] = parts.pop("xsim++")
-            scores |= {f"xsim++/{kind}": value for kind, value in parts.items()}
+            scores |= xsim_plus(x, y, negatives, hard, texts[first])
         for metric, value in scores.items():
             found.setdefault(metric, {})[f"{other}-{first}"] = value
-        found["top1"][f"{first}-{other}"] = errors["top1_back"]
+        found["top1"][f"{first}-{other}"] = top1(y, x)
     results = {}
     for metric, values in found.items():
         results[metric] = mean(values.values())
-        if metric in ("xsim", "top1", "xsim++"):  # of the other margins and errors the mean alone
+        if "/" not in metric:  # of an error of xsim++ the mean alone
             results |= with_mean(metric, values)
     return results
 
 
 def task_retrieval(evaluation):
-    scores = retrieval(evaluation.vectors, evaluation.texts, evaluation.negatives, evaluation.hard)
+    negatives = evaluation.encode([text for text, _, _ in evaluation.hard])  # (M, D)
+    scores = retrieval(evaluation.vectors, evaluation.texts, negatives, evaluation.hard)
     return {"rows": evaluation.count} | scores
 
 
@@ -653,8 +562,7 @@ def task_geometry(evaluation):
 
 
 def task_probe(evaluation):
-    """A linear probe for each property of the labelled texts, and how well cosines rank pairs of
-    texts by their graded similarity."""
+    """A linear probe for each property of labelled texts; do cosines rank pairs as graders do?"""
     texts, properties = evaluation.rows.labelled
     z = evaluation.encode(texts)  # (N, D)
     found = {}                    # {property: accuracy}
@@ -665,8 +573,9 @@ def task_probe(evaluation):
         majority[name] = 100 * max(gold.count(label) for label in set(gold)) / len(gold)
     first, second, similarity = zip(*evaluation.rows.graded)
     cosines = (unit(evaluation.encode(first)) * unit(evaluation.encode(second))).sum(1)
-    return {"rows": len(texts), "mean": mean(found.values())} | found | with_mean(
-        "majority", majority) | {"similarity": 100 * rank_correlation(cosines, similarity)}
+    scores = {"rows": len(texts), "mean": mean(found.values())} | found
+    scores |= with_mean("majority", majority)
+    return scores | {"similarity": 100 * rank_correlation(cosines, similarity)}
 
 
 def no_probe(evaluation):
@@ -696,14 +605,12 @@ ANSWERS = ROWS | {
     "stop": ("%", "higher", "it ended with the stop token"),
     "truncated": ("%", "lower", "it did not, and was cut"),
     "prompts_cut": ("%", "lower", "prompts that fill the whole model"),
-    "rows_new_prompt": ("", "", "rows whose prompt is not in the training data"),
-    "rows_unseen": ("", "", "rows whose gold text is not in the training data"),
+    "rows_new_prompt": ("", "", "prompts that were not trained on"),
+    "rows_unseen": ("", "", "gold texts that were not trained on"),
 }
 TASKS = {
     "retrieval": Task(task_retrieval, no_retrieval, views=2, about=ROWS | {
         "xsim": ("%", "lower", "wrong translation found: ratio margin, k = 4"),
-        "xsim_distance": ("%", "lower", "the same by distance margin"),
-        "xsim_absolute": ("%", "lower", "the same by cosine alone"),
         "top1": ("%", "higher", "nearest by cosine is the translation, both directions"),
         "xsim++": ("%", "lower", "wrong translation found among hard negatives"),
     }),
@@ -725,16 +632,18 @@ TASKS = {
     "generate": Task(task_generate, no_generate, views=2, about=ANSWERS | {
         "exact": ("%", "higher", "greedy answer is the gold text"),
         "startswith": ("%", "higher", "it begins with the gold text"),
-        "exact_new_prompt": ("%", "higher", "exact where the prompt is not in the training data"),
-        "exact_unseen": ("%", "higher", "exact where the gold text is not in the training data"),
+        "exact_new_prompt": ("%", "higher", "exact, of prompts not trained on"),
+        "exact_unseen": ("%", "higher", "exact, of gold texts not trained on"),
     }),
 }
 
 
 def run(evaluation, names=None, tasks=TASKS):
-    """Do tasks, None: all that apply -> {"task/metric": number}. BadInput for a task that is
-    unknown, or that the model or the data cannot serve."""
-    for name in names or ():
+    """Do tasks, by default all that apply -> {"task/metric": number}. BadInput for a task that is
+    unknown or unavailable."""
+    names = names or [name for name, task in tasks.items()
+                      if task.views <= evaluation.views and not task.unavailable(evaluation)]
+    for name in names:
         if name not in tasks:
             more = f"; tasks/ has more: python -m tasks RUN --tasks {name}"
             raise BadInput(f"task {name!r} is none of {', '.join(tasks)}"
@@ -742,9 +651,6 @@ def run(evaluation, names=None, tasks=TASKS):
         reason = tasks[name].unavailable(evaluation)
         if reason:
             raise BadInput(f"task {name!r} {reason}")
-    if names is None:
-        names = [name for name, task in tasks.items() if task.default
-                 and task.views <= evaluation.views and not task.unavailable(evaluation)]
     results = {}
     for name in names:
         for metric, value in tasks[name].scores(evaluation).items():
@@ -759,51 +665,49 @@ class Example(NamedTuple):
     right: bool
 
 
-def examples(evaluation, n=5):
-    """n rows to read, spread evenly -> list of Example: answers of a causal model, or retrieval,
-    the languages in turn; [] where nobody taught either."""
+def examples(evaluation):
+    """Five rows to read -> list of Example: answers of a causal model, or retrieval, the languages
+    in turn; [] where nobody taught either."""
     first, *others = evaluation.texts
     if not others or evaluation.views < 2:
         return []
-    n = min(n, evaluation.count)
-    rows = [turn * evaluation.count // n for turn in range(n)]
+    step = max(1, evaluation.count // 5)
+    rows = slice(0, 5 * step, step)  # spread evenly
+    golds = evaluation.texts[first]
+    shown = []
     if not no_generate(evaluation):
         made = evaluation.answers_of(rows)
-        answers = zip(made.prompts, made.written, made.golds)
-        return [Example(*answer, exact(*answer[1:])) for answer in answers]
-    shown = []
-    golds = evaluation.texts[first]
-    for turn, row in enumerate(rows):
-        other = others[turn % len(others)]
-        found = golds[mine(evaluation.vectors[other], evaluation.vectors[first])[row]]
-        query = evaluation.texts[other][row]
-        shown.append(Example(query, found, golds[row], found == golds[row]))
-    return shown
+        shown = zip(made.prompts, made.written, made.golds)
+    else:
+        for turn, row in enumerate(range(evaluation.count)[rows]):
+            other = others[turn % len(others)]
+            found = mine(evaluation.vectors[other], evaluation.vectors[first])[row]
+            shown.append((evaluation.texts[other][row], golds[found], golds[row]))
+    return [Example(*texts, exact(*texts[1:])) for texts in shown]
 
 
-# ---- the table, and the folder of a run
+# ---- the table
 
 
 def about(name, tasks=TASKS):
     """A result's name -> (unit, which way is better, what it is); the last is "" of a detail."""
-    task, *parts = name.split("/")
+    task, _, whole = name.partition("/")
     known = tasks[task].about if task in tasks else {}
+    metric = whole
     # xsim++/negation/de: is there an xsim++/negation/de, an xsim++/negation, an xsim++?
-    for end in range(len(parts), 0, -1):
-        metric = "/".join(parts[:end])
-        if metric in known:
-            unit, better, what = known[metric]
-            return unit, better, what if end == len(parts) else ""
-    return "", "", ""
+    while metric not in known and "/" in metric:
+        metric = metric.rpartition("/")[0]
+    unit, better, what = known.get(metric, ("", "", ""))
+    return unit, better, what if metric == whole else ""
 
 
-def table(results, before=None, tasks=TASKS, rows=20):
-    """Results -> aligned lines: name, value, unit, which way is better, what it is; details if all
-    fits in `rows`. `before`: results of the untrained model, a column beside them."""
+def table(results, before=None, tasks=TASKS):
+    """Results, and those of the untrained model -> at most 20 aligned lines: name, values, unit,
+    which way is better, what it is."""
     names = list(results)
-    if len(names) > rows:  # metrics alone, without languages and other details
-        names = [name for name in names if about(name, tasks)[2]][:rows]
-    width = max(len(name) for name in names)
+    if len(names) > 20:  # without languages and other details
+        names = [name for name in names if about(name, tasks)[2]][:20]
+    width = max(map(len, names))
     lines = [f"{'':{width}} untrained   trained"] if before else []
     for name in names:
         unit, better, what = about(name, tasks)
@@ -822,10 +726,13 @@ def headline(results, step):
     """An evaluation in training, on one line."""
     shown = ("retrieval/xsim", "retrieval/xsim++", "generate/exact", "probe/mean")
     parts = [f"{name} {results[name]:.1f} %" for name in shown if name in results]
-    health = diagnose(results, views=2 if "retrieval/xsim" in results else 1)[1]
+    health = diagnose(results, views=2 if "retrieval/xsim" in results else 1)
     # Random weights look collapsed: that is no verdict on training
     parts.append(health if step else health.split(" -> ")[0] + " -> untrained")
     return "  ".join(parts)
+
+
+# ---- the folder of a run
 
 
 class RunFolder(NamedTuple):
@@ -848,7 +755,7 @@ def read_log(folder):
 
 
 def read_first(folder):
-    """The first line of a run's log, with its "config"; BadInput if there is none."""
+    """The first line of a run's log, which has its "config". BadInput if there is none."""
     first = next(iter(read_log(folder)), {})
     if "config" not in first:
         raise BadInput(f"{folder} is no run, its log.jsonl does not begin with a config: give the "
@@ -889,11 +796,6 @@ def usable_device(name):
     return name
 
 
-# ---- command line
-
-MOVED = {"export": "interop", "encode": "interop", "nearest": "interop", "compare": "results"}
-
-
 def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new=None, pool=None):
     """A RunFolder and what was asked for -> Evaluation."""
     config = opened.config
@@ -902,8 +804,7 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
     if not spec:
         raise BadInput(f"{opened.folder} has no data of its own: name some with --data")
     if own and Path(spec).resolve() == Path(own).resolve():
-        spec = own  # the same file under another name
-    if spec == own:
+        spec = own  # the same file, perhaps under another name
         langs = langs or comma_list(config.get("langs", ""))
     if not split:  # rows that the run was not trained on: of other files all are
         split = "test" if spec in corpora.EMBEDDED or spec == config["data"] else "all"
@@ -915,17 +816,13 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
     system = config.get("chat") == "system" and "system" in columns
     rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system)
     return Evaluation(opened.model, opened.tokenizer, rows, opened.first.get("affixes"),
-                      config["max_length"] if system else 0, progress=True, answer_limit=limit,
+                      config.get("max_length"), progress=True, config=config, answer_limit=None,
                       max_new=max_new, views=opened.first.get("views", 2), pool=pool)
 
 
-def training_texts(config):
-    """For `answer_scores`; None and a note if the data is not here, but on another machine."""
-    try:
-        return corpora.train_texts(config["data"], comma_list(config.get("langs", "")),
-                                   config.get("skip_bad", False), not config.get("eval_data"))
-    except BadInput as error:
-        print(f"note: the scores of unseen rows are left out: {error}", file=sys.stderr)
+# ---- command line
+
+MOVED = {"export": "interop", "encode": "interop", "nearest": "interop", "compare": "results"}
 
 
 def file_name(arguments):
@@ -935,8 +832,7 @@ def file_name(arguments):
     return "-".join(["eval", *filter(None, parts)])[:200] + ".json"
 
 
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
+def main(argv):
     if argv and argv[0] in MOVED:
         raise BadInput(f"{argv[0]} is a command of python -m {MOVED[argv[0]]} {argv[0]}")
     parser = Parser("evaluate.py", "Evaluate a run. More tasks: python -m tasks RUN --help")
@@ -958,9 +854,6 @@ def main(argv=None):
     opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.max_new, options.pool)
-    writes = "generate" in (options.tasks or TASKS) and not no_generate(evaluation)
-    if writes and opened.config["data"]:  # what it recalls, and what it can do beyond
-        evaluation.train_texts = training_texts(opened.config)
     results = run(evaluation, options.tasks)
     name = file_name(options)
     write_results(opened.folder, name, results)
@@ -972,8 +865,8 @@ def main(argv=None):
     if before:
         print("untrained: at step 0, on the run's rows for validation")
     if "geometry/rankme" in results:
-        print(diagnose(results, evaluation.views)[1])
+        print(diagnose(results, evaluation.views))
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(exit_status(main, sys.argv[1:]))

@@ -96,19 +96,22 @@ class Packed:
         first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
         return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
 
-    @torch.compiler.disable  # NumPy, once a batch
     def plan(self, need, device=None):
-        """What a back end must know of this batch. BadInput if it cannot run it."""
-        # Made once: beside the loop, for the device that will compute, or by the first layer.
+        """What a back end of attention must know of this batch, made once: by the first layer or
+        beside the loop, for a `device` where the batch is not yet. BadInput if it cannot run it."""
         if need not in self.plans:
-            home = self.key_ranges.device
-            mask = (self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy())
-            try:
-                plan = kernels.make_plan(need, *mask, device or home)
-            except ValueError as error:
-                raise BadInput(str(error)) from None
-            self.plans[need] = each_tensor(plan, lambda x: x.to(home))
+            self.plans[need] = self._make_plan(need, device)
         return self.plans[need]
+
+    @torch.compiler.disable  # it is NumPy
+    def _make_plan(self, need, device):
+        home = self.key_ranges.device
+        mask = (self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy())
+        try:
+            plan = kernels.make_plan(need, *mask, device or home)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+        return each_tensor(plan, lambda x: x.to(home))
 
     def pad_to_multiple(self, multiple):
         """The same line with padding behind it, that sees nothing and that nothing sees."""

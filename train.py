@@ -795,9 +795,8 @@ class Run:
 
     def evaluation(self):
         """The model and its held-out rows, with vectors to be made."""
-        system = self.train.max_length if self.train.chat == "system" else 0
-        return evaluate.Evaluation(self.model, self.tokenizer, self.rows,
-                                   self.affixes, system, views=self.kind.views)
+        return evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
+                                   self.train.max_length, views=self.kind.views)
 
     def scores(self):
         """{"task/metric": number} on the rows held out for evaluation; rank 0 works for all."""
@@ -806,7 +805,8 @@ class Run:
     def encode(self, texts):
         """Texts -> their sentence vectors of length 1 (N, D), framed as the first view is."""
         prefix, suffix = self.affixes[0]
-        vectors = evaluate.embed(self.model, self.tokenizer, texts, prefix, suffix)
+        vectors = evaluate.embed(self.model, self.tokenizer, texts, prefix, suffix,
+                                 self.train.max_length)
         return torch.nn.functional.normalize(vectors, dim=-1)
 
     def evaluated(self, results):

@@ -53,7 +53,7 @@ def nearest(options):
                        f"{options.file}, and there must be a query")
     run = open_run(options.run)
     vectors = [huggingface.encode(run, texts, progress=True) for texts in (queries, lines)]
-    found, _ = evaluate.search(*vectors, options.count)
+    found = evaluate.search(*vectors, options.count)
     for query, cosines, indices in zip(queries, found.cosines.tolist(), found.indices.tolist()):
         print(query)
         for cosine, i in zip(cosines, indices):

@@ -291,7 +291,8 @@ def complain(name, wrong):
 def encode(run, texts, progress=False):
     """N texts -> float32 array (N, D): their vectors, as the run of `evaluate.open_run` says."""
     prefix, suffix = affixes(run)
-    vectors = evaluate.embed(run.model, run.tokenizer, texts, prefix, suffix, progress=progress)
+    vectors = evaluate.embed(run.model, run.tokenizer, texts, prefix, suffix,
+                             run.config.get("max_length"), progress)
     bad = int((~vectors.isfinite()).any(1).sum())
     if bad:
         raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its "

@@ -105,7 +105,7 @@ def execute(job, files):
     record |= {key: last.get(key) for key in ("tokens", "seconds")}
     record |= {"steps": last.get("step"), "test_seconds": round(time.perf_counter() - begun)}
     if "geometry/rankme" in scores:
-        record["health"] = evaluate.diagnose(scores, lines[0].get("views", 2))[1]
+        record["health"] = evaluate.diagnose(scores, lines[0].get("views", 2))
     return record | {"last": last, "curve": curve, "eval": scores}
 
 

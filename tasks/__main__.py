@@ -37,6 +37,7 @@ FUNCTIONS |= {  # name: (scores(evaluation, options), why it cannot be done)
     "hellaswag": (answers.hellaswag, answers.no_choice),
     "hellaswag-letter": (answers.hellaswag_letter, answers.no_choice),
     "matrix": (mining.matrix, with_columns),
+    "margins": (mining.margins, with_columns),
     "bucc": (mining.bucc, with_columns),
     "mine": (mining.mine, partial(mining.files_missing, mining.bucc_files)),
     "tatoeba": (mining.tatoeba, partial(mining.files_missing, mining.tatoeba_files)),
@@ -62,7 +63,7 @@ def make_tasks(options):
     for name, (scores, unavailable, about) in known.items():
         usual = evaluate.ANSWERS if name in answers.JUDGES else evaluate.ROWS
         tasks[name] = evaluate.Task(partial(scores, options=options),
-                                    partial(unavailable, options=options), usual | about, False)
+                                    partial(unavailable, options=options), usual | about)
     return tasks
 
 
@@ -105,15 +106,12 @@ def evaluation_of(run, asked):
     if set(asked.tasks) <= own_rows:
         no_rows = EvaluationRows("", {"": ["", ""]})
         return evaluate.Evaluation(run.model, run.tokenizer, no_rows, run.first.get("affixes"),
-                                   progress=True)
+                                   run.config.get("max_length"), progress=True)
     evaluation = evaluate.evaluation_of(run, asked.data, asked.langs, asked.split, asked.limit,
                                         asked.max_new)
     if asked.hard:
         gold = next(iter(evaluation.texts.values()))
         evaluation.hard = mining.hard_rows(asked.hard, asked.hard_types, gold)
-    judged = run.model.config.causal and set(asked.tasks) & {"generate", *answers.JUDGES}
-    if judged and run.config["data"]:
-        evaluation.train_texts = evaluate.training_texts(run.config)
     return evaluation
 
 

@@ -176,6 +176,17 @@ def linear_map(x, y):
 # Tokens and attention
 
 
+def token_states(evaluation, rows):
+    """Rows of ids -> the last layer's states of their tokens, a list of (L, D), float32."""
+
+    def read(packed):
+        lengths = packed.cu_seqlens.diff().tolist()
+        return evaluation.model(packed).float().cpu().split(lengths)
+
+    found = read_rows(evaluation.model, rows, read, progress=evaluation.progress)
+    return evaluation.checked(found)
+
+
 def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
     """The k nearest tokens of random tokens of the `chosen` rows of the first column, among the
     plain ones of all columns but itself: columns [rows of ids, ...], states [list of (L, D), ...]
@@ -194,7 +205,7 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
         places = ((keys[:, 0] == 0) & (keys[:, 1] == row)).nonzero()[:, 0]
         asked.append(places[torch.randperm(len(places), generator=chance)[:queries]])
     asked = torch.cat(asked)                                             # (N,)
-    found = search(vectors[asked], vectors, min(k + 1, len(vectors)))[0]
+    found = search(vectors[asked], vectors, min(k + 1, len(vectors)))
     cosines = torch.where(found.indices == asked[:, None], -2, found.cosines)   # not itself
     order = cosines.topk(min(k, len(vectors) - 1), dim=1).indices
     return keys[asked], keys[found.indices.gather(1, order)]
@@ -315,10 +326,11 @@ def averaged(each):
 
 def linear(evaluation, options=None):
     """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code."""
+    (first, x), *others = evaluation.vectors.items()
     each = {}
-    for pair, y, x in evaluation.pairs:
-        units = linear_map(unit(x), unit(y))
-        each[pair] = linear_map(x, y) | {f"{name}_unit": value for name, value in units.items()}
+    for other, y in others:
+        units = {f"{name}_unit": value for name, value in linear_map(unit(x), unit(y)).items()}
+        each[f"{other}-{first}"] = linear_map(x, y) | units
     width = evaluation.model.config.width
     return {"rows": evaluation.count, "rows_per_width": evaluation.count / width} | averaged(each)
 
@@ -331,7 +343,7 @@ def tokens(evaluation, options=None):
     columns = []
     for rows in evaluation.ids.values():
         columns.append([rows[row] for row in new.values()])
-    states = [evaluation.states(rows) for rows in columns]
+    states = [token_states(evaluation, rows) for rows in columns]
     queries, found = nearest_tokens(columns, states, evaluation.tokenizer.special.ids,
                                     range(min(250, len(new))))
     scores = {"rows": len(new), "rows_queries": len(queries)}
@@ -393,8 +405,11 @@ def gap(evaluation, options):
     scores = {}
     for name, columns in chosen.items():
         texts, second, labels = (column and column[:options.limit] for column in columns)
-        rows = rows_of(evaluation.tokenizer, second or texts, *evaluation.affixes[0],
-                       texts if second else None, None, evaluation.model.config.max_positions)
+        if second:
+            rows = rows_of(evaluation.tokenizer, second, *evaluation.affixes[0], texts,
+                           max_length=evaluation.model.config.max_positions)
+        else:
+            rows = evaluation.row_ids(texts, evaluation.affixes[0])
         targets = token_targets(rows, evaluation.tokenizer.special.ids)
         scores[f"{name}/rows"] = len(rows)
         scores[f"{name}/rows_token"] = int((targets >= 0).sum())

@@ -23,6 +23,7 @@ from corpora.program import BadInput
 from data import rows_of
 from evaluate import answer_scores, no_generate, percent
 from kernels.cross_entropy import upcast
+from tasks.analysis import token_states
 from tasks.regex import BadPattern, TooLarge, regex_equal, regex_vacuous
 
 # --------------------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class Likelihood(NamedTuple):
 def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
     """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods.
 
-    The row is that of evaluate.answer. With `stop` the final [SEP] is scored too, or the beginning
+    The row is that of Evaluation.answers. With `stop` the final [SEP] is scored too, or the beginning
     of an option would win over it. A prompt without room loses its first tokens; with `keep` the
     row is its first so many. BadInput if nothing fits."""
     model = evaluation.model
@@ -191,7 +192,7 @@ def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
             raise BadInput(f"{texts} and the system text leave no room for a prompt in the model's "
                            f"{model.config.max_positions} tokens: leave such rows out")
         row = row[:len(row) - cut] if keep else row[:first] + row[first + cut:]
-        states = evaluation.states([[*row, *answer[:-1]] for answer in answers])
+        states = token_states(evaluation, [[*row, *answer[:-1]] for answer in answers])
         sums = []
         for answer, each in zip(answers, states):
             scored = each[len(row) - 1:].to(model.embed.weight)         # (tokens of the answer, D)

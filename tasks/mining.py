@@ -14,7 +14,12 @@ from sklearn.metrics import f1_score
 from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
-from evaluate import check_pairs, error_rate, mean, mine_both, search, top1, with_mean
+from evaluate import by_margin, mean, mistakes, percent, search, top1, with_mean
+
+
+def search_both(x, y, k=4):
+    """The rows of y nearest to those of x, and of x to those of y: k each, or what there is."""
+    return search(x, y, min(k, len(y))), search(y, x, min(k, len(x)))
 
 
 def xsim_matrix(vectors, texts=None):
@@ -22,17 +27,16 @@ def xsim_matrix(vectors, texts=None):
     {(from, to): 0..100}. [LASER, eval.py --nway]"""
     errors = {}
     for a, b in itertools.combinations(vectors, 2):
-        check_pairs(vectors[a], vectors[b])
-        (_, forward), (_, backward) = mine_both(vectors[a], vectors[b])
-        errors[a, b] = error_rate(forward, texts and texts[b])
-        errors[b, a] = error_rate(backward, texts and texts[a])
+        there, back = search_both(vectors[a], vectors[b])
+        errors[a, b] = percent(mistakes(by_margin(there, back)[1], texts and texts[b]))
+        errors[b, a] = percent(mistakes(by_margin(back, there)[1], texts and texts[a]))
     return errors
 
 
 def bucc_f1(x, y):
     """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine, each row of y is
     a class: (N, D), (N, D) -> weighted F1, 0..100. [Muennighoff et al. 2023]"""
-    found = search(x, y, 1)[0].indices[:, 0].cpu()
+    found = search(x, y, 1).indices[:, 0]
     return 100 * f1_score(range(len(x)), found, average="weighted", zero_division=0)
 
 
@@ -40,10 +44,12 @@ def bitext(x, y):
     """The best j of every i and the best i of every j by ratio margin, best first, as long as both
     are free: (N, D), (M, D) -> rows of x (P,), rows of y (P,), scores (P,). [Artetxe & Schwenk
     2019; LASER, --retrieval max]"""
-    (forward, targets), (backward, sources) = mine_both(x, y)
-    scores, order = torch.cat([forward, backward]).cpu().sort(descending=True, stable=True)
-    sources = torch.cat([torch.arange(len(x)), sources.cpu()])[order]
-    targets = torch.cat([targets.cpu(), torch.arange(len(y))])[order]
+    there, back = search_both(x, y)
+    forward, targets = by_margin(there, back)
+    backward, sources = by_margin(back, there)
+    scores, order = torch.cat([forward, backward]).sort(descending=True, stable=True)
+    sources = torch.cat([torch.arange(len(x)), sources])[order]
+    targets = torch.cat([targets, torch.arange(len(y))])[order]
     used_sources = set()
     used_targets = set()
     kept = []
@@ -214,6 +220,24 @@ def matrix(evaluation, options=None):
     for name in evaluation.texts:
         found[f"xsim/into/{name}"] = mean([errors[pair] for pair in errors if pair[1] == name])
     return {"rows": evaluation.count} | found
+
+
+def cosine_alone(cosines, m):
+    return cosines
+
+
+def margins(evaluation, options=None):
+    """xsim as in the core, by the two other margins: cos - m, and cos. [Artetxe & Schwenk 2019]"""
+    first, *others = evaluation.texts
+    scores = {"rows": evaluation.count}
+    for margin, score in (("distance", torch.sub), ("absolute", cosine_alone)):
+        errors = {}
+        for other in others:
+            both = search_both(evaluation.vectors[other], evaluation.vectors[first])
+            _, found = by_margin(*both, score)
+            errors[f"{other}-{first}"] = percent(mistakes(found, evaluation.texts[first]))
+        scores |= with_mean(margin, errors)
+    return scores
 
 
 def bucc(evaluation, options=None):

@@ -2,9 +2,7 @@
 
 import functools
 import json
-import math
 import sqlite3
-import time
 
 import pytest
 import torch
@@ -20,12 +18,11 @@ from tasks import answers
 from tasks.probes import TaskOptions
 
 
-def flags_of(judge, pairs, prompts=None, **options):
+def flags_of(task, pairs, prompts=None, **options):
     """What a judge says of [(written, gold), ...] -> {metric: flags}, {count: number}."""
     written, golds = map(list, zip(*pairs))
-    prompts = prompts or [f"prompt {place}" for place in range(len(pairs))]
-    given = Answers(prompts, golds, written, [True] * len(pairs), 0)
-    return judge(given, TaskOptions(**options))
+    given = Answers(prompts or golds, golds, written, [True] * len(pairs), 0)
+    return answers.JUDGES[task](given, TaskOptions(**options))
 
 
 # ---- GSM8K, NQ-Open, labels, regular expressions
@@ -34,8 +31,7 @@ def flags_of(judge, pairs, prompts=None, **options):
 NUMBERS = {
     "so 72.\n#### 72": "72", "#### $1,080.50": "1080.5", "#### -$5": "-5", "#### $-5": "-5",
     "#### \u22125": "-5", "#### 72.": "72", "#### 007": "7", "#### .5": "0.5", "#### -0": "0",
-    "####72 dollars": "72", "#### 72\n\nQ: next?\n#### 5": "72", "#### +3": "3", "": None,
-    "#### 12345678901234567890.10": "12345678901234567890.1", "72": None, "####\n72": None,
+    "####72 dollars\n#### 5": "72", "#### +3": "3", "": None, "72": None, "####\n72": None,
     "#### 7/2": None, "#### x = 3\n#### 3": None, "#### 5 - 3": None, "#### 1e5": None,
     "#### 1.2.3": None, "### 72": None}
 
@@ -45,47 +41,36 @@ def test_the_answer_of_a_solution_is_the_number_after_four_hashes(text):
     assert answers.gsm8k_answer(text) == NUMBERS[text]
 
 
-TABLES = {  # judge: (written, gold, right, right as released code judges)
-    answers.judge_gsm8k: [
+TABLES = {  # task: (written, gold, right, right as released code judges)
+    "gsm8k": [
         ("a\n#### 72", "b\n#### 72", True, True), ("a\n#### 72", "b\n#### 7", False, False),
-        ("a\n#### 1080", "b\n#### 1,080", True, False), ("a\n#### 72.", "b\n#### 72", True, False),
-        ("a\n#### 72\nand more", "b\n#### 72", True, False), ("", "b\n#### 72", False, False),
-        ("#### 72", "b\n#### 72", True, False), ("a\n#### 7", "b\n#### 72", False, False)],
-    answers.judge_nq: [
+        ("a\n#### 1080", "b\n#### 1,080", True, False), ("", "b\n#### 72", False, False),
+        ("a\n#### 72\nand more", "b\n#### 72", True, False), ("#### 72", "b\n#### 72", True, False)],
+    "nq": [
         ("Vancouver", "Vancouver", True, True), ("In Vancouver.", "Vancouver", True, False),
         ("", "Vancouver", False, True), ("V", "Vancouver", False, True),
-        ("Gene Kelly", "Debbie Reynolds; Gene Kelly", True, True),
-        ("vancouver", "Vancouver", False, False), ("; ", "Vancouver", False, False)],
-    answers.judge_label: [
+        ("Gene Kelly", "Debbie Reynolds; Gene Kelly", True, True), ("; ", "Oslo", False, False)],
+    "label": [
         (" Good\n", "Good", True), ("Good. I liked it", "Good", True), ("", "Good", False),
         ("Goodness", "Good", False), ("Very Good", "Good", False), ("good", "Good", False),
-        ("Very Good", "Very Good", True), ("It is Good", "Good", False),
         ("Good enough!", "Good", False), ("Good enough!", "Good enough", True)],
-    answers.judge_regex: [
-        ("(dog).*", "dog.*", True), ("", "dog", False), ("(b)|(a)", "[ab]", True),
-        ("(dog", "dog", False)],
 }
 
 
-@pytest.mark.parametrize("judge", TABLES, ids=lambda judge: judge.__name__)
-def test_each_task_judges_answers_by_its_rule(judge):
-    table = TABLES[judge]
-    flags, _ = flags_of(judge, [row[:2] for row in table])
-    first, *others = flags.values()
+@pytest.mark.parametrize("task", TABLES)
+def test_each_task_judges_answers_by_its_rule(task):
+    table = TABLES[task]
+    flags, _ = flags_of(task, [row[:2] for row in table])
+    first, second = flags.values()
     assert first == [row[2] for row in table]
-    if len(table[0]) > 3:
-        assert others[0] == [row[3] for row in table]
+    assert second == [row[3] if len(row) > 3 else row[1] == "Good" for row in table]
 
 
-def test_gold_that_cannot_be_judged_is_refused_and_the_majority_is_counted():
-    with pytest.raises(BadInput, match="'no number' does not end in ####"):
-        answers.gsm8k_correct("", "no number")
-    assert answers.gsm8k_correct("", "no number", released=True)
-    for gold in ("", " ; "):
-        with pytest.raises(BadInput, match="holds no answer"):
-            answers.nq_correct("anything", gold)
-    pairs = [("Bad", "Good"), ("Good", "Good"), ("", "Good"), ("Bad", "Bad")]
-    assert flags_of(answers.judge_label, pairs)[0]["majority"] == [True, True, True, False]
+@pytest.mark.parametrize("task, gold, message", [
+    ("gsm8k", "no number", "'no number' does not end in ####"), ("nq", " ; ", "holds no answer")])
+def test_gold_that_cannot_be_judged_is_refused(task, gold, message):
+    with pytest.raises(BadInput, match=message):
+        flags_of(task, [("anything", gold)])
 
 
 def test_regular_expressions_that_prove_little_or_are_too_large_are_counted_apart(monkeypatch):
@@ -93,7 +78,7 @@ def test_regular_expressions_that_prove_little_or_are_too_large_are_counted_apar
     monkeypatch.setattr(answers, "regex_equal", equal)
     pairs = [("(a)&(b)", "[0-9]&(dog)"), ("a", "~(.*)"), ("a|b", "b|a"), ("b", "a"),
              (".*a.{30}", ".*a.{29}."), ("same(", "same("), ("a", "a(")]
-    flags, counts = flags_of(answers.judge_regex, pairs)
+    flags, counts = flags_of("regex", pairs)
     assert flags["equal"] == [True, False, True, False, None, True, False]
     assert flags["equal_not_vacuous"] == [None, None, True, False, None, True, False]
     assert counts == {"rows_vacuous": 2, "rows_too_large": 1}
@@ -128,15 +113,14 @@ VOID = "SELECT name FROM void"
 
 
 @pytest.mark.parametrize("query, gold, right", [
-    ("select NAME from item;", NAMES, True), (VOID, VOID, True),
-    (f"{NAMES} ORDER BY name", NAMES, True), ("SELECT name AS x FROM item", NAMES, True),
+    ("select NAME AS x from item;", NAMES, True), (VOID, VOID, True),
+    (f"{NAMES} ORDER BY name", NAMES, True),
     (f"{NAMES} ORDER BY name DESC", f"{NAMES} ORDER BY name", False),
     ("SELECT n FROM item", "SELECT DISTINCT n FROM item", False),
     ("SELECT n, name FROM item", "SELECT name, n FROM item", False),
     ("SELECT sum(n) FROM item", "SELECT 10.0", True), ("SELECT '10'", "SELECT 10", False),
     ("SELECT NULL", "SELECT ''", False), ("SELECT 0.1 + 0.2", "SELECT 0.3", True),
-    ("SELECT name FROM caf ORDER BY 1", "SELECT name FROM caf", True),           # latin-1
-    ("SELECT name FROM caf LIMIT 1", "SELECT name FROM caf LIMIT 1 OFFSET 1", False),
+    ("SELECT name FROM caf LIMIT 1", "SELECT name FROM caf LIMIT 1 OFFSET 1", False),  # latin-1
     # nothing, failing, refused: wrong even where gold returns no rows
     ("", VOID, False), ("SELEC name", VOID, False), ("-- SELECT", VOID, False),
     (f"{NAMES}; SELECT 1", NAMES, False), ("DROP TABLE item", VOID, False),
@@ -157,19 +141,14 @@ def test_sql_is_judged_by_its_rows_and_writes_nothing(query, gold, right, databa
 def test_sql_is_stopped_by_time_and_by_rows(database):
     forever = ("WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) "
                "SELECT {} FROM t")
-    started = time.monotonic()
     assert not answers.same_result(forever.format("max(x)"), NAMES, database, timeout=.1)
-    assert time.monotonic() - started < 20
     with pytest.raises(answers.BadQuery, match="more than 50 rows"):
         answers.run_query(forever.format("x"), database, most=50)
-    assert len(answers.run_query(forever.format("x") + " LIMIT 50", database, most=50)) == 50
 
 
 @pytest.mark.parametrize("query, outermost", [
-    ("select a from t order\n by a limit 1", True), ("SELECT order_by FROM t", False),
-    ("SELECT a FROM (SELECT b FROM t ORDER BY b)", False), ("SELECT 'ORDER BY' FROM t", False),
-    ("SELECT a FROM t -- ORDER BY a", False), ('SELECT a AS "order by" FROM t', False),
-    ("SELECT row_number() OVER (ORDER BY a) FROM t", False),
+    ("select order_by from t order\n by a limit 1", True), ("SELECT 'ORDER BY' FROM t", False),
+    ("SELECT a FROM (SELECT b FROM t ORDER BY b)", False), ("SELECT a -- ORDER BY a", False),
     ("SELECT a FROM t UNION SELECT b FROM t ORDER/* x */BY 1", True),
     ("SELECT ')' FROM t WHERE a IN (SELECT 1) ORDER BY 1", True)])
 def test_only_an_order_by_of_the_outermost_select_counts(query, outermost):
@@ -180,7 +159,7 @@ def test_queries_are_left_out_and_counted_where_they_cannot_be_judged(databases)
     pairs = [(f"{NAMES} ORDER BY n", NAMES), ("", VOID), ("SELECT 1", "SELECT 1"),
              ("SELECT 1", "SELECT x FROM item")]
     prompts = ["For db_id:[shop] which?"] * 2 + ["For db_id:[farm] a", "For db_id:[shop] b"]
-    flags, counts = flags_of(answers.judge_spider, pairs, prompts, files=str(databases))
+    flags, counts = flags_of("spider", pairs, prompts, files=str(databases))
     assert flags == {"result": [True, False, None, None]}
     assert counts == {"rows_left_out": 2, "rows_left_out/farm": 1, "rows_left_out/shop": 1}
 
@@ -258,7 +237,7 @@ def test_a_long_prompt_loses_its_first_tokens_and_they_are_counted(tokenizer):
 
 
 @pytest.mark.parametrize("text, language, mlqa, squad", [
-    ("a man, an ape, the end", "en", "man ape end", "man ape end"), ("the", "en", "", ""),
+    ("a man, an ape, the end", "en", "man ape end", "man ape end"),
     ("“quoted” – $5 + 3", "en", "quoted 5 3", "“quoted” – 5 3"),
     ("La casa de los Unos", "es", "casa de", "la casa de los unos"),
     ("những con mèo của tôi", "vi", "con mèo tôi", "những con mèo của tôi"),
@@ -275,10 +254,8 @@ def test_answers_are_normalised_by_the_rules_of_each_scorer(text, language, mlqa
     ("The Broncos.", ["Denver Broncos"], "en", "squad", 0, 2 / 3),
     ("", ["the"], "en", "mlqa", 0, 0),
     ("gold gold gold", ["gold"], "en", "squad", 0, .5), ("silver", ["gold"], "en", "mlqa", 0, 0),
-    ("in the 10th century", ["10th century", "the 11th"], "en", "mlqa", 0, .8),
     ("12,000", ["Paris", "12000"], "en", "mlqa", 1, 1), ("北京", ["京北"], "zh", "mlqa", 0, 1),
-    ("北京大学", ["北京"], "zh", "mlqa", 0, 2 / 3), ("北京大学", ["北京"], "zh", "squad", 0, 0),
-    ("der Rhein", ["Rhein"], "de", "mlqa", 1, 1), ("the Rhine", ["Rhine"], "de", "squad", 1, 1),
+    ("北京大学", ["北京"], "zh", "squad", 0, 0), ("der Rhein", ["Rhein"], "de", "mlqa", 1, 1),
 ])
 def test_extractive_answers_have_these_scores(prediction, golds, language, rules, exact, f1):
     found = answers.qa_scores(prediction, golds, language, rules)
@@ -310,10 +287,9 @@ def test_answers_are_written_once_for_all_tasks(tokenizer, tmp_path, monkeypatch
     found = results_of(causal(), tokenizer, rows, [*answers.JUDGES, "generate"], max_new=4,
                        files=str(databases), train_texts={"SELECT 1 -- #### 1"})
     assert len(calls) == 1 and calls[0][3] == 4
-    firsts = dict(zip(answers.JUDGES, ("equal", "number", "result", "substring", "accuracy")))
+    firsts = dict(zip(answers.JUDGES, ("equal", "number", "result", "accuracy", "substring")))
     for task, first in firsts.items():
         assert found[f"{task}/rows"] == 6 and f"{task}/{first}_new_prompt" in found
-        assert found[f"{task}/stop"] + found[f"{task}/truncated"] == 100
     assert found["generate/rows_unseen"] == 5
 
 
@@ -331,7 +307,7 @@ def test_endings_are_compared_after_the_context_and_letters_after_the_prompt(tok
     rows = rows_of(tmp_path / "a.jsonl", pairs)
     model = causal(positions="rotary")
     wanted = likelihoods(model, tokenizer, ["the cat", "seven", long], [ENDINGS] * 3)
-    model.train()                                        # the task turns dropout off, and on again
+    model.train()  # the task turns dropout off, and on again
     found = results_of(model, tokenizer, rows, ["hellaswag", "hellaswag-letter"])
     assert model.training
     for metric, values in (("accuracy", [each.sums for each in wanted]),
@@ -341,19 +317,14 @@ def test_endings_are_compared_after_the_context_and_letters_after_the_prompt(tok
         assert found[f"hellaswag/{metric}"] == pytest.approx(100 * sum(right) / 3)
     assert found["hellaswag/prompts_cut"] == pytest.approx(100 / 3)
     assert found["hellaswag-letter/prompts_cut"] == 100
-    model.embed.weight.data.fill_(math.nan)
-    with pytest.raises(BadInput, match="has diverged"):
-        results_of(model, tokenizer, rows, ["hellaswag"])
 
 
 @pytest.mark.parametrize("message, task, pairs", [
     ("spider.database is missing", "spider", [("For db_id:[shop] a", "SELECT 1")] * 2),
     (r"begin with For db_id:\[NAME\], and .* has 'the cat'", "spider", [("the cat", "b")] * 2),
     ("row 2 of .* is not such a question", "hellaswag", [question("a", "A"), question("b", "E")]),
-    ("row 1 of .* is not such", "hellaswag-letter", [("a\nA) b\nB) c", "A"), question("b", "D")])])
+    ("row 1 of .* is not such", "hellaswag-letter", [("a\nA) b\nB) c", "A")] * 2)])
 def test_what_cannot_be_judged_is_refused(tokenizer, tmp_path, message, task, pairs):
     rows = rows_of(tmp_path / "a.jsonl", pairs)
     with pytest.raises(BadInput, match=message):
         results_of(causal(), tokenizer, rows, [task], files=str(tmp_path))
-    with pytest.raises(BadInput, match="needs a causal model"):
-        results_of(tiny(vocab=400), tokenizer, rows, [task])

@@ -15,6 +15,7 @@ from tokenizers import decoders as byte_decoders
 
 import evaluate
 import train
+from corpora import EvaluationRows
 from corpora.program import BadInput, exit_status
 from data import ROLES, Tokenizer, rows_of
 from interop import huggingface
@@ -238,8 +239,9 @@ def test_a_row_of_next_token_prediction_is_what_the_chat_template_writes(
 
     monkeypatch.setattr(evaluate, "generate", generate)
     model = SimpleNamespace(config=SimpleNamespace(max_positions=128))
-    evaluate.answer(model, tokenizer, [TEXTS["U"]], [TEXTS["A"]],
-                    system=[TEXTS["S"]] if with_system else None)
+    rows = EvaluationRows("x", {"user": [TEXTS["U"]] * 2, "assistant": [TEXTS["A"]] * 2},
+                          [TEXTS["S"]] * 2 if with_system else None)
+    evaluate.Evaluation(model, tokenizer, rows).answers_of(slice(1))
 
 
 @pytest.mark.parametrize("family", ROW)

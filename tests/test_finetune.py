@@ -16,7 +16,7 @@ from tasks import __main__ as command
 from tasks import finetune, sets
 
 CAUSE = {}
-for lang in ("en", "de"):                                # is there a because or although?
+for lang in ("en", "de"):  # is there a because or although?
     meanings = toy.meanings("train", 300)
     CAUSE[lang] = [(toy.render(meaning, lang), int(bool(meaning.link))) for meaning in meanings]
 
@@ -67,7 +67,7 @@ def test_the_loop_learns_a_separable_task_and_says_so(folder, causes, capsys):
     assert found["sst2/accuracy"] > 85 > 65 > found["sst2/majority"] >= 50
     lines = [line for line in err.splitlines() if ", epoch " in line]
     epochs = [float(line.split("accuracy ")[1].split(",")[0]) for line in lines]
-    assert len(epochs) == 5                              # the last epoch is reported, not the best
+    assert len(epochs) == 5  # the last epoch is reported, not the best
     assert found["sst2/accuracy"] == pytest.approx(epochs[-1], abs=.01)
     assert found["sst2/accuracy/best_epoch"] == pytest.approx(max(epochs), abs=.01)
 
@@ -104,28 +104,26 @@ def test_a_stopped_run_and_a_diverged_one_write_nothing(tokenizer, causes, tmp_p
 # ---- classification
 
 
-@pytest.mark.parametrize("task, names, header, row, metrics", [
-    ("mrpc", ("mrpc_train", "mrpc_test"), "sentence1\tsentence2\tlabel",
-     lambda i: f"a b\tc {i}\t{i % 2}", {"accuracy", "f1"}),
-    ("stsb", ("stsb_multi_train", "stsb_multi_test"), "s1_en\ts2_en\tscore",
-     lambda i: f"a b\tc {i}\t{i / 8}", {"pearson", "spearman"})])
-def test_files_are_trained_on_whole_and_pairs_and_scores_have_glues_metrics(
-        folder, tmp_path, capsys, task, names, header, row, metrics):
-    for name, count in zip(names, (30, 12)):
-        text = "\n".join([header, *map(row, range(count))]) + "\n"
-        (tmp_path / f"{name}.tsv").write_text(text, encoding="utf-8")
+@pytest.mark.parametrize("task, columns, metrics", [
+    ("mrpc", ("sentence1", "sentence2", "label"), {"accuracy", "f1"}),
+    ("stsb", ("s1_en", "s2_en", "score"), {"pearson", "spearman"})])
+def test_files_are_trained_on_whole_and_have_glues_metrics(folder, tmp_path, capsys, task, columns,
+                                                           metrics):
+    train = {"mrpc": "mrpc_train", "stsb": "stsb_multi_train"}[task]
+    for name, count in ((train, 30), (train.replace("train", "test"), 12)):
+        rows = ["a b", "c", "0", "a b", "d", "1"] * count
+        lines = ["\t".join(columns), *map("\t".join, zip(*[iter(rows)] * 3))]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines[:count + 1]) + "\n", encoding="utf-8")
     status, out, _ = asked(folder, capsys, "--task", task, "--files", str(tmp_path), "--epochs",
                            "1", "--max-length", "16")
     found = json.loads((folder / f"finetune-{task}.json").read_text(encoding="utf-8"))
-    assert status == 0 and f"{task}/train_rows" in out
-    assert found[f"{task}/train_rows"] == 30
+    assert status == 0 and f"{task}/train_rows" in out and found[f"{task}/train_rows"] == 30
     assert {name.split("/")[1] for name in found if name.endswith("best_epoch")} == metrics
     assert (f"{task}/majority" in found) == (task == "mrpc")
 
 
 @pytest.mark.parametrize("first, second, wanted", [
-    (3, 4, (3, 4)), (9, 3, (5, 3)), (3, 9, (3, 5)), (9, 9, (4, 4)), (5, 9, (4, 4)), (9, None, (9,)),
-    (12, None, (9,))])
+    (3, 4, (3, 4)), (9, 3, (5, 3)), (3, 9, (3, 5)), (5, 9, (4, 4)), (12, None, (9,))])
 def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(tokenizer, first, second, wanted):
     special = tokenizer.special
     a = np.arange(100, 100 + first)
@@ -146,7 +144,7 @@ def test_the_published_means_of_xnli_and_mlqa():
 
 
 @pytest.mark.parametrize("count, room, stride", [
-    (1, 10, 4), (10, 10, 4), (13, 10, 5), (97, 10, 0), (300, 120, 60)])
+    (1, 10, 4), (13, 10, 5), (97, 10, 0), (300, 120, 60)])
 def test_windows_are_those_of_tokenizers_and_each_token_has_one_best_context(count, room, stride):
     """The rule of BERT's run_squad, written out."""
     vocabulary = {str(i): i for i in range(400)}
@@ -167,16 +165,16 @@ def test_windows_are_those_of_tokenizers_and_each_token_has_one_best_context(cou
 
 def test_the_best_span_is_that_of_a_search_over_all():
     rng = np.random.default_rng(0)
-    for most in (1, 3, 30):
+    for _ in range(3):
         outputs = torch.tensor(rng.normal(size=(20, 2)), dtype=torch.float32)
         own = rng.random(12) < .7
         window = finetune.Window(np.zeros(20), 0, 5, 100, own)
         spans = []
         for i in np.flatnonzero(own).tolist():
             spans += [((outputs[5 + i, 0] + outputs[5 + j, 1]).item(), 100 + i, 100 + j)
-                      for j in range(i, min(12, i + most))]
+                      for j in range(i, 12)]
         score, first, last = max(spans)
-        found = finetune.best_span(outputs, window, 20, most)
+        found = finetune.best_span(outputs, window)
         assert found == (pytest.approx(score), first, last)
 
 
@@ -224,14 +222,14 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
     made, places = finetune.cut_windows(questions, tokenizer, 96)
     assert len(made) > len(questions) + 5 and max(len(window.row) for window in made) == 96
     assert sum(window.own.sum() for window in made) == sum(map(len, places))
-    outputs = []                                         # of a model that knows the answers
+    outputs = []  # of a model that knows the answers
     for window in made:
         logits = torch.zeros(len(window.row), 2)
         start, end = finetune.gold_span(questions[window.question], places[window.question])
         if window.first <= start and end < window.first + len(window.own):
             logits[window.at + start - window.first, 0] = 9
             logits[window.at + end - window.first, 1] = 9
-        logits[1:window.at - 1] = 99                     # it would rather answer with the question
+        logits[1:window.at - 1] = 99  # it would rather answer with the question
         outputs.append(logits)
     for rules in ("mlqa", "squad"):
         judge = finetune.judge_answers(made, questions, places, rules)
@@ -258,11 +256,9 @@ def test_jsonl_and_squads_json_are_the_same_questions(tmp_path):
 @pytest.mark.parametrize("flags, message", [
     (["--task", "xmli"], "did you mean xnli?"), (["--tusk", "sst2"], "--task"),
     (["--task", "sst2", "--max-length", "500"], "at most 96 tokens"),
-    (["--task", "sst2", "--epochs", "0"], "--epochs 0"),
-    (["--task", "sst2", "--lr", "nan"], "--lr nan"),
+    (["--task", "sst2", "--lr", "nan"], "--lr: nan"),
     (["--task", "sst2", "--seeds", "1,x"], "whole numbers"),
     (["--task", "mlqa", "--files", "nowhere"], "python -m corpora.download"),
-    (["--task", "sst2", "--files", "nowhere"], "python -m corpora.download"),
     (["--task", "sst2", "--device", "abacus"], "'abacus'")])
 def test_each_mistake_is_one_line(folder, capsys, flags, message):
     status, out, err = asked(folder, capsys, *flags)
@@ -273,6 +269,3 @@ def test_each_mistake_is_one_line(folder, capsys, flags, message):
 def test_a_vector_that_has_read_nothing_is_refused(tokenizer, causes, tmp_path, capsys):
     folder = write_run(tmp_path / "run", encoder(causal=True, pool="cls"), tokenizer)
     assert "has read nothing" in asked(folder, capsys, "--task", "sst2")[2]
-    write_run(folder, encoder(causal=True, pool="last"), tokenizer)
-    flags = ["--task", "sst2", "--epochs", "1", "--limit", "40", "--eval-limit", "20"]
-    assert asked(folder, capsys, *flags)[0] == 0

@@ -77,23 +77,15 @@ def test_generating_is_greedy_decoding_by_whole_forwards_for_prompts_of_any_leng
     assert list(zip(*backwards))[::-1] == wanted
 
 
-def test_generating_leaves_no_trace():
+def test_generating_leaves_no_trace_and_refuses_a_model_that_has_diverged():
     model = writer("llama", dropout=.5).train()
-    modes = [module.training for module in model.modules()]
     state = torch.get_rng_state()
     first = evaluate.generate(model, [[1, 2], [3]], 0, 5)
     assert first == evaluate.generate(model, [[1, 2], [3]], 0, 5)        # no dropout
-    assert modes == [module.training for module in model.modules()]
+    assert all(module.training for module in model.modules())
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_what_cannot_be_continued_is_left_or_refused():
-    model = writer("llama")
     assert evaluate.generate(model, [], 0, 5) == ([], [])
     assert evaluate.generate(model, [[1]], 0, 0) == ([[]], [False])
-    for prompt in ([], [1] * 25):
-        with pytest.raises(ValueError, match=f"has {len(prompt)} tokens: it must have 1 to 24"):
-            evaluate.generate(model, [[1], prompt], 0, 5)
     model.embed.weight.data.fill_(math.nan)
     with pytest.raises(BadInput, match="has diverged"):
         evaluate.generate(model, [[1]], 0, 5)
@@ -105,14 +97,12 @@ def test_what_cannot_be_continued_is_left_or_refused():
 @pytest.mark.parametrize("written, gold, exact, begins", [
     ("(.*)(dog)", "(.*)(dog)", True, True),
     ("  (.*)(dog)\n", "(.*)(dog) ", True, True),             # space around does not count
-    ("(.*)( dog)", "(.*)(dog)", False, False),               # space inside does
-    ("(.*)(dog)(.*)", "(.*)(dog)", False, True),             # trailing text
-    ("(.*)(do", "(.*)(dog)", False, False),                  # cut short
-    ("(.*)(DOG)", "(.*)(dog)", False, False),                # case counts
-    ("", "(.*)(dog)", False, False),                         # nothing written is always wrong
-    (" \n", "(.*)(dog)", False, False),
-    ("", "", False, False), (" ", "", False, False),
-    ("anything", "", False, False),                          # and does not begin with nothing
+    ("(.*)( dog)", "(.*)(dog)", False, False),               # space inside does, and case
+    ("(.*)(DOG)", "(.*)(dog)", False, False),
+    ("(.*)(dog)(.*)", "(.*)(dog)", False, True),
+    ("(.*)(do", "(.*)(dog)", False, False),
+    (" \n", "(.*)(dog)", False, False),                      # nothing written is always wrong
+    ("", "", False, False), ("anything", "", False, False),
 ])
 def test_which_answers_count_as_right(written, gold, exact, begins):
     assert evaluate.exact(written, gold) == exact
@@ -188,7 +178,7 @@ def test_a_chats_system_text_opens_its_prompt(tokenizer, scripted):
     said, asked = scripted
     said += [("Katze", True), ("Hunde", True)]
     texts = rows(PROMPTS[:2], GOLDS[:2], system=["seven dogs", "die"])
-    one = evaluate.Evaluation(tiny(), tokenizer, texts, max_system=1, max_new=5)
+    one = evaluate.Evaluation(tiny(), tokenizer, texts, max_length=1, max_new=5)
     assert one.answers.written == ["Katze", "Hunde"]
     special = tokenizer.special
     for row, prompt in enumerate(asked[0][0]):
@@ -200,20 +190,18 @@ def test_a_chats_system_text_opens_its_prompt(tokenizer, scripted):
 
 def test_examples_of_a_causal_model_are_its_answers(tokenizer, scripted):
     said, asked = scripted
-    said += [(text, True) for text in ("0 cats", "a cat", "2 cats ", "", "5 cats")]
-    texts = rows([f"{count} dogs" for count in range(7)], [f"{count} cats" for count in range(7)])
+    said += [(text, True) for text in ("0 cats", "a cat", "4 cats ", "", "8 cats")]
+    texts = rows([f"{row} dogs" for row in range(11)], [f"{row} cats" for row in range(11)])
     found = evaluate.examples(evaluate.Evaluation(tiny(), tokenizer, texts))
     assert asked and [(one.query, one.gold, one.right) for one in found] == [
-        (f"{row} dogs", f"{row} cats", row in (0, 2, 5)) for row in (0, 1, 2, 4, 5)]
+        (f"{row} dogs", f"{row} cats", row in (0, 4, 8)) for row in (0, 2, 4, 6, 8)]
 
 
 def test_a_causal_model_answers_one_column_with_another(tokenizer):
     texts = corpora.evaluation_rows("regex", None, "test", 12)
-    one = evaluate.Evaluation(tiny(), tokenizer, texts, answer_limit=7, max_new=3)
-    found = evaluate.run(one)
+    found = evaluate.run(evaluate.Evaluation(tiny(), tokenizer, texts, answer_limit=7, max_new=3))
     assert found["generate/rows"] == 7 and found["retrieval/rows"] == 12
     assert found["generate/stop"] + found["generate/truncated"] == 100
-    assert "generate/exact" in evaluate.table(found)
     three = corpora.evaluation_rows("toy", ["en", "de", "fr"], "test", 9)
     with pytest.raises(BadInput, match="toy has 3: choose two with --langs"):
         evaluate.run(evaluate.Evaluation(tiny(), tokenizer, three), ["generate"])

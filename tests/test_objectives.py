@@ -530,7 +530,9 @@ def test_the_loss_and_its_gradients_equal_a_plain_padded_recomputation(kind, slo
         items = examples(kind, 5, seed, system=kind.causal and seed == 1)
         for parameter in objective.parameters():
             torch.nn.init.normal_(parameter, std=0.3)  # not tame, and a teacher of its own
-        objective.after_step(0.25 + 0.5 * seed)
+        progress = 0.25 + 0.5 * seed
+        objective.after_step(progress)
+        assert getattr(objective, "progress", progress) == progress
         batch, results = batch_of(objective, seed, items), []
         for loss in (objective(batch)[0], slow(objective, batch, items)):
             results.append([loss, *gradients(loss, objective)])
