@@ -3,8 +3,8 @@
     corpora.open_text -> open_corpus -> Corpus -> Batches.examples(step) -> an objective's collate
 
 A row holds the same content in several columns (languages, captions, question and answer); a *view*
-is one cell of it. Everything random is a pure function of (seed, step, rank), so a resumed run
-makes step n without the n before it. V vocabulary, T tokens of a corpus, n of one text.
+is one cell of it. Everything random is a pure function of (seed, step, rank), so a resume
+repeats nothing. V vocabulary, T tokens of a corpus, n of one text.
 """
 
 import collections
@@ -429,8 +429,8 @@ def _write_arrays(source, tokenizer, folder):
 # Batches
 
 class Batches:
-    """The examples of every step; every row comes once an epoch, unless its text is in the step
-    already. BadInput at once if the data has not enough columns, texts or different rows."""
+    """The examples of every step; a row comes once an epoch, unless its text is in the step
+    already. BadInput at once if there are not enough columns, texts or rows."""
 
     def __init__(self, corpus, views, batch, seed, rank=0, world=1, in_batch=False, max_length=None,
                  pairs="pivot", system=False):

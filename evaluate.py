@@ -56,14 +56,13 @@ def token_batches(lengths, tokens):
     return batches
 
 
-def read_rows(model, rows, read, tokens_per_batch=4096, progress=False):
+def read_rows(model, rows, read, tokens_per_batch=4096):
     """What `read(packed)` finds, one thing a row of a batch -> one for each of the rows of ids."""
     found = [None] * len(rows)
     device = next(model.parameters()).device
     batches = token_batches([len(row) for row in rows], tokens_per_batch)
     with in_eval_mode(model):
-        # disable=None: a bar on a terminal, nothing in a file
-        for batch in tqdm(batches, "embed", leave=False, disable=None if progress else True):
+        for batch in tqdm(batches, "embed", leave=False, disable=None):  # None: in a file no bar
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
             for i, value in zip(batch, read(packed)):
                 found[i] = value
@@ -72,33 +71,34 @@ def read_rows(model, rows, read, tokens_per_batch=4096, progress=False):
 
 def text_rows(model, tokenizer, texts, prefix, suffix, max_length):
     """N texts -> rows of ids [CLS] prefix text suffix, the suffix None being [SEP]."""
-    suffix = [tokenizer.special.sep] if suffix is None else suffix
-    # As in training max_length is of the text alone, without what stands around it
-    longest = 1 + len(prefix) + (max_length or math.inf) + len(suffix)
-    return rows_of(tokenizer, texts, prefix, suffix,
-                   max_length=min(longest, model.config.max_positions))
+    special = tokenizer.special
+    suffix = [special.sep] if suffix is None else suffix
+    if not max_length:
+        return rows_of(tokenizer, texts, prefix, suffix, max_length=model.config.max_positions)
+    # As in training: so many tokens of the text, whatever stands around it
+    return [[special.cls, *prefix, *ids[:max_length].tolist(), *suffix]
+            for ids in tokenizer.encode(texts)]
 
 
-def embed_rows(model, rows, progress=False, pool=None):
+def embed_rows(model, rows, pool=None):
     """N rows of ids -> vectors (N, D), float32 on the CPU."""
 
     def read(packed):
         return model.pool(model(packed), packed, pool).float().cpu()  # (rows of the batch, D)
 
-    vectors = read_rows(model, rows, read, progress=progress)  # N of (D,)
+    vectors = read_rows(model, rows, read)  # N of (D,)
     return torch.stack(vectors) if rows else torch.empty(0, model.config.width)
 
 
-def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None, progress=False):
+def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None):
     """N texts -> vectors (N, D), float32 on the CPU, of their `text_rows`."""
-    rows = text_rows(model, tokenizer, texts, prefix, suffix, max_length)
-    return embed_rows(model, rows, progress)
+    return embed_rows(model, text_rows(model, tokenizer, texts, prefix, suffix, max_length))
 
 
 # ---- generate
 
 
-def generate(model, prompts, stop, max_new, tokens_per_batch=16384, progress=False):
+def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     """Greedy continuations of rows of ids, of at most max_new tokens, stop included, and no longer
     than the model takes -> (lists of ids without the stop token, ended with it?). BadInput for NaN.
     """
@@ -108,7 +108,7 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384, progress=Fal
     stopped = [False] * len(rows)
     batches = token_batches(limits, tokens_per_batch)
     with in_eval_mode(model):
-        for batch in tqdm(batches, "generate", leave=False, disable=None if progress else True):
+        for batch in tqdm(batches, "generate", leave=False, disable=None):
             active = [i for i in batch if len(rows[i]) < limits[i]]  # the others have no room
             caches = KeyValueCache.of(model, len(active), limits[batch[0]])
             start = 0
@@ -421,7 +421,6 @@ class Evaluation:
     rows: corpora.EvaluationRows
     affixes: Any = None             # (prefix, suffix) of the first column, and of the others
     max_length: int | None = None   # tokens of a text, the rest is cut; None: all the model takes
-    progress: bool = False
     config: dict | None = None      # of the run, which names its training data
     answer_limit: int | None = 200  # rows that are answered
     max_new: int | None = None      # tokens of an answer
@@ -451,7 +450,7 @@ class Evaluation:
 
     def embed(self, rows, pool=None):
         """N rows of ids -> (N, D)."""
-        return self.checked(embed_rows(self.model, rows, self.progress, pool or self.pool))
+        return self.checked(embed_rows(self.model, rows, pool or self.pool))
 
     def encode(self, texts, pool=None):
         """N texts -> (N, D), as those of the first column are."""
@@ -497,7 +496,7 @@ class Evaluation:
             if len(row) >= longest:
                 ids[i] = [*row[:kept], *suffix]
                 cut += 1
-        written, stopped = generate(self.model, ids, special.sep, max_new, progress=self.progress)
+        written, stopped = generate(self.model, ids, special.sep, max_new)
         return Answers(prompts, golds, list(map(self.tokenizer.decode, written)), stopped, cut)
 
     @functools.cached_property
@@ -816,8 +815,8 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
     system = config.get("chat") == "system" and "system" in columns
     rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system)
     return Evaluation(opened.model, opened.tokenizer, rows, opened.first.get("affixes"),
-                      config.get("max_length"), progress=True, config=config, answer_limit=None,
-                      max_new=max_new, views=opened.first.get("views", 2), pool=pool)
+                      config.get("max_length"), config, answer_limit=None, max_new=max_new,
+                      views=opened.first.get("views", 2), pool=pool)
 
 
 # ---- command line

@@ -37,7 +37,7 @@ def encode_file(options):
     out = Path(options.out).absolute()
     if out.is_dir() or not out.parent.is_dir():
         raise BadInput(f"--out {options.out} must be a file in a folder that is there")
-    vectors = huggingface.encode(open_run(options.run), lines, progress=True)
+    vectors = huggingface.encode(open_run(options.run), lines)
     buffer = io.BytesIO()
     np.save(buffer, vectors)
     write_atomic(out, buffer.getbuffer())
@@ -52,7 +52,7 @@ def nearest(options):
         raise BadInput(f"--count is {options.count}: it must be 1 to {len(lines)}, the lines of "
                        f"{options.file}, and there must be a query")
     run = open_run(options.run)
-    vectors = [huggingface.encode(run, texts, progress=True) for texts in (queries, lines)]
+    vectors = [huggingface.encode(run, texts) for texts in (queries, lines)]
     found = evaluate.search(*vectors, options.count)
     for query, cosines, indices in zip(queries, found.cosines.tolist(), found.indices.tolist()):
         print(query)

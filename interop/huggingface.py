@@ -288,11 +288,11 @@ def complain(name, wrong):
 # In use
 
 
-def encode(run, texts, progress=False):
+def encode(run, texts):
     """N texts -> float32 array (N, D): their vectors, as the run of `evaluate.open_run` says."""
     prefix, suffix = affixes(run)
     vectors = evaluate.embed(run.model, run.tokenizer, texts, prefix, suffix,
-                             run.config.get("max_length"), progress)
+                             run.config.get("max_length"))
     bad = int((~vectors.isfinite()).any(1).sum())
     if bad:
         raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its "

@@ -106,7 +106,7 @@ def evaluation_of(run, asked):
     if set(asked.tasks) <= own_rows:
         no_rows = EvaluationRows("", {"": ["", ""]})
         return evaluate.Evaluation(run.model, run.tokenizer, no_rows, run.first.get("affixes"),
-                                   run.config.get("max_length"), progress=True)
+                                   run.config.get("max_length"))
     evaluation = evaluate.evaluation_of(run, asked.data, asked.langs, asked.split, asked.limit,
                                         asked.max_new)
     if asked.hard:

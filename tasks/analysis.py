@@ -92,8 +92,8 @@ def class_alignment(z, labels, power=2):
 def class_separation(z, labels):
     """Mean distance of unit rows of one class over that of rows of two: (N, D), (N,) -> 0 (classes
     are points)..1 (they do not show); ValueError without both. [Predict-and-Reconstruct's code]"""
-    distances = torch.pdist(unit(z))                                     # (N (N - 1) / 2,)
-    i, j = torch.triu_indices(len(labels), len(labels), 1)               # the order of pdist
+    distances = torch.pdist(unit(z))  # (N (N - 1) / 2,)
+    i, j = torch.triu_indices(len(labels), len(labels), 1)  # the order of pdist
     same = labels[i] == labels[j]
     if same.all() or not same.any():
         raise ValueError("all pairs are of one class, or none is")
@@ -183,7 +183,7 @@ def token_states(evaluation, rows):
         lengths = packed.cu_seqlens.diff().tolist()
         return evaluation.model(packed).float().cpu().split(lengths)
 
-    found = read_rows(evaluation.model, rows, read, progress=evaluation.progress)
+    found = read_rows(evaluation.model, rows, read)
     return evaluation.checked(found)
 
 
@@ -195,18 +195,18 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
     for column, rows in enumerate(columns):
         for row, ids in enumerate(rows):
             keys += [(column, row, token) for token in ids]
-    keys = torch.tensor(keys)                                            # (n, 3)
+    keys = torch.tensor(keys)  # (n, 3)
     plain = ~torch.isin(keys[:, 2], torch.as_tensor(special))
     keys = keys[plain]
-    vectors = torch.cat([torch.cat(each) for each in states])[plain]     # (n, D)
+    vectors = torch.cat([torch.cat(each) for each in states])[plain]  # (n, D)
     chance = torch.Generator().manual_seed(0)
     asked = []
     for row in chosen:
         places = ((keys[:, 0] == 0) & (keys[:, 1] == row)).nonzero()[:, 0]
         asked.append(places[torch.randperm(len(places), generator=chance)[:queries]])
-    asked = torch.cat(asked)                                             # (N,)
+    asked = torch.cat(asked)  # (N,)
     found = search(vectors[asked], vectors, min(k + 1, len(vectors)))
-    cosines = torch.where(found.indices == asked[:, None], -2, found.cosines)   # not itself
+    cosines = torch.where(found.indices == asked[:, None], -2, found.cosines)  # not itself
     order = cosines.topk(min(k, len(vectors) - 1), dim=1).indices
     return keys[asked], keys[found.indices.gather(1, order)]
 
@@ -215,7 +215,7 @@ def token_matches(queries, found):
     """(N, 3), (N, k, 3) of (column, row, token id) -> percent of what was found in the query's row
     ("same_sentence"), in its row of another column ("translation"), the same token elsewhere
     ("same_language"), or "other". [MEXMA, table 9]"""
-    column, row, token = (found == queries[:, None]).unbind(-1)          # (N, k) each
+    column, row, token = (found == queries[:, None]).unbind(-1)  # (N, k) each
     kinds = {"translation": ~column & row, "same_sentence": column & row,
              "same_language": column & ~row & token, "other": ~(column & token | row)}
     return {name: 100 * kind.double().mean().item() for name, kind in kinds.items()}
@@ -235,12 +235,12 @@ def attention_weights(model, packed, index):
     x, _, angles, *_ = given[0]
     parts = [attention.heads, attention.kv_heads, attention.kv_heads]
     qkv = attention.project(x, angles).unflatten(-1, (-1, attention.head_dim))
-    q, k, _ = qkv.split(parts, 1)                                        # (T, H or Hkv, K)
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)                 # (T, H, K)
+    q, k, _ = qkv.split(parts, 1)  # (T, H or Hkv, K)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # (T, H, K)
     weights = []
     for place, (low, high, low2, high2) in zip(index.tolist(), packed.key_ranges[index].tolist()):
-        seen = torch.cat([k[low2:high2], k[low:high]])                   # (L, H, K): shared first
-        scores = (seen * q[place]).sum(-1) / q.shape[-1] ** 0.5          # (L, H)
+        seen = torch.cat([k[low2:high2], k[low:high]])  # (L, H, K): shared first
+        scores = (seen * q[place]).sum(-1) / q.shape[-1] ** 0.5  # (L, H)
         if attention.softcap:
             scores = attention.softcap * (scores / attention.softcap).tanh()
         weights.append(scores.float().softmax(0).T)
@@ -256,7 +256,7 @@ def attention_entropy(weights):
         raise ValueError("no row has a token between its first and its last")
     scores = {}
     for name, part in (("", slice(None)), ("_no_end", slice(-1)), ("_inside", slice(1, -1))):
-        kept = [w[:, part].clamp(min=1e-300) for w in weights]           # SciPy scales to sum 1
+        kept = [w[:, part].clamp(min=1e-300) for w in weights]  # SciPy scales to sum 1
         scores[f"entropy{name}"] = mean([entropy(w, axis=1).mean().item() for w in kept])
         scores[f"entropy_of_mean{name}"] = mean([float(entropy(w.mean(0))) for w in kept])
     scores["entropy_uniform"] = mean([math.log(w.shape[1]) for w in weights])
@@ -268,7 +268,7 @@ def attention_entropy(weights):
 # --------------------------------------------------------------------------------------------------
 # Tasks
 
-POOLINGS = ("mean", "max", "weighted", "attention")       # of Predict-and-Reconstruct's tables
+POOLINGS = ("mean", "max", "weighted", "attention")  # of Predict-and-Reconstruct's tables
 
 
 def pool(evaluation, rows, how):
@@ -279,8 +279,8 @@ def pool(evaluation, rows, how):
         return evaluation.embed(rows, "mean" if how == "weighted" else how)
     width = evaluation.model.config.width
     chance = torch.Generator().manual_seed(0)
-    keys = (2 * torch.rand(width, width, generator=chance) - 1) / width ** 0.5     # as nn.Linear's
-    query = torch.randn(width, generator=chance) @ keys / width ** 0.5             # (D,)
+    keys = (2 * torch.rand(width, width, generator=chance) - 1) / width ** 0.5  # as nn.Linear's
+    query = torch.randn(width, generator=chance) @ keys / width ** 0.5  # (D,)
     special = torch.as_tensor(evaluation.tokenizer.special.ids)
 
     def read(packed):
@@ -294,7 +294,7 @@ def pool(evaluation, rows, how):
             found.append(each[plain].mean(0) if plain.any() else each.mean(0))
         return found
 
-    found = read_rows(evaluation.model, rows, read, progress=evaluation.progress)
+    found = read_rows(evaluation.model, rows, read)
     return torch.stack(evaluation.checked(found))
 
 
@@ -363,7 +363,7 @@ def attention(evaluation, options=None):
 
     each = {}
     for name, rows in evaluation.ids.items():
-        weights = read_rows(evaluation.model, rows, read, progress=evaluation.progress)
+        weights = read_rows(evaluation.model, rows, read)
         each[name] = attention_entropy(evaluation.checked(weights))
     return {"rows": evaluation.count} | averaged(each)
 

@@ -170,7 +170,7 @@ class Likelihood(NamedTuple):
 def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
     """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods.
 
-    The row is that of Evaluation.answers. With `stop` the final [SEP] is scored too, or the beginning
+    The row is that of `answers_of`. With `stop` the final [SEP] is scored too, or the beginning
     of an option would win over it. A prompt without room loses its first tokens; with `keep` the
     row is its first so many. BadInput if nothing fits."""
     model = evaluation.model
@@ -178,13 +178,10 @@ def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
     chat = tokenizer.special.chat
     suffix = [*chat.end, *chat.assistant]
     stop_ids = [tokenizer.special.sep] if stop else []
-    openings = [1 + len(chat.user)] * len(prompts)  # tokens before the prompt
-    if evaluation.system:
-        openings = [1 + len(chat.system) + len(ids) + len(chat.end) + len(chat.user)
-                    for ids in tokenizer.encode(evaluation.system)]
     rows = rows_of(tokenizer, prompts, chat.user, suffix, evaluation.system)
     found = []
-    for row, first, texts in zip(rows, openings, options):
+    for row, ids, texts in zip(rows, tokenizer.encode(prompts), options):
+        first = len(row) - len(suffix) - len(ids)  # where the prompt begins
         answers = [[*ids.tolist(), *stop_ids] for ids in tokenizer.encode(texts)]
         room = model.config.max_positions + 1 - max(map(len, answers))
         cut = max(0, len(row) - min(room, keep or room))
@@ -195,7 +192,7 @@ def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
         states = token_states(evaluation, [[*row, *answer[:-1]] for answer in answers])
         sums = []
         for answer, each in zip(answers, states):
-            scored = each[len(row) - 1:].to(model.embed.weight)         # (tokens of the answer, D)
+            scored = each[len(row) - 1:].to(model.embed.weight)  # (tokens of the answer, D)
             with torch.no_grad():
                 logits = upcast(model.logits(scored)).log_softmax(1)
             sums.append(sum(logits[place, token].item() for place, token in enumerate(answer)))

@@ -14,8 +14,10 @@ import math
 import re
 import statistics
 import sys
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -28,11 +30,11 @@ from tqdm import tqdm
 from corpora import download
 from corpora.program import BadInput, comma_list, did_you_mean
 from corpora.text import read_lines, write_atomic
-from evaluate import Task, mean, open_run, read_rows, usable_device
+from evaluate import Task, mean, open_run, read_rows, usable_device, with_mean
 from model import Model, Packed, load
 from tasks import command, sets
 from tasks.answers import qa_scores
-from tasks.probes import majority, measure
+from tasks.probes import METRICS, majority, measure
 from train import TrainConfig, learning_rate, make_optimizer
 
 # --------------------------------------------------------------------------------------------------
@@ -85,7 +87,7 @@ def predict(model, rows):
             raise BadInput("the model gives NaN or infinity: its training has diverged; choose a "
                            "lower --lr")
         return outputs.split(packed.cu_seqlens.diff().tolist()) if model.on_tokens else outputs
-    return read_rows(model, rows, read, 8192, progress=True)
+    return read_rows(model, rows, read, 8192)
 
 
 def fit(model, prepared, options, seed, after_epoch):
@@ -132,14 +134,13 @@ def one_run(encoder, prepared, task, options, seed):
     found = {f"{task.train}/{name}": value for name, value in history[-1].items()}
     for name in task.metrics:
         found[f"{task.train}/{name}/best_epoch"] = max(each[name] for each in history)
-    by_metric = {}
-    for detail, part in prepared.others.items():
-        for name, value in part.judge(predict(model, part.rows)).items():
-            by_metric.setdefault(name, {})[detail] = value
-    for name, values in by_metric.items():
-        found |= {f"{task.test}/{name}/{detail}": value for detail, value in values.items()}
-        for kind, value in means(values, task.test).items():
-            found[f"{task.test}/{name}{kind}"] = value
+    others = {detail: part.judge(predict(model, part.rows))
+              for detail, part in prepared.others.items()}
+    for name in history[-1] if others else ():
+        metric = f"{task.test}/{name}"
+        values = {detail: scores[name] for detail, scores in others.items()}
+        found |= with_mean(metric, values)
+        found |= {metric + kind: value for kind, value in means(values, task.test).items()}
     return found
 
 
@@ -311,27 +312,14 @@ def question_of(row):
                     first.get("start", first.get("answer_start")), tuple(languages))
 
 
-def encode_places(tokenizer, texts):
-    """Texts -> of each (ids (n,), places (n, 2): the characters of each token, half open)."""
-    encoded = tokenizer.inner.encode_batch(list(texts), add_special_tokens=False)
-    return [(np.array(found.ids, np.int64), np.array(found.offsets, np.int64).reshape(-1, 2))
-            for found in encoded]
-
-
-def token_span(places, first, last):
-    """Characters [first, last) of a text -> the first and the last token; the last is before the
-    first if no token has any of them."""
-    return (np.searchsorted(places[:, 1], first, "right").item(),
-            np.searchsorted(places[:, 0], last, "left").item() - 1)
-
-
 def gold_span(question, places):
-    """The first and the last token of the first answer; (0, -1) if it is not where the file says.
-    """
+    """The first and the last token of the first answer, of tokens at places (first character, last
+    + 1); (0, -1) if the answer is not where the file says."""
     end = question.start + len(question.answers[0])
     if question.context[question.start:end] != question.answers[0]:
         return 0, -1
-    return token_span(places, question.start, end)
+    return (bisect_right(places, question.start, key=itemgetter(1)),
+            bisect_left(places, end, key=itemgetter(0)) - 1)
 
 
 def windows(count, room, stride):
@@ -362,19 +350,20 @@ def cut_windows(questions, tokenizer, longest):
     """-> (Windows, places of the tokens of each question's context)."""
     special = tokenizer.special
     contexts = list(dict.fromkeys(question.context for question in questions))
-    encoded = dict(zip(contexts, encode_places(tokenizer, contexts)))
+    encoded = tokenizer.inner.encode_batch(contexts, add_special_tokens=False)
+    encoded = dict(zip(contexts, encoded))
     asked = tokenizer.encode([question.question for question in questions])
     made = []
     for number, (ids, question) in enumerate(zip(asked, questions)):
         ids = ids[:min(MAX_QUESTION, (longest - 3) // 3)]
-        context = encoded[question.context][0]
+        context = encoded[question.context].ids
         room = longest - 3 - len(ids)
         parts, best = windows(len(context), room, min(STRIDE, room // 2))
         for place, (first, last) in enumerate(parts):
             row = [special.cls, *ids, special.sep, *context[first:last], special.sep]
             own = best[first:last] == place
             made.append(Window(np.array(row), number, len(ids) + 2, first, own))
-    return made, [encoded[question.context][1] for question in questions]
+    return made, [encoded[question.context].offsets for question in questions]
 
 
 def best_span(outputs, window):
@@ -405,7 +394,7 @@ def judge_answers(made, questions, places, rules):
         for (score, first, last), question, place in zip(best, questions, places):
             text = ""
             if score > -math.inf:
-                text = question.context[place[first, 0]:place[last, 1]].strip()
+                text = question.context[place[first][0]:place[last][1]].strip()
             totals.update(qa_scores(text, question.answers, question.languages[0], rules))
         return {name: 100 * totals[name] / len(questions) for name in ("f1", "exact")}
     return judge
@@ -464,8 +453,6 @@ class FinetuneTask(NamedTuple):
     rules: str = ""         # by which answers are compared
 
 
-METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("mcc",),
-           "stsb": ("pearson", "spearman"), "sick": ("pearson", "spearman")}
 SQUAD = FinetuneTask("squad", ("f1", "exact"), 2, "", 3e-5, 12, 384, answering, "squad")
 TASKS = {name: FinetuneTask(name, METRICS.get(name, ("accuracy",))) for name in sets.SETS} | {
     "xnli": FinetuneTask("mnli", epochs=2, test="xnli"),

@@ -15,6 +15,7 @@ from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
 from evaluate import by_margin, mean, mistakes, percent, search, top1, with_mean
+from tasks.analysis import averaged
 
 
 def search_both(x, y, k=4):
@@ -260,18 +261,14 @@ def embed_pair(evaluation, queries, texts):
 
 def mine(evaluation, options):
     """BUCC as a mining task, of every language pair in --files, whole: --limit does not count."""
-    found = {}
+    each = {}
     rows = 0
     for pair, parts in bucc_files(options.files).items():
         read = [read_bucc(*part) for part in parts]
         rows += len(read[1][0]) + len(read[1][1])
         tune, test = ((*embed_pair(evaluation, x, y), x, y, gold) for x, y, gold in read)
-        for name, value in bucc_mine(tune, test).items():
-            found.setdefault(name, {})[pair] = value
-    scores = {"rows": rows}
-    for metric, values in found.items():
-        scores |= with_mean(metric, values)
-    return scores
+        each[pair] = bucc_mine(tune, test)
+    return {"rows": rows} | averaged(each)
 
 
 def tatoeba(evaluation, options):

@@ -16,13 +16,14 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
+from sklearn.metrics.pairwise import paired_distances
 from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold, cross_val_predict
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from corpora.program import BadInput
-from evaluate import mean, unit
+from evaluate import mean
 from model import Model
 from tasks import sets
 
@@ -56,10 +57,10 @@ def majority(gold):
 
 def similarities(u, v):
     """(N, D), (N, D) -> {name: (N,)}, the higher the more alike, as older MTEB tried them."""
-    u = u.double()
-    v = v.double()
-    return {"cosine": (unit(u) * unit(v)).sum(1), "euclidean": -(u - v).norm(dim=1),
-            "manhattan": -(u - v).abs().sum(1), "dot": (u * v).sum(1)}
+    found = {"dot": (u * v).sum(1).numpy()}
+    for kind in ("cosine", "euclidean", "manhattan"):
+        found[kind] = -paired_distances(u.double().numpy(), v.double().numpy(), metric=kind)
+    return found
 
 
 def pairs(u, v):
@@ -225,8 +226,9 @@ def splits(task, name):
     return "train", "valid", "test"
 
 
-METRICS = {"mrpc": ["accuracy", "f1"], "qqp": ["accuracy", "f1"], "cola": ["accuracy", "mcc"],
-           "stsb": ["spearman", "pearson"]}
+CORRELATIONS = ("spearman", "pearson")
+METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("accuracy", "mcc"),
+           "stsb": CORRELATIONS, "sick": CORRELATIONS}
 
 
 def score(task, name, parts):
@@ -234,12 +236,12 @@ def score(task, name, parts):
     u, v, gold = parts[-1]
     if task == "sts":
         cosine = similarities(u, v)["cosine"]
-        return {metric: measure(metric, cosine, gold) for metric in ("spearman", "pearson")}
+        return {metric: measure(metric, cosine, gold) for metric in CORRELATIONS}
     if task == "pairs":
         found = {kind: 100 * average_precision_score(gold, values)
                  for kind, values in similarities(u, v).items()}
         return {"ap_cosine": found["cosine"], "ap_max": max(found.values())}
-    metrics = METRICS.get(name, ["accuracy"])
+    metrics = METRICS.get(name, ("accuracy",))
     if task == "hybrid-probes":
         chooses = {"stsb": "spearman", "cola": "mcc"}.get(name, "accuracy")
         kind = "similarity" if name == "stsb" else sets.find(name).kind

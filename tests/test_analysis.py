@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import pdist, squareform
+from sklearn.preprocessing import normalize
 from test_tasks import WORDS, results_of, tiny, tiny_tokenizer
 
 import evaluate
@@ -57,17 +59,14 @@ def test_ranks_are_those_of_numpy():
 def test_class_alignment_is_the_mean_over_classes_of_the_mean_over_their_pairs():
     z = sphere(23, 4)
     labels = torch.tensor([0] * 12 + [3] * 8 + [5] * 2 + [7])  # one row has its own class
-    u = (z / z.norm(dim=1, keepdim=True)).numpy()
+    u = normalize(z.numpy())
     for power in (2, 4):
-        means = []
-        for rows in (range(12), range(12, 20), range(20, 22)):
-            pairs = [(i, j) for i in rows for j in rows if i < j]
-            means.append(np.mean([math.dist(u[i], u[j]) ** power for i, j in pairs]))
+        means = [(pdist(u[rows]) ** power).mean() for rows in (slice(12), slice(12, 20), [20, 21])]
         assert analysis.class_alignment(z, labels, power) == pytest.approx(np.mean(means))
-    pairs = [(math.dist(u[i], u[j]), labels[i] == labels[j]) for i in range(23) for j in range(i)]
-    same = np.mean([distance for distance, is_same in pairs if is_same])
-    other = np.mean([distance for distance, is_same in pairs if not is_same])
-    assert analysis.class_separation(z, labels) == pytest.approx(same / other)
+    distances = squareform(pdist(u))
+    same = (labels[:, None] == labels).numpy()
+    near = (distances * same).sum() / (same.sum() - 23)  # a row is no pair with itself
+    assert analysis.class_separation(z, labels) == pytest.approx(near / distances[~same].mean())
 
 
 def test_the_target_of_a_token_probe_is_the_most_frequent_plain_token():

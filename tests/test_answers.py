@@ -45,7 +45,7 @@ TABLES = {  # task: (written, gold, right, right as released code judges)
     "gsm8k": [
         ("a\n#### 72", "b\n#### 72", True, True), ("a\n#### 72", "b\n#### 7", False, False),
         ("a\n#### 1080", "b\n#### 1,080", True, False), ("", "b\n#### 72", False, False),
-        ("a\n#### 72\nand more", "b\n#### 72", True, False), ("#### 72", "b\n#### 72", True, False)],
+        ("a\n#### 72\nand more", "b\n#### 72", True, False)],
     "nq": [
         ("Vancouver", "Vancouver", True, True), ("In Vancouver.", "Vancouver", True, False),
         ("", "Vancouver", False, True), ("V", "Vancouver", False, True),

@@ -111,9 +111,8 @@ def test_files_are_trained_on_whole_and_have_glues_metrics(folder, tmp_path, cap
                                                            metrics):
     train = {"mrpc": "mrpc_train", "stsb": "stsb_multi_train"}[task]
     for name, count in ((train, 30), (train.replace("train", "test"), 12)):
-        rows = ["a b", "c", "0", "a b", "d", "1"] * count
-        lines = ["\t".join(columns), *map("\t".join, zip(*[iter(rows)] * 3))]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(lines[:count + 1]) + "\n", encoding="utf-8")
+        lines = ["\t".join(columns), *(f"a b\tc {row}\t{row % 2}" for row in range(count))]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     status, out, _ = asked(folder, capsys, "--task", task, "--files", str(tmp_path), "--epochs",
                            "1", "--max-length", "16")
     found = json.loads((folder / f"finetune-{task}.json").read_text(encoding="utf-8"))
@@ -240,14 +239,13 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
 def test_jsonl_and_squads_json_are_the_same_questions(tmp_path):
     write_qa(tmp_path)
     plain = finetune.read_questions("mlqa", tmp_path)["de-en"]
-    (tmp_path / "other" / "qa").mkdir(parents=True)
     lines = [json.dumps({"lang_context": "de", "lang_question": "en", "context": q.context,
                          "question": q.question,
                          "answers": [{"text": q.answers[0], "start": q.start}]}) for q in plain]
     path = tmp_path / "other" / "qa" / "mlqa_test.jsonl"
+    path.parent.mkdir(parents=True)
     path.write_text("\n".join(lines), encoding="utf-8")
     assert finetune.read_questions("mlqa", tmp_path / "other") == {"de-en": plain}
-    assert plain[1].context[plain[1].start:][:4] == "Łaba" and plain[1].languages == ("de", "en")
 
 
 # ---- bad input

@@ -126,7 +126,7 @@ def scripted(monkeypatch, tokenizer):
     said = []
     asked = []
 
-    def generate(model, prompts, stop, max_new, progress=False):
+    def generate(model, prompts, stop, max_new):
         asked.append((prompts, stop, max_new))
         texts, stopped = zip(*said[:len(prompts)])
         return [ids.tolist() for ids in tokenizer.encode(texts)], list(stopped)

@@ -92,17 +92,11 @@ def test_xsim_does_not_depend_on_the_scale_of_any_vector():
     assert evaluate.xsim(*scaled) == evaluate.xsim(x, y) > 0
 
 
-def test_identical_sets_have_no_error_and_unrelated_ones_almost_all():
+def test_identical_sets_have_no_error_and_unrelated_or_collapsed_ones_almost_all():
     x = sphere(500, 32)
     assert evaluate.xsim(x, x) == 0 and evaluate.top1(x, x) == 100
-    chance = 100 * (1 - 1 / 500)
-    assert evaluate.xsim(x, sphere(500, 32, 1)) == pytest.approx(chance, abs=.8)
-    assert evaluate.top1(x, sphere(500, 32, 1)) == pytest.approx(100 - chance, abs=.8)
-
-
-def test_a_collapsed_encoder_cannot_pass_for_a_perfect_one():
-    point = torch.ones(100, 8)
-    assert evaluate.xsim(point, point) >= 99 and evaluate.top1(point, point) <= 1
+    for x, y in ((x, sphere(500, 32, 1)), (torch.ones(500, 8), torch.ones(500, 8))):
+        assert evaluate.xsim(x, y) >= 99 and evaluate.top1(x, y) <= 1
 
 
 def test_another_row_with_the_same_text_is_right_by_text_and_wrong_by_index():
@@ -159,12 +153,6 @@ def test_xsim_plus_is_the_plain_definition():
     assert found.pop("xsim++") == pytest.approx(100 * sum(wanted.values()) / 30)
     counts = {f"xsim++/{name}": 100 * count / 30 for name, count in wanted.items()}
     assert found == pytest.approx(counts)
-
-
-def test_xsim_plus_without_negatives_is_xsim():
-    x, y = noisy_pairs(50, 6, 1)
-    found = evaluate.xsim_plus(x, y, y[:0], [], list(range(50)))
-    assert found == dict.fromkeys(("xsim++", "xsim++/misaligned"), evaluate.xsim(x, y))
 
 
 @pytest.mark.parametrize("text, source, texts, error", [
