@@ -160,6 +160,9 @@ def linear_map(x, y):
     """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F;
     "residual_relative": over |y|_F; "residual_held_out": relative, on every second row, X fitted to
     the others; means of the singular values of x - y}. [LLM-JEPA, table 14]"""
+    x = x.double()
+    y = y.double()
+
     def residual(fitted, tested):
         solved = torch.linalg.lstsq(x[fitted], y[fitted], rcond=1e-6, driver="gelsd").solution
         return (x[tested] @ solved - y[tested]).norm().item()

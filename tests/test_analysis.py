@@ -108,6 +108,8 @@ def test_a_linear_map_leaves_no_residual_and_noise_leaves_itself():
     assert found["singular_mean"] == pytest.approx(s.mean()) == found["singular_100"]
     line = (sphere(60, 1) @ sphere(1, 8, 3)).float()  # the other directions are not fitted
     assert analysis.linear_map(line, 2 * line)["residual_held_out"] < 1e-5
+    single = analysis.linear_map(x.float(), y.float())  # solved in float64 all the same
+    assert single["residual"] == pytest.approx(everything, rel=1e-6)
 
 
 # ---- tokens and attention

@@ -94,9 +94,10 @@ def test_xsim_does_not_depend_on_the_scale_of_any_vector():
 
 def test_identical_sets_have_no_error_and_unrelated_or_collapsed_ones_almost_all():
     x = sphere(500, 32)
+    point = torch.ones(500, 8)
     assert evaluate.xsim(x, x) == 0 and evaluate.top1(x, x) == 100
-    for x, y in ((x, sphere(500, 32, 1)), (torch.ones(500, 8), torch.ones(500, 8))):
-        assert evaluate.xsim(x, y) >= 99 and evaluate.top1(x, y) <= 1
+    for a, b in ((x, sphere(500, 32, 1)), (point, point)):
+        assert evaluate.xsim(a, b) >= 99 and evaluate.top1(a, b) <= 1
 
 
 def test_another_row_with_the_same_text_is_right_by_text_and_wrong_by_index():
@@ -265,19 +266,8 @@ def test_health_names_what_is_wrong(x, y, verdict):
 # ---- the probe
 
 
-def test_a_linear_probe_finds_what_is_linear_and_nothing_else():
-    z = sphere(400, 6)
-    halves = (z[::2], z[1::2])
-    names = np.array(["past", "future", "present"])
-    for rule, least, most in ((z[:, :3].argmax(1), 90, 100), (torch.randint(3, (400,)), 20, 47)):
-        labels = names[rule.numpy()].tolist()
-        found = [evaluate.linear_probe(scale * halves[0] + shift, labels[::2],
-                                       scale * halves[1] + shift, labels[1::2])
-                 for scale, shift in ((1, 0), (1e-3, 7), (1e6, 0))]
-        assert least <= found[0] <= most and found == pytest.approx([found[0]] * 3)
-
-
-def test_a_linear_probe_is_ridge_regression():
+@pytest.mark.parametrize("scale, shift", [(1, 0), (1e-3, 7), (1e6, 0)])
+def test_a_linear_probe_is_ridge_regression_whatever_the_scale(scale, shift):
     x = sphere(60, 5).numpy()
     labels = [int(row) for row in (x[:, 0] + .8 * x[:, 1] > .3)]
     z = x[:40] - x[:40].mean(0)
@@ -285,9 +275,9 @@ def test_a_linear_probe_is_ridge_regression():
     ridge = .01 * np.mean((z ** 2).sum(0)) * np.eye(5)
     scores = (x[40:] - x[:40].mean(0)) @ np.linalg.solve(z.T @ z + ridge, z.T @ targets)
     wanted = 100 * np.mean((scores + targets.mean(0)).argmax(1) == labels[40:])
-    x = torch.tensor(x)
+    x = scale * torch.tensor(x) + shift
     found = evaluate.linear_probe(x[:40], labels[:40], x[40:], labels[40:])
-    assert found == pytest.approx(wanted)
+    assert found == pytest.approx(wanted) and wanted > 70
 
 
 def test_one_point_gives_the_most_frequent_class_and_an_unknown_class_is_wrong():
