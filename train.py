@@ -608,6 +608,7 @@ class Run:
         if not self.folder or self.rank:
             return
         # A file that no JSON reader opens would be worse than a number as text.
+        record = dict(record)
         for name, value in record.items():
             if isinstance(value, float) and not math.isfinite(value):
                 record[name] = str(value)

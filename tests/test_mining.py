@@ -120,7 +120,8 @@ def test_mining_is_the_plain_definition_and_leaves_repeated_sentences_out():
 
 def test_the_matrix_and_buccs_f1_are_averaged_over_languages(tokenizer):
     texts = {"en": WORDS, "de": [text.upper() for text in WORDS], "ru": WORDS[::-1]}
-    found = results_of(tiny(), tokenizer, EvaluationRows("x", texts), ["matrix", "bucc"])
+    tasks = ["matrix", "bucc", "margins"]
+    found = results_of(tiny(), tokenizer, EvaluationRows("x", texts), tasks)
     vectors = {name: evaluate.embed(tiny(), tokenizer, lines) for name, lines in texts.items()}
     for (a, b), error in mining.xsim_matrix(vectors, texts).items():
         assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(error)
@@ -129,6 +130,15 @@ def test_the_matrix_and_buccs_f1_are_averaged_over_languages(tokenizer):
     f1 = mining.bucc_f1(vectors["en"], vectors["de"])
     assert found["bucc/f1/en-de"] == pytest.approx(f1)
     assert found["bucc/f1"] == pytest.approx((found["bucc/f1/de-en"] + found["bucc/f1/ru-en"]) / 2)
+    nearest, back = mining.search_both(vectors["de"], vectors["en"])
+    plain = nearest.cosines - (nearest.cosines.mean(1)[:, None]
+                               + back.cosines.mean(1)[nearest.indices]) / 2
+    for margin, chosen in (("distance", plain.argmax(1)), ("absolute", torch.zeros(12).long())):
+        best = nearest.indices[range(12), chosen].tolist()
+        wrong = [WORDS[i] != WORDS[j] for i, j in enumerate(best)]
+        assert found[f"margins/{margin}/de-en"] == pytest.approx(100 * np.mean(wrong))
+    directions = (found["margins/distance/de-en"] + found["margins/distance/ru-en"]) / 2
+    assert found["margins/distance"] == pytest.approx(directions)
 
 
 def test_altered_sentences_know_their_rows_and_strangers_are_counted(tmp_path, capsys):
