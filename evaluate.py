@@ -750,13 +750,14 @@ def read_log(folder):
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         with contextlib.suppress(ValueError):  # a kill may cut the last line short
             records.append(json.loads(line))
-    return records
+    return [record for record in records if isinstance(record, dict)]
 
 
 def read_first(folder):
     """The first line of a run's log, which has its "config". BadInput if there is none."""
     first = next(iter(read_log(folder)), {})
-    if "config" not in first:
+    config = first.get("config")
+    if not isinstance(config, dict) or "data" not in config:
         raise BadInput(f"{folder} is no run, its log.jsonl does not begin with a config: give the "
                        "whole folder that train.py, or python -m interop import, wrote")
     return first
@@ -781,7 +782,8 @@ def write_results(folder, name, results):
     path = Path(folder) / name
     # Other numbers stay if they are newer than the model
     if path.is_file() and path.stat().st_mtime >= path.with_name("model.pt").stat().st_mtime:
-        results = json.loads(path.read_text(encoding="utf-8")) | results
+        with contextlib.suppress(ValueError, TypeError):  # a damaged file is written anew
+            results = json.loads(path.read_text(encoding="utf-8")) | results
     write_atomic(path, json.dumps(results, indent=1, allow_nan=False).encode())
 
 
@@ -826,7 +828,9 @@ MOVED = {"export": "interop", "encode": "interop", "nearest": "interop", "compar
 
 def file_name(arguments):
     """eval.json of the run's own rows; others have a name of their own: all eval.json are alike."""
-    parts = [Path(arguments.data.split(",")[0]).name.split(".")[0]] if arguments.data else []
+    parts = []
+    if arguments.data:
+        parts.append(Path(arguments.data.split(",")[0]).resolve().name.split(".")[0] or "data")
     parts += [arguments.split, *arguments.langs, getattr(arguments, "pool", None)]
     return "-".join(["eval", *filter(None, parts)])[:200] + ".json"
 

@@ -163,6 +163,7 @@ def pick(config, values):
 def settle(name, given):
     """An objective's name and {setting: value} -> Settings. BadInput for anything odd."""
     kind = find_objective(name)
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
     source = open_source(kind, given) if given.get("init") else None
     size = source.config["size"] if source else given.get("size", "toy")
     paper, toy = defaults(kind, size)
@@ -247,6 +248,8 @@ def check(train, kind, options):
         ("chat", train.chat == "plain" or kind.causal, f"has no meaning for {kind.name}: drop it"),
         ("block", kind.views == 1, f"needs single texts, and {kind.name} takes pairs: drop it"),
         ("block", 8 <= train.block <= train.max_length, "must be from 8 to --max-length"),
+        ("lora_alpha", train.lora_rank, "has no effect without --lora-rank: drop it"),
+        ("seed", train.seed < 2 ** 63, "must be under 2 ** 63"),
         ("lora_rank", train.init, "needs the frozen weights of a run: add --init"),
     ]
     # 0 and "" mean that a setting is off, and then it needs nothing.
@@ -258,7 +261,7 @@ def check(train, kind, options):
 def parse(arguments):
     """Command line -> Settings. BadInput for anything odd."""
     # Which flags there are depends on the objective, and their defaults on the size.
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = Parser(prog="train.py", add_help=False)
     first.add_argument("--objective", default="mexma")
     first.add_argument("--size", default="toy")
     known, _ = first.parse_known_args(arguments)
@@ -439,24 +442,33 @@ class Run:
                  f"{self.train.batch} examples, in {self.dtype or torch.float32} on {self.device}")
         for note in settings.notes:
             self.say(note)
-        is_new = writes and not self.folder.exists()
-        saved = None
         self.lock = None
-        if writes:
-            # Locked first, read then: nobody else can write between the two.
-            self.lock = lock(self.folder) if self.rank == 0 else None
-            self.wait()
-            saved = read_checkpoint(self.folder)
+        if not writes:
+            self.prepare(None)
+            return
+        before = sorted(self.folder.iterdir()) if self.folder.exists() else None
+        # Locked first, read then: nobody else can write between the two.
+        self.hold()
         try:
-            self.open_data(saved)
-            self.make_model()
-            self.evaluation()  # refuses rows that cannot be evaluated now, not after an hour
-        except BadInput:
-            # Nothing was begun: the folder of the lock goes again.
-            if is_new and self.rank == 0:
-                (self.folder / ".lock").unlink()
+            self.prepare(read_checkpoint(self.folder))
+        except BaseException:
+            # Nothing was begun: the folder is left as it was.
+            self.release()
+            if self.rank == 0 and self.folder / ".lock" not in (before or []):
+                (self.folder / ".lock").unlink(missing_ok=True)
+            if self.rank == 0 and before is None and not any(self.folder.iterdir()):
                 os.removedirs(self.folder)
             raise
+        # Until the loop begins another run may be made of this folder, as in a cell that is run
+        # again; `steps` holds it again.
+        self.release()
+        self.version = self.find_version()
+
+    def prepare(self, saved):
+        """Data, model, optimiser and counters; all that was saved, if there is a checkpoint."""
+        self.open_data(saved)
+        self.make_model()
+        self.evaluation()  # refuses rows that cannot be evaluated now, not after an hour
         self.optimizer = make_optimizer(self.objective, self.train)
         # Half precision alone needs its loss scaled; otherwise this does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -469,13 +481,29 @@ class Run:
         self.window = []  # what train_step gave since the last line of the log
         # What a resumed run must have in common with this one, and what the log begins with.
         self.config = {"objective": self.kind.name, **asdict(self.train),
-                       "model": asdict(self.model.config), self.kind.name: asdict(settings.options)}
+                       "model": asdict(self.model.config),
+                       self.kind.name: asdict(self.settings.options)}
         # Dropout differs between ranks, weights do not.
         torch.manual_seed(self.train.seed + 1 + self.rank)
         if saved:
             self.resume(saved)
-        elif writes and self.rank == 0:
+        elif self.folder and self.rank == 0:
             self.begin()
+
+    def hold(self):
+        """One process trains in a folder: BadInput if another one does."""
+        if self.rank == 0:
+            self.lock = lock(self.folder)
+        self.wait()
+
+    def release(self):
+        if self.lock:
+            self.lock.close()
+
+    def find_version(self):
+        """What train.pt is now, to tell later whether somebody else trained here meanwhile."""
+        path = self.folder / "train.pt"
+        return path.stat().st_mtime_ns if path.exists() else None
 
     def join_ranks(self):
         """Under torchrun: one process a GPU, or several on a CPU."""
@@ -624,49 +652,58 @@ class Run:
         run is saved and ends here. Leaving the loop leaves a usable model.
         """
         train = self.train
-        # A resumed run has the numbers of step 0 from its checkpoint.
-        if self.untrained is None:
-            self.untrained = self.scores()
-            yield self.evaluated(self.untrained)
-        forward = self.wrap()
-        self.begun = time.perf_counter() - self.open_seconds
-        # A thread makes the next batches while this one is computed.
-        batches = data.prefetch(self.make_batch, self.step, train.steps)
+        if self.folder:
+            self.hold()
+            if self.find_version() != self.version:
+                self.release()
+                raise BadInput(f"{self.folder} was trained in meanwhile: start the run again")
+        batches = None
         try:
+            # A resumed run has the numbers of step 0 from its checkpoint.
+            if self.untrained is None:
+                self.untrained = self.scores()
+                yield self.evaluated(self.untrained)
+            forward = self.wrap()
+            self.begun = time.perf_counter() - self.open_seconds
+            # A thread makes the next batches while this one is computed.
+            batches = data.prefetch(self.make_batch, self.step, train.steps)
             self.objective.train()
             for parts in batches:
                 self.window.append(self.train_step(parts, forward))
                 self.step += 1
                 last = self.step == train.steps
                 self.objective.after_step(self.step / train.steps)
+                due = []  # records to give, once all that belongs to this step is done
                 if self.step % (every or train.log_every) == 0 or last:
-                    yield self.close_window()
+                    due.append(self.close_window())
                 if self.step % train.eval_every == 0 and not last:
                     # Evaluations are not counted in the time of training.
                     pause = time.perf_counter()
                     # A step that was not finite is told before what came of it.
                     self.read_window()
-                    yield self.evaluated(self.scores())
+                    due.append(self.evaluated(self.scores()))
                     self.begun += time.perf_counter() - pause
                 stopped = self.any_rank(on_step is not None and on_step(self))
                 if self.step % train.save_every == 0 or stopped or last:
                     # A state that is not finite is never saved.
                     self.read_window()
                     self.save()
+                yield from due
                 if stopped and not last:
                     return
+            if not self.is_finished():
+                yield self.evaluated(self.scores())
+            self.wait()
         except GeneratorExit:
             # The caller left the loop: what is not saved yet would be lost.
             self.save()
             raise
         finally:
-            batches.close()
+            if batches:
+                batches.close()
             self.objective.eval()
-            if self.lock:
-                self.lock.close()  # another run may go on in this folder, in this process too
-        if not self.is_finished():
-            yield self.evaluated(self.scores())
-        self.wait()
+            self.release()  # another run may go on in this folder, in this process too
+            self.version = self.find_version() if self.folder else None
 
     def wrap(self):
         """The objective as the loop calls it: compiled if asked for, and under DDP."""

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import time
+import types
 import typing
 
 from tqdm import tqdm
@@ -111,6 +112,9 @@ def exit_status(work, *arguments):
         return 130
 
 
+PLAIN = (bool, int, float, str)
+
+
 def validate(config, at_least=None, above=None, shares=""):
     """Check a config's fields: choices are those of its Literals, numbers are finite, and keep to
     at_least and above {bound: "names"}; shares lie in [0, 1]. BadInput names the field."""
@@ -124,6 +128,14 @@ def validate(config, at_least=None, above=None, shares=""):
         if typing.get_origin(kind) is typing.Literal:
             choices = typing.get_args(kind)
             demand(name, values[name] in choices, f"choose one of {', '.join(map(str, choices))}")
+        plain = [one for one in (typing.get_args(kind) or (kind,)) if one in PLAIN]
+        if plain and typing.get_origin(kind) in (None, types.UnionType):
+            wanted = (*plain, int) if float in plain else tuple(plain)
+            # True is an int to Python, and to nobody else.
+            holds = isinstance(values[name], wanted) and (
+                bool in plain or not isinstance(values[name], bool))
+            demand(name, holds or (values[name] is None and type(None) in typing.get_args(kind)),
+                   f"it must be a {' or '.join(one.__name__ for one in plain)}")
         if isinstance(values[name], float):
             demand(name, math.isfinite(values[name]), "it must be a finite number")
     for bound, names in (at_least or {}).items():

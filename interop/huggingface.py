@@ -426,7 +426,7 @@ def card(run, name):
     text = CARD.format(name=name, width=run.model.config.width)
     if (run.folder / "eval.json").is_file():
         table = evaluate.table(read_json(run.folder / "eval.json"))
-        text += f"\nOn the test rows of its run:\n\n```\n{table}\n```\n"
+        text += f"\nOn the rows of its last evaluation:\n\n```\n{table}\n```\n"
     return text
 
 

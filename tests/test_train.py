@@ -168,7 +168,8 @@ REFUSALS = [
     (["--heads", 3], "heads"), (["--data", "nowhere.tsv"], "nowhere.tsv"),
     (["--langs", "en,xx"], "xx"), (["--max-length", 600], "max_length 600"), (["stray"], "stray"),
     (["--align", "cosin"], "cosin"), (["--koleo-weight", "inf"], "inf"), (["--layers", -1], "-1"),
-    (["--seed", -3], "-3"), (["--vocab", 7], "vocab 7"),
+    (["--seed", -3], "-3"), (["--seed", 10 ** 20], "seed"), (["--lora-alpha", 4], "lora_alpha 4"),
+    (["--objective"], "--objective"), (["--vocab", 7], "vocab 7"),
     (["--lr-start", 0.5, "--warmup", 0], "lr_start 0.5"),
     (["--schedule-steps", 5], "schedule_steps 5"), (["--lora-rank", 4], "lora_rank 4"),
     (["--schedule-steps", 9999, "--schedule", "constant"], "schedule_steps 9999"),
@@ -342,11 +343,16 @@ def test_leftovers_of_a_killed_write_are_ignored_and_removed(pairs, tmp_path):
 
 
 def test_a_second_process_on_the_same_folder_is_refused(pairs, tmp_path, capsys):
-    words = command(pairs, tmp_path / "run", "mlm", steps=1)
+    words = command(pairs, tmp_path / "run", "mlm", steps=2)
     first = train.Run(train.parse(words), True)
+    train.Run(train.parse(words), True)  # a cell that is run again
+    steps = first.steps(every=1)
+    next(steps)
     assert "another process" in refused(words, capsys)
-    first.lock.close()
+    steps.close()  # saved at step 0
     assert run_main(words) == 0
+    with pytest.raises(train.BadInput, match="was trained in meanwhile"):
+        next(first.steps())
 
 
 def test_a_kill_during_the_last_evaluation_is_made_good(pairs, tmp_path, capsys):
@@ -683,13 +689,12 @@ def test_start_trains_without_a_folder_and_gives_a_model_to_use(pairs, tmp_path,
 
 
 def test_leaving_the_loop_leaves_a_usable_model_and_the_folder_goes_on(pairs, tmp_path):
-    more = dict(steps=9, log_every=2, save_every=100)
+    more = dict(steps=9, log_every=2, save_every=100, eval_every=4)
     run = started(pairs, "mlm", out=tmp_path / "parts", **more)
     for record in run.steps():
         if record["step"] == 4:
             break
     assert run.encode(["sun"]).isfinite().all() and checkpoint(tmp_path / "parts")["step"] == 4
-    run.lock.close()
     list(started(pairs, "mlm", out=tmp_path / "parts", **more).steps())
     list(started(pairs, "mlm", out=tmp_path / "whole", **more).steps())
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
