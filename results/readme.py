@@ -35,7 +35,9 @@ def main(arguments):
     options = parser.parse_args(arguments)
     path = ROOT / "README.md"
     before = path.read_text(encoding="utf-8")
-    after = BLOCK.sub(recorded, before)
+    after, tables = BLOCK.subn(recorded, before)
+    if not tables:
+        raise BadInput("README.md has no table that is written from records")
     if after != before and options.check:
         print("README.md does not say what is recorded: run python -m results readme")
         return 1

@@ -326,3 +326,19 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     assert said(capsys, "mini", "list")[1] == ""
     page = (tmp_path / "mini.md").read_text(encoding="utf-8")
     assert "| ntp |" in page and "equal: generate/exact" in page and "health: " in page
+
+
+def test_the_table_of_the_readme_is_the_recorded_one(monkeypatch, tmp_path):
+    from results import readme
+    assert readme.main(["--check"]) == 0
+    text = (readme.ROOT / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "results").mkdir()
+    page = (readme.ROOT / "results/objectives.md").read_text(encoding="utf-8")
+    (tmp_path / "results/objectives.md").write_text(page, encoding="utf-8")
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text(text.replace("| mexma | 0.", "| mexma | 1."),
+                                         encoding="utf-8")
+    assert readme.main(["--check"]) == 1
+    (tmp_path / "README.md").write_text("no table", encoding="utf-8")
+    with pytest.raises(BadInput, match="no table"):
+        readme.main(["--check"])

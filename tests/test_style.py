@@ -209,7 +209,7 @@ def test_a_core_file_keeps_to_its_budget(name):
 
 @pytest.mark.parametrize("paths, most", [
     ([ROOT / f"{name}.py" for name in CORE], 190_000), ([ROOT / "kernels/attention.py"], 22_000),
-    (OURS, 576_000), (TESTS, 364_000)], ids=["core", "attention", "ours", "tests"])
+    (OURS, 576_000), (TESTS, 365_000)], ids=["core", "attention", "ours", "tests"])
 def test_the_house_keeps_to_its_budget(paths, most):
     assert bytes_of(paths) <= most
 
