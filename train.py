@@ -1,6 +1,6 @@
 """Train any objective: settings, the one loop, schedule, checkpoints, resume.
 
-    python train.py --objective mexma                 # embedded data, CPU, about two minutes
+    python train.py --objective mexma                 # embedded data, CPU, a few minutes
     python train.py --objective mexma --help          # its flags and their defaults
     torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
 
