@@ -623,6 +623,9 @@ class Run:
         """Drop what was logged after the checkpoint: those steps come again, with the same numbers.
         A kill may have come between train.pt and model.pt, which is then older."""
         kept = [one for one in evaluate.read_log(self.folder) if one.get("step", 0) <= self.step]
+        if not kept or "config" not in kept[0]:
+            raise BadInput(f"{self.folder / 'log.jsonl'} has lost its first line, the run's "
+                           "settings: put the file back, or use another --out")
         lines = [json.dumps(record) + "\n" for record in kept]
         write_atomic(self.folder / "log.jsonl", "".join(lines).encode())
         for left in self.folder.glob(".*.part"):

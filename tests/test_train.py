@@ -302,11 +302,13 @@ def swap_tokenizer(folder):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
-def test_more_steps_may_be_asked_of_a_run_in_another_place(pairs, tmp_path):
+def test_more_steps_may_be_asked_of_a_run_in_another_place(pairs, tmp_path, capsys):
     assert run_main(command(pairs, tmp_path / "run", "mlm", steps=2)) == 0
     (tmp_path / "run").rename(tmp_path / "moved")
     assert run_main(command(pairs, tmp_path / "moved", "mlm", steps=3)) == 0
     assert checkpoint(tmp_path / "moved")["step"] == 3
+    (tmp_path / "moved" / "log.jsonl").write_bytes(b"")
+    assert "log.jsonl" in refused(command(pairs, tmp_path / "moved", "mlm", steps=4), capsys)
 
 
 @pytest.mark.parametrize("damage", ["cut", "other"])
