@@ -8,6 +8,7 @@
     python -m results bench                   attention and steps against their peers
     python -m results picture                 draws the README's picture
     python -m results readme --check          does README.md say what is recorded?
+    python -m results mixtures FOLDER OUT     the files of the experiments on real text
     python -m results EXPERIMENT              does an experiment, and writes its page
 
 Each has a --help of its own. Experiments: {names}.
@@ -20,7 +21,8 @@ from corpora.program import BadInput, did_you_mean, exit_status
 
 from . import run
 
-TOOLS = ("compare", "inspect", "flops", "memory", "plots", "bench", "picture", "readme")
+TOOLS = ("compare", "inspect", "flops", "memory", "plots", "bench", "picture", "readme",
+         "mixtures")
 
 
 def work(arguments):
