@@ -8,11 +8,10 @@ repeats nothing. V vocabulary, T tokens of a corpus, n of one text.
 """
 
 import collections
+import functools
 import hashlib
 import itertools
-import json
 import sys
-import tempfile
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from tqdm import tqdm
 
 from corpora import EMBEDDED_VOCAB, open_text
 from corpora.chats import FAMILIES
 from corpora.program import BadInput
-from corpora.text import fingerprint, write_atomic
+from corpora.store import Store, digest
+from corpora.text import write_atomic
 
 # --------------------------------------------------------------------------------------------------
 # Special tokens
@@ -90,6 +89,11 @@ def _find_special(inner):
     # What is marked as special in the file, and what has a role
     ids = {index for index, token in added.items() if token.special}
     ids.update(index for index in (*roles.values(), *preds) if index is not None)
+    highest = max(pieces.values())
+    # Memory goes with the highest id
+    if highest > 2 * len(pieces) + 10_000:
+        raise BadInput(f"the tokenizer has an id of {highest:,} among {len(pieces):,} pieces: it "
+                       "is damaged, take the file of the model's own folder")
     starts = _word_starts(inner, pieces, added)
     return Special(**roles, preds=tuple(preds), vocab=len(starts), starts=starts,
                    ids=np.array(sorted(ids), np.int64),
@@ -169,6 +173,8 @@ class Tokenizer:
     @classmethod
     def read(cls, path):
         """The tokenizer in a tokenizer.json; BadInput if there is none."""
+        if Path(path).exists() and not Path(path).is_file():
+            raise BadInput(f"{path} is no file: put back the tokenizer.json of the run")
         try:
             inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
         # The library raises plain Exception for whatever it cannot parse
@@ -237,6 +243,19 @@ def rows_of(tokenizer, texts, prefix=(), suffix=None, system=None, max_system=No
 # --------------------------------------------------------------------------------------------------
 # Corpora
 
+class Example(tuple):
+    """A row as training reads it: the ids (n,) uint32 of each view, and last those of a chat's
+    system text if it is asked for. Of each, `columns` is the number of its column in the corpus,
+    and `cut` says whether it lost its end to max_length."""
+
+    # A tuple is made here and not in __init__; it is one because collate unpacks its views
+    def __new__(cls, views, columns=None, cut=None):
+        made = super().__new__(cls, views)
+        made.columns = tuple(range(len(made)) if columns is None else columns)
+        made.cut = tuple([False] * len(made) if cut is None else cut)
+        return made
+
+
 class Corpus:
     """Rows of token ids, one cell for each column. `hash` says what the data is."""
 
@@ -266,7 +285,7 @@ class Corpus:
         self.rows = {"all": rows, "train": np.delete(rows, self.held)}.get(split, self.held)
         if not len(self.rows):
             raise BadInput(f"{name} has no rows for {split!r}: {count} in all are too few")
-        self.hash = _digest([identity, self.columns, tokenizer.hash, split, block])
+        self.hash = digest([identity, self.columns, tokenizer.hash, split, block])
 
     def __len__(self):
         return len(self.rows)
@@ -291,45 +310,65 @@ class Corpus:
         lengths = np.diff(self.offsets).reshape(-1, len(self.columns))
         return column in self.columns and lengths[:, self.columns.index(column)].any()
 
+    def count_cut(self, max_length):
+        """-> how many texts that can be views have more tokens, and how many there are."""
+        # Its rows are of one length
+        if self.block:
+            return len(self) * (self.block > max_length), len(self)
+        lengths = np.diff(self.offsets).reshape(-1, len(self.columns))[self.rows, :self.sides]
+        return int((lengths > max_length).sum()), int((lengths > 0).sum())
+
     def example(self, row, views, choice, pairs="pivot"):
-        """A row -> a tuple of one or two views, (n,) uint32 each."""
+        """A row -> an Example of one or two views."""
         # `choice` is a number that the caller draws, to select among the columns that have text
         cells = self._cells(row)[:self.sides]
-        filled = [ids for ids in cells if len(ids)]
-        if views == 1:
-            return (filled[choice % len(filled)],)
-        # Two that follow each other: of paraphrases each predicts the next
-        if pairs == "neighbours":
-            first = choice % (len(filled) - 1)
-            return filled[first], filled[first + 1]
-        # The first column is the pivot, and the other view any of the rest
-        if len(cells[0]):
-            return filled[0], filled[1 + choice % (len(filled) - 1)]
-        # A row without a pivot: any two
-        choice, first = divmod(choice, len(filled))
-        others = filled[:first] + filled[first + 1:]
-        return filled[first], others[choice % len(others)]
+        filled = [column for column, ids in enumerate(cells) if len(ids)]
+        columns = _choose(filled, views, choice, pairs)
+        return Example([cells[column] for column in columns], columns)
+
+
+def _choose(filled, views, choice, pairs):
+    """Some of the columns that have text -> those of the views."""
+    if views == 1:
+        return (filled[choice % len(filled)],)
+    # Two that follow each other: of paraphrases each predicts the next
+    if pairs == "neighbours":
+        first = choice % (len(filled) - 1)
+        return filled[first], filled[first + 1]
+    # The first column is the pivot, and the other view any of the rest
+    if filled[0] == 0:
+        return 0, filled[1 + choice % (len(filled) - 1)]
+    # A row without a pivot: any two
+    choice, first = divmod(choice, len(filled))
+    others = filled[:first] + filled[first + 1:]
+    return filled[first], others[choice % len(others)]
 
 
 def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, skip_bad=False,
-                cache="cache", count=20_000, seed=0, max_length=128, holdout=True, block=0):
+                cache="cache", count=20_000, seed=0, max_length=128, holdout=True, block=0,
+                header="auto"):
     """What corpora.open_text gives, or what it can open -> Corpus. Raises BadInput.
 
     `vocab`: pieces of the tokenizer, if it is trained. `holdout`: keep back rows of a file as
-    "valid" and "test", which are the same; otherwise every split is the whole file.
+    "valid" and "test", which are the same; otherwise every split is the whole file. `header`: as
+    open_text.
     """
     if split not in ("train", "valid", "test"):
         raise BadInput(f"split {split!r}: choose train, valid or test")
     if not hasattr(text, "rows"):
-        text = open_text(text, langs, skip_bad, count, seed)
+        text = open_text(text, langs, skip_bad, count, seed, header)
     # Files may be large: their ids lie on disk
     if not text.embedded:
-        tokenizer, *arrays, held = _open_store(text, tokenizer, vocab or 8000, Path(cache))
+        store = Store(text, cache)
+        if tokenizer is None:
+            path = store.tokenizer(vocab or 8000, functools.partial(_train_on, text, vocab or 8000))
+            tokenizer = Tokenizer.read(path)
+        tokens, offsets, held = store.arrays(tokenizer)
         if not holdout:
             split = "all"
             held = ()
-        return Corpus(text.name, text.columns, tokenizer, *arrays, text.sides, split, held,
-                      max_length, block)
+        return Corpus(text.name, text.columns, tokenizer, tokens, offsets, store.identity,
+                      text.sides, split, held, max_length, block)
     rows = text.rows(split)
     # Whatever the split, the tokenizer is that of the training text
     if tokenizer is None:
@@ -337,92 +376,15 @@ def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, 
         tokenizer = Tokenizer.train(itertools.chain(*training), vocab or EMBEDDED_VOCAB)
     ids = tokenizer.encode(itertools.chain(*rows))
     offsets = np.cumsum([0, *map(len, ids)])
-    return Corpus(text.name, text.columns, tokenizer, np.concatenate(ids), offsets, _digest(rows),
+    return Corpus(text.name, text.columns, tokenizer, np.concatenate(ids), offsets, digest(rows),
                   max_length=max_length, block=block)
 
 
-# --------------------------------------------------------------------------------------------------
-# Token store: all ids of some files on disk, in cache/NAME-CONTENT/TOKENIZER
-
-STORE = 3  # version of its layout
-CHUNK = 1024  # rows that are encoded at once
-
-
-def _digest(value):
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def _open_store(source, tokenizer, vocab, cache):
-    """-> tokenizer, tokens, offsets, identity of the data, rows held out. Tokenizer and store are
-    made first if there are none for what the files hold now."""
-    files = [fingerprint(path) for path in source.paths]
-    content = _digest([STORE, files, source.columns, source.skip_bad])
-    base = cache / f"{source.name}-{content[:10]}"
-    base.mkdir(parents=True, exist_ok=True)
-    if tokenizer is None:
-        path = base / f"tokenizer-{vocab}.json"
-        if not path.exists():
-            _train_on(source, vocab).save(path)
-        tokenizer = Tokenizer.read(path)
-    folder = base / tokenizer.hash[:10]
-    if not folder.exists():
-        _write_store(source, tokenizer, folder)
-    # A memory map reads from disk what is asked for, and no more
-    tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
-    offsets = np.memmap(folder / "offsets.bin", np.int64, "r").view(np.ndarray)
-    held = np.fromfile(folder / "held.bin", np.int64)
-    # A copy with another time is the same data
-    identity = [[file[:2] for file in files], source.skip_bad]
-    return tokenizer, tokens, offsets, identity, held
-
-
-def _train_on(source, vocab):
-    """A tokenizer of the start of each file, without the rows held out."""
+def _train_on(source, vocab, path):
+    """A tokenizer of the start of each file, without the rows held out, into a file."""
     held = source.held()
     rows = (texts for record, texts in source.records(TRAIN_CHARACTERS) if record not in held)
-    return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
-
-
-def _write_store(source, tokenizer, folder):
-    """Text -> token store."""
-    # Made in another place and then renamed: it is whole or not there, also when two processes
-    # make it at once
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        part = Path(place) / folder.name
-        part.mkdir()
-        count = _write_arrays(source, tokenizer, part)
-        left_out = source.left_out()
-        if not count:
-            raise BadInput(f"{source.paths[0]}: no usable row ({left_out}); check file and --langs")
-        try:
-            part.rename(folder)
-        except OSError:
-            # Unless the other process was first, with the same content
-            if not folder.exists():
-                raise
-    if left_out:
-        print(f"{source.name}: kept {count:,} rows, {left_out}", file=sys.stderr)
-
-
-def _write_arrays(source, tokenizer, folder):
-    """The three arrays of a store -> the number of rows."""
-    records_held = source.held()
-    held = []  # the rows of these records
-    lengths = [np.zeros(1, np.int64)]
-    count = 0
-    records = source.records()
-    bar = tqdm(desc=f"prepare {source.name}", unit=" rows", disable=None)
-    with open(folder / "tokens.bin", "wb") as tokens, bar:
-        while chunk := list(itertools.islice(records, CHUNK)):
-            ids = tokenizer.encode(itertools.chain(*(texts for _, texts in chunk)))
-            np.concatenate(ids).tofile(tokens)
-            lengths.append(np.array([len(cell) for cell in ids]))  # (rows * columns,)
-            held += [row for row, (record, _) in enumerate(chunk, count) if record in records_held]
-            count += len(chunk)
-            bar.update(len(chunk))
-    np.cumsum(np.concatenate(lengths)).tofile(folder / "offsets.bin")
-    np.array(held, np.int64).tofile(folder / "held.bin")
-    return count
+    Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab).save(path)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -461,7 +423,7 @@ class Batches:
         return np.random.Generator(np.random.Philox([self.seed % 2 ** 64, purpose, step, rank]))
 
     def examples(self, step):
-        """`batch` tuples of `views` arrays of ids, none longer than max_length."""
+        """`batch` Examples of `views` texts, none longer than max_length."""
         if not self.in_batch:
             return self._draw(step * self.world + self.rank, self.batch, self.rng(step, 1))
         # No text may be in two examples of a step, whichever ranks they are on: it would be a false
@@ -509,9 +471,14 @@ class Batches:
 
     def _example(self, row, choice):
         example = self.corpus.example(row, self.views, int(choice), self.pairs)
+        # What opens a chat is no view, and a row for the model all the same
+        views = list(example)
+        columns = list(example.columns)
         if self.system:
-            example += (self.corpus.ids(row, "system"),)
-        return tuple(ids[:self.max_length] for ids in example)
+            views.append(self.corpus.ids(row, "system"))
+            columns.append(self.corpus.columns.index("system"))
+        return Example([ids[:self.max_length] for ids in views], columns,
+                       [len(ids) > self.max_length for ids in views])
 
     def _is_new(self, example, seen):
         """Whether no view is among the texts seen; then they are added."""

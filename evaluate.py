@@ -4,14 +4,17 @@
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval
     python evaluate.py out/x --json                # every number, not only those of the table
 
-Metrics are functions of vectors; the numbers of tasks are named task/metric or task/metric/detail;
-error rates and accuracies are percentages. Axes: N and M rows, D width, V vocabulary.
+Numbers are named task/metric or task/metric/detail; error rates and accuracies are percentages.
+Axes: N and M rows, D width, V vocabulary.
 """
 
 import contextlib
 import functools
+import hashlib
+import itertools
 import json
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +25,9 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import corpora
+from corpora.device import usable_device
+from corpora.folder import read_first, read_log, read_results, report
 from corpora.program import BadInput, Parser, comma_list, did_you_mean, exit_status
-from corpora.text import write_atomic
 from data import Tokenizer, rows_of
 from model import KeyValueCache, Packed, load
 
@@ -58,36 +62,42 @@ def token_batches(lengths, tokens):
 
 def read_rows(model, rows, read, tokens_per_batch=4096):
     """What `read(packed)` finds, one thing a row of a batch -> one for each of the rows of ids."""
-    found = [None] * len(rows)
+    # An equal row is read once: another batch would round it otherwise, and rank it elsewhere
+    keys = [tuple(row) for row in rows]
+    rows = list(dict.fromkeys(keys))
+    found = {}
     device = next(model.parameters()).device
     batches = token_batches([len(row) for row in rows], tokens_per_batch)
     with in_eval_mode(model):
         for batch in tqdm(batches, "embed", leave=False, disable=None):  # None: in a file no bar
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
             for i, value in zip(batch, read(packed)):
-                found[i] = value
-    return found
+                found[rows[i]] = value
+    return [found[key] for key in keys]
 
 
-def text_rows(model, tokenizer, texts, prefix, suffix, max_length):
-    """N texts -> rows of ids [CLS] prefix text suffix, the suffix None being [SEP]."""
+def text_rows(model, tokenizer, texts, prefix=(), suffix=None, max_length=None):
+    """N texts -> rows of ids [CLS] prefix text suffix; without a suffix [SEP]."""
     special = tokenizer.special
     suffix = [special.sep] if suffix is None else suffix
     if not max_length:
-        return rows_of(tokenizer, texts, prefix, suffix, max_length=model.config.max_positions)
+        longest = model.config.max_tokens or model.config.max_positions
+        return rows_of(tokenizer, texts, prefix, suffix, max_length=longest)
     # As in training: so many tokens of the text, whatever stands around it
     return [[special.cls, *prefix, *ids[:max_length].tolist(), *suffix]
             for ids in tokenizer.encode(texts)]
 
 
 def embed_rows(model, rows, pool=None):
-    """N rows of ids -> vectors (N, D), float32 on the CPU."""
+    """N rows of ids -> vectors (N, D), float32 on the CPU, of length 1 if the model says so."""
 
     def read(packed):
         return model.pool(model(packed), packed, pool).float().cpu()  # (rows of the batch, D)
 
-    vectors = read_rows(model, rows, read)  # N of (D,)
-    return torch.stack(vectors) if rows else torch.empty(0, model.config.width)
+    if not rows:
+        return torch.empty(0, model.config.width)
+    vectors = torch.stack(read_rows(model, rows, read))  # (N, D)
+    return F.normalize(vectors, dim=1) if model.config.normalize else vectors
 
 
 def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None):
@@ -99,9 +109,8 @@ def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None):
 
 
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
-    """Greedy continuations of rows of ids, of at most max_new tokens, stop included, and no longer
-    than the model takes -> (lists of ids without the stop token, ended with it?). BadInput for NaN.
-    """
+    """Greedy continuations of rows of ids, of at most max_new tokens with the stop token -> (lists
+    of ids without it, ended with it?). BadInput for NaN."""
     device = next(model.parameters()).device
     rows = [list(prompt) for prompt in prompts]
     limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
@@ -141,7 +150,6 @@ class Answers(NamedTuple):
     golds: list
     written: list
     stopped: list  # did it end with the stop token?
-    cut: int       # how many prompts were
 
 
 def exact(written, gold):
@@ -159,9 +167,7 @@ def mean(values):
 
 
 def percent(flags):
-    """True, False, and None for what is left out -> percent of True, None if nothing is left."""
-    flags = [flag for flag in flags if flag is not None]
-    return 100 * mean(flags) if flags else None
+    return 100 * mean(flags)
 
 
 def with_mean(metric, values):
@@ -170,22 +176,15 @@ def with_mean(metric, values):
     return {metric: mean(values.values())} | details
 
 
-def answer_scores(answers, judged, train_texts=None):
-    """{metric: True, False or None (left out) of each answer} -> {metric: percent}, and counts.
-    `train_texts`, a set: the first metric once more, where prompt or gold text is not in it."""
-    scores = {metric: percent(flags) for metric, flags in judged.items()}
-    scores["stop"] = percent(answers.stopped)
-    scores["truncated"] = 100 - scores["stop"]
-    scores["prompts_cut"] = 100 * answers.cut / len(answers.golds)
-    scores["rows"] = len(answers.golds)
-    if train_texts is not None:
-        metric = next(iter(judged))
-        for name, texts in (("new_prompt", answers.prompts), ("unseen", answers.golds)):
-            new = [flag for flag, text in zip(judged[metric], texts)
-                   if text.strip() not in train_texts]
-            scores[f"{metric}_{name}"] = percent(new)
-            scores[f"rows_{name}"] = len(new) - new.count(None)
-    return {name: value for name, value in scores.items() if value is not None}
+def over_pairs(vectors, compare):
+    """{language: (N, D)}, compare(x, y) -> {metric: number}, done of each language and the first
+    -> {metric: mean, "metric/de-en": number, ...}."""
+    first, *others = vectors
+    each = {f"{other}-{first}": compare(vectors[other], vectors[first]) for other in others}
+    scores = {}
+    for metric in next(iter(each.values()), {}):
+        scores |= with_mean(metric, {pair: found[metric] for pair, found in each.items()})
+    return scores
 
 
 # ---- retrieval: is a sentence's translation found among all sentences of the other language?
@@ -206,19 +205,24 @@ class Nearest(NamedTuple):
 
 
 def search(x, y, k):
-    """The k <= M rows of y nearest to each row of x by cosine: (N, D), (M, D) -> Nearest, exact."""
+    """The k <= M rows of y (M, D) nearest by cosine to each row of x (N, D), of equals the first.
+    """
     targets = unit(y)  # (M, D)
+    later = torch.arange(len(targets)) * (1e-10 / len(targets))  # (M,)
     found = []
     # At most 16 million cosines at once
     for rows in torch.as_tensor(x).split(max(1, 2 ** 24 // len(targets))):
-        found.append((unit(rows) @ targets.T).topk(k, dim=1))  # (n, M) -> (n, k)
+        # The last bits of a product depend on its place: equal vectors must have equal cosines
+        cosines = (unit(rows) @ targets.T).round(decimals=9)  # (n, M)
+        indices = (cosines - later).topk(k, dim=1).indices    # (n, k)
+        found.append((cosines.gather(1, indices), indices))
     return Nearest(*map(torch.cat, zip(*found)))
 
 
 def by_margin(nearest, back, score=torch.div):
-    """Which of the rows j of y `nearest` to a row i of x has the highest score(cos, m), by default
-    cos / m, m = (mean cos of i to its nearest + mean cos of j to its nearest) / 2? `back`: nearest
-    rows of x to those of y -> scores (N,), rows of y (N,). [Artetxe & Schwenk 2019]"""
+    """Of the rows j of y `nearest` to a row i of x the one with the highest score(cos, m), say
+    cos / m, m the mean of i's and j's mean cosines; `back`: nearest rows of x to those of y
+    -> scores (N,), rows of y (N,). [Artetxe & Schwenk 2019]"""
     # A hub is near to everything: its large m keeps it from being everybody's translation
     m = (nearest.cosines.mean(1, keepdim=True) + back.cosines.mean(1)[nearest.indices]) / 2
     best = score(nearest.cosines, m).max(1, keepdim=True)  # (N, k) -> (N, 1)
@@ -226,16 +230,14 @@ def by_margin(nearest, back, score=torch.div):
 
 
 def mine(x, y, k=4):
-    """The row of y that margin-based mining takes for each row of x: (N, D), (M, D) -> (N,)."""
+    """The row of y (M, D) with the best margin for each row of x (N, D) -> (N,)."""
     return by_margin(search(x, y, min(k, len(y))), search(y, x, min(k, len(x))))[1]
 
 
 def mistakes(found, texts=None):
     """Is a found row (N,) wrong? Right is one's own row or, given texts, an equal text."""
-    pairs = enumerate(found.tolist())
-    if texts is None:
-        return [i != j for i, j in pairs]
-    return [texts[i] != texts[j] for i, j in pairs]
+    texts = range(len(found)) if texts is None else texts
+    return [texts[i] != texts[j] for i, j in enumerate(found.tolist())]
 
 
 def xsim(x, y, texts=None, k=4):
@@ -245,9 +247,9 @@ def xsim(x, y, texts=None, k=4):
 
 
 def xsim_plus(x, y, negatives, hard, texts):
-    """xsim when y (N, D) is joined by M altered copies of its rows: negatives (M, D), hard [(text,
-    row it was made from, type)], texts of y -> {"xsim++": percent wrong, "xsim++/TYPE": percent
-    that took such a copy of their own, "xsim++/misaligned": anything else}. [Chen et al. 2023]"""
+    """xsim when altered rows join y (N, D): negatives (M, D), hard [(text, row of y it was made
+    from, type)], texts of y -> {"xsim++": percent wrong, "xsim++/TYPE": percent that took such a
+    copy of their own, "xsim++/misaligned": anything else}. [Chen et al. 2023]"""
     # More targets change the margin of every row: nothing of xsim can be used again
     found = mine(x, torch.cat([y, negatives]))  # (N,)
     wrong = mistakes(found, [*texts, *(text for text, _, _ in hard)])
@@ -262,9 +264,18 @@ def xsim_plus(x, y, negatives, hard, texts):
     return {"xsim++": percent(wrong)} | shares
 
 
-def top1(x, y):
-    """Percent of the rows of x whose nearest row of y by cosine is their own."""
-    return 100 - percent(mistakes(search(x, y, 1).indices[:, 0]))
+def retrieval(vectors, texts, negatives=None, hard=()):
+    """Every language searched in the first: {language: (N, D)}, {language: N texts}, of its altered
+    rows what `xsim_plus` takes -> {metric: mean, "metric/de-en": ...}."""
+    texts = next(iter(texts.values()))
+
+    def compare(x, y):
+        plus = xsim_plus(x, y, negatives, hard, texts) if hard else {}
+        return {"xsim": xsim(x, y, texts)} | plus
+
+    scores = over_pairs(vectors, compare)
+    # Of an error of xsim++ the mean alone
+    return {name: value for name, value in scores.items() if name.count("/") < 2}
 
 
 # ---- geometry: is the space in use, or has the encoder collapsed?
@@ -301,12 +312,6 @@ def uniformity(z):
     return math.log(total / (len(u) * (len(u) - 1)))
 
 
-def alignment(x, y, power=2):
-    """mean |u_i - v_i|^power of matched unit rows: (N, D), (N, D) -> 0 (best)..2^power.
-    [Wang & Isola 2020, sec. 4]"""
-    return (unit(x) - unit(y)).norm(dim=1).pow(power).mean().item()
-
-
 def std(z):
     """Standard deviation of each dimension of the unit rows, mean, times sqrt(D): (N, D) -> 0 (one
     point)..1 (healthy). [Chen & He 2021, SimSiam, fig. 2]"""
@@ -314,44 +319,34 @@ def std(z):
     return u.std(0, correction=0).mean().item() * math.sqrt(u.shape[1])
 
 
+def cosines(x, y):
+    """Cosine of row i of x and row i of y: (N, D), (N, D) -> (N,)."""
+    return (unit(x) * unit(y)).sum(1)
+
+
 def random_cosine(x, y):
-    """Mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1. [BERT-JEPA,
-    tables 4-7, unrelated]"""
+    """Mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1."""
     u = unit(x)  # (N, D)
     v = unit(y)  # (N, D)
     # All pairs together are the product of two sums
     return ((u.sum(0) @ v.sum(0) - (u * v).sum()) / (len(u) * (len(u) - 1))).item()
 
 
-def cosine_table(vectors):
-    """Mean cosines of {language: (N, D), aligned}: "same" (unrelated sentences of one language),
-    "translations", "different" (unrelated, of two), and of each pair. [BERT-JEPA, tables 4-7]"""
-    first, *others = vectors
-    same = {name: random_cosine(z, z) for name, z in vectors.items()}
-    means = {"same": mean(same.values())}
-    translations = {}
-    different = {}
-    for other in others:
-        pair = f"{other}-{first}"
-        means[f"same/{pair}"] = (same[other] + same[first]) / 2  # each alone
-        products = unit(vectors[other]) * unit(vectors[first])   # (N, D)
-        translations[pair] = products.sum(1).mean().item()
-        different[pair] = random_cosine(vectors[other], vectors[first])
-    if others:
-        means |= with_mean("translations", translations) | with_mean("different", different)
-    return means
+def compare_cosines(x, y):
+    return {"cosine/translations": cosines(x, y).mean().item(),
+            "cosine/different": random_cosine(x, y)}
 
 
 def geometry(vectors):
-    """{language: (N, D), aligned}, N > 1 -> means over languages, or over pairs with the first."""
-    first, *others = vectors.values()
-    scores = {"rankme": mean([rankme(z) for z in vectors.values()])}
-    scores["rankme_share"] = 100 * scores["rankme"] / min(first.shape)
-    scores["uniformity"] = mean([uniformity(z) for z in vectors.values()])
-    scores["std"] = mean([std(z) for z in vectors.values()])
-    if others:
-        scores["alignment"] = mean([alignment(x, first) for x in others])
-    return scores | {f"cosine/{name}": value for name, value in cosine_table(vectors).items()}
+    """{language: (N, D), aligned}, N > 1 -> means over languages, or over pairs with the first.
+    Cosines are of unrelated sentences but for "translations". [BERT-JEPA, tables 4-7]"""
+    each = list(vectors.values())
+    scores = {"rankme": mean([rankme(z) for z in each])}
+    scores["rankme_share"] = 100 * scores["rankme"] / min(each[0].shape)
+    scores["uniformity"] = mean([uniformity(z) for z in each])
+    scores["std"] = mean([std(z) for z in each])
+    scores["cosine/same"] = mean([random_cosine(z, z) for z in each])
+    return scores | over_pairs(vectors, compare_cosines)
 
 
 def diagnose(results, views=2):
@@ -403,9 +398,10 @@ def rank_correlation(a, b):
     """Spearman's: correlation of the ranks, (N,), (N,) -> -1..1; 0 if either is constant."""
     ranks = []
     for values in (a, b):
-        values = torch.as_tensor(values, dtype=torch.float64)  # (N,)
+        # What differs by rounding alone is equal, and equal ones share their rank
+        values = torch.as_tensor(values, dtype=torch.float64).round(decimals=9)  # (N,)
         _, place, count = values.unique(return_inverse=True, return_counts=True)
-        ranks.append((count.cumsum(0) - (count.double() - 1) / 2)[place])  # equal ones share theirs
+        ranks.append((count.cumsum(0) - (count.double() - 1) / 2)[place])
     return torch.corrcoef(torch.stack(ranks))[0, 1].nan_to_num().item()  # 0 / 0 is no correlation
 
 
@@ -421,21 +417,31 @@ class Evaluation:
     rows: corpora.EvaluationRows
     affixes: Any = None             # (prefix, suffix) of the first column, and of the others
     max_length: int | None = None   # tokens of a text, the rest is cut; None: all the model takes
-    config: dict | None = None      # of the run, which names its training data
     answer_limit: int | None = 200  # rows that are answered
     max_new: int | None = None      # tokens of an answer
     views: int = 2                  # texts of a training example
-    pool: str | None = None         # another pooling than the model's
+    pool: str | None = None         # None: the model's
 
     def __post_init__(self):
         self.texts = self.rows.texts    # {column: N texts}, aligned
         self.hard = self.rows.hard      # [(text, row of the first column, type of error)]
         self.system = self.rows.system  # N texts that open a chat, or None
         self.affixes = self.affixes or (((), None), ((), None))
+        self.pool = self.pool or self.model.config.pool
         self.count = len(next(iter(self.texts.values())))  # N
         if self.count < 2:
             raise BadInput(f"{self.rows.name} gives {self.count} rows: an evaluation needs at "
                            "least 2")
+
+    @functools.cached_property
+    def digest(self):
+        """Of all that is asked: two files of one name can have different rows."""
+        asked = [self.texts, self.system, self.hard, self.max_length, self.max_new, self.pool]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
+
+    @property
+    def label(self):
+        return f"{self.count} rows of {self.rows.name} ({', '.join(self.texts)}), {self.digest}"
 
     def checked(self, found):
         """What was found of each text, if all of it is finite."""
@@ -485,31 +491,14 @@ class Evaluation:
         prompts, golds = (texts[rows] for texts in self.texts.values())
         system = self.system and self.system[rows]
         special = self.tokenizer.special
-        longest = self.model.config.max_positions
         max_new = self.max_new or 2 * max(map(len, self.tokenizer.encode(golds))) + 8
         suffix = [*special.chat.end, *special.chat.assistant]  # [SEP], or a chat model's own marks
-        ids = rows_of(self.tokenizer, prompts, special.chat.user, suffix, system, self.max_length)
-        # A prompt that fills the model makes room for its answer
-        kept = max(longest // 2, longest - max_new) - len(suffix)
-        cut = 0
-        for i, row in enumerate(ids):
-            if len(row) >= longest:
-                ids[i] = [*row[:kept], *suffix]
-                cut += 1
+        # A prompt that would fill the model makes room for its answer
+        longest = self.model.config.max_positions
+        ids = rows_of(self.tokenizer, prompts, special.chat.user, suffix, system, self.max_length,
+                      max(longest // 2, longest - max_new))
         written, stopped = generate(self.model, ids, special.sep, max_new)
-        return Answers(prompts, golds, list(map(self.tokenizer.decode, written)), stopped, cut)
-
-    @functools.cached_property
-    def train_texts(self):
-        """The set for `answer_scores`, or None: the data may be on another machine."""
-        config = self.config
-        if not config or not config["data"]:
-            return None
-        try:
-            return corpora.train_texts(config["data"], comma_list(config.get("langs", "")),
-                                       config.get("skip_bad", False), not config.get("eval_data"))
-        except BadInput as error:
-            print(f"note: the scores of unseen rows are left out: {error}", file=sys.stderr)
+        return Answers(prompts, golds, list(map(self.tokenizer.decode, written)), stopped)
 
 
 # ---- tasks
@@ -520,28 +509,6 @@ class Task(NamedTuple):
     unavailable: Callable  # evaluation -> why it cannot be done, or ""
     about: dict            # {metric: (unit, which way is better, what it is)}
     views: int = 1         # done unasked of objectives with so many views or more
-
-
-def retrieval(vectors, texts, negatives=None, hard=()):
-    """Every language searched in the first: {language: (N, D)}, {language: N texts}, of its altered
-    rows what `xsim_plus` takes -> {metric: mean over languages, "xsim/de-en": ...}."""
-    first, *others = vectors
-    y = vectors[first]
-    found = {}  # {metric: {pair of languages: value}}
-    for other in others:
-        x = vectors[other]
-        scores = {"xsim": xsim(x, y, texts[first]), "top1": top1(x, y)}
-        if hard:
-            scores |= xsim_plus(x, y, negatives, hard, texts[first])
-        for metric, value in scores.items():
-            found.setdefault(metric, {})[f"{other}-{first}"] = value
-        found["top1"][f"{first}-{other}"] = top1(y, x)
-    results = {}
-    for metric, values in found.items():
-        results[metric] = mean(values.values())
-        if "/" not in metric:  # of an error of xsim++ the mean alone
-            results |= with_mean(metric, values)
-    return results
 
 
 def task_retrieval(evaluation):
@@ -565,16 +532,15 @@ def task_probe(evaluation):
     texts, properties = evaluation.rows.labelled
     z = evaluation.encode(texts)  # (N, D)
     found = {}                    # {property: accuracy}
-    majority = {}                 # {property: share of its most frequent class}
+    majority = []                 # share of its most frequent class
     for name, labels in properties.items():
         gold = labels[1::2]  # odd rows are for testing, even ones for training
         found[name] = linear_probe(z[::2], labels[::2], z[1::2], gold)
-        majority[name] = 100 * max(gold.count(label) for label in set(gold)) / len(gold)
+        majority.append(100 * max(gold.count(label) for label in set(gold)) / len(gold))
     first, second, similarity = zip(*evaluation.rows.graded)
-    cosines = (unit(evaluation.encode(first)) * unit(evaluation.encode(second))).sum(1)
-    scores = {"rows": len(texts), "mean": mean(found.values())} | found
-    scores |= with_mean("majority", majority)
-    return scores | {"similarity": 100 * rank_correlation(cosines, similarity)}
+    alike = cosines(evaluation.encode(first), evaluation.encode(second))
+    scores = {"rows": len(texts), "mean": mean(found.values()), "majority": mean(majority)} | found
+    return scores | {"similarity": 100 * rank_correlation(alike, similarity)}
 
 
 def no_probe(evaluation):
@@ -584,10 +550,10 @@ def no_probe(evaluation):
 
 def task_generate(evaluation):
     answers = evaluation.answers
-    judged = {}
-    for metric, is_correct in (("exact", exact), ("startswith", starts_with)):
-        judged[metric] = [is_correct(*pair) for pair in zip(answers.written, answers.golds)]
-    return answer_scores(answers, judged, evaluation.train_texts)
+    pairs = list(zip(answers.written, answers.golds))
+    return {"rows": len(pairs), "exact": percent([exact(*pair) for pair in pairs]),
+            "startswith": percent([starts_with(*pair) for pair in pairs]),
+            "stop": percent(answers.stopped)}
 
 
 def no_generate(evaluation):
@@ -600,17 +566,10 @@ def no_generate(evaluation):
 
 
 ROWS = {"rows": ("", "", "rows of the data")}
-ANSWERS = ROWS | {
-    "stop": ("%", "higher", "it ended with the stop token"),
-    "truncated": ("%", "lower", "it did not, and was cut"),
-    "prompts_cut": ("%", "lower", "prompts that fill the whole model"),
-    "rows_new_prompt": ("", "", "prompts that were not trained on"),
-    "rows_unseen": ("", "", "gold texts that were not trained on"),
-}
+ANSWERS = ROWS | {"stop": ("%", "higher", "it ended with the stop token, and was not cut")}
 TASKS = {
     "retrieval": Task(task_retrieval, no_retrieval, views=2, about=ROWS | {
         "xsim": ("%", "lower", "wrong translation found: ratio margin, k = 4"),
-        "top1": ("%", "higher", "nearest by cosine is the translation, both directions"),
         "xsim++": ("%", "lower", "wrong translation found among hard negatives"),
     }),
     "geometry": Task(task_geometry, lambda evaluation: "", about=ROWS | {
@@ -618,7 +577,6 @@ TASKS = {
         "rankme_share": ("%", "higher", "rankme as a share of the most possible"),
         "uniformity": ("", "lower", "0 is one point, -4 the whole sphere"),
         "std": ("", "higher", "deviation of unit rows, 0 is one point, 1 healthy"),
-        "alignment": ("", "lower", "squared distance of translations"),
         "cosine/same": ("", "lower", "unrelated sentences, one language"),
         "cosine/translations": ("", "higher", "translations"),
         "cosine/different": ("", "lower", "unrelated sentences, two languages"),
@@ -631,29 +589,35 @@ TASKS = {
     "generate": Task(task_generate, no_generate, views=2, about=ANSWERS | {
         "exact": ("%", "higher", "greedy answer is the gold text"),
         "startswith": ("%", "higher", "it begins with the gold text"),
-        "exact_new_prompt": ("%", "higher", "exact, of prompts not trained on"),
-        "exact_unseen": ("%", "higher", "exact, of gold texts not trained on"),
     }),
 }
 
 
-def run(evaluation, names=None, tasks=TASKS):
-    """Do tasks, by default all that apply -> {"task/metric": number}. BadInput for a task that is
+def choose(evaluation, names=None, tasks=TASKS):
+    """The tasks to do: those asked for or, of None, all that apply. BadInput for one that is
     unknown or unavailable."""
-    names = names or [name for name, task in tasks.items()
-                      if task.views <= evaluation.views and not task.unavailable(evaluation)]
+    if names is None:
+        return [name for name, task in tasks.items()
+                if task.views <= evaluation.views and not task.unavailable(evaluation)]
+    if not names:
+        raise BadInput(f"--tasks names nothing: give some of {', '.join(tasks)}")
     for name in names:
         if name not in tasks:
-            more = f"; tasks/ has more: python -m tasks RUN --tasks {name}"
-            raise BadInput(f"task {name!r} is none of {', '.join(tasks)}"
-                           + did_you_mean(name, tasks, more))
-        reason = tasks[name].unavailable(evaluation)
-        if reason:
+            # The core does not know what tasks/ has
+            more = f"; more tasks: python -m tasks RUN --tasks {name}" if tasks is TASKS else ""
+            near = did_you_mean(name, tasks, more)
+            raise BadInput(f"task {name!r} is none of {', '.join(tasks)}{near}")
+        if reason := tasks[name].unavailable(evaluation):
             raise BadInput(f"task {name!r} {reason}")
+    return names
+
+
+def run(evaluation, names=None, tasks=TASKS):
+    """Do the tasks that `choose` gives -> {"task/metric": number}."""
     results = {}
-    for name in names:
-        for metric, value in tasks[name].scores(evaluation).items():
-            results[f"{name}/{metric}"] = value
+    for name in choose(evaluation, names, tasks):
+        found = tasks[name].scores(evaluation)
+        results |= {f"{name}/{metric}": value for metric, value in found.items()}
     return results
 
 
@@ -672,17 +636,15 @@ def examples(evaluation):
         return []
     step = max(1, evaluation.count // 5)
     rows = slice(0, 5 * step, step)  # spread evenly
-    golds = evaluation.texts[first]
     shown = []
     if not no_generate(evaluation):
         made = evaluation.answers_of(rows)
         shown = zip(made.prompts, made.written, made.golds)
     else:
-        vectors = evaluation.vectors
-        found = {other: mine(vectors[other], vectors[first]) for other in others[:5]}
-        for turn, row in enumerate(range(evaluation.count)[rows]):
-            other = others[turn % len(others)]
-            shown.append((evaluation.texts[other][row], golds[found[other][row]], golds[row]))
+        golds = evaluation.texts[first]
+        for row, other in zip(range(evaluation.count)[rows], itertools.cycle(others)):
+            found = mine(evaluation.vectors[other], evaluation.vectors[first])[row]
+            shown.append((evaluation.texts[other][row], golds[found], golds[row]))
     return [Example(*texts, exact(*texts[1:])) for texts in shown]
 
 
@@ -692,6 +654,8 @@ def examples(evaluation):
 def about(name, tasks=TASKS):
     """A result's name -> (unit, which way is better, what it is); the last is "" of a detail."""
     task, _, whole = name.partition("/")
+    if task == "validation":  # train.py's: the loss of the objective, and its terms
+        return "", "lower", "on held-out rows, without dropout"
     known = tasks[task].about if task in tasks else {}
     metric = whole
     # xsim++/de-en: is there an xsim++/de-en, an xsim++?
@@ -724,8 +688,12 @@ def table(results, before=None, tasks=TASKS):
 
 def headline(results, step):
     """An evaluation in training, on one line."""
-    shown = ("retrieval/xsim", "retrieval/xsim++", "generate/exact", "probe/mean")
-    parts = [f"{name} {results[name]:.1f} %" for name in shown if name in results]
+    parts = []
+    for name in ("validation/loss", "retrieval/xsim", "retrieval/xsim++", "generate/exact",
+                 "probe/mean"):
+        if name in results:
+            unit = about(name)[0]
+            parts.append(f"{name} {results[name]:.1f} %" if unit else f"{name} {results[name]:.3f}")
     health = diagnose(results, views=2 if "retrieval/xsim" in results else 1)
     # Random weights look collapsed: that is no verdict on training
     parts.append(health if step else health.split(" -> ")[0] + " -> untrained")
@@ -744,24 +712,9 @@ class RunFolder(NamedTuple):
     untrained: dict  # the results of step 0; {} if there are none
 
 
-def read_log(folder):
-    """The objects of log.jsonl, [] if there is none."""
-    path = Path(folder) / "log.jsonl"
-    records = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        with contextlib.suppress(ValueError):  # a kill may cut the last line short
-            records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict)]
-
-
-def read_first(folder):
-    """The first line of a run's log, which has its "config". BadInput if there is none."""
-    first = next(iter(read_log(folder)), {})
-    config = first.get("config")
-    if not isinstance(config, dict) or "data" not in config:
-        raise BadInput(f"{folder} is no run, its log.jsonl does not begin with a config: give the "
-                       "whole folder that train.py, or python -m interop import, wrote")
-    return first
+# What is read of a run's config; a run of another version may lack some
+CONFIG = {"data": str, "langs": str, "eval_data": str, "chat": str, "header": str,
+          "skip_bad": bool, "max_length": int}
 
 
 def open_run(folder, device="cpu"):
@@ -770,106 +723,103 @@ def open_run(folder, device="cpu"):
     first = read_first(folder)
     model = load(folder / "model.pt", device)
     tokenizer = Tokenizer.read(folder / "tokenizer.json")
-    if first.get("tokenizer_hash", tokenizer.hash) != tokenizer.hash:
+    is_other = first.get("tokenizer_hash", tokenizer.hash) != tokenizer.hash
+    if is_other or tokenizer.vocab > model.config.vocab:
         raise BadInput(f"{folder}/tokenizer.json is not that of the training: put that file back")
     # The model of step 0 is gone, but it was evaluated, on the rows for validation
-    evaluations = [record for record in read_log(folder) if "eval" in record]
-    untrained = next((one["eval"] for one in evaluations if one["step"] == 0), {})
+    begun = [one["eval"] for one in read_log(folder) if "eval" in one and one.get("step") == 0]
+    untrained = begun[0] if begun and isinstance(begun[0], dict) else {}
     return RunFolder(folder, model, tokenizer, first, first["config"], untrained)
 
 
-def write_results(folder, name, results):
-    """Write results to folder/name, whole or not at all."""
-    path = Path(folder) / name
-    # Other numbers stay if they are newer than the model
-    if path.is_file() and path.stat().st_mtime >= path.with_name("model.pt").stat().st_mtime:
-        with contextlib.suppress(ValueError, TypeError):  # a damaged file is written anew
-            results = json.loads(path.read_text(encoding="utf-8")) | results
-    write_atomic(path, json.dumps(results, indent=1, allow_nan=False).encode())
-
-
-def usable_device(name):
-    """The name of a device, by default the GPU if there is one. BadInput if it cannot be used."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):  # the latter where torch has no CUDA at all
-        raise BadInput(f"device {name!r} cannot be used here: give cpu, or leave it out") from None
-    return name
-
-
-def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new=None, pool=None):
+def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new=None, pool=None,
+                  header=None):
     """A RunFolder and what was asked for -> Evaluation."""
+    for flag, value, least in (("limit", limit, 0), ("max-new", max_new, 1)):
+        if value is not None and value < least:
+            raise BadInput(f"--{flag} {value} is too low: give at least {least}")
     config = opened.config
     own = config.get("eval_data") or config["data"]
     spec = data or own
     if not spec:
         raise BadInput(f"{opened.folder} has no data of its own: name some with --data")
-    if own and Path(spec).resolve() == Path(own).resolve():
+    if own and os.path.realpath(spec) == os.path.realpath(own):
         spec = own  # the same file, perhaps under another name
         langs = langs or comma_list(config.get("langs", ""))
+        header = header or config.get("header")
     if not split:  # rows that the run was not trained on: of other files all are
         split = "test" if spec in corpora.EMBEDDED or spec == config["data"] else "all"
-    if not limit and not Path(spec).is_dir():
+    if limit is None and not Path(spec).is_dir():
         limit = 1000
     skip_bad = config.get("skip_bad", False)
-    columns = corpora.open_text(spec, langs, skip_bad).columns
+    header = header or "auto"
+    columns = corpora.open_text(spec, langs, skip_bad, header=header).columns
     # A run that was trained with system texts can be asked without
     system = config.get("chat") == "system" and "system" in columns
-    rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system)
+    rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system, header)
     return Evaluation(opened.model, opened.tokenizer, rows, opened.first.get("affixes"),
-                      config.get("max_length"), config, answer_limit=None, max_new=max_new,
+                      config.get("max_length"), answer_limit=None, max_new=max_new,
                       views=opened.first.get("views", 2), pool=pool)
 
 
 # ---- command line
 
-MOVED = {"export": "interop", "encode": "interop", "nearest": "interop", "compare": "results"}
-
-
-def file_name(arguments):
-    """eval.json of the run's own rows; others have a name of their own: all eval.json are alike."""
-    parts = []
-    if arguments.data:
-        parts.append(Path(arguments.data.split(",")[0]).resolve().name.split(".")[0] or "data")
-    parts += [arguments.split, *arguments.langs, getattr(arguments, "pool", None)]
-    return "-".join(["eval", *filter(None, parts)])[:200] + ".json"
-
-
-def main(argv):
-    if argv and argv[0] in MOVED:
-        raise BadInput(f"{argv[0]} is a command of python -m {MOVED[argv[0]]} {argv[0]}")
-    parser = Parser("evaluate.py", "Evaluate a run. More tasks: python -m tasks RUN --help")
+def make_parser(prog, description, tasks):
+    """The Parser of a program that evaluates a run: the flags that choose what is evaluated."""
+    parser = Parser(prog, description)
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, such as out/mexma")
+    add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)}")
     add("--data", help="other rows than the run's own: toy, files, or a folder of CODE.devtest")
     add("--langs", type=comma_list, default=[], help="columns, as en,de; the first is searched in")
+    add("--header", choices=("auto", "yes", "no"), help="has a table's first line the columns?")
     add("--split", choices=("train", "valid", "test", "all"), help="default: not trained on")
-    add("--tasks", type=comma_list, help=f"some of {', '.join(TASKS)} [all that apply]")
-    add("--limit", type=int, help="at most so many rows [1000; of a folder, all]")
+    add("--limit", type=int, help="at most so many rows, 0: all [1000; of a folder, all]")
     add("--max-new", type=int, help="cut answers after so many tokens")
     add("--pool", choices=("cls", "mean", "max", "last"), help="another pooling than the model's")
     add("--device", help="cpu, cuda, cuda:1 [cuda if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
+    add("--out", help="file for the numbers [of the run's own rows RUN/eval.json, else it is said]")
+    return parser
+
+
+# Flags that change what the numbers are of
+OTHERWISE = ("data", "langs", "header", "split", "limit", "max_new", "pool", "hard")
+
+
+def place_of(options, evaluation):
+    """Where the numbers go: those of the run's own rows to its eval.json, what was asked otherwise
+    to a file named after it. BadInput for an --out that holds something else."""
+    if options.out:
+        path = Path(options.out).absolute()
+        if path.exists() and "rows" not in read_results(path):
+            raise BadInput(f"--out {options.out} is there, and holds no results: name another file")
+        return path
+    asked = [vars(options).get(name) not in (None, []) for name in OTHERWISE]
+    return f"eval-{evaluation.digest}.json" if any(asked) else "eval.json"
+
+
+def main(argv):
+    parser = make_parser("evaluate.py", "Evaluate a run. More: python -m tasks RUN --help", TASKS)
     options = parser.parse_args(argv)
-    for flag, value, least in (("limit", options.limit, 2), ("max-new", options.max_new, 1)):
-        if value is not None and value < least:
-            raise BadInput(f"--{flag} {value} is too low: give at least {least}")
     opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
-                               options.max_new, options.pool)
-    results = run(evaluation, options.tasks)
-    name = file_name(options)
-    write_results(opened.folder, name, results)
-    if options.json:
-        print(json.dumps(results))
-        return
-    before = opened.untrained if name == "eval.json" else None
-    print(table(results, before))
-    if before:
-        print("untrained: at step 0, on the run's rows for validation")
-    if "geometry/rankme" in results:
-        print(diagnose(results, evaluation.views))
+                               options.max_new, options.pool, options.header)
+    names = choose(evaluation, options.tasks)
+    if options.max_new and "generate" not in names:
+        raise BadInput(f"--max-new {options.max_new}: only the task generate reads it; drop it")
+    place = place_of(options, evaluation)
+    results = run(evaluation, names)
+    text = json.dumps(results)
+    if not options.json:
+        before = opened.untrained if place == "eval.json" else None
+        lines = [table(results, before)]
+        if before:
+            lines.append("untrained: at step 0, on the run's rows for validation")
+        if "geometry/rankme" in results:
+            lines.append(diagnose(results, evaluation.views))
+        text = "\n".join(lines)
+    report(opened.folder, place, evaluation.label, results, text)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Axes, here and in every other file:
 import io
 import itertools
 import os
+import zipfile
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -49,7 +50,6 @@ class Packed:
     positions: torch.Tensor  # (T,) int64, of each token in its own segment
     key_ranges: torch.Tensor  # (T, 4) int32; without a prefix 0, 0
     cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts
-    num_tokens: int  # of all rows: T, unless padding stands behind them
     plans: dict = field(default_factory=dict, repr=False)  # what `plan` made
 
     @staticmethod
@@ -87,7 +87,7 @@ class Packed:
         tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int64)
         cu_seqlens = np.append(0, ends)[np.append(0, np.cumsum(counts))]
         line = (tokens, positions, key_ranges.astype(np.int32), cu_seqlens.astype(np.int32))
-        return Packed(*map(torch.from_numpy, line), len(tokens))
+        return Packed(*map(torch.from_numpy, line))
 
     def mask(self, row):
         """The mask of a row, (L, L) bool: may its token i attend to its token j?"""
@@ -112,15 +112,6 @@ class Packed:
         except ValueError as error:
             raise BadInput(str(error)) from None
         return each_tensor(plan, lambda x: x.to(home))
-
-    def pad_to_multiple(self, multiple):
-        """The same line with padding behind it, that sees nothing and that nothing sees."""
-        # Few different lengths are few kernels for torch.compile to make.
-        more = -len(self.tokens) % multiple
-        line = []
-        for x in (self.tokens, self.positions, self.key_ranges):
-            line.append(torch.cat([x, x.new_zeros(more, *x.shape[1:])]))
-        return Packed(*line, self.cu_seqlens, self.num_tokens)
 
     def to(self, device):
         return each_tensor(self, lambda x: x.to(device))
@@ -163,6 +154,7 @@ class ModelConfig:
     # heads, kv_heads and ffn_dim of each block where they differ (OpenELM)
     layer_shapes: tuple[tuple[int, int, int], ...] = ()
     max_positions: int = 512  # longest segment in tokens, [CLS] and [SEP] included
+    max_tokens: int = 0  # longest row that the model was made for; 0: max_positions
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     # post: behind each sum (BERT); pre: before each branch (Llama); branch: behind each branch
     # (OLMo-2); both: before and behind each branch (Gemma-2)
@@ -187,12 +179,16 @@ class ModelConfig:
     dropout: float = 0.1  # on embeddings and on both branches of a block; none inside attention
     causal: bool = False  # the model was trained left to right
     pool: Literal["cls", "mean", "max", "last"] = "cls"  # which states are the sentence vector
+    normalize: bool = False  # it has length 1 when it leaves; training reads it as it is
+    # How two texts are a row: [CLS] a [SEP] b [SEP]; with two [SEP] between (RoBERTa); token i of
+    # the second at position max_positions + i, in a second half of the learned table (BERT)
+    pair: Literal["sep", "sep-sep", "segments"] = "sep"
 
     def __post_init__(self):
         validate(self, above={0: "vocab width heads ffn_dim max_positions norm_epsilon rope_theta "
                                  "embed_scale"},
                  at_least={0: "layers kv_heads head_dim position_offset attn_softcap "
-                              "logit_softcap dropout"})
+                              "logit_softcap dropout max_tokens"})
         kv_heads = self.kv_heads or self.heads
         rules = [  # a field, what must hold, the rule in words
             ("dropout", self.dropout < 1, "it must be below 1"),
@@ -201,6 +197,8 @@ class ModelConfig:
             ("heads", self.heads % kv_heads == 0, f"it must be a multiple of kv_heads {kv_heads}"),
             ("positions", self.positions != "rotary" or self.key_dim % 2 == 0,
              f"they need an even head_dim, not {self.key_dim}"),
+            ("pair", self.pair != "segments" or self.positions == "learned",
+             "it needs learned positions"),
         ]
         for name, holds, rule in rules:
             if not holds:
@@ -229,6 +227,9 @@ SIZES = {
     "small": dict(width=384, layers=6, heads=6, ffn_dim=1536),
     "base": dict(width=768, layers=12, heads=12, ffn_dim=3072, position_offset=2),
     "large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, position_offset=2),
+    # Predict and Reconstruct's, sec. 4.1 and released code
+    "hybrid": dict(width=512, layers=6, heads=8, ffn_dim=2048, norm_position="pre",
+                   norm_epsilon=1e-6, positions="sinusoidal", dropout=0.0),
 }
 
 
@@ -357,14 +358,27 @@ class Block(nn.Module):
         return x + self.dropout(self.post_norm2(self.mlp(self.norm2(x))))
 
 
-def initialise(module, width):
+def initialise(module, std):
     """Normal weights, zero biases, norms the identity."""
-    # BERT's deviation is .02 at width 768 [BERT, sec. A.2]. It goes with 1 / sqrt(width), so that
-    # the branches of a narrow model start as strong beside the residual as BERT's do.
     if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02 * (768 / width) ** 0.5)
+        nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+class Regressor(nn.Module):
+    """W2 LN(GELU(W1 z)): (N, D) -> what Model.head gives; not tied, with PyTorch's own initial
+    values [Predict and Reconstruct, eq. 9]."""
+
+    def __init__(self, width, vocab):
+        super().__init__()
+        self.transform = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.vocabulary = nn.Linear(width, vocab)
+
+    def forward(self, states):
+        hidden = self.norm(F.gelu(self.transform(states)))
+        return hidden, self.vocabulary.weight, self.vocabulary.bias
 
 
 class Model(nn.Module):
@@ -377,7 +391,8 @@ class Model(nn.Module):
         width = config.width
         self.embed = nn.Embedding(config.vocab, width)
         if config.positions == "learned":
-            positions = config.max_positions + config.position_offset
+            halves = 2 if config.pair == "segments" else 1
+            positions = halves * config.max_positions + config.position_offset
             self.position_embedding = nn.Embedding(positions, width)
         # The one norm outside of the blocks stands before the first or behind the last.
         self.embed_norm = make_norm(config, post)
@@ -392,7 +407,10 @@ class Model(nn.Module):
             self.vocabulary_bias = nn.Parameter(torch.zeros(config.vocab))
         if not config.tied:
             self.vocabulary = nn.Linear(width, config.vocab, bias=False)
-        self.apply(lambda module: initialise(module, width))
+        # BERT's deviation is .02 at width 768 [BERT, sec. A.2]. It goes with 1 / sqrt(width), so
+        # that the branches of a narrow model start as strong beside the residual as BERT's do.
+        std = 0.02 * (768 / width) ** 0.5
+        self.apply(lambda module: initialise(module, std))
 
     def forward(self, packed):
         """Packed -> states (T, D) of the last layer, after the final norm."""
@@ -444,7 +462,6 @@ class Model(nn.Module):
             return states[packed.cu_seqlens[:-1].long()]
         if how == "last":
             return states[packed.cu_seqlens[1:].long() - 1]
-        states = states[:packed.num_tokens]  # without padding
         lengths = packed.cu_seqlens.diff().long()  # (R,)
         row = torch.repeat_interleave(lengths, output_size=len(states))  # (T,)
         shape = (len(lengths), states.shape[1])  # (R, D)
@@ -514,6 +531,9 @@ def read_torch(path, device="cpu"):
     if not os.path.isfile(path):
         raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
     try:
+        # torch does not compare the checksums, and a flipped bit would be another weight.
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
+            raise ValueError("a checksum is wrong")
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises a dozen types for a bad file
         raise BadInput(f"{path} cannot be read as a checkpoint ({type(error).__name__}): "

@@ -1,7 +1,6 @@
 """The training objectives: first the losses as pure functions, then one class per paper.
 
-A class owns the model and everything that exists only for training. Its `collate` makes a batch of
-lists of ids, with all that is random; its `forward` makes a loss of the batch: read them together.
+Of a class read `collate`, which has all that is random, and `forward` together.
 
 Axes: T tokens of the packed line, R rows, D width, N selected positions or compared items.
 """
@@ -21,7 +20,8 @@ from corpora.program import BadInput, validate
 from data import ROLES, corrupt, exact_mask, sample_mask, span_mask, whole_word_mask
 from kernels.all_gather import all_gather_with_grad
 from kernels.cross_entropy import linear_cross_entropy, upcast
-from model import Block, ModelConfig, Packed, Segment, sinusoids
+from kernels.epps_pulley import epps_pulley
+from model import Block, ModelConfig, Packed, Regressor, Segment, initialise, sinusoids
 
 # ---- losses, the simplest first: (N, D), (N, D) -> (), in float32 whatever the run's precision
 
@@ -42,7 +42,7 @@ def smooth_l1(x, y):
 
 
 def cosine_distance(x, y):
-    """Mean of 1 - cos(x_i, y_i), from 0 to 2 [LLM-JEPA, sec. 3; Predict-and-Reconstruct, eq. 7]."""
+    """Mean of 1 - cos(x_i, y_i) [LLM-JEPA, sec. 3; Predict-and-Reconstruct, eq. 7]."""
     return (1 - F.cosine_similarity(upcast(x), upcast(y), dim=-1)).mean()
 
 
@@ -126,34 +126,12 @@ def barlow_twins(x, y, off_diagonal=0.005):
     return (1 - diagonal).square().sum() + off_diagonal * others
 
 
-def epps_pulley(z, seed, slices=256, points=17, reach=3.0):
-    """How far z is from a standard normal, (N, D) -> (): the mean over random directions, drawn by
-    `seed`, of N * integral |phi(t) - exp(-t^2/2)|^2 exp(-t^2/2) dt over |t| <= reach, phi being
-    the characteristic function of the projections [Epps & Pulley 1983; LeJEPA]."""
-    z = upcast(z)
-    # Drawn where z is: numbers from another device would have to be waited for.
-    chance = torch.Generator(z.device).manual_seed(seed)
-    directions = torch.randn(z.shape[1], slices, generator=chance, device=z.device,
-                             dtype=torch.float64)
-    directions = F.normalize(directions, dim=0).to(z.dtype)  # (D, slices)
-    # Trapezoid rule on [0, reach], doubled for the other half: the integrand is even.
-    t = torch.linspace(0, reach, points, device=z.device, dtype=z.dtype)
-    weight = torch.full_like(t, 2 * reach / (points - 1))
-    weight[[0, -1]] /= 2
-    normal = (-t.square() / 2).exp()
-    with no_autocast(z):
-        angle = (z @ directions)[..., None] * t  # (N, slices, points)
-        error = (angle.cos().mean(0) - normal).square() + angle.sin().mean(0).square()
-        return len(z) * (error @ (weight * normal)).mean()
-
-
 def sigreg(x, y, seed, share=0.05):
     """`mse`, and the distance of either side from an isotropic Gaussian; raw vectors
     [LeJEPA, Balestriero & LeCun 2025, eq. 7]."""
     return (1 - share) * mse(x, y) + share * (epps_pulley(x, seed) + epps_pulley(y, seed)) / 2
 
 
-# The loss between partners is an option of every paper's objective, --align.
 Align = Literal["mse", "mse_unit", "cosine", "l2", "smooth_l1", "info_nce", "vicreg", "barlow",
                 "sigreg", "none"]
 ALIGN = get_args(Align)
@@ -162,10 +140,10 @@ WITHOUT_OPTIONS = {"mse": mse, "mse_unit": mse_unit, "cosine": cosine_distance, 
                    "smooth_l1": smooth_l1, "vicreg": vicreg, "barlow": barlow_twins}
 
 
-def align(kind, x, y, temperature=0.07, seed=0, keep_self=False, both=True):
+def align(kind, x, y, temperature=0.07, seed=0, within=True, keep_self=False, both=True):
     """The loss named `kind`; the seed is for sigreg, the other options are info_nce's."""
     if kind == "info_nce":
-        return info_nce(x, y, temperature, keep_self=keep_self, both=both)
+        return info_nce(x, y, temperature, within, keep_self, both)
     if kind == "sigreg":
         return sigreg(x, y, seed)
     if kind == "none":
@@ -183,7 +161,7 @@ class Teacher(nn.Module):
         teacher <- m teacher + (1 - m) student,  m from `momentum` to 1 over the run
     """
 
-    def __init__(self, model, momentum=0.996):
+    def __init__(self, model, momentum):
         super().__init__()
         self.model = copy.deepcopy(model).requires_grad_(False)
         self.momentum = momentum
@@ -207,8 +185,7 @@ class Objective(nn.Module):
     """A model and all that exists only to train it. A class adds `forward(batch)` -> loss (),
     {term: ()}, the same terms for every batch, and a static
     `collate(examples, rng, config, special)` -> batch: a dict with `packed`, the line that the
-    model reads, `num_targets` (k,), the counts that its token losses divide by (k may be 0), and
-    whatever else forward needs."""
+    model reads, `num_targets` (k,), by which its k token losses divide, and what forward needs."""
     name = ""
     views = 1  # texts of an example
     texts_per_row = 1  # how many of them a row can hold
@@ -217,6 +194,8 @@ class Objective(nn.Module):
     pool = "cls"  # what the sentence vector is
     paper = {}  # training values and options as published; what is missing has a default
     toy = {}  # those that differ at size toy
+    presets = {}  # {a name: (values laid over `paper`, over `toy`)}
+    needs = {}  # {an option: what it has no effect without, as program.unmet reads it}
 
     @dataclass(frozen=True)
     class Config:
@@ -226,11 +205,18 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
+        self.regressor = None  # in place of the model's head
+        self.register_buffer("progress", torch.zeros(()))  # how much of the run is done
 
     @classmethod
     def in_batch(cls, config):
         """Does the loss compare the examples of a batch? Then no text may occur in it twice."""
         return getattr(config, "align", "") in IN_BATCH
+
+    @classmethod
+    def model_head(cls, config):
+        """`head`, unless the objective brings its own."""
+        return cls.head
 
     @staticmethod
     def special_tokens(config):
@@ -246,17 +232,24 @@ class Objective(nn.Module):
 
     def vocabulary_loss(self, states, batch):
         """Mean cross-entropy at the target positions, which alone get logits: (T, D) -> ()."""
-        states, weight, bias = self.model.head(states[batch["target_positions"]])  # (N, D)
+        head = self.regressor or self.model.head
+        states, weight, bias = head(states[batch["target_positions"]])  # (N, D)
         softcap = self.model.config.logit_softcap
         total = linear_cross_entropy(states, weight, bias, batch["targets"], softcap)
         return total / batch["num_targets"][0]
 
     def after_step(self, progress):
         """Called after every optimiser step, progress in (0, 1]."""
+        self.progress.fill_(progress)
 
     def warning(self):
         """A line for the log about what goes wrong unseen."""
         return ""
+
+
+def check_heads(name, heads, width):
+    if width % heads:
+        raise BadInput(f"{name} is {heads}: the width {width} must be a multiple of {name}")
 
 
 def joined(*parts):
@@ -279,15 +272,14 @@ def corrupt_rows(rows, chosen, rng, special):
 
 def mask_rows(rows, ratio, rng, special):
     """`corrupt_rows` of a random share of all tokens, at least one unless the ratio is 0."""
-    least = 1 if ratio else 0
-    chosen = sample_mask(np.concatenate(rows), ratio, rng, special, at_least=least)
+    chosen = sample_mask(np.concatenate(rows), ratio, rng, special, at_least=int(ratio > 0))
     return corrupt_rows(rows, chosen, rng, special)
 
 
 def token_targets(positions, targets, counts):
     """What every token loss needs of its batch."""
-    # train.py makes num_targets the mean over all parts of a step, so that these add up to exactly
-    # the gradient of one big batch. At least 1: a loss of no targets is 0.
+    # train.py makes num_targets the mean over the parts of a step, which then add up to exactly the
+    # gradient of one big batch. At least 1: a loss of no targets is 0.
     return dict(target_positions=torch.from_numpy(positions), targets=torch.from_numpy(targets),
                 num_targets=torch.tensor(counts).float().clamp(min=1))
 
@@ -301,6 +293,14 @@ def shuffled_pairs(examples, rng):
 # ---- baselines; toy values are for small models from scratch, minutes on a CPU, here and below
 
 
+# The recipes of MEXMA [A.3, A.5] and of Predict and Reconstruct [table 1], and of their baselines.
+MEXMA = dict(lr=1e-4, steps=300_000, warmup=0.3, lr_start=0.1, schedule="cosine", weight_decay=0.0,
+             clip=1.2, max_length=200)
+HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
+              weight_decay=0.05, clip=0.0, max_length=512, data="documents")
+HYBRID_TOY = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, max_length=128)
+
+
 class Mlm(Objective):
     """Masked-language modelling: restore 15 % of the tokens from the rest
     [Devlin et al. 2019, sec. 3.1]."""
@@ -308,15 +308,27 @@ class Mlm(Objective):
     head = "transform"
     pool = "mean"
     paper = dict(lr=1e-4, batch=256, steps=1_000_000, warmup=0.01, schedule="linear",
-                 weight_decay=0.01, clip=1.0)
-    toy = dict(lr=1e-3, batch=128, steps=600, warmup=0.1)  # as many sentences as 64 pairs
+                 weight_decay=0.01, clip=1.0, max_length=510)
+    toy = dict(HYBRID_TOY, batch=128)  # as many sentences as 64 pairs
+    # What hybrid is compared with.
+    presets = {"hybrid": (dict(HYBRID, regressor=True), HYBRID_TOY)}
 
     @dataclass(frozen=True)
     class Config:
         mask_ratio: float = 0.15  # share of the tokens that become targets
+        regressor: bool = False  # hybrid's head, not tied, in place of BERT's
 
         def __post_init__(self):
             validate(self, shares="mask_ratio")
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        if config.regressor:
+            self.regressor = Regressor(model.config.width, model.config.vocab)
+
+    @classmethod
+    def model_head(cls, config):
+        return "none" if config.regressor else cls.head
 
     # packed: a corrupted row an example
     # target_positions (N,), targets (N,): the hidden tokens;  num_targets (1,)
@@ -337,14 +349,13 @@ class Contrastive(Objective):
     table 6, and LaBSE's family)."""
     name = "contrastive"
     views = 2
-    paper = dict(lr=1e-4, batch=1200, steps=300_000, warmup=0.3, schedule="cosine",
-                 weight_decay=0.0, clip=1.2)
-    toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1)
+    paper = dict(MEXMA, batch=1200)
+    toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1, lr_start=0.0, max_length=128)
 
     @dataclass(frozen=True)
     class Config:
         temperature: float = 0.07  # divides the cosines
-        within: bool = True  # sentences of the same language are negatives too
+        within: bool = False  # sentences of the same side are negatives too
 
         def __post_init__(self):
             validate(self, above={0: "temperature"})
@@ -361,43 +372,40 @@ class Contrastive(Objective):
         return dict(packed=Packed.of(rows), num_targets=torch.zeros(0))
 
     def forward(self, batch):
-        c = self.config
         states = self.model(batch["packed"])  # (T, D)
-        x, y = self.model.pool(states, batch["packed"]).chunk(2)  # (N, D) each
-        x = all_gather_with_grad(x)
-        y = all_gather_with_grad(y)
-        loss = info_nce(x, y, c.temperature, c.within)
+        vectors = self.model.pool(states, batch["packed"])  # (2N, D)
+        x, y = map(all_gather_with_grad, vectors.chunk(2))  # (N, D) each
+        loss = info_nce(x, y, self.config.temperature, self.config.within)
         return loss, {"align": loss.detach()}
 
 
 class Ntp(Objective):
     """Next-token prediction of the second text after the first: a row [CLS] text [SEP] code, whose
-    targets are code [SEP], the last of which stops a generation. A third text is a chat's system
-    turn: [CLS] system [SEP] text [SEP] code."""
+    targets are code [SEP], the last of which stops a generation and is missing behind a cut code.
+    A third text is a chat's system turn."""
     name = "ntp"
     views = 2
     texts_per_row = 2
     causal = True
     pool = "last"
     paper = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0,
-                 clip=1.0)
-    toy = dict(lr=2e-3, batch=64, steps=600, warmup=0.1)
+                 clip=1.0, max_length=512)
+    toy = dict(lr=2e-3, batch=64, steps=600, warmup=0.1, max_length=128)
+    presets = {"scratch": (dict(lr=8e-5), {})}
 
     @dataclass(frozen=True)
     class Config:
-        labels: Literal["answer", "all"] = "answer"  # all (released code): all but the stop token
+        labels: Literal["answer", "all", "all-stop"] = "answer"  # all: no stop token (released)
 
         def __post_init__(self):
             validate(self)
 
     @staticmethod
     def affixes(config, special):
-        end = (special.sep,)
-        return (special.chat.user, end), (special.chat.assistant, end)
+        return (special.chat.user, (special.sep,)), (special.chat.assistant, (special.sep,))
 
     # packed: a row an example, of two segments: Text, answer
-    # target_positions (N,), targets (N,): tokens that predict, and their next ones
-    # num_targets (1,)
+    # target_positions (N,), targets (N,): tokens that predict, and the next ones;  num_targets (1,)
     @staticmethod
     def collate(examples, rng, config, special):
         rows = next_token_rows(examples, special)
@@ -433,17 +441,17 @@ def next_token_batch(rows, examples, labels, special):
     targets = []
     for example, segments, start in zip(examples, rows, packed.cu_seqlens.tolist()):
         text, answer = segments[:2]
-        code = example[1]
         length = answer.prefix[1]
         answer_start = start + len(text.tokens)
         answer_end = answer_start + len(answer.tokens)
-        if labels == "answer":
-            # The token before the code predicts its first one, its last one the stop token.
-            positions.append(np.arange(answer_end - len(code) - 1, answer_end))
-            targets += [code, [special.sep]]
-        else:
-            positions += [np.arange(start, start + length), np.arange(answer_start, answer_end - 1)]
-            targets += [text.tokens[1:length], answer.tokens]
+        # The tokens without [PRED]s, and what follows each.
+        index = joined(np.arange(start, start + length), np.arange(answer_start, answer_end))
+        following = joined(text.tokens[1:length], answer.tokens, [special.sep])
+        # The token before the code predicts its first one; a cut code is not the end.
+        first = len(index) - len(example[1]) - 1 if labels == "answer" else 0
+        last = len(index) - (labels == "all" or example.cut[1])
+        positions.append(index[first:last])
+        targets.append(following[first:last])
     targets = joined(*targets)
     return dict(packed=packed, **token_targets(joined(*positions), targets, [len(targets)]))
 
@@ -463,19 +471,22 @@ class Mexma(Objective):
     """
     name = "mexma"
     views = 2
-    paper = dict(lr=1e-4, batch=150, steps=300_000, warmup=0.3, lr_start=0.1, schedule="cosine",
-                 weight_decay=0.0, clip=1.2)
+    paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     # From scratch, without XLM-R's weights, koleo_weight .01 leaves the space half collapsed.
-    toy = dict(lr=1e-3, batch=64, steps=600, warmup=0.1, lr_start=0.0, koleo_weight=1.0,
-               head_layers=2, head_heads=4, head_hidden=512)
+    toy = dict(lr=1e-3, batch=64, accumulate=1, steps=600, warmup=0.1, lr_start=0.0, max_length=128,
+               koleo_weight=1.0, head_layers=2, head_heads=4, head_hidden=512)
+    needs = {"align_weight": "align!=none", "align_views": "align!=none",
+             "temperature": "align=info_nce", "within": "align=info_nce",
+             "koleo_all_ranks": "koleo_weight", "mask_second": "symmetrical"}
 
     @dataclass(frozen=True)
     class Config:
         align: Align = "mse"  # how the two vectors are aligned
-        align_weight: float = 1.0  # alpha of the paper
+        align_weight: float = 1.0  # of that
         align_views: Literal["clean", "dirty"] = "clean"  # dirty: A's vector from its masked text
-        mlm_weight: float = 1.0  # on the mean of the two sides (paper: beta = 1/2 on their sum)
-        koleo_weight: float = 0.01  # on the mean of the sides (paper: gamma = .005 on their sum)
+        mlm_weight: float = 1.0  # on the mean of the two sides
+        koleo_weight: float = 0.01  # on the mean of the two sides
+        koleo_all_ranks: bool = False  # of the vectors of all processes together
         symmetrical: bool = True  # unmask both languages; otherwise one, drawn per example
         token_gradients: bool = True  # unmasking teaches the encoder through its tokens too
         mask_first: float = 0.4  # share of the first view's tokens that are unmasked
@@ -484,21 +495,22 @@ class Mexma(Objective):
         head_heads: int = 8  # its attention heads
         head_hidden: int = 3072  # width inside its feed-forward
         temperature: float = 0.07  # of info_nce; the paper does not say
+        within: bool = False  # of info_nce: sentences of the same side are negatives too
 
         def __post_init__(self):
-            validate(self, at_least={0: "align_weight mlm_weight koleo_weight head_layers"},
+            validate(self, at_least={0: "align_weight mlm_weight koleo_weight head_layers",
+                                     1: "head_heads head_hidden"},
                      above={0: "temperature"}, shares="mask_first mask_second")
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: "
                                "add --align-views dirty or --align none")
-            if self.mlm_weight and not self.mask_first:
-                raise BadInput("mask_first is 0: raise it, or unmask nothing, --mlm-weight 0")
 
     def __init__(self, model, config):
         super().__init__(model, config)
-        shape = ModelConfig(width=model.config.width, heads=config.head_heads,
-                            ffn_dim=config.head_hidden, norm_epsilon=1e-12,
-                            dropout=model.config.dropout)
+        width = model.config.width
+        check_heads("head_heads", config.head_heads, width)
+        shape = ModelConfig(width=width, heads=config.head_heads, ffn_dim=config.head_hidden,
+                            norm_epsilon=1e-12, dropout=model.config.dropout)
         # Heads begin with PyTorch's own initial weights, as released.
         self.unmask = nn.ModuleList(Block(shape) for _ in range(config.head_layers))
         # The head's vocabulary projection is the embedding itself.
@@ -537,29 +549,28 @@ class Mexma(Objective):
         c = self.config
         states = self.model(batch["packed"])  # (T, D)
         vectors = self.model.pool(states, batch["packed"])  # (R, D)
-        if c.symmetrical:
-            masked_a, _, a, b = vectors.chunk(4)  # (N, D) each
-            others = torch.cat([b, a])  # (2N, D): masked A reads B's, masked B reads A's
-        else:
-            masked_a, b = vectors.chunk(2)
-            a = masked_a
-            others = b
+        *_, a, b = vectors.chunk(4 if c.symmetrical else 2)  # (N, D) each
+        # Masked A reads B's vector, masked B reads A's.
+        others = torch.cat([b, a]) if c.symmetrical else b
 
         sides = batch["targets_per_side"]
         hidden = self.unmasked(states, others, batch).split(sides)
         embedding = self.model.embed.weight
-        bias = self.vocabulary_bias
         mlm = 0.0
         for x, targets, count in zip(hidden, batch["targets"].split(sides), batch["num_targets"]):
-            mlm = mlm + linear_cross_entropy(x, embedding, bias, targets) / count
+            mlm = mlm + linear_cross_entropy(x, embedding, self.vocabulary_bias, targets) / count
         mlm = mlm / len(sides)  # the mean of both languages
 
-        first = all_gather_with_grad(a if c.align_views == "clean" else masked_a)
-        aligned = align(c.align, first, all_gather_with_grad(b), c.temperature, batch["seed"])
+        first = all_gather_with_grad(a if c.align_views == "clean" else vectors[:len(a)])
+        second = all_gather_with_grad(b)
+        aligned = align(c.align, first, second, c.temperature, batch["seed"], c.within)
 
         spread = torch.zeros_like(mlm)
+        if c.koleo_all_ranks:
+            a = all_gather_with_grad(a)
+            b = second
         if c.koleo_weight:
-            spread = (koleo(all_gather_with_grad(a)) + koleo(all_gather_with_grad(b))) / 2
+            spread = (koleo(a) + koleo(b)) / 2
 
         loss = c.align_weight * aligned + c.mlm_weight * mlm + c.koleo_weight * spread
         return loss, {"mlm": mlm.detach(), "align": aligned.detach(), "koleo": spread.detach()}
@@ -585,18 +596,20 @@ class Bepa(Objective):
     vectors [BERT-JEPA, arXiv 2601.00366, sec. 3].
 
         loss = mlm + align_weight * align(predictor(CLS_1), CLS_2)
-
-    One packed forward holds the masked rows and a pass for each sentence, without the other one.
     """
     name = "bepa"
     views = 2
     texts_per_row = 2
     head = "transform"
-    paper = dict(lr=2e-5, batch=64, steps=21_875, warmup=500 / 21_875, schedule="linear",
-                 weight_decay=0.01, clip=1.0)
+    # Ten epochs of 140,000 pairs; a pair has 256 tokens, of which four are special.
+    paper = dict(lr=2e-5, batch=16, steps=87_500, warmup=500 / 87_500, schedule="linear",
+                 weight_decay=0.01, clip=1.0, max_length=126)
     # Hidden, the second sentence stands at positions behind the first; a model from scratch would
     # have to learn it there too.
-    toy = dict(lr=5e-4, steps=1000, warmup=0.1, cls_view="clean")
+    toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1, max_length=128, cls_view="clean")
+    needs = {"align_weight": "align!=none", "align_ramp": "align!=none and align_weight",
+             "temperature": "align=info_nce", "keep_self": "align=info_nce",
+             "cls_view": "align!=none", "predictor": "align!=none"}
 
     @dataclass(frozen=True)
     class Config:
@@ -624,20 +637,20 @@ class Bepa(Objective):
             self.predictor = nn.Linear(d, d)
         if config.predictor == "mlp":
             self.predictor = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
-        self.register_buffer("progress", torch.zeros(()))
 
     # packed: the masked rows, then a row for each first and for each second sentence's vector
     # target_positions (M,), targets (M,): the hidden tokens;  num_targets (1,): M, at least 1
-    # cls_index (2N,): the [CLS] of the first, then of the second sentences
-    # seed: of a loss that draws
+    # cls_index (2N,): the [CLS] of the first, then of the second ones;  seed: of a loss that draws
     @staticmethod
     def collate(examples, rng, config, special):
-        if config.order == "random":
-            examples = shuffled_pairs(examples, rng)
-        first = [row(pair[0], special) for pair in examples]
-        second = [row(pair[1], special) for pair in examples]
-        clean = mlm_rows(first, second, config.packing)
+        pairs = shuffled_pairs(examples, rng) if config.order == "random" else examples
+        first = [row(pair[0], special) for pair in pairs]
+        second = [row(pair[1], special) for pair in pairs]
+        clean = [joined(*pair) for pair in zip(first, second)]
+        if config.packing == "monolingual":
+            clean = monolingual_rows(examples, special)
         if config.packing == "separate":
+            clean = first + second
             # As released, exactly max(1, floor(ratio n)) of the n tokens of every sentence.
             chosen = [exact_mask(one, config.mask_ratio, rng, special) for one in clean]
             rows, positions, targets = corrupt_rows(clean, np.concatenate(chosen), rng, special)
@@ -664,20 +677,19 @@ class Bepa(Objective):
             weight = weight * (self.progress / c.align_ramp).clamp(max=1)
         return mlm + weight * aligned, {"mlm": mlm.detach(), "align": aligned.detach()}
 
-    def after_step(self, progress):
-        self.progress.fill_(progress)
 
-
-def mlm_rows(first, second, packing):
-    """The clean rows of the MLM: bilingual, a pair; monolingual, two neighbours of one language (an
-    odd one stays alone); separate, as released, a sentence."""
-    if packing == "bilingual":
-        return [np.concatenate(pair) for pair in zip(first, second)]
-    if packing == "separate":
-        return first + second
-    rows = [first[i:i + 2] for i in range(0, len(first), 2)]
-    rows += [second[i:i + 2] for i in range(0, len(second), 2)]
-    return [np.concatenate(neighbours) for neighbours in rows]
+def monolingual_rows(examples, special):
+    """Two neighbours of one language in a row; the odd one of a language stays alone."""
+    rows = []
+    waiting = {}  # a column's row without a neighbour
+    for example in examples:
+        for column, ids in zip(example.columns, example):
+            before = waiting.pop(column, None)
+            if before is None:
+                waiting[column] = row(ids, special)
+            else:
+                rows.append(joined(before, row(ids, special)))
+    return rows + list(waiting.values())
 
 
 def cls_passes(first, second, cls_view, mask):
@@ -708,28 +720,31 @@ class LlmJepa(Ntp):
     One row has three segments: the Text with its [PRED]s; the answer, which continues the Text and
     does not see the [PRED]s; the Code once more, which sees [CLS] (and a system turn) alone.
     """
-    name = "llm-jepa"  # all other facts are Ntp's
+    name = "llm-jepa"  # other facts are Ntp's
+    presets = {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})}  # [table 2]
+    needs = {"pred_position": "predictors", "align": "jepa_weight",
+             "temperature": "align=info_nce", "rescale": "jepa_dropout"}
 
     @dataclass(frozen=True)
     class Config:
         gamma: float = 1.0  # weight of the next-token loss
-        jepa_weight: float = 1.0  # lambda of the paper, whose grid is .5, 1, 2, 4
+        jepa_weight: float = 1.0  # lambda of the paper: .5, 1, 2 or 4
         predictors: int = 1  # k, [PRED] tokens of the predicting view; 0: its last token predicts
         pred_position: Literal["append", "prepend"] = "append"  # prepend: its last token predicts
         reverse: bool = False  # the Code predicts the Text
         align: Align = "cosine"  # the loss between the two vectors; info_nce in one direction
         temperature: float = 0.07  # of info_nce
-        jepa_dropout: float = 0.0  # share of the batches that skip the views and their compute
+        jepa_dropout: float = 0.0  # share of the batches that skip the views
         rescale: bool = False  # divide lambda by 1 - jepa_dropout
         view_end: bool = False  # views end in [SEP], and it is read (released: gemma and OLMo-2)
         mode: Literal["one-forward", "two-row", "three-row"] = "one-forward"  # equal in value
-        labels: Literal["answer", "all"] = "answer"  # all (released code): all but the stop token
+        labels: Literal["answer", "all", "all-stop"] = "answer"  # all: no stop token (released)
 
         def __post_init__(self):
             validate(self, at_least={0: "gamma jepa_weight predictors"}, above={0: "temperature"},
                      shares="jepa_dropout")
             if self.predictors > 10:
-                raise BadInput(f"predictors is {self.predictors}: only 10 [PRED] tokens exist")
+                raise BadInput(f"predictors is {self.predictors}: there are 10 [PRED] tokens")
 
     @staticmethod
     def special_tokens(config):
@@ -741,7 +756,7 @@ class LlmJepa(Ntp):
         preds = special.preds[:config.predictors]
         prefixes = [special.chat.user, special.chat.assistant]
         suffixes = [end, end]
-        predicting = 1 if config.reverse else 0  # which of the views
+        predicting = int(config.reverse)  # which of the views
         if config.pred_position == "prepend":
             prefixes[predicting] += preds
         else:
@@ -783,21 +798,21 @@ def rows_with_views(examples, config, special):
     rows = next_token_rows(examples, special)
     texts = []
     codes = []
-    codes_alone = []
     for example in examples:
         start = row_start(example, special)
         code = joined(code_before, example[1], code_behind)
         texts.append(Segment(joined(start, before, example[0], behind), True))
-        # Of the Text's segment it sees the start alone, not the Text.
-        codes.append(Segment(code, True, prefix=(0, len(start))))
-        codes_alone.append(Segment(joined(start, code), True))
+        if config.mode == "three-row":
+            codes.append(Segment(joined(start, code), True))
+        else:
+            # Of a Text's segment it sees the start alone, not the Text.
+            codes.append(Segment(code, True, prefix=(0, len(start))))
     n = len(rows)
     if config.mode == "three-row":
-        rows += [[view] for view in texts + codes_alone]
+        rows += [[view] for view in texts + codes]
         return rows, 2 * n + np.arange(2 * n).reshape(2, n)
     # Where no [PRED] stands before it, the Text of the view is the row's own.
-    is_shared = config.pred_position == "append" or config.reverse or not config.predictors
-    if config.mode == "one-forward" and is_shared:
+    if config.mode == "one-forward" and before == special.chat.user:
         rows = [[text, answer, code] for text, (_, answer), code in zip(texts, rows, codes)]
         return rows, 3 * np.arange(n) + [[0], [2]]
     rows += [[text, code] for text, code in zip(texts, codes)]
@@ -814,15 +829,15 @@ class Hybrid(Objective):
         loss = lambda * align(predictor(context states), teacher's states of the blocks)
              + (1 - lambda) * mlm,  lambda = sigmoid(w)
 
-    One packed forward holds the corrupted rows (MLM) and their contexts, from which the blocks are
-    missing; each block is predicted alone, from the context and its own positions.
+    Each block is predicted alone, from the context and its own positions.
     """
     name = "hybrid"
     pool = "mean"
-    paper = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
-                 weight_decay=0.05, clip=0.0, data="documents")
-    toy = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, predictor_width=64, predictor_layers=2,
-               predictor_heads=4)
+    paper = HYBRID
+    toy = dict(HYBRID_TOY, predictor_width=64, predictor_layers=2, predictor_heads=4,
+               predictor_std=0.0)
+    needs = {"balance_start": "balance!=uncertainty", "balance_end": "balance=scheduled",
+             "min_keep": "allow_overlap=", "mask_special": "masking=token"}
 
     @dataclass(frozen=True)
     class Config:
@@ -837,18 +852,19 @@ class Hybrid(Objective):
         context_high: float = 0.85  # largest context
         min_keep: int = 32  # a context with fewer tokens takes all that are in no block
         allow_overlap: bool = False  # released sampler: targets may be visible in the context
-        block_base: int = 0  # length that shares refer to, with allow_overlap; 0: the row's own
         momentum: float = 0.996  # of the teacher at the start; it rises to 1 over the run
         teacher_norm: bool = False  # layer-normalise the teacher's states (released code)
         predictor_width: int = 512  # width of the predictor (released config: 192)
         predictor_layers: int = 6  # its blocks
         predictor_heads: int = 8  # its attention heads
+        predictor_std: float = 0.02  # of its initial weights (released code); 0: PyTorch's own
         mask_ratio: float = 0.15  # share of the tokens that MLM restores
         masking: Literal["token", "word", "span"] = "token"  # what MLM hides
-        mask_special: bool = False  # with token: [CLS] and [SEP] too (released code)
+        mask_special: bool = False  # [CLS] and [SEP] too (released code)
 
         def __post_init__(self):
-            validate(self, at_least={0: "predictor_layers min_keep block_base", 1: "target_blocks"},
+            validate(self, at_least={0: "predictor_layers predictor_std min_keep",
+                                     1: "target_blocks predictor_width predictor_heads"},
                      shares="target_low target_high context_low context_high momentum "
                             "mask_ratio balance_start balance_end")
             if self.target_low > self.target_high or self.context_low > self.context_high:
@@ -857,8 +873,7 @@ class Hybrid(Objective):
             if self.target_blocks * self.target_high >= 1:
                 raise BadInput(f"target_blocks {self.target_blocks} of up to {self.target_high} of "
                                "the row leave no context: lower one of them")
-            if self.block_base and not self.allow_overlap:
-                raise BadInput(f"block_base is {self.block_base}: it needs --allow-overlap")
+            check_heads("predictor_heads", self.predictor_heads, self.predictor_width)
             if self.balance == "learned" and self.balance_start in (0, 1):
                 raise BadInput(f"balance_start is {self.balance_start}: a learned lambda starts "
                                "between 0 and 1, a fixed one can be either")
@@ -875,29 +890,33 @@ class Hybrid(Objective):
         self.mask_token = nn.Parameter(torch.randn(c.predictor_width) * 0.02)
         self.predictor = nn.ModuleList(Block(shape) for _ in range(c.predictor_layers))
         self.predictor_norm = nn.LayerNorm(c.predictor_width)
-        # W2 LN(GELU(W1 z)) [eq. 9]
-        self.regressor = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.LayerNorm(d),
-                                       nn.Linear(d, model.config.vocab))
+        self.regressor = Regressor(d, model.config.vocab)
+        if c.predictor_std:
+            for part in (self.predictor_embed, self.predictor_proj, self.predictor):
+                part.apply(lambda module: initialise(module, c.predictor_std))
         if c.balance == "learned":
             w = math.log(c.balance_start / (1 - c.balance_start))
             self.balance = nn.Parameter(torch.tensor(w))
         if c.balance == "uncertainty":
             self.log_variance = nn.Parameter(torch.zeros(2))  # [Kendall et al. 2018, eq. 10]
         self.teacher = Teacher(model, c.momentum)
-        self.register_buffer("progress", torch.zeros(()))
 
-    # packed: N corrupted rows, then the context of each, cut from it
-    # target_positions (M,), targets (M,): the hidden tokens of the corrupted rows
-    # num_targets (2,): M, and K of the block tokens
-    # clean: the clean rows, as long as the corrupted ones
-    # target_index (K,): the tokens of the blocks, in the line of clean
+    # packed: N corrupted rows, then the context of each, cut from it;  clean: the clean rows
     # predict: for each block a row, its row's context and mask tokens for the block
-    # context_index (C,), context_slots (C,): context tokens in the line of packed, of predict
-    # mask_index (K,): the mask tokens in the line of predict
+    # target_positions (M,), targets (M,): the hidden tokens of the corrupted rows
+    # context_index (C,), context_slots (C,): the context's tokens in packed, in predict
+    # target_index (K,), mask_index (K,): the blocks' tokens in clean, in predict
+    # num_targets (2,): M and K
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [row(ids, special) for ids, in examples]
-        chosen = hidden_tokens(np.concatenate(clean), config, rng, special)
+        line = np.concatenate(clean)
+        if config.masking == "token":
+            exempt = not config.mask_special
+            chosen = sample_mask(line, config.mask_ratio, rng, special, 1, exempt)
+        else:
+            mask = whole_word_mask if config.masking == "word" else span_mask
+            chosen = mask(line, config.mask_ratio, rng, special)
         corrupted, positions, targets = corrupt_rows(clean, chosen, rng, special)
 
         # One size of block for the whole batch, as I-JEPA.
@@ -918,10 +937,7 @@ class Hybrid(Objective):
     def forward(self, batch):
         c = self.config
         states = self.model(batch["packed"])  # (T, D)
-        hidden = self.regressor[:-1](states[batch["target_positions"]])  # (M, D)
-        words = self.regressor[-1]
-        total = linear_cross_entropy(hidden, words.weight, words.bias, batch["targets"])
-        mlm = total / batch["num_targets"][0]
+        mlm = self.vocabulary_loss(states, batch)
 
         target = self.teacher(batch["clean"])[batch["target_index"]]  # (K, D)
         if c.teacher_norm:
@@ -961,7 +977,7 @@ class Hybrid(Objective):
         return self.predictor_proj(self.predictor_norm(x[batch["mask_index"]]))
 
     def after_step(self, progress):
-        self.progress.fill_(progress)
+        super().after_step(progress)
         self.teacher.update(self.model, progress)
 
     def warning(self):
@@ -969,43 +985,26 @@ class Hybrid(Objective):
         if self.config.balance != "learned" or 0.05 <= share <= 0.95:
             return ""
         starved = "mlm" if share > 0.5 else "latent"
-        return (f"the learned lambda is {share:.3f}: it falls to the smaller loss and starves "
-                f"{starved}; --balance fixed holds it")
-
-
-def hidden_tokens(line, config, rng, special):
-    """What MLM hides of a line of ids (T,) -> (T,) bool, one token at least."""
-    if config.masking == "word":
-        chosen = whole_word_mask(line, config.mask_ratio, rng, special)
-    elif config.masking == "span":
-        chosen = span_mask(line, config.mask_ratio, rng, special)
-    else:
-        exempt = not config.mask_special
-        chosen = sample_mask(line, config.mask_ratio, rng, special, exempt=exempt)
-    return chosen if chosen.any() else sample_mask(line, 0.0, rng, special, at_least=1)
+        return f"the learned lambda is {share:.3f} and starves {starved}; --balance fixed holds it"
 
 
 def draw_blocks(length, target_share, context_share, config, rng):
     """Positions in a row of `length` tokens -> of its context, sorted, and [of each hidden block]
     [I-JEPA, Assran et al. 2023, sec. 3; Predict and Reconstruct, sec. 3.2]."""
     everything = np.arange(length)
-    base = config.block_base or length
-    size = max(1, int(base * target_share))
-    context_size = max(1, int(base * context_share))
+    size = max(1, int(length * target_share))
+    context_size = max(1, int(length * context_share))
+    # As released, blocks are cut at the end of the row.
+    last = length if config.allow_overlap else length - size + 1
+    starts = rng.integers(0, last, config.target_blocks)
+    blocks = [everything[start:start + size] for start in starts]
     if config.allow_overlap:
-        # As released: blocks are cut at the end of the row, and of the context only the start has
-        # to lie outside of some block.
-        starts = rng.integers(0, length, config.target_blocks)
-        blocks = [everything[start:start + size] for start in starts]
+        # Only the start of the context has to lie outside of some block.
         outside = joined(*(np.setdiff1d(everything, block) for block in blocks))
         start = rng.choice(outside) if len(outside) else 0
         return everything[start:start + context_size], blocks
-    starts = rng.integers(0, length - size + 1, config.target_blocks)
-    blocks = [everything[start:start + size] for start in starts]
     start = rng.integers(0, length - context_size + 1)
-    visible = np.ones(length, bool)
-    visible[joined(*blocks)] = False
-    outside = np.flatnonzero(visible)
+    outside = np.setdiff1d(everything, joined(*blocks))
     if not len(outside):
         outside = everything[:1]  # blocks can fill a row of three tokens: its first is left
     context = outside[(outside >= start) & (outside < start + context_size)]
@@ -1016,23 +1015,21 @@ def predictor_batch(drawn, starts):
     """Contexts and blocks of N rows, and where in the packed line the rows and then the contexts
     start -> the predictor's part of the batch."""
     rows = []
-    context_index = []
     is_mask = []
-    target_index = []
+    index = []
     for i, (context, blocks) in enumerate(drawn):
         context_start = starts[len(drawn) + i]
         for block in blocks:
             positions = joined(context, block)
             rows.append([Segment(np.zeros_like(positions), positions=positions)])
-            context_index.append(context_start + np.arange(len(context)))
             is_mask.append(np.arange(len(positions)) >= len(context))
-            target_index.append(starts[i] + block)
+            # The context's tokens in packed, the block's in clean.
+            index.append(joined(context_start + np.arange(len(context)), starts[i] + block))
     is_mask = np.concatenate(is_mask)  # (T',)
-    return dict(predict=Packed.of_segments(rows),
-                context_index=torch.from_numpy(joined(*context_index)),
+    index = torch.from_numpy(joined(*index))
+    return dict(predict=Packed.of_segments(rows), context_index=index[~is_mask],
                 context_slots=torch.from_numpy(np.flatnonzero(~is_mask)),
-                mask_index=torch.from_numpy(np.flatnonzero(is_mask)),
-                target_index=torch.from_numpy(joined(*target_index)))
+                mask_index=torch.from_numpy(np.flatnonzero(is_mask)), target_index=index[is_mask])
 
 
 OBJECTIVES = {"mexma": Mexma, "bepa": Bepa, "hybrid": Hybrid, "llm-jepa": LlmJepa, "mlm": Mlm,

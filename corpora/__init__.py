@@ -5,13 +5,14 @@
 """
 
 import hashlib
-import itertools
+import os
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from corpora import toy
-from corpora.program import BadInput, comma_list, did_you_mean
+from corpora.program import BadInput, comma_list, did_you_mean, printable
 from corpora.text import TextFiles, check_columns, flores_files
 
 EMBEDDED = ("toy", "documents", "regex", "pydoc")
@@ -74,24 +75,31 @@ def _split_of(text):
     return "valid" if percent < 95 else "test"
 
 
-def open_text(spec, langs=None, skip_bad=False, count=20_000, seed=0):
+def open_text(spec, langs=None, skip_bad=False, count=20_000, seed=0, header="auto"):
     """The texts that `spec` names: one of EMBEDDED, a file, "a.de,a.en", a list of files, or a
-    folder of files CODE.devtest -> EmbeddedText or TextFiles. Raises BadInput."""
+    folder of files CODE.devtest -> EmbeddedText or TextFiles. `header`: whether the first line of a
+    table names its columns, "yes", "no" or "auto". Raises BadInput."""
+    if header not in ("auto", "yes", "no"):
+        raise BadInput(f"header {header!r}: choose auto, yes or no")
     langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
     if spec in EMBEDDED:
+        if header != "auto":
+            raise BadInput(f"--header {header} has no effect: {spec} is no file; drop it")
         return EmbeddedText(spec, langs, count, seed)
     paths = [spec] if isinstance(spec, Path) else spec
     if isinstance(spec, str):
-        paths = [spec] if Path(spec).exists() else comma_list(spec)
+        paths = [spec] if os.path.lexists(spec) else comma_list(spec)
+    if not paths:
+        raise BadInput(f"--data {spec!r} names no file: give the path of one")
     if len(paths) == 1:
         only = Path(paths[0])
-        if only.is_dir():
+        if os.path.isdir(only):
             files = flores_files(only, langs)
-            return TextFiles(files.values(), (), skip_bad, names=files)
-        if not only.exists() and not only.suffix:
+            return TextFiles(files.values(), (), skip_bad, files, header)
+        if not os.path.lexists(only) and not only.suffix:
             near = did_you_mean(str(only), EMBEDDED, "; give the path of a file")
             raise BadInput(f"--data {only}: neither a file nor one of {', '.join(EMBEDDED)}{near}")
-    return TextFiles(paths, langs, skip_bad)
+    return TextFiles(paths, langs, skip_bad, (), header)
 
 
 class EvaluationRows(NamedTuple):
@@ -103,17 +111,19 @@ class EvaluationRows(NamedTuple):
     graded: tuple = ()  # (text, text, similarity 0..5)
 
 
-def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, system=False):
+def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, system=False,
+                    header="auto"):
     """What is evaluated, at most `limit` rows of a split: "train", "valid", "test", or "all" rows
-    of a file. `system`: a chat's system texts too. Rows with an empty column are left out."""
+    of a file. `system`: a chat's system texts too. Rows with an empty column are left out, and
+    what of a file is not evaluated is said."""
     if split not in ("train", "valid", "test", "all"):
         raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
-    source = open_text(spec, langs, skip_bad, count=limit or 20_000)
+    source = open_text(spec, langs, skip_bad, limit or 20_000, header=header)
     if system and "system" not in source.columns[source.sides:]:
         raise BadInput(f"{spec} has no system texts, and --chat system opens every row with one: "
                        "add them, or choose other rows")
     if not source.embedded:
-        rows = list(itertools.islice(_whole_rows(source, split), limit))
+        rows = _rows_of_files(source, split, limit)
         texts = _by_column(source.columns[:source.sides], rows)
         return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None)
     split = "test" if split == "all" else split
@@ -135,17 +145,38 @@ def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, 
     return EvaluationRows(source.name, texts, hard=toy.hard_negatives(meanings, language), **known)
 
 
-def train_texts(spec, langs=None, skip_bad=False, holdout=True):
+def _rows_of_files(source, split, limit):
+    """At most `limit` rows without an empty column; says what is not among them."""
+    rows = []
+    partial = 0
+    notes = list(source.notes)
+    for row in source.rows(split):
+        if not all(row[:source.sides]):
+            partial += 1
+        elif limit and len(rows) == limit:
+            # A training is watched on a few rows; a result is of all that are asked for
+            if split != "valid":
+                notes.append(f"only the first {limit:,} rows of {source.name} are evaluated; a "
+                             "limit of 0 takes all")
+            break
+        else:
+            rows.append(row)
+    columns = ", ".join(source.columns[:source.sides][:6])
+    if partial:
+        notes.append(f"{partial:,} rows of {source.name} lack a text in one of {columns}, and are "
+                     "left out of every score; fewer --langs keep more")
+    for note in filter(None, [*notes, source.left_out()]):
+        print(printable(note), file=sys.stderr)
+    return rows
+
+
+def train_texts(spec, langs=None, skip_bad=False, holdout=True, header="auto"):
     """All texts of the training split, a set: what tells recall from more than that."""
-    source = open_text(spec, langs, skip_bad)
+    source = open_text(spec, langs, skip_bad, header=header)
     texts = set()
-    for row in _whole_rows(source, "train" if holdout or source.embedded else "all"):
-        texts.update(text.strip() for text in row[:source.sides])
+    for row in source.rows("train" if holdout or source.embedded else "all"):
+        texts.update(text.strip() for text in row[:source.sides] if text)
     return texts
-
-
-def _whole_rows(source, split):
-    return (row for row in source.rows(split) if all(row[:source.sides]))
 
 
 def _by_column(columns, rows):

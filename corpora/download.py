@@ -7,22 +7,27 @@ The first lists them all; they stand in datasets.txt. A file gets its name only 
 and its sha256 is right, and an archive its folder only when it is unpacked: what is there is whole.
 """
 
+import hashlib
 import http.client
+import os
 import re
 import shlex
 import shutil
 import sys
 import tarfile
-import tempfile
+import time
 import urllib.request
 import zipfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import hub
+from tqdm import tqdm
 
 from corpora.program import BadInput, Parser, did_you_mean, exit_status
+
+PATIENCE = 60  # seconds
+SLOWEST = 1000  # bytes a second: a download that is slower for so long would never end
 
 
 class File(NamedTuple):
@@ -127,17 +132,41 @@ def fetch(file, path):
     """One file to its name, whole. Raises BadInput."""
     if path.exists():
         return
-    by_hand = f"nothing was kept; try again, or fetch it by hand and put it at {path}"
+    part = path.with_name(f".{path.name}.part")
     try:
-        hub.download_url_to_file(file.address, str(path), hash_prefix=file.sha256)
-        if not file.sha256:
-            with urllib.request.urlopen(file.address, timeout=30) as answer:
-                length = answer.headers.get("Content-Length")
-            if length and int(length) != path.stat().st_size:
-                path.unlink()  # the connection was cut, which the client forgives
-                raise BadInput(f"{file.address}: not all of its {length} bytes came; {by_hand}")
-    except (OSError, RuntimeError, http.client.HTTPException) as error:
-        raise BadInput(f"{file.address}: {' '.join(str(error).split())}; {by_hand}") from None
+        found = _receive(file.address, part)
+        if file.sha256 not in (None, found):
+            raise OSError(f"its sha256 is {found}, not {file.sha256}")
+        os.replace(part, path)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise BadInput(f"{file.address}: {' '.join(str(error).split())}; nothing was kept; try "
+                       f"again, or fetch it by hand and put it at {path}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _receive(address, path):
+    """What an address sends, into a file -> its sha256. OSError if it is cut, or trickles."""
+    digest = hashlib.sha256()
+    begun = time.monotonic()
+    count = 0
+    with urllib.request.urlopen(address, timeout=30) as answer, open(path, "wb") as file:
+        length = int(answer.headers.get("Content-Length") or 0)
+        with tqdm(total=length or None, unit="B", unit_scale=True, disable=None) as bar:
+            # read() would wait for all of a piece, however slowly it comes
+            while piece := answer.read1(1 << 16):
+                file.write(piece)
+                digest.update(piece)
+                bar.update(len(piece))
+                count += len(piece)
+                if time.monotonic() - begun > PATIENCE:
+                    if count < SLOWEST * PATIENCE:
+                        raise OSError(f"it sends less than {SLOWEST} bytes a second")
+                    begun = time.monotonic()
+                    count = 0
+        if length and file.tell() != length:
+            raise OSError(f"only {file.tell()} of its {length} bytes came")
+    return digest.hexdigest()
 
 
 def unpack(archive, target):
@@ -147,19 +176,21 @@ def unpack(archive, target):
         return
     # No links out of the folder, no absolute names; the reader of zips skips those by itself.
     checked = {} if archive.suffix == ".zip" else {"filter": "data"}
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacking") as folder:
-        content = Path(folder) / "content"
-        content.mkdir()
-        try:
-            shutil.unpack_archive(archive, content, **checked)
-        except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
-            raise BadInput(f"{archive} cannot be unpacked ({error}): delete it to fetch it again, "
-                           "or free some room") from None
+    content = target.with_name(f".{target.name}.part")
+    # Of a process that was killed
+    shutil.rmtree(content, ignore_errors=True)
+    content.mkdir()
+    try:
+        shutil.unpack_archive(archive, content, **checked)
         shutil.rmtree(content / "__MACOSX", ignore_errors=True)  # what Macs add: no data
         inside = list(content.iterdir())
-        if len(inside) == 1 and inside[0].is_dir():
-            content = inside[0]
-        content.rename(target)
+        is_one = len(inside) == 1 and inside[0].is_dir()
+        (inside[0] if is_one else content).rename(target)
+    except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadInput(f"{archive} cannot be unpacked ({error}): delete it to fetch it again, "
+                       "or free some room") from None
+    finally:
+        shutil.rmtree(content, ignore_errors=True)
 
 
 def download(name, folder="data"):

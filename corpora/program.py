@@ -1,12 +1,14 @@
 """What every program of ours shares: the user's mistakes, the parser of flags, the exit status."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import inspect
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -29,7 +31,8 @@ class BadInput(ValueError):
 
 def did_you_mean(word, known, otherwise=""):
     """"; did you mean X?", the end of a line about an unknown name; `otherwise` if none is near."""
-    near = difflib.get_close_matches(word, known, 1)
+    near = [name for name in known if name.startswith(word)]
+    near = near or difflib.get_close_matches(word, known, 1)
     return f"; did you mean {near[0]}?" if near else otherwise
 
 
@@ -89,35 +92,102 @@ def _with_hyphens(word):
     return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
 
 
+# Everything but a line break that moves a terminal's cursor or turns its text around, and halves of
+# characters, which no encoding can write.
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text):
+    """Text that may come from anywhere, without its control characters."""
+    return CONTROL.sub(" ", text)
+
+
 def exit_status(work, *arguments):
-    """Do the work of a program -> its exit status: what it returns or 0, 2 for the user's mistakes,
-    130 if stopped. The only handler at the top of a program; a bug keeps its traceback."""
+    """Do the work of a program -> its exit status: what it returns or 0, 2 for the user's mistakes
+    and what the machine cannot do, 130 and 141 if stopped. The only handler at the top of a
+    program; a bug keeps its traceback."""
+    if sys.stdout is None:
+        return _failed("the output is closed: send it to a file, or to /dev/null")
+    is_done = False
     try:
         status = work(*arguments) or 0
+        is_done = True
         sys.stdout.flush()
         return status
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _failed(error)
+    except UnicodeEncodeError as error:
+        return _failed(f"{error.object[error.start]!a} cannot be written in {error.encoding}: set "
+                       "PYTHONIOENCODING=utf-8")
     except BrokenPipeError:  # whoever reads, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _discard_output()
+        if is_done:
+            return 0
+        print("stopped: the output was closed before the work was done", file=sys.stderr)
+        return 128 + 13  # as a program that SIGPIPE ends
     except OSError as error:  # a full disk, a folder that cannot be written
+        with contextlib.suppress(OSError):
+            _discard_output()
         what = f"{error.filename}: " if error.filename else ""
-        print(f"error: {what}{error.strerror or error}; choose another place, or free this one",
-              file=sys.stderr)
-        return 2
+        return _failed(f"{what}{error.strerror or error}; choose another place, or free this one")
+    except ModuleNotFoundError as error:
+        return _missing_package(error)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _failed("out of memory: lower --batch (or raise --accumulate), --max-length, "
+                       f"--limit, or the size of the model ({str(error).splitlines()[0][:150]})")
     except KeyboardInterrupt as stop:
         print(*(stop.args or ["stopped; nothing is half written"]), file=sys.stderr)
         return 130
+
+
+def _failed(why):
+    """Say on one line why a program ends here -> its exit status."""
+    print("error: " + printable(str(why)).replace("\n", " "), file=sys.stderr)
+    return 2
+
+
+def _discard_output():
+    """What could not be printed is not tried once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_out_of_memory(error):
+    texts = ("not enough memory", "DefaultCPUAllocator")
+    # That of torch.cuda by its name: this file does without torch.
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named or any(text in str(error) for text in texts)
+
+
+# What requirements-dev.txt has more than requirements.txt.
+WING_PACKAGES = ("huggingface_hub", "matplotlib", "safetensors", "scipy", "sklearn", "transformers")
+
+
+def _missing_package(error):
+    name = (error.name or "").split(".")[0]
+    if name not in WING_PACKAGES:
+        raise error
+    return _failed(f"{name} is not installed: pip install -r requirements-dev.txt")
+
+
+@contextlib.contextmanager
+def wing_imports():
+    """`with wing_imports():` around the imports of a program whose packages the core does not need;
+    where one is missing the program ends here, in one line."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        sys.exit(_missing_package(error))
 
 
 PLAIN = (bool, int, float, str)
 
 
 def validate(config, at_least=None, above=None, shares=""):
-    """Check a config's fields: choices are those of its Literals, numbers are finite, and keep to
-    at_least and above {bound: "names"}; shares lie in [0, 1]. BadInput names the field."""
+    """Check a config's fields: choices are those of its Literals, numbers are finite (and whole
+    ones fit 64 bits), and keep to at_least and above {bound: "names"}; shares lie in [0, 1].
+    BadInput names the field."""
     values = vars(config)
 
     def demand(name, holds, rule):
@@ -138,6 +208,8 @@ def validate(config, at_least=None, above=None, shares=""):
                    f"it must be a {' or '.join(one.__name__ for one in plain)}")
         if isinstance(values[name], float):
             demand(name, math.isfinite(values[name]), "it must be a finite number")
+        if isinstance(values[name], int):
+            demand(name, values[name] < 2 ** 63, "it must be below 2 ** 63")
     for bound, names in (at_least or {}).items():
         for name in names.split():
             demand(name, values[name] >= bound, f"it must be at least {bound}")
@@ -146,6 +218,45 @@ def validate(config, at_least=None, above=None, shares=""):
             demand(name, values[name] > bound, f"it must be above {bound}")
     for name in shares.split():
         demand(name, 0 <= values[name] <= 1, "it must lie in [0, 1]")
+
+
+def names(config):
+    """Of the fields of a dataclass."""
+    return [field.name for field in dataclasses.fields(config)]
+
+
+def pick(config, values):
+    """A dataclass made of those of the values that it has."""
+    return config(**{name: values[name] for name in names(config)})
+
+
+def flag_of(name):
+    return "--" + name.replace("_", "-")
+
+
+def unmet(needs, given, values):
+    """The line about the first of the given options {name: value} that has no effect, or None.
+
+    needs {option: condition}, of all values: "other" is on; "other=a|b" is one of these; "other="
+    is off; "other!=a" is not this. Several conditions are joined by " and ".
+    """
+    for option in filter(needs.get, given):
+        for condition in needs[option].split(" and "):
+            other, relation, wanted = re.match(r"(\w+)(!?=)?(.*)", condition).groups()
+            flag = flag_of(other)
+            # 0, "" and False are how a setting is off.
+            value = str(values[other]) if values[other] else ""
+            holds = bool(value)
+            lacks = f"without {flag}"
+            if relation:
+                holds = (value in wanted.split("|")) == (relation == "=")
+            if relation == "=" and wanted:
+                lacks += " " + wanted.replace("|", " or ")
+            elif relation:
+                lacks = f"with {flag} {wanted}".strip()
+            if not holds:
+                return f"{option} {given[option]} has no effect {lacks}: drop it"
+    return None
 
 
 def comments(config):
@@ -157,14 +268,14 @@ def comments(config):
     return dict(re.findall(r"^ +(\w+): [^#\n]+#\s*(.+)$", text, re.MULTILINE))
 
 
-def add_flags(group, config, names, defaults):
+def add_flags(group, config, names, defaults, hidden=()):
     """A flag for each of the named fields of a dataclass; its comment is the help, its Literal the
-    choices. A flag that is not given is None."""
+    choices. Help does not show the `hidden` ones. A flag that is not given is None."""
     notes = comments(config)
     for field in dataclasses.fields(config):
         if field.name not in names:
             continue
-        flag = "--" + field.name.replace("_", "-")
+        flag = flag_of(field.name)
         note = notes.get(field.name, "").replace("%", "%%")
         types = typing.get_args(field.type) or (field.type,)
         if typing.get_origin(field.type) is typing.Literal:
@@ -175,12 +286,14 @@ def add_flags(group, config, names, defaults):
             note += f" [{default}]"
         if types[0] is not bool:
             kind = types[0].__name__.upper()
+            note = argparse.SUPPRESS if field.name in hidden else note
             group.add_argument(flag, type=types[0], metavar=kind, help=note)
             continue
         # Both are accepted; help shows the one that changes something.
         for name, value in ((flag, True), (flag.replace("--", "--no-"), False)):
+            is_hidden = value == default or field.name in hidden
             group.add_argument(name, dest=field.name, action="store_const", const=value,
-                               help=argparse.SUPPRESS if value == default else note)
+                               help=argparse.SUPPRESS if is_hidden else note)
 
 
 def lock(folder):
@@ -195,6 +308,29 @@ def lock(folder):
             raise BadInput(f"another process trains in {folder}: wait for it, or use another "
                            "--out") from None
     return held
+
+
+@contextlib.contextmanager
+def alone(folder):
+    """`with alone(folder):` until nobody else is: one process after the other, without a file."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder):
+    """Delete what killed writes left in a folder whose lock is held."""
+    for left in folder.glob(".*.part"):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 class Progress:
@@ -246,3 +382,11 @@ def peak_memory():
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def machine_memory():
+    """Bytes of memory that this machine has; infinite where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):
+        return math.inf

@@ -1,18 +1,19 @@
-"""Text files -> rows of texts: TSV, CSV, JSONL, plain text, parallel files; plain, .gz or .xz.
+"""Text files -> rows of texts: TSV, CSV, JSONL, plain text, parallel files; or .gz, .bz2, .xz.
 
 A row holds the same content in several columns (languages, captions, question and answer). Files
 are read line by line, never whole. Every mistake in them is a BadInput with FILE:LINE.
 """
 
+import bz2
 import csv
 import gzip
-import hashlib
 import itertools
 import json
 import lzma
 import os
 import re
 import secrets
+import stat
 import zlib
 from pathlib import Path
 
@@ -22,10 +23,14 @@ from corpora.program import BadInput, did_you_mean
 
 KINDS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl",
          ".ndjson": "jsonl", ".txt": "text", ".text": "text"}
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED = (".zip", ".zst", ".7z", ".lz4", ".tar", ".tgz", ".parquet")
 # How the name of a column looks. In a table of two columns only the code of a language is one
-# (en, deu, en1, zh-CN, eng_Latn): "Hello<TAB>Hallo" is a row, not a header.
+# (en, deu, en1, zh-CN, eng_Latn): "Hello<TAB>Hallo" is a row, not a header. Words may look like
+# either, so what is taken is said, but of codes that hardly are words (en, zh-CN, eng_Latn).
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}([_-][A-Za-z0-9]{1,10})*")
 CODE = re.compile(r"[a-z]{2,3}[0-9]*([_-][A-Za-z0-9]{1,8})*")
+SURE = re.compile(r"[a-z]{2}[0-9]*([_-][A-Za-z0-9]+)?|[a-z]{3}[_-][A-Z][a-z]{3}")
 KNOWN_NAMES = set("src tgt trg source target text anchor positive negative s1 s2 "
                   "sentence1 sentence2 id ref label score".split())
 NOT_TEXT = {"id", "ref", "label", "score"}  # read only when --langs names them
@@ -55,18 +60,37 @@ def write_atomic(path, content):
 
 
 def plain_name(path):
-    """The path of a file's name without .gz and .xz."""
-    return Path(Path(path).name.removesuffix(".gz").removesuffix(".xz"))
+    """The path of a file's name without .gz, .bz2 and .xz."""
+    path = Path(Path(path).name)
+    return path.with_suffix("") if path.suffix in OPENERS else path
+
+
+def check_file(path):
+    """BadInput if a path is not that of a file that can be read, and more than once."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}") from None
+    except OSError as error:  # links go in a circle, a folder may not be entered
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        raise BadInput(f"{path} is a folder; name the files in it")
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"{path} is a pipe or a device, which can be read once: use a file")
+    if path.suffix.lower() in PACKED:
+        raise BadInput(f"{path}: {path.suffix} is not read; unpack it, or use {', '.join(OPENERS)}")
 
 
 def read_lines(path):
-    """(line number, line as bytes without its end) of a plain, .gz or .xz file."""
+    """(line number, line as bytes without its end) of a file, plain or of OPENERS."""
     path = Path(path)
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    opener = OPENERS.get(path.suffix, open)
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if number == 1:
+                    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                        raise BadInput(f"{path} is UTF-16: convert it (iconv -f utf-16 -t utf-8)")
                     line = line.removeprefix(b"\xef\xbb\xbf")  # the mark of UTF-8 files of Windows
                 yield number, line.rstrip(b"\r\n")
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -74,14 +98,15 @@ def read_lines(path):
         raise BadInput(f"cannot read {path}: {error}{damaged}") from None
 
 
-def fingerprint(path):
-    """What a file is, without reading all of it: size, digest of both ends, time."""
-    with open(path, "rb") as file:
-        start = file.read(1_000_000)
-        found = os.fstat(file.fileno())
-        file.seek(max(0, found.st_size - 1_000_000))
-        digest = hashlib.sha256(start + file.read()).hexdigest()
-    return found.st_size, digest, found.st_mtime_ns
+def _decode(raw):
+    """A line's text. A ValueError with the reason if it is none."""
+    if b"\0" in raw:
+        raise ValueError("a NUL character: this is no text, or UTF-16 (iconv -f utf-16 -t utf-8)")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}; convert the file, say with iconv -f "
+                         "latin1 -t utf-8") from None
 
 
 def flores_files(folder, langs=None):
@@ -127,10 +152,10 @@ def _json_rows(line, langs):
     try:
         found = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from None
+        raise ValueError(f"not JSON lines ({error}): one object on each line") from None
     if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise ValueError(f"a JSON {kind} where an object belongs: one object on each line")
+        raise ValueError(f"not JSON lines but a {type(found).__name__}: one object on each line; "
+                         "jq -c '.[]' makes them of a list")
     if isinstance(found.get("messages"), list):
         found = _turns(found["messages"])
     found.update(_question(found))
@@ -143,7 +168,8 @@ def _json_rows(line, langs):
         row[name] = text or ""
         row[name].encode()  # a ValueError if it holds half a surrogate pair, which is no character
     if list(row) == ["text"]:
-        return [{"text": part} for part in row["text"].splitlines() if part.strip()]
+        # Not splitlines: a character such as U+2028 ends no line
+        return [{"text": part} for part in re.split(r"\r?\n", row["text"]) if part.strip()]
     return [row]
 
 
@@ -168,7 +194,9 @@ def _question(found):
         label = str(found.get("label"))
         if label in [*"0123"[:len(endings)]]:
             options = [f"{letter}) {ending}" for letter, ending in zip("ABCD", endings)]
-            return {"user": "\n".join([found["ctx"], *options]), "assistant": "ABCD"[int(label)]}
+            # The two views [LLM-JEPA, sec. 5.1]; --langs question,letter are what is asked of it
+            return {"user": found["ctx"], "assistant": endings[int(label)],
+                    "question": "\n".join([found["ctx"], *options]), "letter": "ABCD"[int(label)]}
     return {}
 
 
@@ -194,33 +222,38 @@ class TextFiles:
     """Rows of text out of one or more files, streaming. Raises BadInput.
 
     `langs`: columns to read, all by default. `skip_bad`: leave out bad lines, and count them.
-    `names`: the column of each file, if line N of all files is one row.
+    `names`: the column of each file, if line N of all files is one row. `header`: whether the first
+    line of a table names its columns ("yes", "no"; "auto": as it looks).
     """
 
     embedded = False
 
-    def __init__(self, paths, langs=(), skip_bad=False, names=()):
+    def __init__(self, paths, langs=(), skip_bad=False, names=(), header="auto"):
         self.paths = [Path(path) for path in paths]
         self.langs = tuple(langs)
         self.skip_bad = skip_bad
         self.dropped = 0  # bad lines
         self.sparse = 0  # rows of many columns with too little text in the chosen ones
         self.counts = []  # records of each file, once they were counted
+        self.notes = []  # what a user should know of how the files are read
         for path in self.paths:
-            if path.is_dir():
-                raise BadInput(f"{path} is a folder; name the files in it")
-            if not path.is_file():
-                raise BadInput(f"there is no file {path}")
+            check_file(path)
         plain = [plain_name(path) for path in self.paths]
         self.name = "+".join(dict.fromkeys(name.stem for name in plain))[:80]
         names = list(names) or _parallel_names(plain)
-        if names:
-            self.layouts = [("parallel", names)]
-        else:
-            self.layouts = [self._layout(path) for path in self.paths]
+        self.is_parallel = bool(names)
+        # Of each file its kind, the names of its columns, and how many lines stand above its rows
+        self.layouts = [("parallel", names, 0)]
+        if not names:
+            self.layouts = [self._layout(path, header) for path in self.paths]
         known = {}
-        for _, names in self.layouts:
+        for kind, names, _ in self.layouts:
+            if header != "auto" and kind not in ("tsv", "csv"):
+                raise BadInput(f"--header {header} has no effect on {self.paths[0]}: drop it")
             known.update(dict.fromkeys(names))
+            for name in names:
+                if not name.isprintable():
+                    raise BadInput(f"{self.paths[0]}: {name!r} cannot be the name of a column")
         check_columns(self.langs, known, self.paths[0])
         columns = self.langs or [name for name in known if name not in NOT_TEXT] or known
         self.columns = tuple(columns)
@@ -231,39 +264,61 @@ class TextFiles:
             self.columns = (*turns, "system")
             self.sides = len(turns)
 
-    def _layout(self, path):
-        """The kind of a file, by its ending and its first line, and the names of its columns."""
-        lines = (raw.decode("utf-8", errors="replace") for _, raw in read_lines(path))
-        first = next((line for line in lines if line.strip()), None)
-        if first is None:
+    def _layout(self, path, header):
+        """The kind of a file, by its ending and its first line, the names of its columns, and how
+        many lines stand above its rows."""
+        number, first = next((line for line in read_lines(path) if line[1].strip()), (0, b""))
+        if not first:
             raise BadInput(f"{path} is empty")
+        first = first.decode(errors="replace")
         kind = KINDS.get(plain_name(path).suffix.lower()) or _guess(first)
         if kind == "text":
-            return kind, ["text"]
+            return kind, ["text"], 0
         if kind == "jsonl":
-            return kind, self._keys(path)
-        cells = next(csv.reader([first])) if kind == "csv" else first.split("\t")
-        shape = CODE if kind == "tsv" and len(cells) == 2 else NAME
-        named = all(shape.fullmatch(cell) or cell in KNOWN_NAMES for cell in cells)
-        named = named or bool(self.langs) and set(self.langs) <= set(cells)
-        if named and len(cells) > 1:
+            return kind, self._keys(path), 0
+        try:
+            cells = _cells(kind, first)
+        except ValueError as error:
+            raise BadInput(f"{path}:{number}: {error}") from None
+        if header == "yes" or header == "auto" and self._is_header(path, kind, cells):
             if len(set(cells)) < len(cells):
-                raise BadInput(f"{path}:1: the header names a column twice: "
+                raise BadInput(f"{path}:{number}: the header names a column twice: "
                                f"{', '.join(cells[:8])}; give every column a name of its own")
-            return kind, cells
-        if kind == "tsv" and len(cells) == 2:
-            return "pairs", ["src", "tgt"]
-        columns = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        header = "en,de" if kind == "csv" else "en<TAB>de"
-        raise BadInput(f"{path}:1: {columns}, but the first line does not name them; add a header "
-                       f"such as {header} (plain text, one row on a line, belongs in a .txt)")
+            return kind, cells, number
+        names = [f"column{place}" for place in range(1, len(cells) + 1)]
+        if len(cells) == 2:
+            names = ["src", "tgt"]
+        # --langs can give names to all columns of a table that has none
+        if header == "no" and len(self.langs) == len(cells) and set(self.langs) - set(names):
+            names = list(self.langs)
+        return kind, names, 0
+
+    def _is_header(self, path, kind, cells):
+        """Whether the first line of a table looks like one; notes what was no more than a guess."""
+        is_pair = kind == "tsv" and len(cells) == 2
+        is_named = bool(self.langs) and set(self.langs) <= set(cells)
+        if len(cells) > 1 and (is_named or _look_like(SURE, cells)):
+            return True
+        if len(cells) == 1 or not _look_like(NAME, cells):
+            if is_pair:
+                return False
+            example = "en,de" if kind == "csv" else "en<TAB>de"
+            raise BadInput(f"{path}:1: the first line does not name the columns, {len(cells)} of "
+                           f"them; add a header such as {example}, or say --header no (plain text, "
+                           "one row on a line, belongs in a .txt)")
+        is_header = not is_pair or _look_like(CODE, cells)
+        taken = "a header (--header no, if it is a row)"
+        if not is_header:
+            taken = "a row (--header yes, if it names the columns)"
+        self.notes.append(f"{path}: the first line, {' | '.join(cells[:6])}, is taken for {taken}")
+        return is_header
 
     def _keys(self, path):
         """The columns of a JSONL file."""
         names = {}
         for number, raw in itertools.islice(read_lines(path), HEADER_LINES):
             try:
-                rows = _json_rows(raw.decode(), self.langs) if raw.strip() else []
+                rows = _json_rows(_decode(raw), self.langs) if raw.strip() else []
             except ValueError as error:
                 if not names and not self.skip_bad:
                     raise BadInput(f"{path}:{number}: {error}") from None
@@ -348,25 +403,29 @@ class TextFiles:
 
     def _read(self, index):
         """The records of one file, or of parallel ones: (line number, {column: text})."""
-        kind, names = self.layouts[index]
+        kind, names, above = self.layouts[index]
         if kind == "parallel":
             yield from self._read_parallel(names)
             return
         path = self.paths[index]
-        for number, raw in read_lines(path):
+        is_open = False
+        for number, raw in itertools.islice(read_lines(path), above, None):
+            was_open = is_open
+            is_open = kind in ("tsv", "csv") and _opens_quote(raw)
             try:
-                rows = self._parse(kind, names, number, raw.decode())
-            except UnicodeDecodeError as error:
-                self._bad(path, number, f"not UTF-8 at byte {error.start}; convert the file, say "
-                                        "with iconv -f latin1 -t utf-8")
-            except (ValueError, csv.Error) as error:
+                rows = self._parse(kind, names, _decode(raw))
+            except ValueError as error:
+                # Never skipped: what is left of the row would be paired with something else
+                if is_open or was_open:
+                    raise BadInput(f"{path}:{number}: {error}: does a quoted cell go over several "
+                                   "lines? Write one row on a line") from None
                 self._bad(path, number, error)
             else:
                 for row in rows:
                     yield number, row
 
-    def _parse(self, kind, names, number, line):
-        """One line -> its rows {column: text}. Raises ValueError or csv.Error with the reason."""
+    def _parse(self, kind, names, line):
+        """One line -> its rows {column: text}. Raises ValueError with the reason."""
         if kind == "text":
             return [{"text": line}] if line.strip() else []
         if kind == "jsonl":
@@ -376,13 +435,13 @@ class TextFiles:
                 raise ValueError(f"{min(late)!r} is no column of the lines before; choose columns "
                                  "with --langs")
             return rows
-        if number == 1 and kind != "pairs":
-            return []  # the header
-        cells = next(csv.reader([line], strict=True)) if kind == "csv" else line.split("\t")
-        if cells and len(cells) != len(names):
+        if not line.strip(" "):
+            return []
+        cells = _cells(kind, line)
+        if len(cells) != len(names):
             raise ValueError(f"{len(cells)} cells, but {len(names)} columns "
                              f"({', '.join(names[:6])})")
-        return [dict(zip(names, cells))] if cells else []
+        return [dict(zip(names, cells))]
 
     def _read_parallel(self, names):
         """Line N of every file is one row."""
@@ -392,7 +451,7 @@ class TextFiles:
             row = {}
             try:
                 for path, name, (number, raw) in zip(self.paths, names, lines):
-                    row[name] = raw.decode()
+                    row[name] = _decode(raw)
             except ValueError as error:
                 self._bad(path, number, error)
             else:
@@ -401,10 +460,28 @@ class TextFiles:
     def _refuse_lengths(self, lines):
         # Never skipped: where one line is missing, all after it may be misaligned
         short = self.paths[lines.index(None)]
-        path, (number, raw) = next(pair for pair in zip(self.paths, lines) if pair[1])
-        raise BadInput(f"{short} has {number - 1:,} lines, {path} has more; line N of all must be "
-                       f"one row. First extra line: {path}:{number}: "
-                       f"{raw[:60].decode(errors='replace')!r}")
+        path, (number, _) = next(pair for pair in zip(self.paths, lines) if pair[1])
+        raise BadInput(f"{short} has {number - 1:,} lines, {path} has more ({path}:{number}); line "
+                       "N of all must be one row")
+
+
+def _cells(kind, line):
+    """The cells of a line of a table. Raises ValueError with the reason."""
+    if kind == "tsv":
+        return line.split("\t")
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise ValueError(error) from None
+
+
+def _look_like(shape, cells):
+    return all(shape.fullmatch(cell) or cell in KNOWN_NAMES for cell in cells)
+
+
+def _opens_quote(raw):
+    """Whether a line of a table may end inside of a quoted cell."""
+    return raw.count(b'"') % 2 == 1 and re.search(rb'(^|[\t,])"', raw) is not None
 
 
 def _guess(line):

@@ -13,18 +13,22 @@ from pathlib import Path
 import numpy as np
 
 import evaluate
-from corpora.program import BadInput, Parser, exit_status
-from corpora.text import read_lines, write_atomic
-from interop import huggingface
+from corpora.program import BadInput, Parser, exit_status, printable, wing_imports
+from corpora.text import check_file, read_lines, write_atomic
+
+with wing_imports():
+    from interop import huggingface
 
 RUN = "a run folder, such as out/mexma"
-LINES = "a text on each line; also .gz and .xz"
+LINES = "a text on each line; also .gz, .bz2 and .xz"
 
 
 def import_run(options):
-    config = huggingface.import_model(options.name, options.folder)
-    print(f"{options.folder}: {config.layers} layers of width {config.width}, texts of up to "
+    found = huggingface.import_model(options.name, options.folder)
+    config = found.model.config
+    print(f"{options.folder}: {config.layers} layers of width {config.width}, rows of up to "
           f"{config.max_positions:,} tokens; continue with train.py --init {options.folder}")
+    print(f"sentence vectors: {found.vectors}; --pool of train.py and evaluate.py takes another")
 
 
 def export_run(options):
@@ -55,13 +59,14 @@ def nearest(options):
     vectors = [huggingface.encode(run, texts) for texts in (queries, lines)]
     found = evaluate.search(*vectors, options.count)
     for query, cosines, indices in zip(queries, found.cosines.tolist(), found.indices.tolist()):
-        print(query)
+        print(printable(query))
         for cosine, i in zip(cosines, indices):
-            print(f"  {cosine:.3f}  {i + 1}  {lines[i]}")
+            print(printable(f"  {cosine:.3f}  {i + 1}  {lines[i]}"))
 
 
 def texts_of(path):
     """The lines of a text file, empty ones included, so that line i has vector i."""
+    check_file(Path(path))
     try:
         lines = [line.decode() for _, line in read_lines(Path(path))]
     except UnicodeDecodeError as error:

@@ -5,6 +5,7 @@ writes the files.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ class Family(NamedTuple):
     """`settings` are a config.json, as a dict; `config` is a ModelConfig."""
     config: Callable  # (settings) -> config; BadInput for what our model cannot express
     names: Callable  # (config) -> {our weight: their names, concatenated along dimension 0}
-    settings: Callable  # (config, special) -> settings; BadInput where no class of theirs fits
+    settings: Callable  # (model_type, config, special) -> settings, of what its class can express
     inward: Callable = unchanged  # (weights, config, settings) -> weights, where numbers differ
     outward: Callable = unchanged  # (weights, config) -> weights
     prefix: str = ""  # may stand before their names or not
@@ -30,14 +31,19 @@ class Family(NamedTuple):
 
 
 OWN_FILE = "take the file of the model's own folder"
+LARGEST = 2 ** 63  # no size of a tensor is larger
 
 
-def field(settings, name, kind, default=None):
-    """A value of a config.json; BadInput if it is of another type, or missing and no default."""
+def field(settings, name, kind, default=None, zero=False):
+    """A value of a config.json; BadInput if it is of another type, missing and no default, or a
+    number that is not finite or not above 0 (with `zero`: below 0)."""
     value = settings.get(name)
     if value is None:
         value = default
-    if kind is float and type(value) is int:
+    number = type(value) in (int, float)
+    if number and not (0 < value < LARGEST or zero and value == 0):
+        raise BadInput(f"config.json: {name} is {value!r}, and no model has that; {OWN_FILE}")
+    if number and kind is float:
         value = float(value)
     if type(value) is not kind:
         raise BadInput(f"config.json: {name} is {settings.get(name)!r}, where a {kind.__name__} "
@@ -69,22 +75,29 @@ def demand(settings, **allowed):
                            f"{' or '.join(map(repr, values))}; choose another model")
 
 
-def refuse(config, kind, needed):
-    """BadInput that names each field of a ModelConfig whose value is not among those needed."""
-    wrong = []
-    for name, values in needed.items():
-        if getattr(config, name) not in values:
-            wrong.append(f"{name} {getattr(config, name)} "
-                         f"(it has {' or '.join(map(str, values))})")
-    if wrong:
-        raise BadInput("no Hugging Face class can express this model: the nearest, "
-                       f"{kind}, cannot have {', '.join(wrong)}")
+def in_layers(config, parts, prefix):
+    """{part of our block: theirs} -> {our map: their maps} of every layer."""
+    maps = {}
+    for i in range(config.layers):
+        for ours, theirs in parts.items():
+            maps[f"blocks.{i}.{ours}"] = [f"{prefix}.{i}.{their}" for their in theirs]
+    return maps
+
+
+def weights_of(maps, biased=()):
+    """{our map: their maps} -> {our weight: their weights}; maps whose names end so have biases."""
+    names = {}
+    for ours, theirs in maps.items():
+        for kind in ["weight", "bias"] if ours.endswith(biased) else ["weight"]:
+            names[f"{ours}.{kind}"] = [f"{their}.{kind}" for their in theirs]
+    return names
 
 
 # --------------------------------------------------------------------------------------------------
 # Encoders: BERT, RoBERTa, XLM-R and what was distilled from them
 # [Devlin et al. 2019; Liu et al. 2019; Conneau et al. 2020]
 
+POSITIONS = "position_embedding.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
 ENCODER_LAYER = {  # our part of a block: theirs of a layer
     "attention.qkv": [f"attention.self.{part}" for part in ("query", "key", "value")],
@@ -99,16 +112,20 @@ ENCODER_LAYER = {  # our part of a block: theirs of a layer
 def encoder_config(settings):
     demand(settings, hidden_act=("gelu",), position_embedding_type=("absolute",),
            is_decoder=(False,), add_cross_attention=(False,))
-    # RoBERTa counts positions from behind the id of the padding token
-    offset = 0
-    if settings["model_type"] != "bert":
-        offset = field(settings, "pad_token_id", int, 1) + 1
+    if settings["model_type"] == "bert":
+        offset = 0
+        pair = "segments" if field(settings, "type_vocab_size", int, 2) > 1 else "sep"
+    else:
+        # RoBERTa counts positions from behind the id of the padding token
+        offset = field(settings, "pad_token_id", int, 1, zero=True) + 1
+        pair = "sep-sep"
     return ModelConfig(
         **read_sizes(settings),
         max_positions=field(settings, "max_position_embeddings", int) - offset,
         position_offset=offset,
         norm_epsilon=field(settings, "layer_norm_eps", float, 1e-12),
-        dropout=field(settings, "hidden_dropout_prob", float, 0.1),
+        pair=pair,
+        dropout=field(settings, "hidden_dropout_prob", float, 0.1, zero=True),
         tied=field(settings, "tie_word_embeddings", bool, True))
 
 
@@ -116,28 +133,17 @@ def encoder_names(config, prefix, head, dense, norm):
     """`prefix` stands before the encoder's names where the file has a head for masked words too,
     and `head` before those of the head, of which two are `dense` and `norm`."""
     front = prefix if config.head == "transform" else ""
-    maps = {"embed_norm": [f"{front}embeddings.LayerNorm"]}
-    for i in range(config.layers):
-        for ours, theirs in ENCODER_LAYER.items():
-            maps[f"blocks.{i}.{ours}"] = [f"{front}encoder.layer.{i}.{their}" for their in theirs]
+    maps = {"embed_norm": [f"{front}embeddings.LayerNorm"],
+            **in_layers(config, ENCODER_LAYER, f"{front}encoder.layer")}
     names = {"embed.weight": [f"{front}embeddings.word_embeddings.weight"],
-             "position_embedding.weight": [f"{front}embeddings.position_embeddings.weight"],
+             POSITIONS: [f"{front}embeddings.position_embeddings.weight"],
              "types": [front + TYPES]}
     if config.head == "transform":
         maps |= {"transform": [head + dense], "transform_norm": [head + norm]}
         names["vocabulary_bias"] = [f"{head}bias"]
         if not config.tied:
             names["vocabulary.weight"] = [f"{head}decoder.weight"]
-    return names | weight_and_bias(maps)
-
-
-def weight_and_bias(maps):
-    """{our map: their maps} -> {our weight: their weights}, each with its bias."""
-    names = {}
-    for ours, theirs in maps.items():
-        for kind in ("weight", "bias"):
-            names[f"{ours}.{kind}"] = [f"{their}.{kind}" for their in theirs]
-    return names
+    return names | weights_of(maps, biased="")
 
 
 def bert_names(config):
@@ -149,44 +155,61 @@ def roberta_names(config):
     return encoder_names(config, "roberta.", "lm_head.", "dense", "layer_norm")
 
 
-def encoder_settings(config, special):
-    """XLM-R where positions begin behind the padding token, else BERT, whose begin at 0."""
-    refuse(config, "BERT or XLM-R", {
-        "norm": ["layernorm"], "norm_position": ["post"], "positions": ["learned"],
-        "activation": ["gelu"], "bias": [True], "causal": [False], "kv_heads": [0, config.heads],
-        "head": ["none", "transform"], "tied": [True] if config.head == "none" else [True, False]})
-    bert = config.position_offset != (special.pad or 0) + 1
+def encoder_settings(kind, config, special):
+    bert = kind == "bert"
     title = "Bert" if bert else "XLMRoberta"
     ending = "Model" if config.head == "none" else "ForMaskedLM"
     return {
         **write_common(config, special),
         "architectures": [title + ending],
-        "model_type": "bert" if bert else "xlm-roberta",
+        "model_type": kind,
         "hidden_act": "gelu",
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": 0.0,
         "max_position_embeddings": config.max_positions + (0 if bert else config.position_offset),
-        "type_vocab_size": 2 if bert else 1,
+        "type_vocab_size": 2 if config.pair == "segments" else 1,
         "layer_norm_eps": config.norm_epsilon}
 
 
 def fold_types(weights, config, settings):
-    """Every token of ours has type 0: that row of the type table goes into the position table."""
-    types = weights.pop("types")
-    positions = weights["position_embedding.weight"]
-    if types.ndim != 2 or types.shape[1] != positions.shape[1] or not len(types):
-        raise BadInput(f"{TYPES} has shape {tuple(types.shape)}, not (types, {positions.shape[1]})")
-    return weights | {"position_embedding.weight": positions + types[:1]}
+    """Token types go into the positions: a table of those with type 0 and, where the second text
+    of a pair has type 1, behind it one of those with type 1."""
+    types = weights.pop("types")  # (types, D)
+    first = weights[POSITIONS]
+    needed = 2 if config.pair == "segments" else 1
+    if types.ndim != 2 or types.shape[1] != config.width or len(types) < needed:
+        raise BadInput(f"{TYPES} has shape {tuple(types.shape)}, not ({needed}, {config.width})")
+    tables = [first + types[0]]
+    if needed == 2:
+        # added to the first table, so that `type_between` finds the difference again
+        tables.append(tables[0] + (types[1] - types[0]))
+    return weights | {POSITIONS: torch.cat(tables)}
+
+
+def type_between(first, second):
+    """Tables (P, D) of the two types -> the difference (D,) that added to the first rounds to the
+    second, bit for bit; where training left none, the one that is nearest to all rows."""
+    bounds = []
+    for end in (-torch.inf, torch.inf):
+        # Sums round to a number up to halfway to its neighbour, which float64 can tell
+        neighbour = second.nextafter(torch.full_like(second, end))
+        bounds.append((second.double() + neighbour.double()) / 2 - first.double())
+    return ((bounds[0].amax(0) + bounds[1].amin(0)) / 2).float()
+
+
+def encoder_outward(weights, config):
+    """The types once more by themselves: 0, the first being in the position table, and 1."""
+    positions = weights[POSITIONS]
+    types = torch.zeros(1, config.width)
+    if config.pair == "segments":
+        positions, second = positions.split(config.max_positions)
+        types = torch.cat([types, type_between(positions, second)[None]])
+    return weights | {POSITIONS: positions, "types": types}
 
 
 def bert_outward(weights, config):
-    """The type table is zero, its row being in the position table; no rows before position 0."""
-    positions = weights["position_embedding.weight"][config.position_offset:]
-    return weights | {"position_embedding.weight": positions, "types": torch.zeros(2, config.width)}
-
-
-def roberta_outward(weights, config):
-    return weights | {"types": torch.zeros(1, config.width)}
+    positions = weights[POSITIONS][config.position_offset:]  # none before position 0
+    return encoder_outward(weights | {POSITIONS: positions}, config)
 
 
 BERT = Family(
@@ -194,7 +217,7 @@ BERT = Family(
     ignored=r"embeddings\.position_ids|pooler\..*|.*\.decoder\.(weight|bias)"
             r"|cls\.seq_relationship\..*",
     heads=({"head": "transform"}, {"tied": True}))
-ROBERTA = BERT._replace(names=roberta_names, outward=roberta_outward, prefix="roberta.")
+ROBERTA = BERT._replace(names=roberta_names, outward=encoder_outward, prefix="roberta.")
 
 # --------------------------------------------------------------------------------------------------
 # Decoders: Llama 2 and 3 [Touvron et al. 2023; Grattafiori et al. 2024] and what is nearly Llama
@@ -208,12 +231,19 @@ KINDS = {  # model_type: what all models of it have and LLAMA has not
     "olmo2": {"norm_position": "branch", "qk_norm": "whole"},
     "gemma2": {"norm_position": "both", "activation": "geglu"},
 }
+DECODER_LAYER = {
+    "attention.qkv": [f"self_attn.{part}_proj" for part in "qkv"],
+    "attention.out": ["self_attn.o_proj"],
+    "mlp.up": ["mlp.gate_proj", "mlp.up_proj"],
+    "mlp.down": ["mlp.down_proj"],
+}
+QK_NORMS = {f"attention.{part}": [f"self_attn.{part}"] for part in ("q_norm", "k_norm")}
 NORMS = {  # norm_position: the norms of a block, ours and theirs
-    "pre": {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"},
-    "branch": {"post_norm1": "post_attention_layernorm",
-               "post_norm2": "post_feedforward_layernorm"},
-    "both": {"norm1": "input_layernorm", "post_norm1": "post_attention_layernorm",
-             "norm2": "pre_feedforward_layernorm", "post_norm2": "post_feedforward_layernorm"},
+    "pre": {"norm1": ["input_layernorm"], "norm2": ["post_attention_layernorm"]},
+    "branch": {"post_norm1": ["post_attention_layernorm"],
+               "post_norm2": ["post_feedforward_layernorm"]},
+    "both": {"norm1": ["input_layernorm"], "post_norm1": ["post_attention_layernorm"],
+             "norm2": ["pre_feedforward_layernorm"], "post_norm2": ["post_feedforward_layernorm"]},
 }
 SCALING = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
 
@@ -245,7 +275,7 @@ def longest_row(settings, kind):
 
 def softcap(settings, name, default):
     """A null in the file says: no cap; only a missing name has the default."""
-    return field(settings, name, float, 0.0 if name in settings else default)
+    return field(settings, name, float, 0.0 if name in settings else default, zero=True)
 
 
 def decoder_config(settings):
@@ -257,16 +287,12 @@ def decoder_config(settings):
         demand(settings, hidden_activation=("gelu_pytorch_tanh",))
     else:
         demand(settings, hidden_act=("silu",))
-    # Llama may have biases in all four maps of attention: then in those of the MLP too
-    bias = kind == "llama" and field(settings, "attention_bias", bool, False)
     if kind != "qwen2":
-        demand({"attention_bias": False, "mlp_bias": False, **settings},
-               attention_bias=(bias,), mlp_bias=(bias,))
-    head_dim = {"gemma2": 256, "qwen3": 128}.get(kind, sizes["width"] // max(1, heads))
+        demand(settings, attention_bias=(False,), mlp_bias=(False,))
+    head_dim = {"gemma2": 256, "qwen3": 128}.get(kind, sizes["width"] // heads)
     rope_theta, rope_scaling = rope(settings)
     fields = {
         **LLAMA, **KINDS[kind], **sizes,
-        "bias": bias,
         "kv_heads": field(settings, "num_key_value_heads", int, heads),
         "head_dim": field(settings, "head_dim", int, head_dim),
         "rope_theta": rope_theta,
@@ -282,49 +308,14 @@ def decoder_config(settings):
 
 
 def decoder_names(config):
-    maps = {"attention.qkv": [f"self_attn.{part}_proj" for part in "qkv"],
-            "attention.out": ["self_attn.o_proj"],
-            "mlp.up": ["mlp.gate_proj", "mlp.up_proj"],
-            "mlp.down": ["mlp.down_proj"]}
-    biased = []
-    if config.bias:
-        biased = list(maps)
-    elif config.qkv_bias:
-        biased = ["attention.qkv"]
-    norms = dict(NORMS[config.norm_position])
+    parts = DECODER_LAYER | NORMS[config.norm_position]
     if config.qk_norm != "none":
-        norms |= {f"attention.{part}": f"self_attn.{part}" for part in ("q_norm", "k_norm")}
-    maps |= {ours: [their] for ours, their in norms.items()}
-    names = {"embed.weight": ["model.embed_tokens.weight"],
-             "final_norm.weight": ["model.norm.weight"]}
+        parts |= QK_NORMS
+    maps = {"embed": ["model.embed_tokens"], "final_norm": ["model.norm"],
+            **in_layers(config, parts, "model.layers")}
     if not config.tied:
-        names["vocabulary.weight"] = ["lm_head.weight"]
-    for i in range(config.layers):
-        for ours, theirs in maps.items():
-            for kind in ["weight", "bias"] if ours in biased else ["weight"]:
-                names[f"blocks.{i}.{ours}.{kind}"] = [
-                    f"model.layers.{i}.{their}.{kind}" for their in theirs]
-    return names
-
-
-# the fields that the config.json of every decoder tells, and those that only one family tells
-TOLD = {*SIZES, "kv_heads", "head_dim", "max_positions", "norm_epsilon", "rope_theta",
-        "rope_scaling", "tied", "dropout", "pool"}
-TOLD_BY = {"llama": {"bias"}, "gemma2": {"attn_softcap", "logit_softcap"}}
-
-
-def shared(kind, config):
-    """{field: [value]} of a ModelConfig that every model of a kind has alike."""
-    fields = {**LLAMA, **KINDS[kind]}
-    if kind == "gemma2":
-        fields["embed_scale"] = config.width ** 0.5
-    told = TOLD | TOLD_BY.get(kind, set())
-    every = vars(ModelConfig(**fields))
-    return {name: [value] for name, value in every.items() if name not in told}
-
-
-def fits(kind, config):
-    return all(getattr(config, name) in values for name, values in shared(kind, config).items())
+        maps["vocabulary"] = ["lm_head"]
+    return weights_of(maps, biased="attention.qkv" if config.qkv_bias else ())
 
 
 def rope_settings(config):
@@ -338,10 +329,7 @@ def rope_settings(config):
             "rope_parameters": {**found, "rope_theta": config.rope_theta}}
 
 
-def decoder_settings(config, special):
-    """The first of KINDS that has all that the model has; Llama, if none does."""
-    kind = next((kind for kind in KINDS if fits(kind, config)), "llama")
-    refuse(config, kind, shared(kind, config))
+def decoder_settings(kind, config, special):
     settings = {
         **write_common(config, special), **rope_settings(config),
         "architectures": [f"{kind.title()}ForCausalLM"],
@@ -351,8 +339,8 @@ def decoder_settings(config, special):
         "hidden_act": "silu",
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm_epsilon,
-        "attention_bias": config.bias,
-        "mlp_bias": config.bias}
+        "attention_bias": False,
+        "mlp_bias": False}
     if kind == "gemma2":
         settings |= {
             "hidden_act": "gelu_pytorch_tanh",
@@ -391,17 +379,19 @@ GEMMA = DECODERS._replace(inward=gemma_inward, outward=gemma_outward)
 # --------------------------------------------------------------------------------------------------
 # OpenELM [Mehta et al. 2024], whose blocks grow from the first to the last
 
-OPENELM_LAYER = {"attention.qkv": "attn.qkv_proj", "attention.out": "attn.out_proj",
-                 "mlp.up": "ffn.proj_1", "mlp.down": "ffn.proj_2",
-                 "norm1": "attn_norm", "norm2": "ffn_norm"}
+OPENELM_LAYER = {
+    "attention.qkv": ["attn.qkv_proj"], "attention.out": ["attn.out_proj"],
+    "mlp.up": ["ffn.proj_1"], "mlp.down": ["ffn.proj_2"],
+    "attention.q_norm": ["attn.q_norm"], "attention.k_norm": ["attn.k_norm"],
+    "norm1": ["attn_norm"], "norm2": ["ffn_norm"]}
 
 
-def per_layer(settings, name, layers):
-    """A list of one positive number for each layer."""
+def per_layer(settings, name, layers, kind):
+    """A list of one number for each layer."""
     numbers = field(settings, name, list)
-    if len(numbers) != layers or not all(type(x) in (int, float) and x > 0 for x in numbers):
+    if len(numbers) != layers:
         raise BadInput(f"config.json: {name} must be a list of {layers} numbers; {OWN_FILE}")
-    return numbers
+    return [field({name: number}, name, kind) for number in numbers]
 
 
 def openelm_width(wanted, divisor):
@@ -412,17 +402,18 @@ def openelm_width(wanted, divisor):
 
 def openelm_config(settings):
     demand(settings, activation_fn_name=("swish",), normalization_layer_name=("rms_norm",),
-           ffn_with_glu=(True,), share_input_output_layers=(True,))
+           ffn_with_glu=(True,), share_input_output_layers=(True,),
+           normalize_qk_projections=(True,))
     width = field(settings, "model_dim", int)
     layers = field(settings, "num_transformer_layers", int)
     divisor = field(settings, "ffn_dim_divisor", int)
-    heads = per_layer(settings, "num_query_heads", layers)
-    kv_heads = per_layer(settings, "num_kv_heads", layers)
-    shares = per_layer(settings, "ffn_multipliers", layers)
+    heads = per_layer(settings, "num_query_heads", layers, int)
+    kv_heads = per_layer(settings, "num_kv_heads", layers, int)
+    shares = per_layer(settings, "ffn_multipliers", layers, float)
     ffn_dims = [openelm_width(share * width, divisor) for share in shares]
     return ModelConfig(**{
         **LLAMA,
-        "qk_norm": "head" if settings.get("normalize_qk_projections") else "none",
+        "qk_norm": "head",
         "vocab": field(settings, "vocab_size", int),
         "width": width,
         "layers": layers,
@@ -437,15 +428,9 @@ def openelm_config(settings):
 
 
 def openelm_names(config):
-    names = {"embed.weight": ["transformer.token_embeddings.weight"],
-             "final_norm.weight": ["transformer.norm.weight"]}
-    parts = dict(OPENELM_LAYER)
-    if config.qk_norm != "none":
-        parts |= {f"attention.{part}": f"attn.{part}" for part in ("q_norm", "k_norm")}
-    for i in range(config.layers):
-        for ours, their in parts.items():
-            names[f"blocks.{i}.{ours}.weight"] = [f"transformer.layers.{i}.{their}.weight"]
-    return names
+    return weights_of({"embed": ["transformer.token_embeddings"],
+                       "final_norm": ["transformer.norm"],
+                       **in_layers(config, OPENELM_LAYER, "transformer.layers")})
 
 
 OPENELM = Family(openelm_config, openelm_names, decoder_settings)
@@ -454,8 +439,36 @@ FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA,
             **dict.fromkeys(KINDS, DECODERS), "gemma2": GEMMA, "openelm": OPENELM}
 
 
+# what sentence-transformers' files tell, and what has no part in a forward
+UNTOLD = {"pool", "normalize", "max_tokens", "dropout", "position_offset"}
+
+
+def facts(config):
+    """{field: value} of all that a config.json tells, defaults written out."""
+    kv_heads = config.kv_heads or config.heads
+    every = vars(replace(config, kv_heads=kv_heads, head_dim=config.key_dim))
+    return {name: value for name, value in every.items() if name not in UNTOLD}
+
+
 def spell(config, special):
-    """-> (the Family that can express a model, its config.json); BadInput if none can."""
-    nearest = FAMILIES["llama" if config.causal else "bert"]
-    settings = nearest.settings(config, special)
-    return FAMILIES[settings["model_type"]], settings
+    """-> (the first Family that reads out of its config.json what the model is, this config.json);
+    BadInput if there is none."""
+    # Positions behind the padding token and pairs with two [SEP] are XLM-R's
+    roberta = config.pair == "sep-sep" and config.position_offset == (special.pad or 0) + 1
+    encoder = "xlm-roberta" if roberta else "bert"
+    kinds = KINDS if config.causal else [encoder]
+    ours = facts(config)
+    found = []
+    for kind in kinds:
+        family = FAMILIES[kind]
+        settings = family.settings(kind, config, special)
+        for change in family.heads:
+            theirs = facts(replace(family.config(settings), **change))
+            wrong = [f"{name} {value} (it has {theirs[name]})" for name, value in ours.items()
+                     if value != theirs[name]]
+            if not wrong:
+                return family, settings
+            found.append((kind, wrong))
+    nearest, wrong = min(found, key=lambda one: len(one[1]))
+    raise BadInput(f"no Hugging Face class can express this model: the nearest, {nearest}, cannot "
+                   f"have {', '.join(wrong)}")

@@ -9,6 +9,8 @@
     lora.py            low-rank differences to frozen weights
     cross_entropy.py   the loss over a large vocabulary, without its logits
     all_gather.py      the vectors of all processes, with gradients
+    ranks.py           the processes that train together
+    epps_pulley.py     how far vectors are from a normal distribution
 
 Here: which back end computes attention over the packed line, and what it must know of a batch.
 """

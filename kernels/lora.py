@@ -4,28 +4,36 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# The linear maps of a block, and the part of it that has each.
-TARGETS = {"qkv": "attention", "out": "attention", "up": "mlp", "down": "mlp"}
-
 
 class LowRank(nn.Module):
-    """A frozen linear map and a trained difference: W x + (alpha / rank) B A x, B = 0 at first."""
+    """A frozen linear map, of several projections side by side, and the trained difference of each:
+    W x + (alpha / rank) B A dropout(x), B = 0 at first. `sizes`: outputs of the projections."""
 
-    def __init__(self, linear, rank, alpha):
+    def __init__(self, linear, sizes, rank, alpha, dropout=0.0):
         super().__init__()
         like = linear.weight
+        bound = like.shape[1] ** -0.5
         self.linear = linear.requires_grad_(False)
         self.scale = alpha / rank
-        self.a = nn.Parameter(torch.randn(rank, like.shape[1], device=like.device) / rank)
-        self.b = nn.Parameter(torch.zeros(like.shape[0], rank, device=like.device))
+        self.dropout = nn.Dropout(dropout)
+        self.a = nn.ParameterList()
+        self.b = nn.ParameterList()
+        for size in sizes:
+            a = like.new_empty(rank, like.shape[1])
+            self.a.append(a.uniform_(-bound, bound))  # PEFT's initial values
+            self.b.append(like.new_zeros(size, rank))
 
     @property
     def weight(self):
         """The sum of both, for files."""
-        return self.linear.weight + self.b @ self.a * self.scale
+        differences = [b @ a for a, b in zip(self.a, self.b, strict=True)]
+        return self.linear.weight + torch.cat(differences) * self.scale
 
     def forward(self, x):
-        return self.linear(x) + F.linear(F.linear(x, self.a), self.b) * self.scale
+        parts = []
+        for a, b in zip(self.a, self.b, strict=True):
+            parts.append(F.linear(F.linear(self.dropout(x), a), b))
+        return self.linear(x) + torch.cat(parts, -1) * self.scale
 
 
 class NewRows(nn.Module):
@@ -47,17 +55,21 @@ class NewRows(nn.Module):
         return F.embedding(tokens, self.weight)
 
 
-def add_lora(model, rank, alpha, targets=tuple(TARGETS), new_ids=()):
-    """Freeze a Model and train low-rank differences of the `targets` of every block, and the
-    embeddings of `new_ids`. ValueError for an unknown target."""
-    for name in targets:
-        if name not in TARGETS:
-            raise ValueError(f"LoRA target {name!r} is unknown: choose from {', '.join(TARGETS)}")
+def add_lora(model, rank, alpha, dropout=0.0, new_ids=()):
+    """Freeze a Model and train low-rank differences of the seven projections of every block (six
+    without a gate), and the embeddings of `new_ids`."""
     model.requires_grad_(False)
     for block in model.blocks:
-        for name in targets:
-            part = getattr(block, TARGETS[name])
-            setattr(part, name, LowRank(getattr(part, name), rank, alpha))
+        attention = block.attention
+        mlp = block.mlp
+        keys = attention.kv_heads * attention.head_dim
+        gated = 1 if mlp.activation == "gelu" else 2
+        maps = [(attention, "qkv", [attention.heads * attention.head_dim, keys, keys]),
+                (attention, "out", [attention.out.out_features]),
+                (mlp, "up", [mlp.up.out_features // gated] * gated),  # gate, up
+                (mlp, "down", [mlp.down.out_features])]
+        for part, name, sizes in maps:
+            setattr(part, name, LowRank(getattr(part, name), sizes, rank, alpha, dropout))
     if len(new_ids):
         model.embed = NewRows(model.embed, new_ids)
     return model

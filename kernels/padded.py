@@ -53,18 +53,6 @@ def length_buckets(lengths, most=4):
     return [(0, edges[last + 1])] + buckets[::-1]
 
 
-def with_padding_rows(key_ranges, cu_seqlens):
-    """Make a row of each padding token behind the last sequence, one that sees itself.
-
-    PyTorch's kernel has no answer for a token that sees nothing.
-    """
-    num_tokens = cu_seqlens[-1]
-    padding = np.arange(num_tokens, len(key_ranges))
-    alone = np.stack([padding, padding + 1, 0 * padding, 0 * padding], 1)
-    key_ranges = np.concatenate([key_ranges[:num_tokens], alone])
-    return key_ranges, np.concatenate([cu_seqlens, padding + 1])
-
-
 def bucket_mask(ranges, real, starts, ends):
     """The mask of one bucket: key_ranges of its slots (n, L, 4), which slots are real (n, L), and
     where its rows start and end in the line (n, 1) -> (n, 1, 1 or L, L) bool, or None for all."""
@@ -82,7 +70,6 @@ def bucket_mask(ranges, real, starts, ends):
 
 def pad_plan(key_ranges, cu_seqlens):
     """The padded layout of a batch: key_ranges (T, 4), cu_seqlens (R+1,) -> Padded."""
-    key_ranges, cu_seqlens = with_padding_rows(key_ranges, cu_seqlens)
     lengths = np.diff(cu_seqlens)
     order = np.argsort(lengths, kind="stable")
     gather = []

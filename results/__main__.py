@@ -17,9 +17,10 @@ Each has a --help of its own. Experiments: {names}.
 import importlib
 import sys
 
-from corpora.program import BadInput, did_you_mean, exit_status
+from corpora.program import BadInput, did_you_mean, exit_status, wing_imports
 
-from . import run
+with wing_imports():
+    from . import run
 
 TOOLS = ("compare", "inspect", "flops", "memory", "plots", "bench", "picture", "readme",
          "mixtures")

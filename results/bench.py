@@ -294,7 +294,8 @@ def drawn_pairs(first, second, count, vocab):
     rng = np.random.default_rng(0)
     pairs = []
     for lengths_of_pair in zip(lengths(*first, count), lengths(*second, count, 1)):
-        pairs.append([rng.integers(20, vocab, length) for length in lengths_of_pair])
+        pair = [rng.integers(20, vocab, length) for length in lengths_of_pair]
+        pairs.append(data.Example(pair))
     return pairs
 
 

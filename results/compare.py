@@ -55,8 +55,11 @@ def mean_std(values, unit="%"):
 
 def unit_of(name):
     """A metric's unit, and which way is better: "lower", "higher", "" if neither is or unknown."""
-    task = name.partition("/")[0]
-    if task in evaluate.TASKS:
+    task, _, rest = name.partition("/")
+    if task not in {*evaluate.TASKS, *wing.TASKS} and rest.partition("/")[0] in evaluate.TASKS:
+        # The experiments put the name of the rows before it.
+        return unit_of(rest)
+    if task in evaluate.TASKS and task not in wing.TASKS:
         return evaluate.about(name)[:2]
     known = wing.SENTENCES | finetune.ABOUT
     if task in wing.TASKS:

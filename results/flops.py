@@ -6,55 +6,78 @@
 "Better at equal steps" may only be "twice the compute": with --match a control gets its steps.
 """
 
+import itertools
 import shlex
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from dataclasses import replace
 
 import evaluate
 import train
 from corpora.program import BadInput, Parser
-from model import Block
+
+PROBES = 32  # batches that are averaged
+# A line of a batch, and the blocks that read it.
+LINES = {"packed": "model.blocks", "head_packed": "unmask", "predict": "predictor",
+         "clean": "teacher.model.blocks"}
+# What a batch has one of for each row that linear maps read, and these.
+ROWS = {"context_index": "predictor_embed", "mask_index": "predictor_proj",
+        "cls_index": "predictor"}
 
 
-def count_flops(objective, batches):
-    """Mean FLOPs of a step over batches (lists of parts): matrix products as PyTorch counts them;
-    of attention 4 H K a visible pair and block forward, twice that backward. Gradients and random
-    state are left as they were."""
-    pairs = 0
-    device = next(objective.parameters()).device
-    # Attention is counted by what is visible and not by what a back end computes.
-    ours = {op: _nothing for op in flop_registry if "attention" in str(op)}
-
-    def count(block, arguments):
-        nonlocal pairs
-        config = block.config
-        factor = 12 if torch.is_grad_enabled() else 4
-        pairs += factor * config.heads * config.key_dim * arguments[1].visible_pairs()
-
-    blocks = [module for module in objective.modules() if isinstance(module, Block)]
-    hooks = [block.register_forward_pre_hook(count) for block in blocks]
-    devices = [device] if device.type == "cuda" else []
-    counter = FlopCounterMode(display=False, custom_mapping=ours)
-    with torch.random.fork_rng(devices), counter:
-        for parts in batches:
-            for part in parts:
-                objective(part)[0].backward()
-    objective.zero_grad(set_to_none=True)
-    for hook in hooks:
-        hook.remove()
-    return (pairs + counter.get_total_flops()) / len(batches)
+def batch_flops(objective, batch):
+    """FLOPs of an objective's forward and backward on a batch, from their sizes alone. Norms,
+    activations and what compares vectors are left out: less than 2 %."""
+    total = 0
+    for line in LINES.keys() & batch.keys():
+        packed = batch[line]
+        for block in objective.get_submodule(LINES[line]):
+            total += len(packed.tokens) * matrix_flops(block.parameters())
+            # 4 H K a visible pair forward, twice that backward; a teacher is not trained.
+            trained = any(weight.requires_grad for weight in block.parameters())
+            factor = 12 if trained else 4
+            total += factor * block.config.heads * block.config.key_dim * packed.visible_pairs()
+    for rows in ROWS.keys() & batch.keys():
+        # Of the [CLS] of two sentences one predicts the other.
+        count = len(batch[rows]) // (2 if rows == "cls_index" else 1)
+        total += count * matrix_flops(objective.get_submodule(ROWS[rows]).parameters())
+    if "targets" in batch:
+        total += len(batch["targets"]) * matrix_flops(vocabulary(objective))
+    return total
 
 
-def _nothing(*shapes, **more):
-    return 0
+def matrix_flops(weights):
+    """Of one row: two for each number of a matrix forward, as many for the gradient of the row and
+    for that of the matrix; none backward where nothing is trained."""
+    weights = [weight for weight in weights if weight.ndim == 2]
+    forward = 2 * sum(weight.numel() for weight in weights)
+    trained = 2 * sum(weight.numel() for weight in weights if weight.requires_grad)
+    return 2 * forward + trained if trained else forward
 
 
-def step_flops(arguments, probes=8):
+def vocabulary(objective):
+    """What the states at the target positions go through."""
+    if getattr(objective, "regressor", None):
+        return objective.regressor.parameters()
+    model = objective.model
+    _, weight, _ = model.head(model.embed.weight.new_zeros(0, model.config.width))
+    return [weight, *(model.transform.parameters() if model.config.head == "transform" else [])]
+
+
+def step_flops(arguments):
     """Flags of train.py -> (FLOPs of a step of one process, its number of steps)."""
     run = train.Run(train.parse(arguments), writes=False)
-    batches = [train.to_device(part, run.device) for part in map(run.make_batch, range(probes))]
-    return count_flops(run.objective, batches), run.train.steps
+    options = run.settings.options
+    # What some steps leave out by chance counts by its share, and not by how the draws fell.
+    share = getattr(options, "jepa_dropout", 0.0)
+    kinds = [(1.0, options)]
+    if share:
+        kinds = [(1 - share, replace(options, jepa_dropout=0.0)),
+                 (share, replace(options, jepa_dropout=1.0))]
+    total = 0
+    for weight, options in kinds:
+        run.settings = run.settings._replace(options=options)
+        for part in itertools.chain(*map(run.make_batch, range(PROBES))):
+            total += weight * batch_flops(run.objective, part) / PROBES
+    return total, run.train.steps
 
 
 def run_flops(folder):

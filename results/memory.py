@@ -1,6 +1,6 @@
 """How large a batch fits a GPU: computed from the parameters and from what autograd keeps.
 
-    python -m results memory --objective mexma
+    python -m results memory --objective mexma          # and other flags of train.py
 
 The bytes of one step are counted on this machine, in bfloat16, and scaled to larger batches by
 their tokens. It is no measurement of a GPU: kernels keep a little more or less, and torch's
@@ -35,9 +35,11 @@ def kept_bytes(run, parts):
     return sum(kept.values())
 
 
-def need(objective, size, rows):
-    """-> (parameters of the objective, bytes beside the batch, bytes of one example)."""
-    run = train.start(objective, size=size, batch=rows, precision="bfloat16", device="cpu")
+def need(words, size, rows):
+    """Flags of train.py -> (parameters of the objective, bytes beside the batch, bytes of one
+    example)."""
+    words = [*words, "--size", size, "--batch", str(rows), "--device", "cpu"]
+    run = train.Run(train.parse(words), writes=False)
     trained = sum(p.numel() for p in run.objective.parameters() if p.requires_grad)
     count = sum(p.numel() for p in run.objective.parameters())
     # Weights, and of what is trained also gradients and Adam's two moments, all in float32.
@@ -46,14 +48,13 @@ def need(objective, size, rows):
 
 
 def main(arguments):
-    parser = Parser(prog="python -m results memory", description=__doc__)
-    parser.add_argument("--objective", default="mexma")
+    parser = Parser("python -m results memory", __doc__, "and flags of train.py")
     parser.add_argument("--rows", type=int, default=8, help="examples of the step that is counted")
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
     titles = ["size", "parameters, M", "beside the batch, GB", "an example, MB", *GPUS]
     print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|")
     for size in SIZES:
-        count, fixed, example = need(options.objective, size, options.rows)
+        count, fixed, example = need(rest, size, options.rows)
         cells = [size, f"{count / 1e6:.0f}", f"{fixed / 1e9:.2f}", f"{example / 1e6:.1f}"]
         for memory in GPUS.values():
             batch = int((USABLE * memory - fixed) / example)

@@ -9,6 +9,7 @@ nlrx_choose.jsonl, nlrx_valid.jsonl: all but 1,000 and 1,000 rows of NL-RX-SYNTH
 """
 
 import csv
+import itertools
 import json
 import lzma
 import random
@@ -45,53 +46,68 @@ def test_sentences(folder):
     """All sentences of TESTS and of Tatoeba's tests, a set."""
     found = set()
     for name, columns in TESTS.items():
-        names = {column.format(language) for column in columns for language in ["en", *LANGUAGES]}
+        kept = set()
+        for language in ("en", *LANGUAGES):
+            kept.update(column.format(language) for column in columns)
         for row in table(folder / f"{name}.tsv.xz"):
-            found.update(plain(row[column]) for column in names & set(row))
+            found.update(plain(text) for column, text in row.items() if column in kept)
     for path in sorted((folder / "parallel/tatoeba_laser_v1").glob("*.tsv.xz")):
         for row in table(path):
             found.update(map(plain, row.values()))
     return found
 
 
+def without(rows, tests):
+    """The rows of texts that share none with the tests, and how many do."""
+    kept = []
+    for row in rows:
+        if tests.isdisjoint(map(plain, row.values())):
+            kept.append(row)
+    return kept, len(rows) - len(kept)
+
+
 def encoders(folder, chance):
-    """Rows of encoders_train.tsv, and how many of each source were taken out of it."""
+    """Lines of encoders_train.tsv, and how many of each source were taken out of it."""
     tests = test_sentences(folder)
-    columns = ["en", *LANGUAGES]
     rows = []
     removed = {}
-    sources = {name: (folder / f"parallel/tatoeba_pairs/eng-{tatoeba}.tsv.xz", "eng", tatoeba)
-               for name, (tatoeba, _) in LANGUAGES.items()}
-    for name, (path, english, other) in sources.items():
-        pairs = [{"en": row[english], name: row[other]} for row in table(path)]
-        kept = [row for row in pairs if not any(plain(text) in tests for text in row.values())]
-        removed[name] = len(pairs) - len(kept)
+    for name, (tatoeba, _) in LANGUAGES.items():
+        path = folder / f"parallel/tatoeba_pairs/eng-{tatoeba}.tsv.xz"
+        pairs = [{"en": row["eng"], name: row[tatoeba]} for row in table(path)]
+        kept, removed[name] = without(pairs, tests)
         rows += chance.sample(kept, min(PAIRS, len(kept)))
-    captions = [{name: row[name] for name in ("en", "de", "fr")}
-                for row in table(folder / "parallel/multi30k_train.tsv.xz")]
-    kept = [row for row in captions if not any(plain(text) in tests for text in row.values())]
-    removed["captions"] = len(captions) - len(kept)
+    captions = []
+    for row in table(folder / "parallel/multi30k_train.tsv.xz"):
+        captions.append({"en": row["en"], "de": row["de"], "fr": row["fr"]})
+    kept, removed["captions"] = without(captions, tests)
     rows += kept
     chance.shuffle(rows)
-    return [columns, *([row.get(name, "") for name in columns] for row in rows)], removed
+    lines = ["\t".join(["en", *LANGUAGES])]
+    for row in rows:
+        lines.append("\t".join(row.get(name, "") for name in ("en", *LANGUAGES)))
+    return lines, removed
+
+
+def paragraphs(articles):
+    """The paragraphs of articles, no headings."""
+    return [text for text in itertools.chain(*articles) if len(text) > 100]
 
 
 def parts(folder):
     """{name of a file: its lines}, all but encoders_train.tsv."""
+    news = ["\t".join(["en", *LANGUAGES])]
     columns = ["eng", *(ntrex for _, ntrex in LANGUAGES.values())]
-    news = [[row[name] for name in columns] for row in table(folder / "parallel/ntrex.tsv.xz")]
-    header = ["en", *LANGUAGES]
+    for row in table(folder / "parallel/ntrex.tsv.xz"):
+        news.append("\t".join(row[name] for name in columns))
     with lzma.open(folder / "text/enwiki_train.jsonl.xz", "rt", encoding="utf-8") as file:
         articles = [json.loads(line)["text"].split("\n") for line in file]
-    held = [text for article in articles[::50] for text in article if len(text) > 100]
+    held = articles[::50]
     del articles[::50]
-    train = [text for article in articles for text in article if len(text) > 100]
     with lzma.open(folder / "llm/synth_train.jsonl.xz", "rt", encoding="utf-8") as file:
         commands = file.read().splitlines()
     random.Random(0).shuffle(commands)
-    return {"encoders_valid.tsv": ["\t".join(row) for row in [header, *news[:500]]],
-            "encoders_test.tsv": ["\t".join(row) for row in [header, *news[500:]]],
-            "documents_train.txt": train, "documents_valid.txt": held,
+    return {"encoders_valid.tsv": news[:501], "encoders_test.tsv": news[:1] + news[501:],
+            "documents_train.txt": paragraphs(articles), "documents_valid.txt": paragraphs(held),
             "nlrx_choose.jsonl": commands[:-1000], "nlrx_valid.jsonl": commands[-1000:]}
 
 
@@ -103,9 +119,9 @@ def main(arguments):
     if not (options.folder / "parallel").is_dir():
         raise BadInput(f"{options.folder} has no parallel/: give the folder with parallel, text, "
                        "tasks and llm that results/README.md describes")
-    rows, removed = encoders(options.folder, random.Random(0))
+    lines, removed = encoders(options.folder, random.Random(0))
     options.out.mkdir(parents=True, exist_ok=True)
-    files = {"encoders_train.tsv": ["\t".join(row) for row in rows], **parts(options.folder)}
+    files = {"encoders_train.tsv": lines, **parts(options.folder)}
     for name, lines in files.items():
         write_atomic(options.out / name, "".join(line + "\n" for line in lines).encode())
         print(f"{options.out / name}: {len(lines):,} lines")

@@ -1,8 +1,8 @@
 """The one runner of the recorded experiments, which experiments.json describes.
 
-    python -m results toy                              # train, evaluate, write results/toy.md
+    python -m results collapse                         # train, evaluate, write results/collapse.md
     python -m results nlrx --files FOLDER --jobs 2 --seeds 82,23
-    python -m results toy report                       # only write the page again
+    python -m results collapse report                  # only write the page again
 
 Every job adds a line to results/NAME.jsonl, and the page is made of these records. What is recorded
 with the same commands is not done again, and what was stopped resumes; runs are in out/results.
@@ -12,6 +12,7 @@ with the same commands is not done again, and what was stopped resumes; runs are
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -41,7 +42,9 @@ class Job(NamedTuple):
     seed: int
     folder: Path
     train: str  # the command that makes the run, as it is recorded
-    tests: str  # those that measure it, joined by " && "; each prints JSON
+    # Those that measure it, joined by " && "; each prints JSON. With "NAME: " before one its
+    # numbers are NAME/task/metric: a task may be measured on more than one set of rows.
+    tests: str
     after: Path | None  # a run that must be finished before
 
 
@@ -56,7 +59,7 @@ def jobs_of(name, seeds=None):
             flags = f"{job.get('train')} {experiment.get('flags', '')}".strip()
             train = job.get("command", f"train.py {flags} --seed {seed} --out RUN")
             tests = job.get("tests") or experiment.get("tests") or ["evaluate.py RUN"]
-            tests = " && ".join(f"python {words}" for words in tests)
+            tests = " && ".join(re.sub(r"^(\w+: )?", r"\1python ", words) for words in tests)
             commands = [text.replace("RUN", str(folder)) for text in (f"python {train}", tests)]
             after = OUT / f"{job['after']}-{seed}" if "after" in job else None
             made.append(Job(job["label"], seed, folder, *commands, after))
@@ -88,7 +91,9 @@ def execute(job, files):
     begun = time.perf_counter()
     scores = {}
     for test in job.tests.split(" && "):
-        scores |= json.loads(call(f"{test} --json", files, log))
+        rows, _, command = test.rpartition(": ")
+        for name, number in json.loads(call(f"{command} --json", files, log)).items():
+            scores[f"{rows}/{name}".lstrip("/")] = number
     lines = evaluate.read_log(ROOT / job.folder)
     last = ([line for line in lines if "loss" in line] or [{}])[-1]
     # Of the evaluations in training, what has a column.
@@ -147,7 +152,7 @@ def table_lines(table, records):
             cells.append(mean_std(list(numbers.values()), unit_of(name)[0]))
         rows.append(cells)
     used = [i for i, cells in enumerate(zip(*rows)) if set(cells) != {"-"}]
-    if len(used) == 1:
+    if len(used) <= 1:
         return []
     for label, texts in table.get("published", {}).items():
         rows.append([label, *texts, *["-"] * (len(columns) - len(texts))])
@@ -190,7 +195,7 @@ def page(name, records):
     whole = {"notes": experiment.get("notes")}
     for table in experiment.get("tables", (whole, DATA["errors"])):
         lines += table_lines(table, records)
-    if "paired" in experiment:
+    if "paired" in experiment and records:
         lines += paired_lines(experiment["paired"], records)
     lines += ["## Runs of the first seed; commands as they were at that commit", ""]
     for one in records:

@@ -6,16 +6,19 @@
     python -m tasks out/x --tasks retrieval --data flores200_dataset/devtest --hard F --hard-types J
     python -m tasks finetune out/x --task mrpc                     # trains the model: see --help
 
-What each task says is in tasks/README.md. Numbers go to stdout and into the run's eval.json; those
-of other rows than the run's own into a file named by what was asked for.
+What each task says, and where the numbers go, is in tasks/README.md.
 """
+import json
 import sys
 from functools import partial
 
-import evaluate
-from corpora import EvaluationRows
-from corpora.program import BadInput, comma_list, exit_status
-from tasks import analysis, answers, command, finetune, mining, probes
+from corpora.program import wing_imports
+
+with wing_imports():
+    import evaluate
+    from corpora import EvaluationRows
+    from corpora.program import BadInput, comma_list, exit_status, unmet
+    from tasks import analysis, answers, command, finetune, metrics, mining, probes
 
 
 def always(evaluation, options):
@@ -34,6 +37,7 @@ FUNCTIONS = {name: (partial(answers.scores, judge), with_answers)
              for name, judge in answers.JUDGES.items()}
 FUNCTIONS |= {  # name: (scores(evaluation, options), why it cannot be done)
     "spider": (FUNCTIONS["spider"][0], answers.no_spider),
+    "generate": (partial(answers.scores, metrics.judge_texts), with_answers),
     "hellaswag": (answers.hellaswag, answers.no_choice),
     "hellaswag-letter": (answers.hellaswag_letter, answers.no_choice),
     "matrix": (mining.matrix, with_columns),
@@ -50,8 +54,11 @@ FUNCTIONS |= {  # name: (scores(evaluation, options), why it cannot be done)
     "uniform": (analysis.uniform, with_columns),
 }
 TASKS = {name: (*both, command.about(name)) for name, both in FUNCTIONS.items()}
+TASKS["generate"] = (*FUNCTIONS["generate"], metrics.GENERATE)
 SENTENCES = evaluate.ROWS | command.about("sets")
-OWN_ROWS = {"mine", "tatoeba", *probes.SETS}  # tasks that read nothing of --data
+ANSWERING = (*answers.JUDGES, "generate")  # tasks that judge what a model writes
+ON_SETS = (*probes.SETS, "gap")            # tasks that read published sets
+OWN_ROWS = ("mine", "tatoeba", *probes.SETS)  # tasks that read nothing of --data
 
 
 def make_tasks(options):
@@ -61,7 +68,7 @@ def make_tasks(options):
         known[name] = (partial(probes.sentences, name), partial(probes.no_sets, name), SENTENCES)
     tasks = dict(evaluate.TASKS)
     for name, (scores, unavailable, about) in known.items():
-        usual = evaluate.ANSWERS if name in answers.JUDGES else evaluate.ROWS
+        usual = evaluate.ANSWERS | metrics.UNSEEN if name in ANSWERING else evaluate.ROWS
         tasks[name] = evaluate.Task(partial(scores, options=options),
                                     partial(unavailable, options=options), usual | about)
     return tasks
@@ -74,45 +81,66 @@ def describe(results, tasks):
         metric = rest.split("/")[-1]
         if metric in tasks[task].about:
             tasks[task].about[rest] = tasks[task].about[metric]
+        if metric in mining.LISTS:
+            unit, better, _ = evaluate.about(name, tasks)
+            tasks[task].about[rest] = (unit, better, f"mean over {mining.LISTS[metric]}")
 
 
 def parse(argv):
-    parser = command.parser("python -m tasks", __doc__)
+    known = list(dict.fromkeys([*evaluate.TASKS, *TASKS, *probes.SETS]))
+    parser = evaluate.make_parser("python -m tasks", __doc__, known)
     add = parser.add_argument
-    add("--tasks", type=comma_list, required=True,
-        help=f"some of {', '.join([*evaluate.TASKS, *TASKS, *probes.SETS])}")
-    add("--data", help="other rows than the run's own: toy, files, or a folder of CODE.devtest")
-    add("--langs", type=comma_list, default=[], help="columns; the first is searched in")
-    add("--split", choices=("train", "valid", "test", "all"), help="[what was not trained on]")
-    add("--limit", type=command.positive(int), help="at most so many rows [1000; of a folder, all]")
-    add("--max-new", type=command.positive(int), help="cut answers after so many tokens")
-    add("--hard", help="altered sentences of the first language: eng_Latn_augmented.devtest")
-    add("--hard-types", help="what each was made from: eng_Latn_errtype.devtest.json")
+    add("--files", help="folder of the published sets [data]")
     add("--sets", type=comma_list, help="published sets, such as sst2,mrpc [all there are]")
-    add("--task-langs", type=comma_list, default=["en"],
+    add("--task-langs", type=comma_list,
         help=f"languages of {', '.join(probes.IN_LANGUAGES)} [en]")
     add("--no-controls", action="store_true", help="without untrained model and bag of words")
+    add("--hard", help="altered sentences of the first language: eng_Latn_augmented.devtest")
+    add("--hard-types", help="what each was made from: eng_Latn_errtype.devtest.json")
     asked = parser.parse_args(argv)
     if not asked.tasks:
-        raise BadInput("--tasks names nothing: give names with commas between them")
+        raise BadInput("--tasks names nothing: python -m tasks --help lists them")
     if bool(asked.hard) != bool(asked.hard_types):
         raise BadInput("--hard and --hard-types go together: the altered sentences, and what each "
                        "was made from")
+    if set(asked.tasks) <= set(known):
+        refuse_unread(asked, known)
     return asked
 
 
+def refuse_unread(asked, known):
+    """BadInput for a flag that none of the tasks reads."""
+    readers = dict.fromkeys(("data", "langs", "header", "split"), set(known) - {*OWN_ROWS})
+    readers |= {"max_new": ANSWERING, "hard": ("retrieval", "uniform"), "sets": ON_SETS,
+                "task_langs": ON_SETS, "no_controls": probes.SETS,
+                "limit": set(known) - {"mine", "tatoeba"},
+                "files": ("mine", "tatoeba", "spider", *ON_SETS)}
+    for option, tasks in readers.items():
+        value = getattr(asked, option)
+        needs = {option: "tasks=" + "|".join(sorted(tasks))}
+        lines = [unmet(needs, {option: value}, {"tasks": name}) for name in asked.tasks]
+        if value and all(lines):
+            raise BadInput(lines[0])
+
+
 def evaluation_of(run, asked):
-    own_rows = OWN_ROWS | {"gap"} if asked.sets else OWN_ROWS
-    if set(asked.tasks) <= own_rows:
+    if reads_sets_alone(asked):
         no_rows = EvaluationRows("", {"": ["", ""]})
         return evaluate.Evaluation(run.model, run.tokenizer, no_rows, run.first.get("affixes"),
-                                   run.config.get("max_length"))
+                                   run.config.get("max_length"), pool=asked.pool)
     evaluation = evaluate.evaluation_of(run, asked.data, asked.langs, asked.split, asked.limit,
-                                        asked.max_new)
+                                        asked.max_new, asked.pool, asked.header)
     if asked.hard:
         gold = next(iter(evaluation.texts.values()))
         evaluation.hard = mining.hard_rows(asked.hard, asked.hard_types, gold)
+    evaluation.train_texts = None
+    if set(asked.tasks) & {*ANSWERING}:
+        evaluation.train_texts = metrics.train_texts(run.config)
     return evaluation
+
+
+def reads_sets_alone(asked):
+    return set(asked.tasks) <= {*OWN_ROWS, *(["gap"] if asked.sets else [])}
 
 
 def main(argv=None):
@@ -120,19 +148,24 @@ def main(argv=None):
     if argv[:1] == ["finetune"]:
         return finetune.main(argv[1:])
     asked = parse(argv)
-    options = probes.TaskOptions(asked.files, asked.sets, asked.task_langs, asked.limit,
-                                 not asked.no_controls)
+    options = probes.TaskOptions(asked.files or "data", asked.sets, asked.task_langs or ("en",),
+                                 asked.limit, not asked.no_controls)
     run = evaluate.open_run(asked.run, evaluate.usable_device(asked.device))
     tasks = make_tasks(options)
-    results = evaluate.run(evaluation_of(run, asked), asked.tasks, tasks)
-    name = evaluate.file_name(asked)
-    if asked.hard:
-        name = name.replace(".json", "-hard.json")
-    evaluate.write_results(run.folder, name, results)
+    evaluation = evaluation_of(run, asked)
+    names = evaluate.choose(evaluation, asked.tasks, tasks)
+    place = evaluate.place_of(asked, evaluation)
+    label = evaluation.label
+    if reads_sets_alone(asked):
+        label = f"published sets, pool {evaluation.pool}, limit {asked.limit}"
+        place = place if asked.out else "eval-sets.json"
+    results = evaluate.run(evaluation, names, tasks)
+    results |= mining.list_means(results)
     describe(results, tasks)
     before = {name.removesuffix("/untrained"): value for name, value in results.items()
               if name.endswith("/untrained")}
-    command.show(results, asked.json, tasks, before)
+    text = json.dumps(results) if asked.json else evaluate.table(results, before, tasks)
+    evaluate.report(run.folder, place, label, results, text)
 
 
 if __name__ == "__main__":

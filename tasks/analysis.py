@@ -1,9 +1,8 @@
-"""What the papers look at in vectors and attention, beyond the core's geometry: ranks, poolings and
-the probe gap of Predict-and-Reconstruct, BERT-JEPA's principal components, LLM-JEPA's linear map,
-MEXMA's nearest tokens, entropy of attention and other poolings.
+"""What the papers look at in vectors and attention, beyond the core's geometry.
 
 First the metrics, of vectors (N, D), s singular values, u unit rows; then the tasks.
 """
+import dataclasses
 import math
 
 import torch
@@ -15,7 +14,6 @@ from sklearn.preprocessing import StandardScaler
 from corpora.program import BadInput
 from data import rows_of
 from evaluate import (
-    alignment,
     mean,
     read_rows,
     retrieval,
@@ -26,6 +24,7 @@ from evaluate import (
     with_mean,
 )
 from tasks import sets
+from tasks.metrics import alignment
 from tasks.probes import IN_LANGUAGES, measure
 
 
@@ -44,16 +43,16 @@ def directions(z):
     effective rank / log D, in the released code of s^2 and min(N, D). [Predict-and-Reconstruct,
     eq. 11-13, its code]"""
     s = spectrum(z, center=True)
-    names = ("effective_rank", "stable_rank", "rank_90", "spectral_entropy",
-             "spectral_entropy_released")
     if not s.sum() > 0:
-        return dict.fromkeys(names, 0.0)
+        return dict.fromkeys(("effective_rank", "stable_rank", "rank_90", "spectral_entropy",
+                              "spectral_entropy_released"), 0.0)
     logarithm = float(entropy(s))  # SciPy scales to sum 1
     variance = s.square()
-    return dict(zip(names, (
-        math.exp(logarithm), (variance.sum() / variance[0]).item(),
-        int((explained(z) < 90).sum()) + 1, logarithm / math.log(z.shape[1]),
-        float(entropy(variance)) / math.log(len(s)))))
+    return {"effective_rank": math.exp(logarithm),
+            "stable_rank": (variance.sum() / variance[0]).item(),
+            "rank_90": int((explained(z) < 90).sum()) + 1,
+            "spectral_entropy": logarithm / math.log(z.shape[1]),
+            "spectral_entropy_released": float(entropy(variance)) / math.log(len(s))}
 
 
 def ranks(vectors):
@@ -78,36 +77,23 @@ def ranks(vectors):
 # Classes, words, and maps between views
 
 
-def class_alignment(z, labels, power=2):
-    """mean |u_i - u_j|^power over the pairs of a class, then over classes: (N, D), (N,) -> 0 (best)
-    ..2^power; ValueError without pairs. [Predict-and-Reconstruct, sec. 4.3; its code: 4]"""
-    u = unit(z)
-    groups = [u[labels == label] for label in labels.unique()]
-    means = [torch.pdist(group).pow(power).mean().item() for group in groups if len(group) > 1]
-    if not means:
-        raise ValueError(f"none of the classes of {len(u)} rows has two rows")
-    return mean(means)
-
-
-def class_separation(z, labels):
-    """Mean distance of unit rows of one class over that of rows of two: (N, D), (N,) -> 0 (classes
-    are points)..1 (they do not show); ValueError without both. [Predict-and-Reconstruct's code]"""
+def of_classes(z, labels):
+    """How near are rows of a class? (N, D), (N,) -> "class_alignment": mean |u_i - u_j|^2 over the
+    pairs of a class, then over classes, "_4": of power 4; "class_separation": mean distance within
+    classes over that between. ValueError without both. [Predict-and-Reconstruct, sec. 4.3, code]"""
+    labels = torch.as_tensor(labels)
+    if labels.is_floating_point():
+        labels = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True)  # as its code
     distances = torch.pdist(unit(z))  # (N (N - 1) / 2,)
     i, j = torch.triu_indices(len(labels), len(labels), 1)  # the order of pdist
     same = labels[i] == labels[j]
     if same.all() or not same.any():
         raise ValueError("all pairs are of one class, or none is")
-    return (distances[same].mean() / distances[~same].mean()).item()
-
-
-def of_classes(z, labels):
-    """How near rows of a class are; scores are binned as Predict-and-Reconstruct's code does."""
-    labels = torch.as_tensor(labels)
-    if labels.is_floating_point():
-        labels = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True)
-    return {"class_alignment": class_alignment(z, labels),
-            "class_alignment_4": class_alignment(z, labels, 4),
-            "class_separation": class_separation(z, labels)}
+    within = distances[same]
+    classes = [labels[i][same] == label for label in labels[i][same].unique()]
+    return {"class_alignment": mean([within[one].square().mean().item() for one in classes]),
+            "class_alignment_4": mean([within[one].pow(4).mean().item() for one in classes]),
+            "class_separation": (within.mean() / distances[~same].mean()).item()}
 
 
 def token_targets(rows, special):
@@ -157,9 +143,10 @@ def probe_gap(z, targets, labels=None):
 
 
 def linear_map(x, y):
-    """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|_F;
-    "residual_relative": over |y|_F; "residual_held_out": relative, on every second row, X fitted to
-    the others; means of the singular values of x - y}. [LLM-JEPA, table 14]"""
+    """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|
+    (Frobenius), "residual_relative": over |y|; of every second row, X fitted to the others,
+    "residual_held_out": over |y|, "residual_spread": over |y - mean y|; "singular_100": of x - y,
+    mean of the largest, "singular_relative": over a row's length}. [LLM-JEPA, fig. 3, table 14]"""
     x = x.double()
     y = y.double()
 
@@ -168,26 +155,33 @@ def linear_map(x, y):
         return (x[tested] @ solved - y[tested]).norm().item()
 
     everything = residual(slice(None), slice(None))  # 0 whatever the vectors if N <= D
+    fitted = slice(0, None, 2)
     others = slice(1, None, 2)
-    s = spectrum(x - y, center=False)
+    held_out = residual(fitted, others)
+    # Vectors that are all alike are near to any map: how much of their differences is told?
+    spread = (y[others] - y[fitted].mean(0)).norm().clamp(min=1e-300).item()
+    singular = spectrum(x - y, center=False)[:100].mean().item()
+    length = torch.cat([x, y]).norm(dim=1).mean().clamp(min=1e-300).item()
     return {"residual": everything, "residual_relative": everything / y.norm().item(),
-            "residual_held_out": residual(slice(0, None, 2), others) / y[others].norm().item(),
-            "singular_100": s[:100].mean().item(), "singular_mean": s.mean().item()}
+            "residual_held_out": held_out / y[others].norm().item(),
+            "residual_spread": held_out / spread,
+            "singular_100": singular, "singular_relative": singular / length}
 
 
 # --------------------------------------------------------------------------------------------------
 # Tokens and attention
 
 
-def token_states(evaluation, rows):
-    """Rows of ids -> the last layer's states of their tokens, a list of (L, D), float32."""
+def token_states(evaluation, rows, make=None):
+    """Rows of ids -> the last layer's states of their tokens, (L, D) float32 each, or what
+    make(ids, states) is of them."""
 
     def read(packed):
         lengths = packed.cu_seqlens.diff().tolist()
-        return evaluation.model(packed).float().cpu().split(lengths)
+        states = evaluation.model(packed).float().cpu().split(lengths)
+        return map(make, packed.tokens.cpu().split(lengths), states) if make else states
 
-    found = read_rows(evaluation.model, rows, read)
-    return evaluation.checked(found)
+    return evaluation.checked(read_rows(evaluation.model, rows, read))
 
 
 def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
@@ -209,9 +203,9 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
         asked.append(places[torch.randperm(len(places), generator=chance)[:queries]])
     asked = torch.cat(asked)  # (N,)
     found = search(vectors[asked], vectors, min(k + 1, len(vectors)))
-    cosines = torch.where(found.indices == asked[:, None], -2, found.cosines)  # not itself
-    order = cosines.topk(min(k, len(vectors) - 1), dim=1).indices
-    return keys[asked], keys[found.indices.gather(1, order)]
+    others = found.indices != asked[:, None]
+    others[others.all(1), -1] = False  # among equal ones itself may be missing: the last makes room
+    return keys[asked], keys[found.indices[others].view(len(asked), -1)]
 
 
 def token_matches(queries, found):
@@ -275,9 +269,9 @@ POOLINGS = ("mean", "max", "weighted", "attention")  # of Predict-and-Reconstruc
 
 
 def pool(evaluation, rows, how):
-    """Rows of ids -> (N, D): "weighted" is the mean, as its weights in the released code are all
-    equal, "attention" the softmax of a random query and keys, untrained [Predict-and-Reconstruct's
-    code]; "words" the mean without special tokens [MEXMA]."""
+    """Rows of ids -> (N, D): "weighted" is the mean, as its weights are all equal, "attention" of a
+    random query and keys [both Predict-and-Reconstruct's code]; "words" the mean without special
+    tokens [MEXMA]."""
     if how not in ("attention", "words"):
         return evaluation.embed(rows, "mean" if how == "weighted" else how)
     width = evaluation.model.config.width
@@ -286,19 +280,13 @@ def pool(evaluation, rows, how):
     query = torch.randn(width, generator=chance) @ keys / width ** 0.5  # (D,)
     special = torch.as_tensor(evaluation.tokenizer.special.ids)
 
-    def read(packed):
-        lengths = packed.cu_seqlens.diff().tolist()
-        states = evaluation.model(packed).float().cpu().split(lengths)
+    def make(ids, states):
         if how == "attention":
-            return [(each @ query).softmax(0) @ each for each in states]
-        found = []
-        for ids, each in zip(packed.tokens.cpu().split(lengths), states):
-            plain = ~torch.isin(ids, special)
-            found.append(each[plain].mean(0) if plain.any() else each.mean(0))
-        return found
+            return (states @ query).softmax(0) @ states
+        plain = ~torch.isin(ids, special)
+        return states[plain].mean(0) if plain.any() else states.mean(0)
 
-    found = read_rows(evaluation.model, rows, read)
-    return torch.stack(evaluation.checked(found))
+    return torch.stack(token_states(evaluation, rows, make))
 
 
 def poolings(evaluation, options=None):
@@ -327,36 +315,71 @@ def averaged(each):
     return scores
 
 
+def last_tokens(evaluation):
+    """Vectors of the texts' own last tokens, the same positions whatever the objective puts behind
+    a text -> {column: (N, D)}."""
+    chat = evaluation.tokenizer.special.chat
+    affixes = ((chat.user, ()), (chat.assistant, ()))
+    return dataclasses.replace(evaluation, affixes=affixes).vectors
+
+
 def linear(evaluation, options=None):
-    """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code."""
-    (first, x), *others = evaluation.vectors.items()
+    """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code, both read
+    at `last_tokens`; "own/": where the objective reads them, say at [PRED]."""
+    places = {"": evaluation.vectors}
+    if evaluation.model.config.causal:
+        places = {"": last_tokens(evaluation), "own/": evaluation.vectors}
     each = {}
-    for other, y in others:
-        units = {f"{name}_unit": value for name, value in linear_map(unit(x), unit(y)).items()}
-        each[f"{other}-{first}"] = linear_map(x, y) | units
+    for place, vectors in places.items():
+        (first, x), *others = vectors.items()
+        for other, y in others:
+            found = {place + name: value for name, value in linear_map(x, y).items()}
+            each.setdefault(f"{other}-{first}", {}).update(found)
     width = evaluation.model.config.width
     return {"rows": evaluation.count, "rows_per_width": evaluation.count / width} | averaged(each)
 
 
-def tokens(evaluation, options=None):
-    """MEXMA's table 9, of texts that differ: tokens would be found in the copy of their row."""
-    new = {}
+def similar_tokens(evaluation):
+    """-> the numbers of rows that were searched, and `nearest_tokens` of 250 of them."""
+    new = {}  # texts that differ: tokens would be found in the copy of their row
     for row, text in enumerate(next(iter(evaluation.texts.values()))):
         new.setdefault(text, row)
+    rows = list(new.values())
     columns = []
-    for rows in evaluation.ids.values():
-        columns.append([rows[row] for row in new.values()])
-    states = [token_states(evaluation, rows) for rows in columns]
-    queries, found = nearest_tokens(columns, states, evaluation.tokenizer.special.ids,
-                                    range(min(250, len(new))))
-    scores = {"rows": len(new), "rows_queries": len(queries)}
-    scores |= token_matches(queries, found[:, :1])
+    for ids in evaluation.ids.values():
+        columns.append([ids[row] for row in rows])
+    states = [token_states(evaluation, column) for column in columns]
+    special = evaluation.tokenizer.special.ids
+    return rows, *nearest_tokens(columns, states, special, range(min(250, len(rows))))
+
+
+def tokens(evaluation, options=None):
+    """MEXMA's table 9."""
+    rows, queries, found = similar_tokens(evaluation)
+    scores = {"rows": len(rows), "rows_queries": len(queries)}
     five = token_matches(queries, found)
-    return scores | {f"{name}/nearest_5": value for name, value in five.items()}
+    return scores | token_matches(queries, found[:, :1]) | {
+        f"{name}/nearest_5": value for name, value in five.items()}
 
 
-def attention(evaluation, options=None):
-    """Of the sentence vector's token in the last layer: the first, or, if causal, the last."""
+def token_examples(evaluation, count=5):
+    """MEXMA's figs 2-6 -> for each of so many tokens [(token, language, text it stands in), the
+    same of the nearest, of the next, ...]."""
+    rows, queries, found = similar_tokens(evaluation)
+    columns = list(evaluation.texts.items())
+
+    def shown(key):
+        column, row, token = key
+        name, texts = columns[column]
+        return evaluation.tokenizer.decode([token]), name, texts[rows[row]]
+
+    keys = torch.cat([queries[:, None], found], 1)[:count]
+    return [list(map(shown, each)) for each in keys.tolist()]
+
+
+def sentence_attention(evaluation, rows):
+    """What the sentence vector's token looks at in the last layer, the first or, if causal, the
+    last -> for each row of ids (H, L). [MEXMA, figs 7-10]"""
     causal = evaluation.model.config.causal
 
     def read(packed):
@@ -364,10 +387,14 @@ def attention(evaluation, options=None):
         weights = attention_weights(evaluation.model, packed, index.long())
         return [each.cpu() for each in weights]
 
+    return evaluation.checked(read_rows(evaluation.model, rows, read))
+
+
+def attention(evaluation, options=None):
+    """MEXMA's entropies, of every column."""
     each = {}
     for name, rows in evaluation.ids.items():
-        weights = read_rows(evaluation.model, rows, read)
-        each[name] = attention_entropy(evaluation.checked(weights))
+        each[name] = attention_entropy(sentence_attention(evaluation, rows))
     return {"rows": evaluation.count} | averaged(each)
 
 
@@ -380,25 +407,26 @@ def no_blocks(evaluation, options=None):
 def uniform(evaluation, options=None):
     """MEXMA's table 10: retrieval with the model's own pooling, the mean, and the mean of plain
     tokens; "change" is (own - other) / own."""
-    own = evaluation.model.config.pool
+    own = evaluation.pool or evaluation.model.config.pool
     hard = evaluation.row_ids([text for text, _, _ in evaluation.hard], evaluation.affixes[0])
     scores = {"rows": evaluation.count}
-    changes = {}
     for how in dict.fromkeys((own, "mean", "words")):
         vectors = {name: pool(evaluation, rows, how) for name, rows in evaluation.ids.items()}
         negatives = pool(evaluation, hard, how) if hard else None
         found = retrieval(vectors, evaluation.texts, negatives, evaluation.hard)
-        for name in {"xsim", "xsim++", "top1"} & set(found):
+        for name in ("top1", "xsim", "xsim++"):
+            if name not in found:
+                continue
             scores[f"{name}/{how}"] = found[name]
             before = scores[f"{name}/{own}"]
             if how != own and before:
-                changes[f"change/{name}/{how}"] = 100 * (before - found[name]) / before
-    return dict(sorted(scores.items())) | dict(sorted(changes.items()))
+                scores[f"change/{name}/{how}"] = 100 * (before - found[name]) / before
+    return scores
 
 
 def gap(evaluation, options):
-    """Predict-and-Reconstruct's tables 7-11: ranks and the probe gap of each set and pooling. A
-    pair is one row, as in its code. Without --sets, the token probe of the first column."""
+    """Predict-and-Reconstruct's tables 7-11, of each set and pooling; a pair is one row, as in its
+    code. Without --sets, the token probe of the first column."""
     name, texts = next(iter(evaluation.texts.items()))
     chosen = {} if options.sets else {name: sets.Rows(texts, None, None)}
     for name in options.sets or ():
@@ -416,7 +444,7 @@ def gap(evaluation, options):
         targets = token_targets(rows, evaluation.tokenizer.special.ids)
         scores[f"{name}/rows"] = len(rows)
         scores[f"{name}/rows_token"] = int((targets >= 0).sum())
-        for how in dict.fromkeys((evaluation.model.config.pool, *POOLINGS)):
+        for how in dict.fromkeys((evaluation.pool or evaluation.model.config.pool, *POOLINGS)):
             z = pool(evaluation, rows, how)
             try:
                 found = ranks({name: z}) | probe_gap(z, targets, labels)

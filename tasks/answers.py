@@ -3,15 +3,12 @@
 Where released code judges otherwise than its paper, `released=True` does as the code does. Nothing
 generated is wrong everywhere, except there. What cannot be judged is left out and counted.
 """
-import contextlib
 import functools
 import re
-import sqlite3
 import string
-import sys
-import time
 import unicodedata
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +18,11 @@ from tqdm import tqdm
 from corpora import download
 from corpora.program import BadInput
 from data import rows_of
-from evaluate import answer_scores, no_generate, percent
+from evaluate import no_generate, percent
 from kernels.cross_entropy import upcast
 from tasks.analysis import token_states
-from tasks.regex import BadPattern, TooLarge, regex_equal, regex_vacuous
+from tasks.metrics import answer_scores
+from tasks.sandbox import Sandbox, same_result
 
 # --------------------------------------------------------------------------------------------------
 # GSM8K, NQ-Open, labels
@@ -60,9 +58,9 @@ def gsm8k_correct(generated, gold, released=False):
 
 
 def nq_correct(generated, gold, released=False):
-    """Is any gold answer, of "a; b", a substring of what was generated [LLM-JEPA, sec. 5.1; Lee et
-    al. 2019]? `released` [LLM-JEPA's code]: is any "; "-piece of what was generated, even nothing
-    at all, a substring of the gold text?"""
+    """Is any gold answer, of "a; b", a substring of what was generated [LLM-JEPA, sec. 5.1]?
+    `released` [its code]: is any "; "-piece of what was generated, even "", one of the gold text?
+    """
     answers = [answer.strip() for answer in gold.split("; ") if answer.strip()]
     if not answers:
         raise BadInput(f"gold {gold!r} holds no answer: leave such rows out")
@@ -80,84 +78,6 @@ def label_prefix(generated, label, labels):
 
 
 # --------------------------------------------------------------------------------------------------
-# Spider: SQL is judged by what it returns
-
-SQL_PARTS = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$)|\w+|\S""", re.S)
-READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
-         sqlite3.SQLITE_RECURSIVE}
-SQL_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
-
-
-class BadQuery(ValueError):
-    """This SQL fails, is refused, or takes too long."""
-
-
-def run_query(query, database, timeout=30.0, most=100_000):
-    """The rows of one SELECT on a SQLite file, list of tuples: reading alone is allowed, at most
-    `timeout` seconds, `most` rows and 10 MB a value. Raises BadQuery; BadInput for no file."""
-    path = Path(database)
-    if not path.is_file():
-        raise BadInput(f"there is no database {path}: unpack the databases of the data set, one "
-                       "DB/DB.sqlite each")
-    deadline = time.monotonic() + timeout
-
-    def may(action, *_):
-        return sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
-
-    address = f"{path.resolve().as_uri()}?mode=ro"
-    with contextlib.closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
-        connection.text_factory = functools.partial(bytes.decode, errors="surrogateescape")
-        if hasattr(connection, "setlimit"):  # Python 3.11
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000_000)
-        connection.set_authorizer(may)
-        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
-        try:
-            cursor = connection.execute(query)
-            rows = cursor.fetchmany(most + 1)
-        except SQL_ERRORS as error:
-            raise BadQuery(f"{query[:80]!r} fails: {error}") from None
-    if cursor.description is None or len(rows) > most:
-        raise BadQuery(f"{query[:80]!r} returns no table, or more than {most} rows")
-    return rows
-
-
-def ordered(query):
-    """Has the outermost SELECT an ORDER BY, not in brackets, a string or a comment?"""
-    depth = 0
-    before = ""
-    for part in SQL_PARTS.findall(query):
-        if part.startswith(("--", "/*")):
-            continue
-        depth += (part == "(") - (part == ")")
-        if (before, part.lower()) == ("order", "by"):
-            return True
-        before = part.lower() if depth == 0 else ""
-    return False
-
-
-def same_result(query, gold, database, timeout=30.0):
-    """Do two queries return the same rows on this SQLite file, numbers to 12 digits, in any order
-    unless the outermost gold SELECT has an ORDER BY? BadInput if gold fails. [LLM-JEPA, sec. 4.1]
-    """
-    try:
-        wanted = run_query(gold, database, timeout)
-    except BadQuery as error:
-        raise BadInput(f"the gold query cannot be used on {database}: {error}") from None
-    try:
-        found = run_query(query, database, timeout)
-    except BadQuery:
-        return False
-    found = [tuple(map(rounded, row)) for row in found]
-    wanted = [tuple(map(rounded, row)) for row in wanted]
-    return found == wanted if ordered(gold) else Counter(found) == Counter(wanted)
-
-
-def rounded(value):
-    return float(f"{value:.12g}") if isinstance(value, float) else value
-
-
-# --------------------------------------------------------------------------------------------------
 # Multiple choice: which answer does the model find likely?
 
 
@@ -168,11 +88,10 @@ class Likelihood(NamedTuple):
 
 
 def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
-    """log p(option | prompt) of a causal model: N prompts, N lists of options -> N Likelihoods.
-
-    The row is that of `answers_of`. With `stop` the final [SEP] is scored too, or the beginning
-    of an option would win over it. A prompt without room loses its first tokens; with `keep` the
-    row is its first so many. BadInput if nothing fits."""
+    """log p(option | prompt) of a causal model, in the row of `answers_of`: N prompts, N lists of
+    options -> N Likelihoods. A prompt without room loses its first tokens; with `keep` the row is
+    its first so many. BadInput if nothing fits."""
+    # The stop token is scored too, or the beginning of an option would win over it
     model = evaluation.model
     tokenizer = evaluation.tokenizer
     chat = tokenizer.special.chat
@@ -268,23 +187,23 @@ def judge_label(answers, options):
 
 def judge_regex(answers, options):
     """By the language denoted; the second metric leaves out gold that matches no line, or every
-    line, as one NL-RX target in five does."""
-    equal = [known(regex_equal, *pair) for pair in zip(answers.written, answers.golds)]
-    vacuous = {gold: known(regex_vacuous, gold) for gold in set(answers.golds)}
-    firm = [flag if vacuous[gold] is False else None for flag, gold in zip(equal, answers.golds)]
+    line, as one NL-RX target in five does. What takes too long is undecided, and not equal."""
+    equal = []
+    vacuous = {}
+    with closing(Sandbox(seconds=10)) as sandbox:
+        for written, gold in with_bar("expressions", answers.written, answers.golds):
+            equal.append(sandbox.ask("regex_equal", written, gold))
+            if gold not in vacuous:
+                vacuous[gold] = sandbox.ask("regex_vacuous", gold)
+    right = [flag is True for flag in equal]
+    firm = [None if vacuous[gold] else flag for flag, gold in zip(right, answers.golds)]
     counts = {"rows_vacuous": sum(vacuous[gold] is True for gold in answers.golds),
-              "rows_too_large": equal.count(None)}
-    return {"equal": equal, "equal_not_vacuous": firm}, counts
+              "rows_undecided": equal.count(None)}
+    return {"equal": right, "equal_not_vacuous": firm}, counts
 
 
-def known(question, *texts):
-    """The answer to a question about regular expressions; None where it would take too long."""
-    try:
-        return question(*texts)
-    except TooLarge:
-        return None
-    except BadPattern:
-        return False
+def with_bar(name, *columns):
+    return tqdm(list(zip(*columns)), name, disable=None)  # None: in a file no bar
 
 
 def database_of(prompt):
@@ -295,15 +214,12 @@ def database_of(prompt):
 def judge_spider(answers, options):
     """Rows without a database, or whose gold query fails, are left out and counted."""
     folder = Path(options.files) / "spider" / "database"
+    names = list(map(database_of, answers.prompts))
     flags = []
-    left_out = Counter()
-    questions = list(zip(map(database_of, answers.prompts), answers.written, answers.golds))
-    for name, written, gold in tqdm(questions, desc="queries", disable=not sys.stderr.isatty()):
-        try:
-            flags.append(same_result(written, gold, folder / name / f"{name}.sqlite"))
-        except BadInput:
-            flags.append(None)
-            left_out[f"rows_left_out/{name}"] += 1
+    with closing(Sandbox(seconds=30)) as sandbox:
+        for name, *pair in with_bar("queries", names, answers.written, answers.golds):
+            flags.append(same_result(sandbox, *pair, folder / name / f"{name}.sqlite"))
+    left_out = Counter(f"rows_left_out/{name}" for name, flag in zip(names, flags) if flag is None)
     return {"result": flags}, {"rows_left_out": left_out.total()} | dict(sorted(left_out.items()))
 
 
@@ -328,7 +244,8 @@ def no_choice(evaluation, options=None):
     for row, (prompt, gold) in enumerate(zip(*evaluation.texts.values()), 1):
         if "".join(OPTION.findall(prompt)) != LETTERS or gold.strip() not in [*LETTERS]:
             return (f"chooses between the lines A) to D) of a prompt, and row {row} of "
-                    f"{evaluation.rows.name} is not such a question with its letter")
+                    f"{evaluation.rows.name} is not such a question with its letter; those of "
+                    "HellaSwag's own fields are --langs question,letter")
     return ""
 
 
@@ -353,9 +270,6 @@ def hellaswag_letter(evaluation, options=None):
     """The likeliest letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]: the row
     ends after 128 tokens, and the options with it."""
     prompts, golds = evaluation.texts.values()
-    if len({len(ids) for ids in evaluation.tokenizer.encode(LETTERS)}) != 1:
-        raise BadInput(f"letters {', '.join(LETTERS)} are not equally many tokens of this "
-                       "tokenizer: take the task hellaswag")
     results = {"rows": len(golds)}
     for metric, cut, keep in (("accuracy", "prompts_cut", None),
                               ("released", "prompts_cut/released", 128)):

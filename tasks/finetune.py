@@ -1,13 +1,10 @@
-"""Fine-tune a run's encoder on a task and test it: sentence classification, and answers out of a
-text, zero-shot in other languages.
+"""Fine-tune a run's encoder and test it, in other languages too.
 
-    python -m tasks finetune out/x --task mrpc --files data
-    python -m tasks finetune out/x --task xnli --untrained     # English MNLI, then all languages
-    python -m tasks finetune out/x --task mlqa --seeds 82,23   # English SQuAD, 7 x 7 languages
+    python -m tasks finetune out/x --task glue                 # or mrpc,stsb
+    python -m tasks finetune out/x --task mlqa --seeds 82,23   # SQuAD, then 7 x 7 languages
 
 All weights are trained, with one linear layer on the sentence vector, or on every token for the two
-ends of an answer. The numbers are those of the last epoch; the best epoch, chosen by the very rows
-it is reported for, stands beside them under that name. Defaults are BERT-JEPA's [sec. 4, its code].
+ends of an answer. It is tested after the last epoch. Defaults are BERT-JEPA's [sec. 4, code].
 """
 import json
 import math
@@ -16,6 +13,7 @@ import statistics
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -28,17 +26,18 @@ from torch import nn
 from tqdm import tqdm
 
 from corpora import download
+from corpora.device import usable_device
+from corpora.folder import report
 from corpora.program import BadInput, comma_list, did_you_mean
-from corpora.text import read_lines, write_atomic
-from evaluate import Task, mean, open_run, read_rows, usable_device, with_mean
+from corpora.text import read_lines
+from evaluate import Task, mean, open_run, place_of, read_rows, table
 from model import Model, Packed, load
 from tasks import command, sets
 from tasks.answers import qa_scores
-from tasks.probes import METRICS, majority, measure
+from tasks.probes import METRICS, headline, majority, measure
 from train import TrainConfig, learning_rate, make_optimizer
 
-# --------------------------------------------------------------------------------------------------
-# The loop, which knows of no task
+# ---- the loop, which knows of no task
 
 
 class Part(NamedTuple):
@@ -56,26 +55,47 @@ class Prepared(NamedTuple):
     loss: Callable         # (outputs, targets, lengths of the rows) -> ()
     same: Part             # of the set that is trained on
     others: dict           # {language, or languages: Part}
+    sep: int               # the id of [SEP]
+
+
+def segments(packed, sep, shift):
+    """Positions (T,), those behind the first [SEP] of a row moved on by `shift`: BERT's segment 1.
+    """
+    is_sep = (packed.tokens == sep).long()
+    before = is_sep.cumsum(0) - is_sep              # (T,) those in front of each token
+    starts = packed.cu_seqlens[:-1].long()          # (R,)
+    lengths = packed.cu_seqlens.diff().long()       # (R,)
+    of_row = before[starts].repeat_interleave(lengths)
+    return packed.positions + shift * (before > of_row)
 
 
 class Finetuned(nn.Module):
     """An encoder and one linear layer: on the vector of each row -> (R, outputs), or on each state
     -> (T, outputs)."""
 
-    def __init__(self, encoder, outputs, on_tokens):
+    def __init__(self, encoder, outputs, on_tokens, sep, pool=None):
         super().__init__()
         self.encoder = encoder
         self.config = encoder.config
         self.on_tokens = on_tokens
+        self.sep = sep
+        self.pool = pool
         self.dropout = nn.Dropout(encoder.config.dropout)
         self.head = nn.Linear(encoder.config.width, outputs)
         nn.init.normal_(self.head.weight, std=0.02)  # as BERT's code
         nn.init.zeros_(self.head.bias)
 
+    def states(self, packed):
+        """(T, D)"""
+        if self.config.pair == "segments":
+            positions = segments(packed, self.sep, self.config.max_positions)
+            packed = replace(packed, positions=positions)
+        return self.encoder(packed)
+
     def forward(self, packed):
-        states = self.encoder(packed)  # (T, D)
+        states = self.states(packed)
         if not self.on_tokens:
-            states = self.dropout(self.encoder.pool(states, packed))
+            states = self.dropout(self.encoder.pool(states, packed, self.pool))
         return self.head(states)
 
 
@@ -90,77 +110,65 @@ def predict(model, rows):
     return read_rows(model, rows, read, 8192)
 
 
-def fit(model, prepared, options, seed, after_epoch):
-    """Train; after_epoch(epoch) is called at the end of each."""
+def fit(model, prepared, task, seed):
     rng = np.random.default_rng(seed)
+    device = model.head.weight.device
     lengths = np.array([len(row) for row in prepared.rows])
-    config = TrainConfig(lr=options.lr, schedule="linear", weight_decay=0.01, warmup=0.1,
-                         steps=options.epochs * math.ceil(len(lengths) / options.batch))
+    starts = range(0, len(lengths), task.batch)
+    config = TrainConfig(lr=task.lr, schedule="linear", weight_decay=0.01, warmup=0.1,
+                         steps=task.epochs * len(starts))
     optimizer = make_optimizer(model, config)
+    model.train()
     step = 0
-    for epoch in range(options.epochs):
-        model.train()
+    for epoch in range(task.epochs):
         order = rng.permutation(len(lengths))
-        starts = range(0, len(order), options.batch)
-        for start in tqdm(starts, leave=False, disable=not sys.stderr.isatty()):
-            batch = order[start:start + options.batch]
+        total = 0.0
+        for start in tqdm(starts, leave=False, disable=None):
+            batch = order[start:start + task.batch]
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
             packed = Packed.of([prepared.rows[i] for i in batch], causal=model.config.causal)
-            outputs = model(packed.to(options.device))
-            targets = prepared.targets[batch].to(outputs.device)
-            prepared.loss(outputs, targets, lengths[batch].tolist()).backward()
-            if not nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
-                raise BadInput(f"the gradient is NaN or infinite at step {step}: choose a lower "
-                               f"--lr than {options.lr:g}")
+            outputs = model(packed.to(device))
+            targets = prepared.targets[batch].to(device)
+            loss = prepared.loss(outputs, targets, lengths[batch].tolist())
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            total += loss.detach()
             step += 1
-        after_epoch(epoch)
+        print(f"seed {seed}, epoch {epoch + 1}: loss {total / len(starts):.4f}", file=sys.stderr)
 
 
 def one_run(encoder, prepared, task, options, seed):
     """Fine-tune and test once -> {"task/metric" or "task/metric/detail": number}."""
     torch.manual_seed(seed)
-    model = Finetuned(encoder(), prepared.outputs, prepared.on_tokens).to(options.device)
-    history = []
-
-    def after_epoch(epoch):
-        history.append(prepared.same.judge(predict(model, prepared.same.rows)))
-        said = ", ".join(f"{name} {value:.2f}" for name, value in history[-1].items())
-        print(f"seed {seed}, epoch {epoch + 1}: {task.train} {said}", file=sys.stderr)
-
-    fit(model, prepared, options, seed, after_epoch)
-    found = {f"{task.train}/{name}": value for name, value in history[-1].items()}
-    for name in task.metrics:
-        found[f"{task.train}/{name}/best_epoch"] = max(each[name] for each in history)
+    model = Finetuned(encoder(), prepared.outputs, prepared.on_tokens, prepared.sep, options.pool)
+    model.to(options.device)
+    fit(model, prepared, task, seed)
+    same = prepared.same.judge(predict(model, prepared.same.rows))
+    found = {f"{task.train}/{name}": value for name, value in same.items()}
     others = {detail: part.judge(predict(model, part.rows))
               for detail, part in prepared.others.items()}
-    for name in history[-1] if others else ():
+    for name in same if others else ():
         metric = f"{task.test}/{name}"
         values = {detail: scores[name] for detail, scores in others.items()}
-        found |= with_mean(metric, values)
-        found |= {metric + kind: value for kind, value in means(values, task.test).items()}
+        found |= {f"{metric}/{detail}": value for detail, value in values.items()}
+        found |= {metric + kind: value for kind, value in means(values).items()}
     return found
 
 
-XNLI = "ar bg de el en es fr hi ru sw th tr ur vi zh".split()  # its 15 languages
-TESTED = {"xnli": [*XNLI, "ko", "my"],  # Korean and Burmese, if they are there
-          "pawsx": "en de es fr ja ko zh".split()}
+TESTED = {"xnli": "ar bg de el en es fr hi ru sw th tr ur vi zh".split(), "mnli-mm": ["en"]}
 
 
-def means(values, name):
-    """{"de" or, of a context and a question, "de-ar": number} -> means: "" of all, of XNLI's 15
-    languages; MLQA's matrix also on the diagonal (/xlt) and beside it (/gxlt) [Lewis et al. 2020,
-    sec. 5]."""
-    published = {key: values[key] for key in values if name != "xnli" or key in XNLI}
+def means(values):
+    """{"de" or, of a context and a question, "de-ar": number} -> means: "" of all; of MLQA's matrix
+    also of the diagonal (/xlt) and of what is beside it (/gxlt) [Lewis et al. 2020, sec. 5]."""
+    groups = {"": values}
     same = {key: values[key] for key in values if len(set(key.split("-"))) == 1}
-    other = {key: values[key] for key in values if key not in same}
-    groups = {"": published}
-    if len(published) < len(values):
-        groups["/all"] = values
-    if same and other:
-        groups |= {"/xlt": same, "/gxlt": other}
+    if len(same) < len(values):
+        groups["/xlt"] = same
+        groups["/gxlt"] = {key: values[key] for key in values if key not in same}
     return {kind: mean(group.values()) for kind, group in groups.items()}
 
 
@@ -183,23 +191,31 @@ def some(items, limit):
     return [items[i] for i in sorted(np.random.default_rng(0).permutation(len(items))[:limit])]
 
 
-# --------------------------------------------------------------------------------------------------
-# Classification: one linear layer on the sentence vector
+# ---- classification: one linear layer on the sentence vector
 
 
-def pair_row(first, second, special, longest):
-    """Ids of one text (second None) or two -> [CLS] a [SEP] (b [SEP]), the longer cut first."""
+def between(run):
+    """What stands between two texts: [SEP], twice in RoBERTa and XLM-R."""
+    sep = run.tokenizer.special.sep
+    return [sep, sep] if run.model.config.pair == "sep-sep" else [sep]
+
+
+def pair_row(first, second, special, middle, longest):
+    """Ids of one text (second None) or two -> [CLS] a [SEP] or [CLS] a middle b [SEP], the longer
+    cut first."""
     if second is None:
         return np.array([special.cls, *first[:longest - 2], special.sep])
-    room = longest - 3
+    room = longest - 2 - len(middle)
     left = first[:max(room - len(second), (room + 1) // 2)]
     right = second[:room - len(left)]
-    return np.array([special.cls, *left, special.sep, *right, special.sep])
+    return np.array([special.cls, *left, *middle, *right, special.sep])
 
 
-def classification(task, options, tokenizer):
+def classification(task, options, run):
     """-> Prepared"""
     classes = sets.find(task.train).classes
+    tokenizer = run.tokenizer
+    special = tokenizer.special
 
     def read(name, split, limit, lang="en"):
         found = sets.read(name, options.files, split, lang)
@@ -207,8 +223,8 @@ def classification(task, options, tokenizer):
         firsts, seconds, labels = zip(*some(rows, limit))
         seconds = tokenizer.encode(seconds) if found.second else [None] * len(firsts)
         pairs = zip(tokenizer.encode(firsts), seconds)
-        special = tokenizer.special
-        return [pair_row(*pair, special, options.max_length) for pair in pairs], labels
+        middle = between(run)
+        return [pair_row(*pair, special, middle, task.max_length) for pair in pairs], labels
 
     def part(name, lang="en"):
         rows, golds = read(name, "test", options.eval_limit, lang)
@@ -232,15 +248,14 @@ def classification(task, options, tokenizer):
     rows, labels = read(task.train, "train+valid" if made else "train", options.limit)
     others = {}
     for lang in TESTED.get(task.test, ()):
-        is_extra = task.test == "xnli" and lang not in XNLI
-        if not is_extra or not sets.missing("xnli", options.files, "test", lang):
+        # One can do without MNLI's other domains, which only the whole download has
+        if task.test != "mnli-mm" or not sets.missing(task.test, options.files):
             others[lang] = part(task.test, lang)
     return Prepared(rows, torch.tensor(labels), len(classes) or 1, False, loss, part(task.train),
-                    others)
+                    others, special.sep)
 
 
-# --------------------------------------------------------------------------------------------------
-# Answers out of a text: the start and the end, over the tokens
+# ---- answers out of a text: the start and the end, over the tokens
 
 STRIDE = 128       # tokens that two windows of a context share, at most half of one
 N_BEST = 20        # starts and ends that are combined
@@ -259,39 +274,36 @@ class Question(NamedTuple):
 FILES = {  # patterns of files: as corpora.download has them, or one JSONL
     "squad-train": ("squad/train-v1.1.json", "qa/squad_v1.1_train*.jsonl*"),
     "squad": ("squad/dev-v1.1.json", "qa/squad_v1.1_dev*.jsonl*"),
-    "xquad": ("xquad/xquad.*.json", "qa/xquad.jsonl*"),
     "mlqa": ("mlqa/**/test-context-*-question-*.json", "qa/mlqa_test*.jsonl*",
              "mlqa/**/dev-context-*-question-*.json", "qa/mlqa_dev*.jsonl*"),
 }
 
 
 def read_questions(name, folder):
-    """-> {"": questions of SQuAD}, {"de": of XQuAD}, {"de-ar": German contexts, Arabic questions,
-    of MLQA}; BadInput without files."""
+    """-> {"de-ar": questions, of German contexts in Arabic}; BadInput without files."""
     paths = []
     for pattern in FILES[name]:
         paths = paths or sorted(Path(folder).glob(pattern))
-    if not paths:
-        name = name.partition("-")[0]
-        raise BadInput(download.missing(name, folder) or f"{folder}/{name} is not whole: delete "
-                       "it, and fetch it again")
-    if "dev" in paths[0].name and name == "mlqa":
-        print("note: mlqa: the published dev rows stand for test", file=sys.stderr)
     cells = {}
     for path in paths:
         for question in read_file(path):
-            cell = {"mlqa": "-".join(question.languages), "xquad": question.languages[0]}
-            cells.setdefault(cell.get(name, ""), []).append(question)
+            cells.setdefault("-".join(question.languages), []).append(question)
+    if not cells:
+        dataset = name.partition("-")[0]
+        raise BadInput(download.missing(dataset, folder) or f"{folder} has no question of {name}: "
+                       "fetch it again")
+    if "dev" in paths[0].name and name == "mlqa":
+        print("note: mlqa: the published dev rows stand for test", file=sys.stderr)
     return dict(sorted(cells.items()))
 
 
 def read_file(path):
-    """The questions of JSONL, or of SQuAD's JSON, whose name may have the languages: xquad.de.json,
+    """The questions of JSONL, or of SQuAD's JSON, whose name may have the languages:
     test-context-de-question-ar.json."""
     rows = []
     try:
         if path.suffix == ".json":
-            codes = re.findall(r"(?:xquad\.|context-|question-)([a-z]{2})\b", path.name) or ["en"]
+            codes = re.findall(r"(?:context-|question-)([a-z]{2})\b", path.name) or ["en"]
             for document in json.loads(path.read_text(encoding="utf-8"))["data"]:
                 for paragraph in document["paragraphs"]:
                     more = {"context": paragraph["context"], "lang_context": codes[0],
@@ -300,7 +312,7 @@ def read_file(path):
         else:
             rows = [json.loads(line) for _, line in read_lines(path) if line.strip()]
         return [question_of(row) for row in rows]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{path} is not questions with answers, as SQuAD's JSON or JSONL "
                        f"({type(error).__name__}: {error}): fetch it again") from None
 
@@ -308,8 +320,12 @@ def read_file(path):
 def question_of(row):
     first = row["answers"][0]
     languages = [row.get(key, row.get("lang", "en")) for key in ("lang_context", "lang_question")]
-    return Question(row["context"], row["question"], [answer["text"] for answer in row["answers"]],
-                    first.get("start", first.get("answer_start")), tuple(languages))
+    answers = [answer["text"] for answer in row["answers"]]
+    texts = [row["context"], row["question"], *answers, *languages]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text is no string")
+    start = int(first.get("start", first.get("answer_start")))
+    return Question(*texts[:2], answers, start, tuple(languages))
 
 
 def gold_span(question, places):
@@ -322,62 +338,52 @@ def gold_span(question, places):
             bisect_left(places, end, key=itemgetter(0)) - 1)
 
 
-def windows(count, room, stride):
-    """Parts [first, last) of `count` tokens, at most `room` long, each with `stride` tokens of the
-    one before; and (count,) the part in which a token has most context on its shorter side, of
-    equals the longest part. [BERT's code]"""
-    parts = [(first, min(first + room, count))
-             for first in range(0, max(1, count - stride), room - stride)]
-    token = np.arange(count)
-    context = []
-    for first, last in parts:
-        inside = (first <= token) & (token < last)
-        shorter = np.minimum(token - first, last - 1 - token)
-        context.append(np.where(inside, shorter + 0.01 * (last - first), -1.0))
-    return parts, np.argmax(context, 0)
-
-
 class Window(NamedTuple):
-    """A row [CLS] question [SEP] part of the context [SEP]."""
+    """A row of two texts: the question and a part of the context."""
     row: np.ndarray  # its ids
     question: int    # its number
     at: int          # the place of the first context token in the row
     first: int       # that token's place in the context
-    own: np.ndarray  # (n,) the context tokens that have most context here
+    count: int       # context tokens in the row
 
 
-def cut_windows(questions, tokenizer, longest):
+def windows(count, room, stride):
+    """Parts [first, last) of `count` tokens, at most `room` long, each with `stride` tokens of the
+    one before."""
+    return [(first, min(first + room, count))
+            for first in range(0, max(1, count - stride), room - stride)]
+
+
+def cut_windows(questions, tokenizer, middle, longest):
     """-> (Windows, places of the tokens of each question's context)."""
     special = tokenizer.special
+    most = longest - 2 - len(middle)
     contexts = list(dict.fromkeys(question.context for question in questions))
     encoded = tokenizer.inner.encode_batch(contexts, add_special_tokens=False)
     encoded = dict(zip(contexts, encoded))
     asked = tokenizer.encode([question.question for question in questions])
     made = []
     for number, (ids, question) in enumerate(zip(asked, questions)):
-        ids = ids[:min(MAX_QUESTION, (longest - 3) // 3)]
+        start = [special.cls, *ids[:min(MAX_QUESTION, most // 3)], *middle]
         context = encoded[question.context].ids
-        room = longest - 3 - len(ids)
-        parts, best = windows(len(context), room, min(STRIDE, room // 2))
-        for place, (first, last) in enumerate(parts):
-            row = [special.cls, *ids, special.sep, *context[first:last], special.sep]
-            own = best[first:last] == place
-            made.append(Window(np.array(row), number, len(ids) + 2, first, own))
+        room = longest - 1 - len(start)
+        for first, last in windows(len(context), room, min(STRIDE, room // 2)):
+            row = np.array([*start, *context[first:last], special.sep])
+            made.append(Window(row, number, len(start), first, last - first))
     return made, [encoded[question.context].offsets for question in questions]
 
 
 def best_span(outputs, window):
     """Outputs (tokens of the row, 2) -> (score, first, last token in the context) of the best
-    answer inside of the context that begins where the token has most context; -inf without one."""
-    start, end = outputs[window.at:window.at + len(window.own)].numpy().T
-    if not window.own.any():
-        return -math.inf, 0, 0
-    start = np.where(window.own, start, -math.inf)
+    answer inside of the context; -inf without one. [BERT-JEPA's code]"""
+    start, end = outputs[window.at:window.at + window.count].numpy().T
     starts = np.argsort(-start, kind="stable")[:N_BEST]
     ends = np.argsort(-end, kind="stable")[:N_BEST]
     length = ends[None] - starts[:, None]                 # (starts, ends): one less
     score = start[starts][:, None] + end[ends][None]
     score = np.where((length >= 0) & (length < MAX_ANSWER), score, -math.inf)
+    if not score.size:
+        return -math.inf, 0, 0
     i, j = np.unravel_index(score.argmax(), score.shape)
     return score[i, j], window.first + starts[i], window.first + ends[j]
 
@@ -407,19 +413,24 @@ def span_loss(outputs, targets, lengths):
     return F.cross_entropy(padded, targets)
 
 
-def answering(task, options, tokenizer):
-    """-> Prepared; a training window without the whole answer points to [CLS]. [BERT's code]"""
+def answering(task, options, run):
+    """-> Prepared; a training window without the whole answer points to [CLS]. [BERT-JEPA's code]
+    """
+    cut = partial(cut_windows, tokenizer=run.tokenizer, middle=between(run),
+                  longest=task.max_length)
+
     def part(questions):
         questions = some(questions, options.eval_limit)
-        made, places = cut_windows(questions, tokenizer, options.max_length)
+        made, places = cut(questions)
         judge = judge_answers(made, questions, places, task.rules)
         return Part([window.row for window in made], judge)
 
     tested = read_questions(task.test, options.files) if task.test else {}
     others = {cell: part(questions) for cell, questions in tested.items()}
-    same = part(read_questions("squad", options.files)[""])
-    questions = some(read_questions("squad-train", options.files)[""], options.limit)
-    made, places = cut_windows(questions, tokenizer, options.max_length)
+    same = part(sum(read_questions("squad", options.files).values(), []))
+    questions = sum(read_questions("squad-train", options.files).values(), [])
+    questions = some(questions, options.limit)
+    made, places = cut(questions)
     spans = [gold_span(*pair) for pair in zip(questions, places)]
     rows = []
     targets = []
@@ -427,18 +438,18 @@ def answering(task, options, tokenizer):
         first, last = spans[window.question]
         if first > last:
             continue
-        inside = window.first <= first and last < window.first + len(window.own)
+        inside = window.first <= first and last < window.first + window.count
         rows.append(window.row)
         shift = window.at - window.first
         targets.append((first + shift, last + shift) if inside else (0, 0))
     if not rows:
         raise BadInput("no training question has its answer where the file says: fetch the data "
                        "again")
-    return Prepared(rows, torch.tensor(targets), 2, True, span_loss, same, others)
+    return Prepared(rows, torch.tensor(targets), 2, True, span_loss, same, others,
+                    run.tokenizer.special.sep)
 
 
-# --------------------------------------------------------------------------------------------------
-# Command line
+# ---- command line
 
 
 class FinetuneTask(NamedTuple):
@@ -455,12 +466,15 @@ class FinetuneTask(NamedTuple):
 
 SQUAD = FinetuneTask("squad", ("f1", "exact"), 2, "", 3e-5, 12, 384, answering, "squad")
 TASKS = {name: FinetuneTask(name, METRICS.get(name, ("accuracy",))) for name in sets.SETS} | {
+    "mnli": FinetuneTask("mnli", test="mnli-mm"),
     "xnli": FinetuneTask("mnli", epochs=2, test="xnli"),
-    "pawsx": FinetuneTask("pawsx", test="pawsx"),
-    "squad": SQUAD, "xquad": SQUAD._replace(test="xquad"),
+    "squad": SQUAD,
     "mlqa": SQUAD._replace(test="mlqa", rules="mlqa")}
+GLUE = ["mnli", "qnli", "qqp", "sst2", "mrpc", "stsb"]
+MEAN_OF = ["mnli-mm/accuracy", *(f"{name}/accuracy" for name in GLUE[:-1]), "stsb/pearson"]
 NARROW = 384  # at a paper's rate a narrower model hardly moves in so few steps
 NARROW_RATE = 5e-4
+LEAST = 8  # tokens of a row: two texts, and what stands around them
 ABOUT = command.about("finetune")
 GIVEN = ("epochs", "lr", "batch", "max_length")  # of the task unless asked for
 
@@ -469,53 +483,57 @@ def parse(argv):
     parser = command.parser("python -m tasks finetune", __doc__)
     add = parser.add_argument
     count = command.positive(int)
-    add("--task", required=True, help=f"one of {', '.join(TASKS)}")
-    add("--limit", type=count, help="train on so many rows, the same ones for all seeds")
-    add("--eval-limit", type=count, help="test on so many rows of each split and language")
-    add("--untrained", action="store_true", help="also from fresh weights, as name/untrained")
-    add("--epochs", type=count, help="[3; xnli, squad, xquad, mlqa 2]")
+    add("--task", type=comma_list, required=True, help=f"some of glue, {', '.join(TASKS)}")
+    add("--pool", choices=("cls", "mean", "max", "last"), help="sentence vector [the model's]")
+    add("--limit", type=count, help="train on so many rows, the same of all seeds")
+    add("--eval-limit", type=count, help="test on so many rows of each language")
+    add("--untrained", action="store_true", help="also from fresh weights: name/untrained")
+    add("--epochs", type=count, help="[3; xnli, squad, mlqa 2]")
     add("--lr", type=command.positive(float),
         help=f"peak rate [2e-5; answers 3e-5; narrow models {NARROW_RATE:g}]")
     add("--batch", type=count, help="rows of a step [16; answers 12]")
-    add("--max-length", type=count, help="tokens of a row [128; answers 384; at most the model's]")
-    add("--seeds", type=comma_list, default=["82"],
-        help="of several the mean, name/sd and name/seed_N are kept [82]")
-    return parser.parse_args(argv)
-
-
-def settle(options, config):
-    """Check the options; fill in those not given from the task and the model's config -> the
-    FinetuneTask."""
-    if options.task not in TASKS:
-        raise BadInput(f"task {options.task!r} is unknown: choose from {', '.join(TASKS)}"
-                       f"{did_you_mean(options.task, TASKS)}")
-    task = TASKS[options.task]
-    if config.causal and config.pool == "cls" and task.prepare is classification:
-        raise BadInput("the sentence vector of this causal model is its first state, which has "
-                       "read nothing: take a run with --pool last or mean")
-    most = config.max_positions
-    task = task._replace(max_length=min(task.max_length, most),
-                         lr=task.lr if config.width >= NARROW else NARROW_RATE)
-    for name in GIVEN:
-        if getattr(options, name) is None:
-            setattr(options, name, getattr(task, name))
-    if options.max_length > most:
-        raise BadInput(f"--max-length {options.max_length}: rows have at most {most} tokens in "
-                       "this model")
-    if not all(seed.isdecimal() for seed in options.seeds or [""]):
-        raise BadInput(f"--seeds {','.join(options.seeds)}: give whole numbers")
+    add("--max-length", type=count, help="tokens of a row [128; answers 384]")
+    add("--seeds", type=comma_list, default=["82"], help="of several: mean, /sd and /seed_N [82]")
+    add("--out", help="file for the numbers [RUN/finetune-TASK.json]")
+    options = parser.parse_args(argv)
+    if not options.task or not all(seed.isdecimal() for seed in options.seeds or [""]):
+        raise BadInput(f"--task {','.join(options.task)} --seeds {','.join(options.seeds)}: give "
+                       "names of tasks, and whole numbers")
+    if "glue" in options.task:
+        options.task = list(dict.fromkeys([*options.task, *GLUE]))
+        options.task.remove("glue")
     options.device = usable_device(options.device)
+    return options
+
+
+def settle(name, options, config):
+    """-> the FinetuneTask of a name with what was asked for. BadInput: the model cannot do it."""
+    if name not in TASKS:
+        raise BadInput(f"task {name!r} is unknown: choose from glue, {', '.join(TASKS)}"
+                       f"{did_you_mean(name, TASKS)}")
+    task = TASKS[name]
+    pooled = task.prepare is classification
+    if options.pool and not pooled:
+        raise BadInput(f"--pool {options.pool} has no effect on {name}, which reads every token: "
+                       "drop it")
+    if pooled and config.causal and (options.pool or config.pool) == "cls":
+        raise BadInput("the sentence vector of this causal model is its first state, which has "
+                       "read nothing: choose --pool last or mean")
+    most = config.max_positions
+    task = task._replace(max_length=min(task.max_length, config.max_tokens or most),
+                         lr=task.lr if config.width >= NARROW else NARROW_RATE)
+    asked = {name: getattr(options, name) for name in GIVEN}
+    task = task._replace(**{name: value for name, value in asked.items() if value is not None})
+    if not LEAST <= task.max_length <= most:
+        raise BadInput(f"--max-length {task.max_length}: in this model rows have {LEAST} to {most} "
+                       "tokens")
     return task
 
 
-def main(argv):
-    """`finetune RUN`: numbers to stdout and RUN/finetune-TASK.json."""
-    options = parse(argv)
-    run = open_run(options.run)
-    task = settle(options, run.model.config)
-    prepared = task.prepare(task, options, run.tokenizer)
-    results = {f"{options.task}/{name}": getattr(options, name) for name in GIVEN}
-    results[f"{options.task}/train_rows"] = len(prepared.rows)
+def fine_tune(name, task, prepared, options, run):
+    """All seeds of a task -> {"task/metric" or "task/metric/detail": number}."""
+    results = {f"{name}/{given}": getattr(task, given) for given in GIVEN}
+    results[f"{name}/train_rows"] = len(prepared.rows)
     starts = {"": partial(load, run.folder / "model.pt"),
               "/untrained": partial(Model, run.model.config)}
     for kind in starts if options.untrained else [""]:
@@ -524,6 +542,31 @@ def main(argv):
             found = one_run(starts[kind], prepared, task, options, int(seed))
             runs[seed] = {name + kind: value for name, value in found.items()}
         results |= over_seeds(runs)
-    text = json.dumps(results, indent=1, allow_nan=False)
-    write_atomic(run.folder / f"finetune-{options.task}.json", (text + "\n").encode())
-    command.show(results, options.json, {name: Task(None, None, ABOUT) for name in TASKS})
+    return results
+
+
+def main(argv):
+    """`finetune RUN`: numbers to stdout and RUN/finetune-TASK.json, or finetune-TASK-POOL.json."""
+    options = parse(argv)
+    out = options.out and place_of(options, None)
+    run = open_run(options.run)
+    tasks = {name: settle(name, options, run.model.config) for name in options.task}
+    # All before the first is trained: what is missing is said at once
+    prepared = {name: task.prepare(task, options, run) for name, task in tasks.items()}
+    values = {name: getattr(options, name) for name in (*GIVEN, "limit", "eval_limit", "seeds")}
+    label = ", ".join(f"{name} {value}" for name, value in values.items() if value)
+    about = dict.fromkeys(["glue", *TASKS], Task(None, None, ABOUT))
+
+    def tell(name, results):
+        place = "-".join(["finetune", name, *filter(None, [options.pool])]) + ".json"
+        text = json.dumps(results) if options.json else table(results, None, about)
+        report(run.folder, out or place, label, results, text)
+
+    results = {}
+    for name, task in tasks.items():
+        found = fine_tune(name, task, prepared[name], options, run)
+        tell(name, found)
+        results |= found
+    means = headline(results, MEAN_OF)
+    if means and len(tasks) > 1:
+        tell("glue", {f"glue/{name}": value for name, value in means.items()})

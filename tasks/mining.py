@@ -14,24 +14,15 @@ from sklearn.metrics import f1_score
 from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
-from evaluate import by_margin, mean, mistakes, percent, search, top1, with_mean
+from evaluate import by_margin, mean, mistakes, percent, search, with_mean
 from tasks.analysis import averaged
+from tasks.command import read_table
+from tasks.metrics import top1
 
 
 def search_both(x, y, k=4):
     """The rows of y nearest to those of x, and of x to those of y: k each, or what there is."""
     return search(x, y, min(k, len(y))), search(y, x, min(k, len(x)))
-
-
-def xsim_matrix(vectors, texts=None):
-    """xsim from every language to every other: {language: (N, D), aligned}, {language: N texts} ->
-    {(from, to): 0..100}. [LASER, eval.py --nway]"""
-    errors = {}
-    for a, b in itertools.combinations(vectors, 2):
-        there, back = search_both(vectors[a], vectors[b])
-        errors[a, b] = percent(mistakes(by_margin(there, back)[1], texts and texts[b]))
-        errors[b, a] = percent(mistakes(by_margin(back, there)[1], texts and texts[a]))
-    return errors
 
 
 def bucc_f1(x, y):
@@ -42,9 +33,8 @@ def bucc_f1(x, y):
 
 
 def bitext(x, y):
-    """The best j of every i and the best i of every j by ratio margin, best first, as long as both
-    are free: (N, D), (M, D) -> rows of x (P,), rows of y (P,), scores (P,). [Artetxe & Schwenk
-    2019; LASER, --retrieval max]"""
+    """The best j of every i and i of every j by ratio margin, best first, as long as both are free:
+    (N, D), (M, D) -> rows of x (P,), of y (P,), scores (P,). [LASER, --retrieval max]"""
     there, back = search_both(x, y)
     forward, targets = by_margin(there, back)
     backward, sources = by_margin(back, there)
@@ -75,8 +65,7 @@ def threshold(scores, right, count):
 
 def bucc_candidates(x, y, x_texts, y_texts, gold):
     """A part of BUCC, gold {(row of x, row of y), ...} -> (scores (P,), best first, right (P,)
-    bool, how many are gold); a sentence that occurs twice is searched once, and what is found for
-    it left out. [LASER, bucc.sh]"""
+    bool, how many are gold), without sentences that occur twice. [LASER, bucc.sh]"""
     sides = []
     for z, texts in ((x, x_texts), (y, y_texts)):
         copies = {}
@@ -117,9 +106,9 @@ def bucc_mine(tune, test):
 
 
 def hard_rows(lines, types, gold):
-    """xsim++'s files -> [(altered sentence, row, type of error), ...]: a sentence a line, and JSON
-    {altered sentence: {"src": the sentence of `gold` it was made from, "errtype": type}}. A line
-    without both is "misaligned" when it is found, as in LASER; BadInput if all are."""
+    """xsim++'s files, a sentence a line, and JSON {altered sentence: {"src": sentence of `gold`,
+    "errtype": type}} -> [(altered sentence, row, type), ...]; "misaligned" without both, as in
+    LASER. BadInput if all are."""
     try:
         known = {}
         for text, one in json.loads(Path(types).read_text(encoding="utf-8")).items():
@@ -169,23 +158,19 @@ def tatoeba_files(folder):
 
 def bucc_files(folder):
     """-> {"de-en": [(German, English, gold) to set the threshold on, the same to test on]}, paths:
-    training and test [LASER] or, as test's gold was never published, sample and training [XTREME].
-    """
+    sample and training, as test's gold was never published. [XTREME]"""
     files = own_files(folder, "bucc2018", "*-*.*.*")
-    found = {}
-    golds = [name for name in files if name.endswith((".training.gold", ".test.gold"))]
-    for pair in sorted({name.split(".")[0] for name in golds}):
-        has_test = f"{pair}.test.gold" in files
-        found[pair] = []
-        for part in ("training", "test") if has_test else ("sample", "training"):
-            names = [f"{pair}.{part}.{end}" for end in (*pair.split("-"), "gold")]
-            for name in names:
-                if name not in files:
-                    raise BadInput(download.missing("bucc2018", folder, name))
-            found[pair].append([files[name] for name in names])
-    if not found:
+    pairs = sorted(name.split(".")[0] for name in files if name.endswith(".training.gold"))
+    if not pairs:
         wanted = "bucc2018-de-en.training-gold/de-en/de-en.training.gold"
         raise BadInput(download.missing("bucc2018", folder, wanted))
+    found = {pair: [] for pair in pairs}
+    for pair, part in itertools.product(pairs, ("sample", "training")):
+        names = [f"{pair}.{part}.{end}" for end in (*pair.split("-"), "gold")]
+        for name in names:
+            if name not in files:
+                raise BadInput(download.missing("bucc2018", folder, name))
+        found[pair].append([files[name] for name in names])
     return found
 
 
@@ -215,12 +200,18 @@ def read_bucc(sources, targets, gold):
 
 
 def matrix(evaluation, options=None):
-    """xsim of every ordered pair, and their means, also into each language."""
-    errors = xsim_matrix(evaluation.vectors, texts=evaluation.texts)
-    found = with_mean("xsim", {f"{a}-{b}": value for (a, b), value in errors.items()})
-    for name in evaluation.texts:
-        found[f"xsim/into/{name}"] = mean([errors[pair] for pair in errors if pair[1] == name])
-    return {"rows": evaluation.count} | found
+    """xsim of every ordered pair, and their means, also into each language. [LASER, --nway]"""
+    vectors = evaluation.vectors
+    errors = {}
+    into = {name: [] for name in vectors}
+    for a, b in itertools.combinations(vectors, 2):
+        both = search_both(vectors[a], vectors[b])
+        for source, target, (there, back) in ((a, b, both), (b, a, both[::-1])):
+            wrong = percent(mistakes(by_margin(there, back)[1], evaluation.texts[target]))
+            errors[f"{source}-{target}"] = wrong
+            into[target].append(wrong)
+    means = {f"xsim/into/{name}": mean(values) for name, values in into.items()}
+    return {"rows": evaluation.count} | with_mean("xsim", errors) | means
 
 
 def cosine_alone(cosines, m):
@@ -287,6 +278,29 @@ def tatoeba(evaluation, options):
     return {"rows": rows, "error": 100 - scores["accuracy"],
             "accuracy_into_eng": mean(into.values()),
             "accuracy_from_eng": mean(out.values())} | scores
+
+
+# MEXMA's tables 13 and 14; of o- and d-xsim it prints how many they are: here those of the 81 that
+# are LaBSE's, and XTREME's Tatoeba's, as DAP's. English itself is in no list
+LISTS = {"81": "MEXMA's 81 languages", "90": "MEXMA's 90 languages",
+         "o": "the 72 that LaBSE knows too", "d": "the 34 that DAP knows too"}
+
+
+def list_means(results):
+    """{"retrieval/xsim/deu_Latn-eng_Latn": number, ...} -> {"retrieval/xsim/o": mean over the
+    languages of a list, if all are there}. [MEXMA, tables 1, 7, 8]"""
+    values = {}
+    for name, value in results.items():
+        metric, _, language = name.removesuffix("-eng_Latn").rpartition("/")
+        values.setdefault(metric, {})[language] = value
+    means = {}
+    table = read_table("languages.tsv")
+    for name in LISTS:
+        languages = {language for language, lists in table if name in lists.split()}
+        for metric, found in values.items():
+            if found.keys() >= languages:
+                means[f"{metric}/{name}"] = mean([found[one] for one in sorted(languages)])
+    return means
 
 
 def files_missing(find, evaluation, options):

@@ -18,7 +18,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
 from sklearn.metrics.pairwise import paired_distances
 from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold, cross_val_predict
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
@@ -27,19 +26,20 @@ from evaluate import mean
 from model import Model
 from tasks import sets
 
+OF_CLASSES = {
+    "accuracy": accuracy_score,
+    "f1": partial(f1_score, zero_division=0),
+    "f1_macro": partial(f1_score, average="macro", zero_division=0),
+    "mcc": matthews_corrcoef,
+}
+
 
 def measure(name, found, gold):
     """A metric of N predictions, in percent or times 100; correlations with a constant are 0."""
     found = np.asarray(found)
     gold = np.asarray(gold)
-    if name == "accuracy":
-        return 100 * accuracy_score(gold, found)
-    if name == "f1":
-        return 100 * f1_score(gold, found, zero_division=0)
-    if name == "f1_macro":
-        return 100 * f1_score(gold, found, average="macro", zero_division=0)
-    if name == "mcc":
-        return 100 * matthews_corrcoef(gold, found)
+    if name in OF_CLASSES:
+        return 100 * OF_CLASSES[name](gold, found)
     if len(set(found)) == 1 or len(set(gold)) == 1:
         return 0.0
     correlation = pearsonr if name == "pearson" else spearmanr
@@ -51,8 +51,7 @@ def majority(gold):
     return 100 * max(Counter(gold).values()) / len(gold)
 
 
-# --------------------------------------------------------------------------------------------------
-# Similarities and neighbours
+# ---- similarities and few samples
 
 
 def similarities(u, v):
@@ -79,8 +78,7 @@ def few_shot(x, labels, queries, gold):
     return mean(scores)
 
 
-# --------------------------------------------------------------------------------------------------
-# SentEval
+# ---- SentEval
 
 
 def logistic():
@@ -117,8 +115,7 @@ def senteval(x, labels, valid=None, test=None, kind=logistic, k=10):
     return max(models, key=lambda fitted: fitted.score(*valid)).predict(test)
 
 
-# --------------------------------------------------------------------------------------------------
-# Predict and Reconstruct
+# ---- Predict and Reconstruct
 
 EPOCHS = {  # (epochs, batch)
     "sst2": (90, 32), "cola": (90, 32), "mrpc": (90, 32), "qqp": (10, 32), "mnli": (15, 128),
@@ -191,16 +188,18 @@ def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False
     return kept
 
 
-# --------------------------------------------------------------------------------------------------
-# What is asked of which set
+# ---- what is asked of which set
 
 CLASSES = "sst2 sst cola mr cr subj mpqa trec ag-news"
+SENTEVAL = "mr cr subj mpqa sst sst2 trec mrpc"
 SETS = {task: names.split() for task, names in {
     "sts": "stsb sick", "pairs": "mrpc qqp pawsx rte xnli",
-    "senteval": "mr cr subj mpqa sst sst2 trec mrpc", "fewshot": CLASSES, "knn": CLASSES,
-    "senteval-adam": "mr cr subj mpqa sst sst2 trec mrpc", "mlp": CLASSES + " mrpc",
-    "hybrid-probes": " ".join(EPOCHS)}.items()}
+    "senteval": SENTEVAL, "senteval-adam": SENTEVAL, "fewshot": CLASSES,
+    "mlp": CLASSES + " mrpc", "hybrid-probes": " ".join(EPOCHS)}.items()}
 IN_LANGUAGES = ("stsb", "pawsx", "xnli")                  # the other sets are English
+# Whose mean over a task's sets is a headline. SentEval's own SST-2 is `sst`: GLUE's does not count
+HEADLINES = {"sts": "spearman", "pairs": "ap_cosine", "senteval": "accuracy",
+             "senteval-adam": "accuracy"}
 
 
 @dataclass
@@ -221,7 +220,7 @@ def splits(task, name):
     is_senteval = task in ("senteval", "senteval-adam")
     if is_senteval and name in ("mr", "cr", "subj", "mpqa"):
         return ("train+valid+test",)                      # cross-validated
-    if task in ("fewshot", "knn") or is_senteval and name in ("trec", "mrpc"):
+    if task == "fewshot" or is_senteval and name in ("trec", "mrpc"):
         return "train+valid", "test"
     return "train", "valid", "test"
 
@@ -253,18 +252,13 @@ def score(task, name, parts):
     test, _ = heads[-1]
     if task == "fewshot":
         return {"accuracy": few_shot(x, labels, test, gold)}
-    if task == "knn":
-        nearest = KNeighborsClassifier(min(5, len(x)), metric="cosine")
-        found = nearest.fit(x, labels).predict(test)
-    else:
-        kinds = {"senteval": logistic, "senteval-adam": adam, "mlp": partial(adam, (50,))}
-        valid = heads[1] if len(heads) > 2 else None
-        found = senteval(x, labels, valid, None if len(parts) == 1 else test, kinds[task])
+    kinds = {"senteval": logistic, "senteval-adam": adam, "mlp": partial(adam, (50,))}
+    valid = heads[1] if len(heads) > 2 else None
+    found = senteval(x, labels, valid, None if len(parts) == 1 else test, kinds[task])
     return {metric: measure(metric, found, gold) for metric in metrics}
 
 
-# --------------------------------------------------------------------------------------------------
-# The tasks: each score beside its controls
+# ---- the tasks: each score beside its controls
 
 
 def encoders(evaluation, options, pool=None):
@@ -326,15 +320,28 @@ def no_sets(task, evaluation, options):
     return f"has no rows: {absent[0]}" if absent and (options.sets or not there) else ""
 
 
+def headline(results, names):
+    """{"mean": of the numbers of these names} or, where some are missing, {"mean/of_N": of N > 1};
+    the same of their controls."""
+    found = {}
+    for kind in ("", "/untrained", "/bag"):
+        values = [results[name + kind] for name in names if name + kind in results]
+        if len(values) > 1:
+            label = "mean" if len(values) == len(names) else f"mean/of_{len(values)}"
+            found[label + kind] = mean(values)
+    return found
+
+
 def sentences(task, evaluation, options):
     """A task on all sets that are there -> {"set/metric": number, "set/metric/untrained", ...}."""
     there, absent = wanted(task, options)
     for why in absent:
         print(f"note: {task} goes without {why}", file=sys.stderr)
     results = {}
+    own = evaluation.pool == evaluation.model.config.pool
+    pool = "mean" if task == "hybrid-probes" and own else None  # the paper's
     for name, lang in there:
         label = name if lang == "en" else f"{name}-{lang}"
-        pool = "mean" if task == "hybrid-probes" else None
         rows = [sets.read(name, options.files, split, lang) for split in splits(task, name)]
         if task == "pairs" and name == "xnli":
             rows = [positives(part) for part in rows]
@@ -355,11 +362,8 @@ def sentences(task, evaluation, options):
             if metric == "ap_cosine":
                 results[f"{label}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
         results[f"{label}/rows"] = len(gold)
-        if len(rows) > 1:
-            results[f"{label}/rows_train"] = len(rows[0].labels)
-        if splits(task, name)[-1] == "test" and sets.made(name, options.files, "test", lang):
-            results[f"{label}/rows_substitute"] = len(gold)
-    return results
+    names = [f"{name}/{HEADLINES.get(task)}" for name in SETS[task] if name != "sst2"]
+    return headline(results, names) | results
 
 
 def positives(rows):

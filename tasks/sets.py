@@ -4,9 +4,8 @@
     rows = read("xnli", "data", "test", "de")
 
 The table of all sets is sets.tsv. Rows are read from plain TSV files (header, no quoting; .tsv,
-.tsv.xz or .tsv.gz) in the folder or in its folder tasks, or from the data set as python -m
-corpora.download unpacks it. "test" is what is reported: GLUE does not publish the labels of its
-test rows, so there it is the rows of "dev".
+.tsv.xz or .tsv.gz) in the folder or in its folder tasks, or from what python -m corpora.download
+put there. "test" is what is reported: of GLUE, which keeps the labels of its test rows, "dev".
 """
 import csv
 import math
@@ -38,8 +37,8 @@ class Source(NamedTuple):
     second: str | int | None
     label: str | int | None  # None: one file for each class
     labels: str              # the classes as these files spell them
-    style: str               # tsv, csv, titled (label, title, text), lines, words ("LABEL:x text")
-    encoding: str
+    style: str               # "" (TSV), csv, titled (label, title, text), lines, words ("LABEL:x")
+    encoding: str            # "": UTF-8
     unlabelled: str          # the label of rows that are left out; "(empty)": none
     only: str                # which rows: "language" (of that column), "glue" (MRPC's dev ids)
 
@@ -51,7 +50,7 @@ class SentenceSet(NamedTuple):
 
 
 def read_sets():
-    """sets.tsv -> {name: SentenceSet}."""
+    """sets.tsv, where kind and classes stand in the first row of a set -> {name: SentenceSet}."""
     found = {}
     for name, kind, classes, *cells in read_table("sets.tsv"):
         for place in (4, 5, 6):
@@ -73,8 +72,7 @@ def find(name):
     return SETS[name]
 
 
-# --------------------------------------------------------------------------------------------------
-# Which files there are, and what they stand for
+# ---- which files there are, and what they stand for
 
 
 def paths_of(source, split, folder, lang):
@@ -137,8 +135,7 @@ def made(name, folder="data", split="test", lang="en"):
     return f"{rows} for {split}, which is not there"
 
 
-# --------------------------------------------------------------------------------------------------
-# Reading
+# ---- reading
 
 
 def read(name, folder="data", split="test", lang="en"):
@@ -156,6 +153,9 @@ def read(name, folder="data", split="test", lang="en"):
         source, here = at_hand(name, folder, lang)
         published, tenths = origin(here, part)
         found = read_split(source, here[published], Path(folder), published, lang)
+        if empty := sum("" in row[:2] for row in found):
+            print(f"note: {name}, {lang}: {empty} of {len(found)} rows have an empty text, and are "
+                  "kept, as published", file=sys.stderr)
         rows += cut(found, *tenths) if tenths else found
     if not rows:
         raise BadInput(f"{name}: there are no {split} rows in the language {lang}")
@@ -178,7 +178,7 @@ def read_split(source, paths, folder, split, lang):
     dev = set()
     if source.only == "glue":  # GLUE's dev rows of MRPC, by their ids
         lines = read_lines(folder / source.dataset / "mrpc_dev_ids.tsv")
-        dev = {line.decode() for _, line in lines}
+        dev = {line.decode(errors="replace") for _, line in lines}
     classes = {spelled: place for place, spelled in enumerate(source.labels.split())}
     columns = [column.format(lang=lang) if isinstance(column, str) else column
                for column in (source.first, source.second, source.label)]
@@ -187,14 +187,14 @@ def read_split(source, paths, folder, split, lang):
         for where, row in cells(path, source):
             try:
                 first, second, label = (None if one is None else row[one] for one in columns)
+                if source.only == "language" and row["language"] != lang:
+                    continue
+                if source.only == "glue" and split != "test":
+                    if (f"{row['#1 ID']}\t{row['#2 ID']}" in dev) != (split == "valid"):
+                        continue
             except KeyError as error:
                 raise BadInput(f"{where}: there is no column {error}; there are "
                                f"{', '.join(map(str, row))}") from None
-            if source.only == "language" and row["language"] != lang:
-                continue
-            if source.only == "glue" and split != "test":
-                if (f"{row['#1 ID']}\t{row['#2 ID']}" in dev) != (split == "valid"):
-                    continue
             if not source.unlabelled or (label or "(empty)") != source.unlabelled:
                 gold = place if label is None else label_of(label, classes, where)
                 rows.append((first, second, gold))
@@ -217,7 +217,9 @@ def cells(path, source):
     """("file, line number", {column: cell}); without a header a column is named by its index."""
     header = None
     for number, row in enumerate(split_lines(path, source), 1):
-        if source.style == "tsv" and isinstance(source.first, str) and header is None:
+        if not row:
+            continue
+        if not source.style and isinstance(source.first, str) and header is None:
             header = row
         elif header and len(row) != len(header):
             raise BadInput(f"{path}, line {number}: {len(row)} cells, the header has {len(header)}")
@@ -227,10 +229,12 @@ def cells(path, source):
 
 def split_lines(path, source):
     """The lines of a file as lists of cells, as `source.style` says."""
-    lines = (line.decode(source.encoding) for _, line in read_lines(path))
+    lines = (line.decode(source.encoding or "utf-8") for _, line in read_lines(path))
     try:
         for row in csv.reader(lines) if source.style in ("csv", "titled") else lines:
-            if source.style == "titled":
+            if not row:  # of blank lines only those of one text a line are rows
+                yield [row] if source.style == "lines" else []
+            elif source.style == "titled":
                 yield [row[0], " ".join(row[1:])]
             elif source.style == "words":
                 label, _, text = row.partition(" ")
@@ -239,5 +243,5 @@ def split_lines(path, source):
                 yield [row]
             else:
                 yield row if source.style == "csv" else row.split("\t")
-    except (csv.Error, UnicodeDecodeError, IndexError) as error:
+    except (csv.Error, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not as it was published ({error}): fetch it again") from None

@@ -31,10 +31,7 @@ def sphere(count, width, seed=0):
 # ---- ranks
 
 
-def test_vectors_on_a_line_have_rank_one_and_one_point_has_none():
-    line = analysis.directions(torch.linspace(-1, 3, 50)[:, None] * torch.arange(1., 9))
-    assert line["effective_rank"] == pytest.approx(1, abs=1e-3) == line["stable_rank"]
-    assert line["spectral_entropy"] == pytest.approx(0, abs=1e-6) and line["rank_90"] == 1
+def test_one_point_has_no_directions():
     point = torch.full((50, 8), .1) * (1 + 1e-8 * torch.randn(50, 8))
     assert set(analysis.directions(point).values()) == {0.0}
     assert analysis.explained(torch.ones(5, 3)).tolist() == [0, 0, 0]
@@ -60,13 +57,14 @@ def test_class_alignment_is_the_mean_over_classes_of_the_mean_over_their_pairs()
     z = sphere(23, 4)
     labels = torch.tensor([0] * 12 + [3] * 8 + [5] * 2 + [7])  # one row has its own class
     u = normalize(z.numpy())
-    for power in (2, 4):
+    found = analysis.of_classes(z, labels)
+    for power, metric in ((2, "class_alignment"), (4, "class_alignment_4")):
         means = [(pdist(u[rows]) ** power).mean() for rows in (slice(12), slice(12, 20), [20, 21])]
-        assert analysis.class_alignment(z, labels, power) == pytest.approx(np.mean(means))
+        assert found[metric] == pytest.approx(np.mean(means))
     distances = squareform(pdist(u))
     same = (labels[:, None] == labels).numpy()
     near = (distances * same).sum() / (same.sum() - 23)  # a row is no pair with itself
-    assert analysis.class_separation(z, labels) == pytest.approx(near / distances[~same].mean())
+    assert found["class_separation"] == pytest.approx(near / distances[~same].mean())
 
 
 def test_the_target_of_a_token_probe_is_the_most_frequent_plain_token():
@@ -77,23 +75,19 @@ def test_the_target_of_a_token_probe_is_the_most_frequent_plain_token():
 def test_the_gap_is_large_where_vectors_tell_labels_and_negative_where_they_tell_words():
     labels = torch.arange(90) % 2
     targets = torch.tensor([*range(5)] * 18)
-    about_labels = torch.nn.functional.one_hot(labels) + .1 * sphere(90, 2)
-    about_words = torch.nn.functional.one_hot(targets) + .1 * sphere(90, 5)
-    found = analysis.probe_gap(about_labels, targets, labels)
+    found = analysis.probe_gap(torch.eye(2)[labels] + .1 * sphere(90, 2), targets, labels)
     assert found["semantic"] == 100 and found["gap"] == 100 - found["token"] > 50
     assert found["semantic_f1"] == 100 * found["semantic_mcc"] == pytest.approx(100)
-    found = analysis.probe_gap(about_words, targets, labels)
+    found = analysis.probe_gap(torch.eye(5)[targets] + .1 * sphere(90, 5), targets, labels)
     assert found["token"] == 100 and found["gap"] < -30
-    assert set(analysis.probe_gap(about_words, targets)) == {"token"}
 
 
 def test_a_linear_map_leaves_no_residual_and_noise_leaves_itself():
     x = sphere(60, 8)
-    turn = sphere(8, 8, 1)
-    found = analysis.linear_map(x, x @ turn)
-    assert max(found["residual"], found["residual_held_out"]) < 1e-9
-    y = x @ turn + sphere(60, 8, 2)
-    found = analysis.linear_map(x, y)
+    turned = x @ sphere(8, 8, 1)
+    found = analysis.linear_map(x, turned)
+    assert max(found["residual"], found["residual_spread"]) < 1e-9
+    y = turned + sphere(60, 8, 2)
     s = np.linalg.svd((x - y).numpy(), compute_uv=False)
 
     def left(fitted, tested):
@@ -101,15 +95,15 @@ def test_a_linear_map_leaves_no_residual_and_noise_leaves_itself():
         return np.linalg.norm(x[tested].numpy() @ solved - y[tested].numpy())
 
     everything = left(slice(None), slice(None))
-    assert found["residual"] == pytest.approx(everything)
-    assert found["residual_relative"] == pytest.approx(everything / np.linalg.norm(y))
-    half = left(slice(0, None, 2), slice(1, None, 2)) / np.linalg.norm(y[1::2])
-    assert found["residual_held_out"] == pytest.approx(half) and half > found["residual_relative"]
-    assert found["singular_mean"] == pytest.approx(s.mean()) == found["singular_100"]
-    line = (sphere(60, 1) @ sphere(1, 8, 3)).float()  # the other directions are not fitted
-    assert analysis.linear_map(line, 2 * line)["residual_held_out"] < 1e-5
-    single = analysis.linear_map(x.float(), y.float())  # solved in float64 all the same
-    assert single["residual"] == pytest.approx(everything, rel=1e-6)
+    half = left(slice(0, None, 2), slice(1, None, 2))
+    length = np.linalg.norm(torch.cat([x, y]), axis=1).mean()
+    assert analysis.linear_map(x.float(), y.float()) == pytest.approx({
+        "residual": everything, "residual_relative": everything / np.linalg.norm(y),
+        "residual_held_out": half / np.linalg.norm(y[1::2]),
+        "residual_spread": half / np.linalg.norm(y[1::2] - y[::2].mean(0)),
+        "singular_100": s.mean(), "singular_relative": s.mean() / length}, rel=1e-6)
+    alike = analysis.linear_map(x + 1e4, y + 1e4)  # near to any map, which tells little of them
+    assert alike["residual_held_out"] < 1e-3 and alike["residual_spread"] > .3
 
 
 # ---- tokens and attention
@@ -126,39 +120,31 @@ def test_the_kinds_of_matches_are_those_of_the_paper():
 
 
 def test_the_nearest_tokens_are_searched_in_all_columns_and_exclude_the_token_itself():
-    chance = np.random.default_rng(0)
-    columns = []
-    states = []
-    everything = []
-    for column in range(3):
-        columns.append([[1, *chance.integers(5, 12, size=3).tolist(), 2] for _ in range(6)])
-        states.append([torch.tensor(chance.normal(size=(5, 4))) for _ in range(6)])
-        for row, ids in enumerate(columns[-1]):
-            places = [place for place, token in enumerate(ids) if token > 2]
-            everything += [((column, row, ids[place]), states[-1][row][place]) for place in places]
-    queries, found = analysis.nearest_tokens(columns, states, (1, 2), [0, 2, 5], queries=2, k=3)
+    chance = torch.Generator().manual_seed(0)
+    rows = torch.randint(5, 12, (3, 6, 5), generator=chance)
+    rows[:, :, 0] = 1
+    rows[:, :, -1] = 2
+    states = torch.randn(3, 6, 5, 4, generator=chance)
+    queries, found = analysis.nearest_tokens(rows.tolist(), [list(each) for each in states], (1, 2),
+                                             [0, 2, 5], queries=2, k=3)
     assert queries[:, 1].tolist() == [0, 0, 2, 2, 5, 5] and not queries[:, 0].any()
-    for query, nearest in zip(queries.tolist(), found.tolist()):
+    keys = [[*place, int(rows[place])] for place in np.ndindex(3, 6, 5) if 0 < place[2] < 4]
+    vectors = torch.stack([states[tuple(key[:3])] for key in keys])
+    for (column, row, token), nearest in zip(queries.tolist(), found.tolist()):
         options = []
-        for key, state in everything:
-            if list(key) == query:  # a token may stand twice in its row
-                others = [other for other in everything if other[1] is not state]
-                others.sort(key=lambda other: -torch.cosine_similarity(state, other[1], 0).item())
-                options.append([list(other[0]) for other in others[:3]])
+        for place in (rows[column, row] == token).nonzero()[:, 0]:  # it may stand twice in its row
+            cosines = torch.cosine_similarity(states[column, row, place], vectors)
+            order = cosines.argsort(descending=True)[1:4].tolist()
+            options.append([[*keys[i][:2], keys[i][3]] for i in order])
         assert nearest in options
 
 
 def test_the_entropy_of_attention_has_its_known_values():
-    even = torch.full((2, 8), 1 / 8)
-    found = analysis.attention_entropy([even])
-    assert found["entropy"] == pytest.approx(math.log(8)) == found["entropy_uniform"]
-    assert found["entropy_no_end"] == pytest.approx(math.log(7))
-    assert found["entropy_inside"] == pytest.approx(math.log(6))
     sink = torch.tensor([[.1, .2, .3, .4], [.25, .25, .25, .25]])
     found = analysis.attention_entropy([sink, torch.ones(2, 2) / 2])  # the second has no inside
     golden = {"entropy": (1.2798542258 + math.log(4)) / 2, "entropy_of_mean": 1.3609399069,
               "entropy_no_end": (1.0114042648 + math.log(3)) / 2, "on_first": 17.5, "on_end": 32.5,
-              "entropy_inside": (.6730116670 + math.log(2)) / 2,
+              "entropy_inside": (.6730116670 + math.log(2)) / 2, "entropy_uniform": math.log(4),
               "entropy_of_mean_inside": .6881388137}
     assert {name: found[name] for name in golden} == pytest.approx(golden)
     with pytest.raises(ValueError, match="no row"):
@@ -175,17 +161,14 @@ def test_attention_weights_give_what_the_layer_computes(changes):
     packed = Packed.of_segments([[Segment([11, 12, 13], causal)], row])
     attention = model.blocks[-1].attention
     kept = []
-    hooks = [attention.qkv.register_forward_hook(lambda module, given, made: kept.append(made)),
-             attention.out.register_forward_pre_hook(lambda module, given: kept.append(given[0]))]
-    index = torch.arange(8)
+    attention.qkv.register_forward_hook(lambda module, given, made: kept.append(made))
+    attention.out.register_forward_pre_hook(lambda module, given: kept.append(given[0]))
     with torch.no_grad():
-        weights = analysis.attention_weights(model, packed, index)
-    for hook in hooks:
-        hook.remove()
+        weights = analysis.attention_weights(model, packed, torch.arange(8))
     heads = (attention.heads, attention.kv_heads)
     values = kept[0].unflatten(-1, (-1, attention.head_dim))[:, -heads[1]:]      # (T, Hkv, K)
     values = values.repeat_interleave(heads[0] // heads[1], 1)
-    for place, each in zip(index.tolist(), weights):
+    for place, each in enumerate(weights):
         low, high, low2, high2 = packed.key_ranges[place].tolist()
         seen = torch.cat([values[low2:high2], values[low:high]])                 # (L, H, K)
         mixed = torch.einsum("hl,lhk->hk", each, seen).flatten()
@@ -212,23 +195,46 @@ def test_the_tasks_are_the_metrics_of_the_rows(tokenizer, causal, toy_rows):
     assert all(math.isfinite(value) for value in found.values())
     vectors = evaluation.vectors
     linear = analysis.linear_map(vectors["en"], vectors["de"])
-    assert found["linear/residual/de-en"] == pytest.approx(linear["residual"])
-    mean = (found["linear/singular_100/de-en"] + found["linear/singular_100/ru-en"]) / 2
-    assert found["linear/singular_100"] == pytest.approx(mean)
+    own = "own/" if causal else ""
+    assert found[f"linear/{own}residual/de-en"] == pytest.approx(linear["residual"])
     together = analysis.explained(torch.cat(list(vectors.values())))
     assert found["spectrum/explained_10"] == pytest.approx(together[9].item(), rel=1e-4)
     assert found["tokens/rows_queries"] == 90
     own = model.config.pool
-    plain = evaluate.retrieval(vectors, evaluation.texts)
-    assert found[f"uniform/xsim/{own}"] == plain["xsim"]
+    assert found[f"uniform/xsim/{own}"] == evaluate.retrieval(vectors, evaluation.texts)["xsim"]
     before = found[f"uniform/xsim++/{own}"]
     change = 100 * (before - found["uniform/xsim++/words"]) / before
     assert found["uniform/change/xsim++/words"] == pytest.approx(change)
     maxima = {name: evaluation.embed(ids, "max") for name, ids in evaluation.ids.items()}
-    maxima = analysis.ranks(maxima)
-    for metric, value in maxima.items():
+    for metric, value in analysis.ranks(maxima).items():
         assert found[f"poolings/max/{metric}"] == pytest.approx(value, rel=1e-4)
-        assert found[f"poolings/weighted/{metric}"] == found[f"poolings/mean/{metric}"]
+
+
+def test_the_linear_map_is_read_at_the_same_positions_whatever_the_objective(tokenizer):
+    model = tiny("last", causal=True)
+    rows = EvaluationRows("x", {"en": WORDS, "de": WORDS[::-1]})
+    plain = [[tokenizer.special.cls, *ids.tolist()] for ids in tokenizer.encode(WORDS)]
+    x = evaluate.embed_rows(model, plain)
+    wanted = analysis.linear_map(x, x.flip(0))["singular_relative"]
+    own = set()
+    for suffix in ([tokenizer.special.sep], [20], []):  # of ntp, of [PRED], of k = 0
+        evaluation = evaluate.Evaluation(model, tokenizer, rows, [[[], suffix], [[], []]])
+        scores = analysis.linear(evaluation)
+        assert scores["singular_relative"] == pytest.approx(wanted, rel=1e-4)
+        own.add(round(scores["own/singular_relative"], 4))
+    assert len(own) == 3
+
+
+def test_examples_of_tokens_and_of_attention_can_be_read(tokenizer):
+    texts = {"en": WORDS, "de": [text.upper() for text in WORDS]}
+    evaluation = evaluate.Evaluation(tiny(), tokenizer, EvaluationRows("x", texts))
+    examples = analysis.token_examples(evaluation, 4)
+    assert [example[0][2] for example in examples] == [WORDS[0]] * 3 + [WORDS[1]]
+    for token, language, text in sum(examples, []):
+        assert token in text and text in texts[language]
+    rows = evaluation.ids["en"][:2]
+    weights = analysis.sentence_attention(evaluation, rows)
+    assert [each.shape for each in weights] == [(2, len(row)) for row in rows]
 
 
 def test_poolings_are_those_of_their_definitions(tokenizer):
@@ -239,8 +245,7 @@ def test_poolings_are_those_of_their_definitions(tokenizer):
     assert torch.allclose(words, torch.stack([states[0][1:-1].mean(0), states[1].mean(0)]))
     chance = torch.Generator().manual_seed(0)
     keys = (2 * torch.rand(32, 32, generator=chance) - 1) / 32 ** .5
-    query = torch.randn(32, generator=chance)
-    weights = ((states[0] @ keys.T) @ query / 32 ** .5).softmax(0)
+    weights = ((states[0] @ keys.T) @ torch.randn(32, generator=chance) / 32 ** .5).softmax(0)
     found = analysis.pool(evaluation, rows, "attention")[0]
     assert torch.allclose(found, weights @ states[0], atol=1e-6)
 
@@ -258,11 +263,11 @@ def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, t
     rows = [[special.cls, *a.tolist(), special.sep, *b.tolist(), special.sep]
             for a, b in zip(tokenizer.encode(first), tokenizer.encode(second))]
     bins = torch.tensor([row % 6 for row in range(36)]).clamp(max=4)
-    wanted = analysis.class_alignment(evaluation.embed(rows, "mean"), bins, 4)
-    assert found["gap/stsb/mean/class_alignment_4"] == pytest.approx(wanted, rel=1e-4)
+    wanted = analysis.of_classes(evaluation.embed(rows, "mean"), bins)
+    for metric, value in wanted.items():
+        assert found[f"gap/stsb/mean/{metric}"] == pytest.approx(value, rel=1e-4)
     plain = results_of(tiny(), tokenizer, toy_rows, ["gap"])
-    assert 0 <= plain["gap/en/cls/token"] <= 100
-    assert not any("semantic" in name for name in plain)
+    assert "gap/en/cls/token" in plain and "gap/en/cls/semantic" not in plain
     with pytest.raises(BadInput, match="set stsb cannot be probed"):
         results_of(tiny(), tokenizer, None, ["gap"], files=str(tmp_path), limit=4, sets=["stsb"])
 

@@ -1,5 +1,6 @@
 """data.py: tokenizers and rows of ids, the token store, the order of the rows, the masks."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import models, pre_tokenizers
 
 import corpora
 import data
+from corpora import store
 from corpora.program import BadInput
 from data import Batches, Tokenizer, open_corpus
 
@@ -122,6 +124,57 @@ def test_rows_held_out_are_not_trained_on_and_an_evaluation_reads_the_same(tmp_p
     assert test == corpora.evaluation_rows(path).texts["en"] and len(test) == 4
 
 
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "held.bin", "checksum",
+                                  "tokenizer.json"])
+def test_a_damaged_cache_is_made_anew_and_that_is_said(tmp_path, capsys, name):
+    path = tsv(tmp_path / "a.tsv", PAIRS)
+    first = small(path)
+    first = first.hash, first.tokens.tolist(), first.offsets.tolist(), first.rows.tolist()
+    file = next(one for one in sorted((tmp_path / "cache").rglob(name)))
+    (file.parent.parent / ".killed.part").mkdir()
+    whole = file.read_bytes()
+    for damaged in (whole[:len(whole) // 2], whole[4:] + whole[:4], whole + b"1", b""):
+        file.write_bytes(damaged)
+        again = small(path)
+        assert first == (again.hash, again.tokens.tolist(), again.offsets.tolist(),
+                         again.rows.tolist())
+        assert capsys.readouterr().err == f"{file.parent} is damaged: it is made anew\n"
+        assert file.read_bytes() == whole
+    assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+def test_all_of_a_file_says_what_it_is_and_a_large_one_is_not_read_twice(tmp_path, monkeypatch):
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"a\n" * 2_000_000)
+    monkeypatch.setattr(store, "LARGE", 1000)
+    read = []
+    pieces = store._pieces
+    monkeypatch.setattr(store, "_pieces", lambda path: read.append(path) or pieces(path))
+    first = store.fingerprint(path, tmp_path / "cache")
+    assert first == store.fingerprint(path, tmp_path / "cache") and len(read) == 1
+    memo, = (tmp_path / "cache/digests").iterdir()
+    memo.write_bytes(memo.read_bytes().replace(first[1][:4].encode(), b"0000"))
+    assert first == store.fingerprint(path, tmp_path / "cache") and len(read) == 2
+    times = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(2_000_000)
+        file.write(b"b")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert first != store.fingerprint(path, tmp_path / "cache") and len(read) == 3
+
+
+def test_files_that_are_there_twice_empty_or_changed_meanwhile_are_refused(tmp_path, monkeypatch):
+    path = tsv(tmp_path / "a.tsv", PAIRS)
+    (tmp_path / "b.tsv").symlink_to(path)
+    with pytest.raises(BadInput, match="b.tsv holds the same as .*a.tsv: give it once"):
+        small(f"{path},{tmp_path / 'b.tsv'}")
+    with pytest.raises(BadInput, match="h.tsv has no row that can be used .nothing below"):
+        small(tsv(tmp_path / "h.tsv", []))
+    monkeypatch.setattr(store.Store, "_write_arrays", lambda *_: tsv(tmp_path / "a.tsv", PAIRS[1:]))
+    with pytest.raises(BadInput, match="a was changed while it was read: start again"):
+        small(path)
+
+
 def test_an_interrupted_store_is_not_taken_for_whole(tmp_path, monkeypatch, capsys):
     path = tsv(tmp_path / "a.tsv", [*PAIRS, ("only one", " ")])
     def stopped(*_):
@@ -188,8 +241,6 @@ def test_a_batch_depends_on_seed_step_and_rank_alone(toy, in_batch):
     assert texts(make(8).examples(0)) != forwards[0] != texts(other.examples(0))
     draws = [one.rng(3).random(), two.rng(3).random(), one.rng(4).random(), other.rng(3).random()]
     assert draws[0] == draws[1] and len(set(draws)) == 3
-    cut = Batches(toy, 1, 8, 7, max_length=4).examples(0)
-    assert {len(ids) for example in cut for ids in example} == {4}
 
 
 def test_no_text_is_twice_in_a_step_that_compares_over_all_ranks(tmp_path):
@@ -203,6 +254,22 @@ def test_no_text_is_twice_in_a_step_that_compares_over_all_ranks(tmp_path):
             assert len({ids for example in both for ids in example}) == 2 * batch * views
     with pytest.raises(BadInput, match="--batch 11 on 2 rank.*has only 20 rows"):
         Batches(corpus, 2, 11, 1, world=2, in_batch=True)
+
+
+def test_an_example_knows_its_columns_and_what_of_it_is_cut(tmp_path):
+    table = [("", "h", "i b c d e"), ("j k l m", "", "n"), ("o", "p", "q r s t u v")]
+    corpus = small(tsv(tmp_path / "w.tsv", table, "en\tde\tfr\n"), holdout=False)
+    assert corpus.count_cut(3) == (3, 7) and corpus.count_cut(99) == (0, 7)
+    assert open_corpus("toy", corpus.tokenizer, langs="de", count=9, block=16).count_cut(9)[0] > 9
+    found = set()
+    for step in range(9):
+        for example in Batches(corpus, 2, 3, 0, max_length=3).examples(step):
+            found.add((example.columns, example.cut))
+            assert max(map(len, example)) <= 3
+    assert found == {((1, 2), (False, True)), ((2, 1), (True, False)), ((0, 2), (True, False)),
+                     ((0, 1), (False, False)), ((0, 2), (False, True))}
+    plain = data.Example(["a", "b"])
+    assert plain.columns == (0, 1) and plain.cut == (False, False) and plain == ("a", "b")
 
 
 def test_chats_may_open_alike_and_end_with_their_system_text(tmp_path):

@@ -1,9 +1,13 @@
 """Public data sets: listed, fetched whole or not at all, never fetched twice. Offline."""
 
+import contextlib
 import hashlib
+import http.server
 import io
 import re
 import tarfile
+import threading
+import time
 import zipfile
 
 import pytest
@@ -91,7 +95,7 @@ def test_an_archive_becomes_the_folder_of_its_name(source, tmp_path, name, conte
 
 
 @pytest.mark.parametrize("name, content, sha256, said", [
-    ("a.txt", b"other", "0" * 64, "invalid hash value"),
+    ("a.txt", b"other", "0" * 64, "its sha256 is"),
     ("set.zip", b"no zip", True, "set.zip cannot be unpacked"),
     ("set.tar.gz", tar(a="1" * 9999)[:40], True, "set.tar.gz cannot be unpacked"),
     ("set.tar.gz", tar(**{"..__..__evil": "1"}), True, "set.tar.gz cannot be unpacked"),
@@ -103,6 +107,30 @@ def test_what_is_not_whole_or_not_safe_is_refused(source, tmp_path, name, conten
     assert "\n" not in str(refused.value) and "again" in str(refused.value)
     assert set(listing(tmp_path / "data/x")) <= {name} - {"a.txt"}
     assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("length, pieces, said", [
+    (3, 3, ""), (9, 3, "only 3 of its 9 bytes came"), (500, 500, "it sends less than 1000 bytes")])
+def test_a_download_that_is_cut_or_trickles_ends_and_leaves_nothing(
+        tmp_path, monkeypatch, length, pieces, said):
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            for _ in range(pieces):
+                self.wfile.write(b"x")
+                time.sleep(.01)
+
+    monkeypatch.setattr(download, "PATIENCE", .2)
+    monkeypatch.setenv("no_proxy", "*")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = download.File(f"http://127.0.0.1:{server.server_port}/a.txt")
+        with pytest.raises(BadInput, match=said) if said else contextlib.nullcontext():
+            download.fetch(file, tmp_path / "a.txt")
+        server.shutdown()
+    assert listing(tmp_path) == ([] if said else ["a.txt"])
 
 
 @pytest.mark.parametrize("name, said", [

@@ -17,7 +17,7 @@ import evaluate
 import train
 from corpora import EvaluationRows
 from corpora.program import BadInput, exit_status
-from data import ROLES, Tokenizer, rows_of
+from data import ROLES, Example, Tokenizer, rows_of
 from interop import huggingface
 from interop.families import FAMILIES, spell
 from interop.huggingface import build, part_shapes
@@ -131,7 +131,7 @@ def test_openelm_equals_its_definition_written_out_in_float64():
     found = model(Packed.of([decoders.TOKENS], causal=True))
     assert (found - states).abs().max() < 1e-12
     assert (model.logits(found) - logits).abs().max() < 1e-12
-    with pytest.raises(BadInput, match="the nearest, llama, cannot have layer_shapes"):
+    with pytest.raises(BadInput, match="the nearest, qwen3, cannot have layer_shapes"):
         spell(model.config, tokenizer_of("llama-3").special)
 
 
@@ -210,7 +210,7 @@ def written(tokenizer, text):
 def example_of(tokenizer, with_system):
     """(text, answer, system text) as ids, or the first two."""
     ids = tokenizer.encode([TEXTS[key] for key in "UAS"])
-    return tuple(ids if with_system else ids[:2])
+    return Example(ids if with_system else ids[:2])
 
 
 @pytest.mark.parametrize("family", ROW)
@@ -238,7 +238,7 @@ def test_a_row_of_next_token_prediction_is_what_the_chat_template_writes(
         return [[]], [True]
 
     monkeypatch.setattr(evaluate, "generate", generate)
-    model = SimpleNamespace(config=SimpleNamespace(max_positions=128))
+    model = SimpleNamespace(config=SimpleNamespace(max_positions=128, pool="last"))
     rows = EvaluationRows("x", {"user": [TEXTS["U"]] * 2, "assistant": [TEXTS["A"]] * 2},
                           [TEXTS["S"]] * 2 if with_system else None)
     evaluate.Evaluation(model, tokenizer, rows).answers_of(slice(1))

@@ -1,20 +1,29 @@
 """Fine-tuning: the loop, rows of pairs, places of answers, windows, the matrix of languages."""
 
+import errno
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 import torch
+import transformers
 from test_tasks import tiny, write_run
-from tokenizers import models, pre_tokenizers
+from tokenizers import processors
 
+import evaluate
 from corpora import toy
 from corpora.program import exit_status
 from data import Tokenizer
+from interop import huggingface
+from model import Packed
 from tasks import __main__ as command
 from tasks import finetune, sets
 
+ROOT = Path(__file__).parent.parent
 CAUSE = {}
 for lang in ("en", "de"):  # is there a because or although?
     meanings = toy.meanings("train", 300)
@@ -27,14 +36,12 @@ def tokenizer():
     return Tokenizer.train([*texts, "日本語のテキスト, naïve café"], 700)
 
 
-def encoder(**changes):
-    shape = dict(vocab=700, layers=1, max_positions=96, pool="mean")
-    return tiny(**(shape | changes))
-
-
-@pytest.fixture(scope="module")
-def folder(tokenizer, tmp_path_factory):
-    return write_run(tmp_path_factory.mktemp("run"), encoder(), tokenizer)
+@pytest.fixture
+def new_run(tokenizer, tmp_path):
+    def make(name="run", **changes):
+        shape = dict(vocab=700, layers=1, max_positions=96, pool="mean")
+        return write_run(tmp_path / name, tiny(**(shape | changes)), tokenizer)
+    return make
 
 
 @pytest.fixture
@@ -50,166 +57,191 @@ def causes(monkeypatch):
 
 
 def asked(folder, capsys, *flags):
+    """-> status, what was printed (of JSON the numbers), what was said."""
     status = exit_status(command.main, ["finetune", str(folder), "--device", "cpu", *flags])
     shown = capsys.readouterr()
-    return status, shown.out, shown.err
+    found = {}
+    for line in shown.out.splitlines() if "--json" in flags else ():
+        found |= json.loads(line)
+    return status, found or shown.out, shown.err
 
 
 # ---- the loop
 
 
-def test_the_loop_learns_a_separable_task_and_says_so(folder, causes, capsys):
-    status, out, err = asked(folder, capsys, "--task", "sst2", "--epochs", "5", "--lr", "1e-2",
-                             "--json")
-    found = json.loads(out)
-    written = (folder / "finetune-sst2.json").read_text(encoding="utf-8")
-    assert status == 0 and found == json.loads(written) and found["sst2/train_rows"] == 200
-    assert found["sst2/accuracy"] > 85 > 65 > found["sst2/majority"] >= 50
-    lines = [line for line in err.splitlines() if ", epoch " in line]
-    epochs = [float(line.split("accuracy ")[1].split(",")[0]) for line in lines]
-    assert len(epochs) == 5  # the last epoch is reported, not the best
-    assert found["sst2/accuracy"] == pytest.approx(epochs[-1], abs=.01)
-    assert found["sst2/accuracy/best_epoch"] == pytest.approx(max(epochs), abs=.01)
-
-
-def test_languages_are_tested_zero_shot_and_the_control_has_fresh_weights(folder, causes, capsys):
-    status, out, _ = asked(folder, capsys, "--task", "xnli", "--untrained", "--seeds", "1,2",
-                           "--epochs", "1", "--lr", "1e-3", "--json", "--limit", "48",
-                           "--eval-limit", "40")
-    found = json.loads(out)
+def test_what_is_learned_is_tested_zero_shot_and_the_control_has_fresh_weights(new_run, causes,
+                                                                               capsys):
+    folder = new_run()
+    status, found, err = asked(folder, capsys, "--task", "xnli", "--untrained", "--seeds", "1,2",
+                               "--epochs", "4", "--lr", "1e-2", "--json")
+    written = json.loads((folder / "finetune-xnli.json").read_text(encoding="utf-8"))
+    assert status == 0 and found.items() <= written.items() and found["xnli/train_rows"] == 200
+    assert found["mnli/accuracy"] > 85 > 65 > found["mnli/majority"] >= 50
     each = [found[f"xnli/accuracy/{lang}"] for lang in ("en", "de")]
-    assert status == 0 and found["xnli/accuracy"] == pytest.approx(sum(each) / 2)
+    assert found["xnli/accuracy"] == pytest.approx(sum(each) / 2)
     values = [found[f"xnli/accuracy/de/seed_{seed}"] for seed in (1, 2)]
     assert found["xnli/accuracy/de"] == pytest.approx(np.mean(values))
     assert found["xnli/accuracy/de/sd"] == pytest.approx(np.std(values, ddof=1))
-    assert found["xnli/train_rows"] == 48 and 33 < found["xnli/majority"] < 100
     assert {"xnli/accuracy/de/untrained", "mnli/accuracy/untrained/seed_2"} <= set(found)
+    losses = [float(line.split("loss ")[1]) for line in err.splitlines() if ", epoch " in line]
+    assert len(losses) == 16 and losses[0] > .3 > .1 > losses[3]
 
 
-def test_a_stopped_run_and_a_diverged_one_write_nothing(tokenizer, causes, tmp_path, capsys,
-                                                        monkeypatch):
-    folder = write_run(tmp_path / "run", encoder(), tokenizer)
+def test_a_diverged_run_writes_nothing_and_a_full_disk_loses_nothing(new_run, causes, capsys,
+                                                                     monkeypatch):
+    folder = new_run()
     before = sorted(folder.iterdir())
-    status, out, err = asked(folder, capsys, "--task", "sst2", "--lr", "1e30", "--epochs", "2")
-    assert status == 2 and out == "" and "lower --lr" in err
+    status, out, err = asked(folder, capsys, "--task", "sst2", "--lr", "1e30", "--epochs", "1")
+    assert (status, out) == (2, "") and "lower --lr" in err
 
-    def stopped(*_):
-        raise KeyboardInterrupt
+    def full(*paths):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(finetune, "predict", stopped)
-    assert asked(folder, capsys, "--task", "sst2", "--epochs", "1")[0] == 130
+    monkeypatch.setattr("os.replace", full)
+    status, found, err = asked(folder, capsys, "--task", "sst2", "--limit", "8", "--json")
+    assert status == 2 and found["sst2/train_rows"] == 8 and "No space left" in err
     assert sorted(folder.iterdir()) == before
+
+
+def test_another_pooling_is_another_result_in_a_file_of_its_own(new_run, causes, capsys):
+    folder = new_run()
+    flags = ["--task", "sst2", "--limit", "16", "--epochs", "1", "--eval-limit", "9", "--json"]
+    found = {pool: asked(folder, capsys, *flags, "--pool", pool)[1] for pool in ("mean", "cls")}
+    assert found["mean"] == asked(folder, capsys, *flags)[1]  # the model's own
+    assert {f"finetune-sst2{end}.json" for end in ("", "-cls", "-mean")} <= {
+        path.name for path in folder.iterdir()}
+    rows = [np.arange(5), np.arange(3)]
+    model = finetune.Finetuned(evaluate.open_run(folder).model, 2, False, 4, "cls").eval()
+    states = torch.stack([model.encoder(Packed.of([row]))[0] for row in rows])
+    assert torch.allclose(model(Packed.of(rows)), model.head(states), atol=1e-6)
 
 
 # ---- classification
 
 
-@pytest.mark.parametrize("task, columns, metrics", [
-    ("mrpc", ("sentence1", "sentence2", "label"), {"accuracy", "f1"}),
-    ("stsb", ("s1_en", "s2_en", "score"), {"pearson", "spearman"})])
-def test_files_are_trained_on_whole_and_have_glues_metrics(folder, tmp_path, capsys, task, columns,
-                                                           metrics):
-    train = {"mrpc": "mrpc_train", "stsb": "stsb_multi_train"}[task]
-    for name, count in ((train, 30), (train.replace("train", "test"), 12)):
-        lines = ["\t".join(columns), *(f"a b\tc {row}\t{row % 2}" for row in range(count))]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    status, out, _ = asked(folder, capsys, "--task", task, "--files", str(tmp_path), "--epochs",
-                           "1", "--max-length", "16")
-    found = json.loads((folder / f"finetune-{task}.json").read_text(encoding="utf-8"))
-    assert status == 0 and f"{task}/train_rows" in out and found[f"{task}/train_rows"] == 30
-    assert {name.split("/")[1] for name in found if name.endswith("best_epoch")} == metrics
-    assert (f"{task}/majority" in found) == (task == "mrpc")
+def write_pairs(folder, texts=("a b", "c")):
+    """MRPC and STS-B, tiny."""
+    headers = {"mrpc": "sentence1\tsentence2\tlabel", "stsb_multi": "s1_en\ts2_en\tscore"}
+    for name, header in headers.items():
+        for split, count in (("train", 30), ("test", 12)):
+            rows = "".join("\t".join([*texts, f"{row % 2}\n"]) for row in range(count))
+            (folder / f"{name}_{split}.tsv").write_text(f"{header}\n{rows}", encoding="utf-8")
+
+
+def test_several_tasks_have_glues_metrics_and_their_mean(new_run, tmp_path, capsys):
+    write_pairs(tmp_path)
+    flags = ["--files", str(tmp_path), "--epochs", "1", "--json", "--out", str(tmp_path / "all")]
+    status, found, _ = asked(new_run(), capsys, "--task", "mrpc,stsb", "--untrained", *flags)
+    assert status == 0 and found["mrpc/train_rows"] == found["stsb/train_rows"] == 30
+    assert {"mrpc/f1", "mrpc/majority", "stsb/spearman"} <= set(found)
+    assert "stsb/majority" not in found and "glue/mean" not in found
+    for kind in ("", "/untrained"):
+        each = [found[name + kind] for name in ("mrpc/accuracy", "stsb/pearson")]
+        assert found[f"glue/mean/of_2{kind}"] == pytest.approx(sum(each) / 2)
+    assert found.items() <= json.loads((tmp_path / "all").read_text(encoding="utf-8")).items()
+
+
+def test_a_killed_run_leaves_nothing_and_is_the_same_when_done_again(new_run, tmp_path, capsys):
+    write_pairs(tmp_path)
+    flags = ["--task", "mrpc", "--files", str(tmp_path), "--json"]
+    folder = new_run()
+    before = sorted(folder.iterdir())
+    words = [sys.executable, "-m", "tasks", "finetune", str(folder), "--device", "cpu", *flags]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while "epoch 1" not in process.stderr.readline():
+            assert process.poll() is None
+        process.kill()
+    assert sorted(folder.iterdir()) == before
+    status, found, _ = asked(folder, capsys, *flags)
+    assert status == 0 and found == asked(new_run("whole"), capsys, *flags)[1]
 
 
 @pytest.mark.parametrize("first, second, wanted", [
     (3, 4, (3, 4)), (9, 3, (5, 3)), (3, 9, (3, 5)), (5, 9, (4, 4)), (12, None, (9,))])
 def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(tokenizer, first, second, wanted):
     special = tokenizer.special
-    a = np.arange(100, 100 + first)
     b = None if second is None else np.arange(200, 200 + second)
-    row = finetune.pair_row(a, b, special, 11)
+    row = finetune.pair_row(np.arange(100, 100 + first), b, special, [special.sep], 11)
     lengths = np.diff(np.flatnonzero((row == special.sep) | (row == special.cls))) - 1
     assert tuple(lengths) == wanted and row[0] == special.cls and row[1] == 100
 
 
-def test_the_published_means_of_xnli_and_mlqa():
-    values = dict.fromkeys(finetune.XNLI, 50.0) | {"ko": 0.0}
-    assert finetune.means(values, "xnli") == {"": 50, "/all": pytest.approx(750 / 16)}
-    cells = {"de-de": 1.0, "de-en": 2.0, "en-de": 4.0, "en-en": 5.0}
-    assert finetune.means(cells, "mlqa") == {"": 3, "/xlt": 3, "/gxlt": 3}
+FRAMES = {"bert": (processors.BertProcessing, "[SEP]", "[CLS]"),
+          "xlm-roberta": (processors.RobertaProcessing, "</s>", "<s>")}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_pretrained_model_reads_pairs_as_transformers_does_and_is_fine_tuned(name, tmp_path,
+                                                                               capsys):
+    source = ROOT / "tests" / "golden" / name
+    huggingface.import_model(source, tmp_path / "run")
+    run = evaluate.open_run(tmp_path / "run")
+    model = finetune.Finetuned(run.model, 2, False, run.tokenizer.special.sep).eval()
+    theirs = transformers.AutoModel.from_pretrained(source, add_pooling_layer=False).eval()
+    frame, *names = FRAMES[name]
+    inner = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    inner.post_processor = frame(*((one, inner.token_to_id(one)) for one in names))
+    middle = finetune.between(run)
+    pairs = [("the dog runs .", "two red cats"), ("a cat", "ein hund sees the two dogs")]
+    rows = []
+    states = []
+    for texts in pairs:
+        gold = inner.encode(*texts)
+        rows.append(finetune.pair_row(*run.tokenizer.encode(texts), run.tokenizer.special, middle,
+                                      20))
+        assert rows[-1].tolist() == gold.ids
+        kinds = torch.tensor([gold.type_ids])
+        states.append(theirs(torch.tensor([gold.ids]), token_type_ids=kinds)[0][0])
+    assert torch.allclose(model.states(Packed.of(rows)), torch.cat(states), atol=1e-5)
+    asking, context = pairs[0]
+    question = finetune.Question(context, asking, ["red"], 4, ("en", "en"))
+    made, _ = finetune.cut_windows([question], run.tokenizer, middle, 20)
+    assert made[0].row.tolist() == rows[0].tolist()
+    assert made[0].at + made[0].count == len(rows[0]) - 1
+    write_pairs(tmp_path, pairs[0])
+    flags = ["--task", "mrpc", "--files", str(tmp_path), "--epochs", "1"]
+    assert asked(run.folder, capsys, *flags)[0] == 0
 
 
 # ---- answers
 
 
-@pytest.mark.parametrize("count, room, stride", [
-    (1, 10, 4), (13, 10, 5), (97, 10, 0), (300, 120, 60)])
-def test_windows_are_those_of_tokenizers_and_each_token_has_one_best_context(count, room, stride):
-    """The rule of BERT's run_squad, written out."""
-    vocabulary = {str(i): i for i in range(400)}
-    counting = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
-    counting.pre_tokenizer = pre_tokenizers.Whitespace()
-    counting.enable_truncation(room, stride=stride)
-    found = counting.encode(" ".join(map(str, range(count))))
-    parts, best = finetune.windows(count, room, stride)
-    assert parts == [(each.ids[0], each.ids[-1] + 1) for each in (found, *found.overflowing)]
-    for token in range(count):
-        scores = []
-        for place, (first, last) in enumerate(parts):
-            if first <= token < last:
-                shorter = min(token - first, last - 1 - token)
-                scores.append((shorter + .01 * (last - first), -place))
-        assert best[token] == -max(scores)[1]
-
-
-def test_the_best_span_is_that_of_a_search_over_all():
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        outputs = torch.tensor(rng.normal(size=(20, 2)), dtype=torch.float32)
-        own = rng.random(12) < .7
-        window = finetune.Window(np.zeros(20), 0, 5, 100, own)
-        spans = []
-        for i in np.flatnonzero(own).tolist():
-            spans += [((outputs[5 + i, 0] + outputs[5 + j, 1]).item(), 100 + i, 100 + j)
-                      for j in range(i, 12)]
-        score, first, last = max(spans)
-        found = finetune.best_span(outputs, window)
-        assert found == (pytest.approx(score), first, last)
+WORDS = {"en": ("The river {} flows past Bonn and Köln for many days . ", "Which river?"),
+         "de": ("Der Fluß {} fließt an Bonn und Köln vorbei . ", "Welcher Fluß?")}
 
 
 def write_qa(folder):
-    """SQuAD to train on, and MLQA of two languages, as they are distributed."""
-    words = {"en": "The river {} flows past Bonn and Köln for many days . ",
-             "de": "Der Fluß {} fließt an Bonn und Köln vorbei . "}
-    ask = {"en": "Which river?", "de": "Welcher Fluß?"}
-    files = {"squad/train-v1.1.json": ("en", "en"), "squad/dev-v1.1.json": ("en", "en")}
-    for a in words:
-        for b in words:
-            files[f"mlqa/MLQA_V1/test/test-context-{a}-question-{b}.json"] = (a, b)
+    """SQuAD to train on, a question a line, and as they are distributed SQuAD's dev rows and MLQA
+    of two languages."""
+    files = {"squad/dev-v1.1.json": ("en", "en")}
+    for a in WORDS:
+        files |= {f"mlqa/MLQA_V1/test/test-context-{a}-question-{b}.json": (a, b) for b in WORDS}
     for path, (lang, asking) in files.items():
-        rows = []
+        documents = []
+        lines = []
         for name in "Rhine Łaba Főn Øy Aare Tejo Ebro Volga".split():
-            context = words[lang].format(name)
-            answer = {"text": name, "answer_start": context.index(name)}
-            rows.append({"context": context, "qas": [{"question": ask[asking],
-                                                      "answers": [answer]}]})
+            context = WORDS[lang][0].format(name)
+            answers = [{"text": name, "answer_start": context.index(name)}]
+            asked = {"question": WORDS[asking][1], "answers": answers}
+            documents.append({"paragraphs": [{"context": context, "qas": [asked]}]})
+            lines.append(json.dumps(asked | {"context": context}))
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"data": [{"title": "rivers", "paragraphs": rows}]})
-        (folder / path).write_text(text, encoding="utf-8")
+        (folder / path).write_text(json.dumps({"data": documents}), encoding="utf-8")
+        if path.startswith("squad"):
+            (folder / "qa").mkdir()
+            (folder / "qa" / "squad_v1.1_train.jsonl").write_bytes("\n".join(lines).encode())
 
 
-def test_the_whole_matrix_is_tested_and_its_means_are_right(folder, tmp_path, capsys):
+def test_the_whole_matrix_is_tested_and_learned(new_run, tmp_path, capsys):
     write_qa(tmp_path)
-    status, out, _ = asked(folder, capsys, "--task", "mlqa", "--files", str(tmp_path), "--epochs",
-                           "30", "--lr", "3e-3", "--max-length", "64", "--json")
-    found = json.loads(out)
-    pairs = ("de-de", "de-en", "en-de", "en-en")
-    cells = {pair: found[f"mlqa/f1/{pair}"] for pair in pairs}
-    assert status == 0 and found["mlqa/f1"] == pytest.approx(sum(cells.values()) / 4)
-    assert found["mlqa/f1/xlt"] == pytest.approx((cells["de-de"] + cells["en-en"]) / 2)
-    assert found["mlqa/f1/gxlt"] == pytest.approx((cells["de-en"] + cells["en-de"]) / 2)
+    status, found, _ = asked(new_run(), capsys, "--task", "mlqa", "--files", str(tmp_path),
+                             "--epochs", "30", "--lr", "3e-3", "--max-length", "64", "--json")
+    cells = [found[f"mlqa/f1/{pair}"] for pair in ("de-de", "en-en", "de-en", "en-de")]
+    assert status == 0 and found["mlqa/f1"] == pytest.approx(sum(cells) / 4)
+    assert found["mlqa/f1/xlt"] == pytest.approx(sum(cells[:2]) / 2)
+    assert found["mlqa/f1/gxlt"] == pytest.approx(sum(cells[2:]) / 2)
     assert found["mlqa/train_rows"] == 8
-    assert found["squad/f1"] == cells["en-en"] > 60 and found["squad/f1"] >= found["squad/exact"]
+    assert found["squad/f1"] == cells[1] > 60 and found["squad/f1"] >= found["squad/exact"]
 
 
 def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
@@ -218,14 +250,18 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
             ("hi", "नदी " * 30 + "गंगा भारत में है।", "गंगा"), ("de", "Der Rhein.", "Rhein")]
     questions = [finetune.Question(text, "where is it " * 40, [answer], text.index(answer),
                                    (lang, "en")) for lang, text, answer in rows]
-    made, places = finetune.cut_windows(questions, tokenizer, 96)
-    assert len(made) > len(questions) + 5 and max(len(window.row) for window in made) == 96
-    assert sum(window.own.sum() for window in made) == sum(map(len, places))
+    made, places = finetune.cut_windows(questions, tokenizer, [tokenizer.special.sep], 96)
+    assert max(len(window.row) for window in made) == 96
+    # Each window has half of the one before; the last ends where the context does
+    ends = {window.question: window.first + window.count for window in made}
+    assert list(ends.values()) == [len(one) for one in places] and len(made) > 9
+    for left, right in zip(made, made[1:]):
+        assert right.first in (0, left.first + left.count - left.count // 2)
     outputs = []  # of a model that knows the answers
     for window in made:
         logits = torch.zeros(len(window.row), 2)
         start, end = finetune.gold_span(questions[window.question], places[window.question])
-        if window.first <= start and end < window.first + len(window.own):
+        if window.first <= start and end < window.first + window.count:
             logits[window.at + start - window.first, 0] = 9
             logits[window.at + end - window.first, 1] = 9
         logits[1:window.at - 1] = 99  # it would rather answer with the question
@@ -236,34 +272,29 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
         assert judge([torch.zeros(len(window.row), 2) for window in made])["exact"] < 50
 
 
-def test_jsonl_and_squads_json_are_the_same_questions(tmp_path):
-    write_qa(tmp_path)
-    plain = finetune.read_questions("mlqa", tmp_path)["de-en"]
-    lines = [json.dumps({"lang_context": "de", "lang_question": "en", "context": q.context,
-                         "question": q.question,
-                         "answers": [{"text": q.answers[0], "start": q.start}]}) for q in plain]
-    path = tmp_path / "other" / "qa" / "mlqa_test.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("\n".join(lines), encoding="utf-8")
-    assert finetune.read_questions("mlqa", tmp_path / "other") == {"de-en": plain}
-
-
 # ---- bad input
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--task", "xmli"], "did you mean xnli?"), (["--tusk", "sst2"], "--task"),
-    (["--task", "sst2", "--max-length", "500"], "at most 96 tokens"),
+    (["--task", "xmli"], "did you mean xnli?"), (["--task", ""], "--task "),
+    (["--task", "sst2", "--max-length", "500"], "8 to 96 tokens"),
+    (["--task", "squad", "--max-length", "3"], "8 to 96 tokens"),
+    (["--task", "squad", "--pool", "cls"], "--pool cls has no effect on squad"),
     (["--task", "sst2", "--lr", "nan"], "--lr: nan"),
     (["--task", "sst2", "--seeds", "1,x"], "whole numbers"),
-    (["--task", "mlqa", "--files", "nowhere"], "python -m corpora.download"),
+    (["--task", "glue", "--files", "nowhere"], "python -m corpora.download"),
+    (["--task", "squad", "--files", "FILES"], "not questions with answers"),
     (["--task", "sst2", "--device", "abacus"], "'abacus'")])
-def test_each_mistake_is_one_line(folder, capsys, flags, message):
-    status, out, err = asked(folder, capsys, *flags)
-    last = err.splitlines()[-1]
-    assert (status, out) == (2, "") and message in last and last.startswith("error: ")
+def test_each_mistake_is_one_line(new_run, tmp_path, capsys, flags, message):
+    (tmp_path / "squad").mkdir()
+    text = '{"data": [{"paragraphs": [{"context": "", "qas": [{"answers": [{"text": 1}]}]}]}]}'
+    (tmp_path / "squad" / "dev-v1.1.json").write_text(text, encoding="utf-8")
+    flags = [flag.replace("FILES", str(tmp_path)) for flag in flags]
+    status, out, err = asked(new_run(), capsys, *flags)
+    assert (status, out) == (2, "") and message in err and err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
-def test_a_vector_that_has_read_nothing_is_refused(tokenizer, causes, tmp_path, capsys):
-    folder = write_run(tmp_path / "run", encoder(causal=True, pool="cls"), tokenizer)
+def test_a_vector_that_has_read_nothing_is_refused(new_run, capsys):
+    folder = new_run(causal=True, pool="cls")
     assert "has read nothing" in asked(folder, capsys, "--task", "sst2")[2]

@@ -1,17 +1,18 @@
 """What a causal model writes, and what counts as right."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from test_tasks import tiny as encoder
+from test_tasks import tiny_tokenizer
 
 import corpora
 import evaluate
 from corpora.program import BadInput
-from data import Tokenizer
-from model import DECODER, Model, ModelConfig, Packed, save
+from model import DECODER, Model, ModelConfig, Packed
+from tasks import metrics
 
 # ---- generate
 
@@ -69,7 +70,7 @@ def test_generating_is_greedy_decoding_by_whole_forwards_for_prompts_of_any_leng
     stop = max(range(40), key=often.count)
     wanted = [plain_generate(model, prompt, stop, 9) for prompt in prompts]
     assert 1 < sum(stopped for _, stopped in wanted) < 11
-    assert wanted[6] == ([], False) and len(wanted[3][0]) <= 4           # no room; little room
+    assert wanted[6] == ([], False) and len(wanted[3][0]) <= 4  # no room; little room
     for tokens_per_batch in (1, 40, 100, 10_000):
         found = evaluate.generate(model, prompts, stop, 9, tokens_per_batch)
         assert list(zip(*found)) == wanted
@@ -81,7 +82,7 @@ def test_generating_leaves_no_trace_and_refuses_a_model_that_has_diverged():
     model = writer("llama", dropout=.5).train()
     state = torch.get_rng_state()
     first = evaluate.generate(model, [[1, 2], [3]], 0, 5)
-    assert first == evaluate.generate(model, [[1, 2], [3]], 0, 5)        # no dropout
+    assert first == evaluate.generate(model, [[1, 2], [3]], 0, 5)  # no dropout
     assert all(module.training for module in model.modules())
     assert torch.equal(state, torch.get_rng_state())
     assert evaluate.generate(model, [], 0, 5) == ([], [])
@@ -96,12 +97,12 @@ def test_generating_leaves_no_trace_and_refuses_a_model_that_has_diverged():
 
 @pytest.mark.parametrize("written, gold, exact, begins", [
     ("(.*)(dog)", "(.*)(dog)", True, True),
-    ("  (.*)(dog)\n", "(.*)(dog) ", True, True),             # space around does not count
-    ("(.*)( dog)", "(.*)(dog)", False, False),               # space inside does, and case
+    ("  (.*)(dog)\n", "(.*)(dog) ", True, True),  # space around does not count
+    ("(.*)( dog)", "(.*)(dog)", False, False),  # space inside does, and case
     ("(.*)(DOG)", "(.*)(dog)", False, False),
     ("(.*)(dog)(.*)", "(.*)(dog)", False, True),
     ("(.*)(do", "(.*)(dog)", False, False),
-    (" \n", "(.*)(dog)", False, False),                      # nothing written is always wrong
+    (" \n", "(.*)(dog)", False, False),  # nothing written is always wrong
     ("", "", False, False), ("anything", "", False, False),
 ])
 def test_which_answers_count_as_right(written, gold, exact, begins):
@@ -111,13 +112,11 @@ def test_which_answers_count_as_right(written, gold, exact, begins):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.train(["the cat sees seven dogs", "die Katze sieht sieben Hunde"], 300)
+    return tiny_tokenizer()
 
 
-def tiny(causal=True, longest=48):
-    torch.manual_seed(1)
-    return Model(ModelConfig(vocab=300, width=32, layers=2, heads=2, ffn_dim=64, pool="last",
-                             max_positions=longest, causal=causal, dropout=.1))
+def tiny():
+    return encoder("last", causal=True)
 
 
 @pytest.fixture()
@@ -147,28 +146,29 @@ def test_the_scores_of_known_answers(tokenizer, scripted):
     said, asked = scripted
     said += [("Katze", True), ("Hunde sieben", False), ("Katze sieht", False), ("", True)]
     one = evaluate.Evaluation(tiny(), tokenizer, rows(PROMPTS, GOLDS))
-    plain = {"exact": 50, "startswith": 75, "stop": 50, "truncated": 50, "prompts_cut": 25,
-             "rows": 4}
+    plain = {"exact": 50, "startswith": 75, "stop": 50, "rows": 4}
     assert evaluate.task_generate(one) == plain
-    one.train_texts = {"seven dogs", "Katze", "the cat"}
+    judged, _ = metrics.judge_texts(one.answers, None)
+    assert metrics.answer_scores(one.answers, judged) == plain
     known = {"exact_new_prompt": 50, "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3),
              "rows_unseen": 3}
-    assert evaluate.task_generate(one) == plain | known
-    one.train_texts = {*PROMPTS, *GOLDS, ("dogs " * 100).strip()}
-    found = evaluate.task_generate(one)
-    assert found["rows_unseen"] == 0 and "exact_unseen" not in found     # a share of no rows
-    assert len(asked) == 1                                   # answers are written once
+    found = metrics.answer_scores(one.answers, judged, {"seven dogs", "Katze", "the cat"})
+    assert found == plain | known
+    trained = {*PROMPTS, *GOLDS, ("dogs " * 100).strip()}
+    found = metrics.answer_scores(one.answers, judged, trained)
+    assert found["rows_unseen"] == 0 and "exact_unseen" not in found  # a share of no rows
+    assert len(asked) == 1  # answers are written once
     prompts, stop, max_new = asked[0]
     assert max_new == 2 * max(len(ids) for ids in tokenizer.encode(GOLDS)) + 8
     ids = tokenizer.encode(["the cat"])[0].tolist()
     assert prompts[0] == [tokenizer.special.cls, *ids, stop] and stop == tokenizer.special.sep
-    assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop   # there is room
+    assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop  # there is room
 
 
 def test_answers_that_are_left_out_do_not_count():
-    answers = evaluate.Answers(["a", "b", "c"], ["x", "y", "z"], [""] * 3, [True, True, False], 0)
+    answers = evaluate.Answers(["a", "b", "c"], ["x", "y", "z"], [""] * 3, [True, True, False])
     judged = {"equal": [True, None, False], "firm": [None] * 3}
-    found = evaluate.answer_scores(answers, judged, {"c"})
+    found = metrics.answer_scores(answers, judged, {"c"})
     assert "firm" not in found and found["equal"] == found["equal_unseen"] == 50
     assert found["rows"] == 3 and found["rows_unseen"] == 2 and found["rows_new_prompt"] == 1
 
@@ -200,28 +200,6 @@ def test_a_causal_model_answers_one_column_with_another(tokenizer):
     texts = corpora.evaluation_rows("regex", None, "test", 12)
     found = evaluate.run(evaluate.Evaluation(tiny(), tokenizer, texts, answer_limit=7, max_new=3))
     assert found["generate/rows"] == 7 and found["retrieval/rows"] == 12
-    assert found["generate/stop"] + found["generate/truncated"] == 100
     three = corpora.evaluation_rows("toy", ["en", "de", "fr"], "test", 9)
     with pytest.raises(BadInput, match="toy has 3: choose two with --langs"):
         evaluate.run(evaluate.Evaluation(tiny(), tokenizer, three), ["generate"])
-
-
-def test_the_command_knows_which_answers_were_in_the_training_data(tokenizer, tmp_path, capsys):
-    train = tmp_path / "train.tsv"
-    test = tmp_path / "test.tsv"
-    for path, count, answers in ((train, 30, 7), (test, 36, 9)):
-        lines = [f"say {row}\tanswer {row % answers}\n" for row in range(count)]
-        path.write_text("".join(lines), encoding="utf-8")
-    save(tiny(), tmp_path / "model.pt")
-    tokenizer.save(tmp_path / "tokenizer.json")
-    first = {"config": {"data": str(train), "langs": "", "eval_data": str(test)}}
-    (tmp_path / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
-    words = [str(tmp_path), "--tasks", "generate", "--max-new", "2", "--device", "cpu", "--json"]
-    assert evaluate.exit_status(evaluate.main, words) == 0
-    found = json.loads(capsys.readouterr().out)
-    counts = [found[f"generate/rows{name}"] for name in ("", "_new_prompt", "_unseen")]
-    assert counts == [36, 6, 8]
-    train.unlink()                                           # the data may be on another machine
-    assert evaluate.exit_status(evaluate.main, words) == 0
-    shown = capsys.readouterr()
-    assert "generate/rows_unseen" not in json.loads(shown.out) and "left out: " in shown.err

@@ -1,5 +1,5 @@
 """The rules of the house: what lies where, who reads whom, that the core is closed, and that what
-the README and the notebooks say is so."""
+the README says is so."""
 
 import ast
 import os
@@ -57,10 +57,10 @@ def named_in_call(node):
     name = last_name(node.func)
     if name in LOADERS:
         first = node.args[0] if node.args else None
-        if isinstance(first, ast.JoinedStr):                 # f"results.{name}": of that folder
+        if isinstance(first, ast.JoinedStr):  # f"results.{name}": of that folder
             first = first.values[0]
         known = isinstance(first, ast.Constant)
-        yield module_of(first.value).rstrip(".") if known else "?"     # nobody can tell what
+        yield module_of(first.value).rstrip(".") if known else "?"  # nobody can tell what
     if name in RUNNERS:
         for text in texts_below(node):
             yield from re.findall(r"-m (\S+)", text)
@@ -212,7 +212,7 @@ def test_the_core_alone_trains_resumes_and_evaluates(tmp_path):
     assert set(python(["-c", TRAIN_ALL], core, block).split()) == SEVEN
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     words = ["train.py", "--objective", "mexma", "--out", "out/mexma", "--steps", "7", *flags]
-    python(words, core, block)                               # resumes
+    python(words, core, block)  # resumes
     log = (core / "out/mexma/log.jsonl").read_text(encoding="utf-8")
     assert '"step": 7' in log and log.count('"step": 5, "loss"') == 1
     assert "retrieval/xsim" in python(["evaluate.py", "out/mexma", "--json"], core, block)
@@ -231,7 +231,7 @@ def test_the_loop_names_no_objective():
     assert [name for name in names if re.search(rf"\b{name}\b", text)] == []
 
 
-# ---- the README and the notebooks
+# ---- the README
 
 
 def test_the_readme_is_short():
@@ -281,10 +281,10 @@ def test_every_command_of_the_readme_runs(command, desk):
     program = words[1] if words[0] == "-m" else words[0]
     if "--help" not in words:
         words += SHORTER.get(program, [])
-    if words[1:3] == ["interop", "import"]:                  # a tiny one in place of the hub's
+    if words[1:3] == ["interop", "import"]:  # a tiny one in place of the hub's
         words[3] = str(ROOT / "tests/golden/xlm-roberta")
     if words[:2] == ["-m", "corpora.download"]:
-        words = words[:2]                                    # lists what could be fetched
+        words = words[:2]  # lists what could be fetched
     if program.endswith(".py"):
         words[0] = str(ROOT / program)
     python(words, desk, ROOT)
@@ -303,14 +303,3 @@ assert sum("loss" in record for record in run.steps(every=1)) == 3
     text = re.sub(r"steps=\d+", "steps=3", example) + more
     (desk / "example.py").write_text(text, encoding="utf-8")
     python(["example.py"], desk, ROOT)
-
-
-@pytest.mark.notebooks
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=name_of)
-def test_every_notebook_runs(path, tmp_path, monkeypatch):
-    import nbclient
-    import nbformat
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(path, as_version=4)
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()

@@ -1,10 +1,15 @@
 """Pretrained folders in and out: golden models of transformers, round trips, damaged files."""
 
+import errno
 import io
 import json
+import os
 import re
 import runpy
 import shutil
+import signal
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -17,11 +22,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 import evaluate
+import train
 from corpora.program import BadInput, exit_status
 from data import Tokenizer, rows_of
 from interop import __main__ as program
 from interop import huggingface
-from model import Model, ModelConfig, Packed, save
+from model import Model, ModelConfig, Packed, Segment, save
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("bert", "roberta", "xlm-roberta")
@@ -65,19 +71,21 @@ def assert_equal(weights, gold):
 
 
 def a_run(folder, first=None, **changes):
-    """A run folder: random weights, a tokenizer of ours, the first line of a log, results."""
+    """A run folder: random weights, a tokenizer of ours, the first line of a log."""
     tokenizer = Tokenizer.train(TEXTS * 3, 300)
     torch.manual_seed(0)
     shape = dict(vocab=tokenizer.vocab, width=8, heads=2, ffn_dim=12, layers=2, max_positions=20)
     model = Model(ModelConfig(**(shape | changes)))
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data == 1)
+    if model.config.pair == "segments":  # as BERT has them
+        tables = model.position_embedding.weight.data.split(20)
+        tables[1].copy_(tables[0] + tables[1][0])
     folder.mkdir(parents=True, exist_ok=True)
     save(model, folder / "model.pt")
     tokenizer.save(folder / "tokenizer.json")
     line = {"config": {"data": "toy", "objective": "mexma"}} | (first or {})
     write_json(folder / "log.jsonl", line)
-    write_json(folder / "eval.json", {"retrieval/xsim": 1.5})
     return model.eval()
 
 
@@ -94,7 +102,7 @@ def check_expected(model, expected):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_golden_model_gives_the_states_and_logits_that_transformers_gave(name, tmp_path):
+def test_a_golden_model_gives_what_transformers_gave(name, tmp_path, capsys):
     assert run("import", GOLDEN / name, tmp_path / "run") == 0
     made = evaluate.open_run(tmp_path / "run")
     check_expected(made.model, read_json(GOLDEN / name / "expected.json"))
@@ -102,18 +110,18 @@ def test_a_golden_model_gives_the_states_and_logits_that_transformers_gave(name,
     gold = [made.tokenizer.inner.encode(text).ids for text in TEXTS]
     assert rows_of(made.tokenizer, TEXTS) == gold
     assert made.first["config"]["model"]["layers"] == 2 and made.first["tokenizer_hash"]
-    assert made.first["imported"] == {"name": str(GOLDEN / name), "normalize": False}
+    assert made.first["imported"]["name"] == str(GOLDEN / name)
+    pooling = "sentence vectors: pooling mean, what sentence-transformers takes without a modules"
+    assert pooling in capsys.readouterr().out
 
 
-def test_pickles_prefixes_and_the_names_of_old_files_give_the_same_model(folder):
+def test_prefixes_and_the_names_of_old_files_give_the_same_model(folder):
     gold = huggingface.read(folder).model.state_dict()
     old = {"cls.seq_relationship.weight": torch.zeros(2, 8)}
     for name, value in load_file(folder / "model.safetensors").items():
         name = re.sub("(?<=LayerNorm.)weight", "gamma", name)
         old[re.sub("(?<=LayerNorm.)bias", "beta", name)] = value
-    old["cls.predictions.decoder.weight"] = old["bert.embeddings.word_embeddings.weight"]
-    (folder / "model.safetensors").unlink()
-    torch.save(old, folder / "pytorch_model.bin")
+    save_file(old, folder / "model.safetensors")
     assert_equal(huggingface.read(folder).model.state_dict(), gold)
 
 
@@ -160,6 +168,26 @@ def damage(edit):
     return work
 
 
+def write(name, text):
+    def work(folder):
+        (folder / name).write_text(text, encoding="utf-8")
+    return work
+
+
+def huge_id(folder):
+    tokenizer = read_json(folder / "tokenizer.json")
+    tokenizer["model"]["vocab"]["dog"] = 3_000_000_000
+    write_json(folder / "tokenizer.json", tokenizer)
+
+
+def replaced(name, make):
+    """Puts what `make` makes in the place of a file."""
+    def work(folder):
+        (folder / name).unlink()
+        make(folder / name)
+    return work
+
+
 def sentence(pooling, longest=7, more=()):
     """Makes a folder one of sentence-transformers."""
     def work(folder):
@@ -178,21 +206,46 @@ NORM = "bert.embeddings.LayerNorm.bias"
 
 @pytest.mark.parametrize("spoil, said", [
     (change(num_hidden_layers=3), r"missing encoder\.layer\.2\..*; missing encoder\.layer\.2"),
-    (change(num_hidden_layers=10 ** 9), "1,000,000,000 layers"),
+    (change(num_hidden_layers=50), "50 layers"),
+    (change(num_hidden_layers=10 ** 15), "a model of 1,280,000,000,000,001,376 bytes"),
     (reweigh(lambda weights: {"other.weight": torch.zeros(2, 8)}), "unknown other.weight"),
     (reweigh(lambda weights: {KEY: weights[KEY][1:], NORM: weights[NORM] / 0}),
      rf"LayerNorm.bias is torch.float32 or not finite.*{KEY} has shape \(7, 8\), not \(8, 8\)"),
     (change(vocab_size=5), "23 pieces"), (change(vocab_size=True), "vocab_size is True"),
-    (change(vocab_size=10 ** 18), "no tensor can have"),
+    (change(vocab_size=10 ** 18), "a model of 32,000,000,000,000,003,200 bytes"),
+    (change(hidden_size=10 ** 15), r"of [\d,]+ bytes, more than this machine has"),
+    (change(vocab_size=10 ** 30), "and no model has that"),
+    (change(num_attention_heads=-2), "num_attention_heads is -2"),
+    (change(layer_norm_eps=float("nan")), "layer_norm_eps is nan"),
+    (change(max_position_embeddings=None), "max_position_embeddings is None"),
     (change(hidden_size="8"), "hidden_size is '8'"),
     (change(hidden_act="relu"), "hidden_act is 'relu'"), (change(is_decoder=True), "is_decoder"),
     (change(model_type="t5"), "is a 't5' model: choose one of bert"),
     (damage(lambda old: old[:len(old) // 2]), "model.safetensors is damaged or cut short"),
     (damage(lambda old: old.replace(b'"data_offsets":[0,', b'"data_offsets":[8,', 1)), "damaged"),
+    (damage(lambda old: old.replace(b'"shape":[23,8]', b'"shape":[99,8]')), "damaged"),
+    (damage(lambda old: old.replace(b'"shape":[23,8]', b'"shape":[8,23]')), r"\(8, 23\), not"),
+    (damage(lambda old: (2 ** 40).to_bytes(8, "little") + old[8:]), "damaged"),
+    (damage(lambda old: b""), "damaged"),
+    (reweigh(lambda weights: {NORM: weights[NORM].int()}), "is torch.int32 or not finite"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "save_pretrained"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
-    (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json"),
-    (sentence({"pooling_mode": ["cls", "mean"]}), "pooling cls, mean is none of"),
+    (huge_id, "an id of 3,000,000,000 among 23 pieces"),
+    (write("tokenizer.json", "{}"), "is no tokenizer.json that can be read"),
+    (write("tokenizer.json", "\0"), "is no tokenizer.json that can be read"),
+    (write("config.json", "[" * 99_999), "cannot read .*config.json"),
+    (write("config.json", "[]"), "config.json is no file with a JSON dict"),
+    (write("modules.json", "{}"), "modules.json is no file with a JSON list"),
+    (write("modules.json", "[7]"), "modules.json has 7, which our"),
+    (replaced("config.json", os.mkfifo), "config.json is no file with a JSON dict"),
+    (replaced("config.json", lambda path: path.symlink_to(path)), "is no file with a JSON dict"),
+    (replaced("model.safetensors", lambda path: path.symlink_to(path)), "has no model.safetensors"),
+    (sentence({}), "has the pooling '', which our model lacks"),
+    (sentence({"pooling_mode": "mean"}, longest="7"), "max_seq_length is '7'"),
+    (sentence({"pooling_mode": "mean"}, longest=-1), "max_seq_length is -1"),
+    (sentence({"pooling_mode": "mean"}, more=[("Evil\x1b[2J", "3")]), "has Evil"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors"),
+    (lambda folder: (folder / "config.json").unlink(), "config.json is no file with a JSON dict"),
+    (sentence({"pooling_mode": ["cls", "mean"]}), "has the pooling 'cls, mean', which"),
     (sentence({"pooling_mode": "mean"}, more=[("Dense", "3")]), "has Dense")])
 def test_a_folder_that_is_not_a_model_of_ours_is_refused_in_one_line(spoil, said, folder, capsys):
     spoil(folder)
@@ -202,22 +255,6 @@ def test_a_folder_that_is_not_a_model_of_ours_is_refused_in_one_line(spoil, said
     assert not list(folder.parent.glob("*new*"))
 
 
-class Payload:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")  # creates the file, if it is run
-
-
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(folder):
-    (folder / "model.safetensors").unlink()
-    torch.save({"weight": Payload(str(folder / "ran"))}, folder / "pytorch_model.bin")
-    with pytest.raises(BadInput, match="pytorch_model.bin cannot be read as a checkpoint"):
-        huggingface.read(folder)
-    assert not (folder / "ran").exists()
-
-
 @pytest.mark.parametrize("kind", [
     errors.GatedRepoError, errors.RepositoryNotFoundError, ConnectionError])
 def test_a_name_that_the_hub_does_not_give_is_refused(kind, monkeypatch):
@@ -225,23 +262,8 @@ def test_a_name_that_the_hub_does_not_give_is_refused(kind, monkeypatch):
         raise kind.__new__(kind)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(BadInput, match="^[^\n]*someone/some-model[^\n]*$"):
+    with pytest.raises(BadInput, match=f"^someone/some-model is no folder.*{kind.__name__}.*$"):
         huggingface.find("someone/some-model")
-
-
-@pytest.mark.parametrize("there, asked", [
-    ("model.safetensors", [huggingface.FILES]),
-    ("config.json", [huggingface.FILES, ["pytorch_model*.bin"]])])
-def test_the_hubs_pickle_is_fetched_only_without_the_safe_file(there, asked, monkeypatch, tmp_path):
-    patterns = []
-
-    def download(name, allow_patterns):
-        patterns.append(allow_patterns)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    (tmp_path / there).touch()
-    assert huggingface.find("someone/some-model") == tmp_path and patterns == asked
 
 
 # ---- out
@@ -249,19 +271,20 @@ def test_the_hubs_pickle_is_fetched_only_without_the_safe_file(there, asked, mon
 
 @pytest.mark.parametrize("changes", [
     dict(), dict(head="transform", pool="mean"), dict(position_offset=2), dict(pool="max"),
-    dict(position_offset=1)])
-def test_a_run_exports_and_comes_back_bit_for_bit(changes, tmp_path):
+    dict(pair="sep-sep", position_offset=1), dict(pair="segments", normalize=True, max_tokens=9)])
+def test_a_run_exports_and_comes_back_bit_for_bit(changes, tmp_path, capsys):
     model = a_run(tmp_path / "run", **changes)
     first = huggingface.export(tmp_path / "run", tmp_path / "first")
     # [PAD] is 0: the positions of XLM-R would begin at 1
-    kind = "xlm-roberta" if changes.get("position_offset") == 1 else "bert"
+    kind = "xlm-roberta" if changes.get("pair") == "sep-sep" else "bert"
     assert read_json(first / "config.json")["model_type"] == kind
-    assert "retrieval/xsim" in (first / "README.md").read_text(encoding="utf-8")
     again = imported(first, tmp_path / "again")
+    assert not capsys.readouterr().err
     assert_equal(again.model.state_dict(), model.state_dict())
     vectors = huggingface.encode(evaluate.open_run(tmp_path / "run"), TEXTS)
     assert np.array_equal(huggingface.encode(again, TEXTS), vectors)
-    assert again.model.config.pool == model.config.pool
+    for name in ("pool", "normalize", "max_tokens", "pair"):
+        assert getattr(again.model.config, name) == getattr(model.config, name)
     assert {path.name for path in tmp_path.iterdir()} == {"run", "first", "again"}
 
 
@@ -270,6 +293,43 @@ def test_an_exported_tokenizer_puts_the_affixes_around_a_text(tmp_path):
     made = huggingface.export(tmp_path / "run", tmp_path / "made")
     tokens = Tokenizer.read(made / "tokenizer.json").inner.encode("the dog").tokens
     assert tokens[0] == "[CLS]" and tokens[-2:] == ["[PRED_1]", "[SEP]"]
+
+
+def test_what_training_made_of_the_types_of_bert_is_said(tmp_path, capsys):
+    model = a_run(tmp_path / "run", pair="segments")
+    model.position_embedding.weight.data[25] += 0.4
+    save(model, tmp_path / "run" / "model.pt")
+    huggingface.export(tmp_path / "run", tmp_path / "made")
+    assert "are up to 0.2 off what was trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["export run new", "import GOLDEN new"])
+def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_run(Path("run"))
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(huggingface, "write_atomic", full)
+    assert run(*words.replace("GOLDEN", str(GOLDEN / "bert")).split()) == 2
+    assert re.fullmatch(r"error: .*: No space left on device; .*\n", capsys.readouterr().err)
+    assert os.listdir() == ["run"]
+
+
+def test_the_next_export_clears_away_what_a_killed_one_left(tmp_path):
+    a_run(tmp_path / "run")
+    code = ("import os; from interop import huggingface; "
+            "huggingface.compare = lambda *_: os.kill(os.getpid(), 9); "
+            f"huggingface.export({str(tmp_path / 'run')!r}, {str(tmp_path / 'run' / 'new')!r})")
+    done = subprocess.run([sys.executable, "-c", code], cwd=GOLDEN.parent.parent)
+    assert done.returncode == -signal.SIGKILL
+    left = tmp_path / "run" / ".new.part"
+    assert (left / "model.safetensors").exists() and not (tmp_path / "run" / "new").exists()
+    (left / "more").touch()
+    assert run("export", tmp_path / "run", tmp_path / "run" / "new") == 0
+    files = {path.name for path in (tmp_path / "run" / "new").iterdir()}
+    assert not left.exists() and "modules.json" in files and "more" not in files
 
 
 def test_a_failed_self_check_leaves_nothing(tmp_path, monkeypatch, capsys):
@@ -306,9 +366,9 @@ def test_encode_writes_one_vector_a_line_and_nearest_finds_the_line(tmp_path, ca
     ("encode RUN LINES --out no/v.npy", "no/v.npy must be a file in a folder that is there"),
     ("encode NAN LINES --out v.npy", "its training has diverged"),
     ("encode GOLDEN LINES --out v.npy", "interop"), ("export nothing new", "nothing"),
-    ("export PRE new", "pre (it has post), kv_heads 1 (it has 0 or 2), tied False"),
+    ("export PRE new", "bert, cannot have kv_heads 1 (it has 2), norm_position pre (it has post)"),
     ("export RUN NAN", "NAN is there already"), ("import GOLDEN RUN", "RUN is there already"),
-    ("import /nowhere/at/all new", "neither a folder here")])  # can be no name: nobody is asked
+    ("import /nowhere/at/all new", "no folder here")])  # can be no name: nobody is asked
 def test_what_cannot_be_done_is_refused_in_one_line(words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a_run(Path("RUN"))
@@ -384,24 +444,71 @@ def test_an_exported_folder_opens_elsewhere_with_the_same_numbers(source, tmp_pa
         assert Tokenizer.read(path / "tokenizer.json").hash == made.tokenizer.hash
 
 
+@pytest.mark.parametrize("source", [
+    dict(), dict(pair="sep-sep", position_offset=1), dict(pair="segments"), *NAMES])
+def test_a_row_of_two_texts_is_the_familys_and_has_its_states(source, tmp_path):
+    """[CLS] a [SEP] b [SEP]: with token types in BERT, with two [SEP] between in XLM-R."""
+    import transformers
+    if isinstance(source, str):
+        imported(source, tmp_path / "run")
+    else:
+        a_run(tmp_path / "run", **source)
+    made = evaluate.open_run(tmp_path / "run")
+    config = made.model.config
+    path = huggingface.export(tmp_path / "run", tmp_path / "made")
+    special = made.tokenizer.special
+    first, second = made.tokenizer.encode(TEXTS[:2])
+    row = [special.cls, *first, *[special.sep] * (1 + (config.pair == "sep-sep"))]
+    types = np.repeat([0, config.pair == "segments"], [len(row), len(second) + 1])
+    row = np.array([*row, *second, special.sep])
+    positions = np.arange(len(row)) + types * config.max_positions
+    packed = Packed.of_segments([[Segment(row, positions=positions)]])
+    batch = dict(input_ids=torch.tensor(row)[None], token_type_ids=torch.tensor(types)[None])
+    folders = [path]
+    if isinstance(source, str):
+        folders.append(GOLDEN / source)
+        assert config.pair == ("segments" if source == "bert" else "sep-sep")
+    else:
+        theirs = transformers.AutoTokenizer.from_pretrained(path)(*TEXTS[:2], return_tensors="pt")
+        assert all(torch.equal(theirs[name], batch[name]) for name in theirs.keys() & batch.keys())
+        assert ("token_type_ids" in theirs) == (config.pair == "segments")
+    for folder in folders:
+        theirs = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+        with torch.no_grad():
+            gold = theirs(**batch).last_hidden_state[0]
+            assert torch.allclose(made.model(packed), gold, atol=1e-5)
+
+
 @pytest.mark.parametrize("pooling, pool", [
     ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
     ({"pooling_mode": "lasttoken"}, "last")])
-def test_a_folder_of_sentence_transformers_gives_its_vectors_and_goes_back(
-        pooling, pool, folder, tmp_path):
+def test_a_folder_of_sentence_transformers_trains_and_goes_back_as_it_came(
+        pooling, pool, folder, tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
-    assert huggingface.read(folder).model.config.pool == "mean"  # without modules.json
     sentence(pooling)(folder)
     library = SentenceTransformer(str(folder), device="cpu")
     texts = [*TEXTS, "the dog " * 9]
-    made = imported(folder, tmp_path / "run")
-    assert (made.model.config.pool, made.model.config.max_positions) == (pool, 7)
+    assert run("import", folder, tmp_path / "run") == 0
+    said = f"vectors: pooling {pool} of up to 7 tokens, scaled to length 1, as its modules.json say"
+    assert said in capsys.readouterr().out
+    made = evaluate.open_run(tmp_path / "run")
     assert np.allclose(huggingface.encode(made, texts), library.encode(texts), atol=1e-5)
-    back = huggingface.export(tmp_path / "run", tmp_path / "back")
-    vectors = SentenceTransformer(str(back), device="cpu").encode(texts)
-    assert np.allclose(vectors, library.encode(texts), atol=1e-5)
+    (tmp_path / "pairs.tsv").write_text("en\tde\n" + "the dog runs\tein hund runs\n" * 2 + "".join(
+        f"the {word}\tein {word}\n" for word in "a b c d e dog cat two red".split() * 4), "utf-8")
+    words = ("--objective mexma --init RUN --data PAIRS --steps 1 --batch 4 --max-length 5 "
+             "--eval-limit 2 --head-layers 1 --head-heads 2 --head-hidden 8 --device cpu --out OUT")
+    for name, path in (("RUN", "run"), ("PAIRS", "pairs.tsv"), ("OUT", "out")):
+        words = words.replace(name, str(tmp_path / path))
+    assert exit_status(train.main, [*words.split(), "--cache", str(tmp_path / "cache")]) == 0
     library.save(str(tmp_path / "saved"))  # in the spelling of the version that is here
-    for path in (back, tmp_path / "saved"):
-        again = imported(path, tmp_path / f"run-{path.name}")
-        assert (again.model.config.pool, again.model.config.max_positions) == (pool, 7)
-        assert again.first["imported"]["normalize"]
+    for name in ("run", "out"):
+        folder = huggingface.export(tmp_path / name, tmp_path / f"{name}-back")
+        back = SentenceTransformer(str(folder), device="cpu")
+        assert [type(module) for module in back] == [type(module) for module in library]
+        assert back[1].get_config_dict() == library[1].get_config_dict()
+        assert back.max_seq_length == library.max_seq_length == 7
+        vectors = huggingface.encode(evaluate.open_run(tmp_path / name), texts)
+        assert np.allclose(back.encode(texts), vectors, atol=1e-5)
+    for name in ("run-back", "out-back", "saved"):
+        config = huggingface.read(tmp_path / name).model.config
+        assert (config.pool, config.max_tokens, config.normalize) == (pool, 7, True)

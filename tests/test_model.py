@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import kernels
 from corpora.program import BadInput, validate
 from kernels.cross_entropy import linear_cross_entropy
+from kernels.lora import LowRank
 from kernels.padded import length_buckets
 from model import (
     DECODER,
@@ -24,8 +25,6 @@ from model import (
     add_lora,
     add_tokens,
     load,
-    rope,
-    rotate,
     save,
     size_config,
 )
@@ -129,20 +128,6 @@ def test_the_mask_of_a_row_is_what_its_segments_say():
         [0, 0, 0, 0, 1, 1],
         [0, 0, 0, 0, 1, 1]]
     assert packed.visible_pairs() == sum(int(packed.mask(row).sum()) for row in (0, 1))
-
-
-@pytest.mark.parametrize("how", ["cls", "mean", "max", "last"])
-def test_padding_changes_no_row_and_takes_no_gradient(how):
-    model = Model(TINY).double()
-    packed = Packed.of([[5, 6, 7], [8], [9, 10]])
-    padded = packed.pad_to_multiple(16)
-    assert len(padded.tokens) == 16 and padded.num_tokens == 6 and len(padded) == 3
-    results = []
-    for line in (packed, padded):
-        vectors = model.pool(model(line), line, how)
-        loss = vectors.square().sum()
-        results.append([vectors, *torch.autograd.grad(loss, model.blocks[0].parameters())])
-    assert_close(*results)
 
 
 # ---- attention
@@ -277,16 +262,8 @@ def test_the_encoder_equals_torchs_own_on_padded_rows_in_states_loss_and_gradien
     assert_close(*results, 1e-10)
 
 
-def test_rotary_scores_depend_on_distance_only():
-    q, k = torch.randn(2, 1, 1, 8, dtype=torch.float64).expand(2, 20, 1, 8)
-    angles = rope(torch.arange(20), 8, 1e4)
-    scores = rotate(q, angles)[:, 0] @ rotate(k, angles)[:, 0].T
-    assert (scores[1:, 1:] - scores[:-1, :-1]).abs().max() < 1e-10
-    assert scores[0].diff().abs().min() > 1e-6
-
-
 def test_pooling_takes_what_it_says():
-    model = Model(TINY)
+    model = Model(replace(TINY, normalize=True))  # of what leaves, which this is not
     packed = Packed.of([[5, 6, 7], [8], [9, 10]])
     states = torch.arange(12.0).view(6, 2)
     assert model.pool(states, packed, "cls").tolist() == [[0, 1], [6, 7], [8, 9]]
@@ -295,13 +272,25 @@ def test_pooling_takes_what_it_says():
     assert model.pool(-states, packed, "max").tolist() == [[0, -1], [-6, -7], [-8, -9]]
 
 
-def test_base_and_large_have_the_shapes_of_xlm_r():
-    """Its encoders without pooler and head: V 250,002, 514 positions, no row for token types."""
-    for size, layers, width in (("base", 12, 768), ("large", 24, 1024)):
-        with torch.device("meta"):
-            model = Model(size_config(size, vocab=250002))
-        count = sum(p.numel() for p in model.parameters())
-        assert count == (250002 + 514 + 2) * width + layers * (12 * width**2 + 13 * width)
+def parameters(model, trained=False):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
+
+
+def test_the_sizes_of_papers_have_their_numbers_of_parameters():
+    """XLM-R's encoders without pooler and head: V 250,002, 514 positions, no row for token types.
+    Predict and Reconstruct's as its logs count it, less its fixed positions, 512 x 512."""
+    with torch.device("meta"):
+        for size, layers, width in (("base", 12, 768), ("large", 24, 1024)):
+            blocks = layers * (12 * width**2 + 13 * width)
+            count = parameters(Model(size_config(size, vocab=250002)))
+            assert count == (250002 + 514 + 2) * width + blocks
+        assert parameters(Model(size_config("hybrid", vocab=30522))) == 34_804_736 - 512 * 512
+
+
+def test_the_second_text_of_a_pair_can_have_positions_of_its_own():
+    assert len(Model(replace(TINY, position_offset=2)).position_embedding.weight) == 66
+    model = Model(replace(TINY, position_offset=2, pair="segments"))
+    assert len(model.position_embedding.weight) == 2 + 2 * 64
 
 
 # ---- configs
@@ -321,12 +310,13 @@ class Options:
     (lambda: replace(TINY, dropout=1.0), "dropout is 1.0: it must be below 1"),
     (lambda: replace(TINY, width=0), "width is 0: it must be above 0"),
     (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
+    (lambda: replace(LLAMA, pair="segments"), "pair is 'segments': it needs learned positions"),
+    (lambda: replace(TINY, max_tokens=-1), "max_tokens is -1"),
     (lambda: size_config("huge"), "size 'huge'"),
     (lambda: validate(Options(rate=math.nan)), "rate is nan: it must be a finite number"),
     (lambda: validate(Options(), at_least={2: "count"}), "count is 1: it must be at least 2"),
     (lambda: validate(Options(), above={1: "rate"}), "rate is 1.0: it must be above 1"),
-    (lambda: validate(Options(rate=2.0), shares="rate"), "rate is 2.0: it must lie in"),
-    (lambda: add_lora(Model(TINY), 2, 4.0, ("head",)), "LoRA target 'head'")])
+    (lambda: validate(Options(rate=2.0), shares="rate"), "rate is 2.0: it must lie in")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, said):
     with pytest.raises(ValueError, match=f"^[^\n]*{said}[^\n]*$"):
         make()
@@ -335,29 +325,61 @@ def test_a_value_that_cannot_work_is_refused_in_one_line(make, said):
 # ---- LoRA, new tokens, files
 
 
-def test_lora_starts_as_the_model_trains_only_differences_and_saves_plain_weights(tmp_path):
-    model = Model(TINY).eval()
+def merged(weight, adapters, sizes):
+    """W + 3 B A of each projection apart."""
+    parts = weight.split(sizes)
+    return torch.cat([part + 3 * b @ a for part, a, b in zip(parts, *adapters, strict=True)])
+
+
+@pytest.mark.parametrize("shape, sizes", [
+    (TINY, dict(qkv=[16, 16, 16], out=[16], up=[32], down=[16])),
+    (LLAMA, dict(qkv=[16, 8, 8], out=[16], up=[32, 32], down=[16]))], ids=["bert", "llama"])
+def test_lora_trains_an_adapter_of_each_projection_and_saves_merged_weights(shape, sizes, tmp_path):
+    model = Model(shape).double().eval()
     packed = Packed.of([[5, 6, 7, 49], [8, 9]])
-    before = model(packed)
-    frozen = {name: p.clone() for name, p in model.named_parameters()}
-    add_lora(model, 2, 4.0, ("qkv", "down"), [48, 49])
+    before, frozen = model(packed), {name: p.clone() for name, p in model.named_parameters()}
+    add_lora(model, 2, 6.0, new_ids=[48, 49])
     assert torch.equal(model(packed), before)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    changed = [f"blocks.{i}.{name}" for i in (0, 1) for name in ("attention.qkv", "mlp.down")]
-    assert trained.keys() == {"embed.rows", *(f"{name}.a" for name in changed),
-                              *(f"{name}.b" for name in changed)}
-    with torch.no_grad():
-        for p in trained.values():
-            p.add_(torch.randn_like(p))
-    assert model.logits(model(packed)).shape == (6, 50)
-    assert not torch.allclose(model(packed), before)
+    assert len(trained) == 1 + 2 * 2 * sum(map(len, sizes.values()))
+    for name, p in trained.items():
+        if ".a." in name:                                   # uniform within +-1 / sqrt(in)
+            assert 0.7 < p.abs().max() * p.shape[1] ** 0.5 <= 1 and p.min() < 0 < p.max()
+        torch.nn.init.normal_(p)
+    expected = frozen | {"embed.weight": torch.cat([frozen["embed.weight"][:48], model.embed.rows])}
+    for name, module in model.named_modules():
+        kind = name.rpartition(".")[2]
+        if kind in sizes:
+            adapters = (module.a, module.b)
+            weight = merged(frozen[f"{name}.weight"], adapters, sizes[kind])
+            expected[f"{name}.weight"] = weight
+            x = torch.randn(5, weight.shape[1], dtype=torch.float64)
+            assert_close([module(x)], [F.linear(x, weight, frozen.get(f"{name}.bias"))])
+    plain = Model(shape).double().eval()
+    plain.load_state_dict(expected)
+    assert_close([model(packed)], [plain(packed)])
     save(model, tmp_path / "model.pt")
-    again = load(tmp_path / "model.pt")
-    assert torch.allclose(again(packed), model(packed), atol=1e-5)
-    weights = dict(again.named_parameters())
-    other = {name for name in frozen if not torch.equal(weights[name], frozen[name])}
-    assert other == {"embed.weight", *(f"{name}.weight" for name in changed)}
-    assert torch.equal(weights["embed.weight"][:48], frozen["embed.weight"][:48])
+    for name, weight in load(tmp_path / "model.pt").named_parameters():
+        assert torch.equal(weight, expected[name].float()), name
+
+
+def test_lora_drops_out_for_each_projection_apart():
+    module = LowRank(torch.nn.Linear(64, 4, False), [2, 2], 1, 1.0, dropout=0.5)
+    for p in (module.linear.weight, *module.a, *module.b):
+        torch.nn.init.ones_(p)
+    q, *_, k = module(torch.ones(64))
+    assert q != k and 64 + 20 < q < 64 + 108
+    assert module.eval()(torch.ones(64)).tolist() == [128] * 4
+
+
+def test_lora_of_llama_at_rank_512_trains_the_share_that_the_paper_counts():
+    """LLM-JEPA, table 8."""
+    with torch.device("meta"):
+        shape = ModelConfig(vocab=128256, width=2048, layers=16, heads=32, ffn_dim=8192,
+                            **DECODER, kv_heads=8)
+        model = add_lora(Model(shape), 512, 1024.0)
+    assert parameters(model, trained=True) == 360_710_144
+    assert round(100 * 360_710_144 / parameters(model), 2) == 22.59
 
 
 @pytest.mark.parametrize("known, vocab", [(None, 53), (45, 50), (49, 52)])

@@ -9,15 +9,9 @@ from corpora.program import BadInput
 from tasks import sets
 
 PUBLISHED = {  # as the archives unpack, path: (content, set, first, second, labels)
-    "glue/SST-2/SST-2/train.tsv": (
-        "sentence\tlabel\nhide new \t0\nthat \"loves\" its \t1\n",
-        "sst2", ["hide new ", 'that "loves" its '], None, [0, 1]),
-    "glue/CoLA/CoLA/dev.tsv": (
-        "gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tSailors the rode.\n",
-        "cola", ["The sailors rode.", "Sailors the rode."], None, [1, 0]),
-    "glue/RTE/RTE/dev.tsv": (
-        "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tnot_entailment\n1\tC.\tD.\tentailment\n",
-        "rte", ["A.", "C."], ["B.", "D."], [0, 1]),
+    "tasks/rte_dev.tsv.gz": (
+        "sentence1\tsentence2\tlabel\nA \"b\tB\tentailment\n",
+        "rte", ['A "b'], ["B"], [1]),
     "mnli/MNLI/MNLI/dev_matched.tsv": (
         "index\tsentence1\tsentence2\tgold_label\n0\tA.\tB.\tneutral\n1\tC\tD\t-\n",
         "mnli", ["A."], ["B."], [1]),
@@ -25,25 +19,29 @@ PUBLISHED = {  # as the archives unpack, path: (content, set, first, second, lab
         '"A man, a plan.","A ""canal"".",2.5\nA.,B.,0\n',
         "stsb", ["A man, a plan.", "A."], ['A "canal".', "B."], [2.5, 0]),
     "senteval/TREC_10.label": (
-        "NUM:dist How far is it ?\nHUM:ind Who ?\n",
+        "NUM:dist How far is it ?\nHUM:ind Who ?\n\n",
         "trec", ["How far is it ?", "Who ?"], None, [5, 3]),
-    "ag-news/test.csv": (
-        '"3","Oil up","It rose, ""fast""."\n"2","Win","They won."\n',
-        "ag-news", ['Oil up It rose, "fast".', "Win They won."], None, [2, 1]),
+    "ag-news/test.csv": (  # blank lines are no rows, and U+2028 ends no line
+        '"3","Oil\u2028up","It rose, ""fast""."\n\n"2","Win","They won."\n\n',
+        "ag-news", ['Oil\u2028up It rose, "fast".', "Win They won."], None, [2, 1]),
+    "stsb_multi_test.tsv.xz": (
+        "score\ts1_en\ts2_en\n1\tone\u2028two\x85three\t\r\n2\tC\tD\n\n\n",
+        "stsb", ["one\u2028two\x85three", "C"], ["", "D"], [1, 2]),
 }
 
 
 def write(path, text, encoding="utf-8"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode(encoding))
+    compress = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(compress(text.encode(encoding)))
 
 
 @pytest.mark.parametrize("path", PUBLISHED)
-def test_the_original_distributions_are_read(path, tmp_path):
+def test_the_original_distributions_and_plain_tables_are_read(path, tmp_path, capsys):
     text, name, first, second, labels = PUBLISHED[path]
     write(tmp_path / path, text)
-    rows = sets.read(name, tmp_path, "train" if "train" in path else "test")
-    assert rows == (first, second, labels)
+    assert sets.read(name, tmp_path) == (first, second, labels)
+    assert ("1 of 2 rows have an empty text" in capsys.readouterr().err) == ("" in (second or ()))
 
 
 def test_the_dev_rows_of_mrpc_are_those_that_glue_names(tmp_path):
@@ -52,8 +50,7 @@ def test_the_dev_rows_of_mrpc_are_those_that_glue_names(tmp_path):
     write(tmp_path / "glue/msr_paraphrase_train.txt", head + rows)
     write(tmp_path / "glue/msr_paraphrase_test.txt", head + "1\t90\t91\tC\tD\n")
     write(tmp_path / "glue/mrpc_dev_ids.tsv", "3\t53\n4\t54\n5\t99\n")
-    valid = sets.read("mrpc", tmp_path, "valid")
-    assert valid == (['A "3', 'A "4'], ["B 3", "B 4"], [1, 0])
+    assert sets.read("mrpc", tmp_path, "valid") == (['A "3', 'A "4'], ["B 3", "B 4"], [1, 0])
     assert sets.read("mrpc", tmp_path, "test") == (["C"], ["D"], [1])
     assert len(sets.read("mrpc", tmp_path, "train").labels) == 7
     assert len(sets.read("mrpc", tmp_path, "train+valid").labels) == 9
@@ -63,15 +60,12 @@ def test_sets_of_sentevals_with_a_file_for_each_class_are_read_as_latin_1(tmp_pa
     folder = tmp_path / "senteval/datasmall_NB_ACL12/data/rt10662"
     wanted = []
     for label, kind in enumerate(("neg", "pos")):
-        lines = [f"caf\xe9 {kind} {i}" for i in range(10)]
+        lines = [f"caf\xe9 {kind} {i}" for i in range(9)] + [""]  # a row, as SentEval reads it
         wanted += [(line, label) for line in lines]
         write(folder / f"rt-polarity.{kind}", "\n".join(lines) + "\n", "latin-1")
-    parts = [sets.read("mr", tmp_path, part) for part in ("train", "valid", "test")]
-    assert [len(rows.labels) for rows in parts] == [16, 2, 2]
-    together = []
-    for rows in parts:
-        together += zip(rows.first, rows.labels)
-    assert sorted(together) == sorted(wanted)
+    rows = sets.read("mr", tmp_path, "train+valid+test")
+    assert sorted(zip(rows.first, rows.labels)) == sorted(wanted)
+    assert len(sets.read("mr", tmp_path, "train").labels) == 16
 
 
 def test_languages_are_columns_rows_or_folders(tmp_path):
@@ -80,15 +74,10 @@ def test_languages_are_columns_rows_or_folders(tmp_path):
           "de\tneutral\tJa.\tNein.\nen\tentailment\tYes.\tNo.\n")
     assert sets.read("xnli", tmp_path, "test", "de") == (["Ja."], ["Nein."], [1])
     assert sets.read("xnli", tmp_path).first == ["Yes."]
-    for lang, train in (("de", "translated_train"), ("en", "train")):
-        for part in (train, "dev_2k", "test_2k"):
-            write(tmp_path / f"pawsx/x-final/x-final/{lang}/{part}.tsv",
-                  f"id\tsentence1\tsentence2\tlabel\n1\t{lang} {part}\tB\t1\n")
-    assert sets.read("pawsx", tmp_path, "train", "de").first == ["de translated_train"]
-    assert sets.read("pawsx", tmp_path, "test", "de").first == ["de test_2k"]
-    assert sets.read("pawsx", tmp_path, "train").first == ["en train"]
-    write(tmp_path / "stsb_multi_test.tsv",
-          "score\ts1_en\ts2_en\ts1_de\ts2_de\n5.0\tA\tB\tC\tD\n")
+    write(tmp_path / "pawsx/x-final/x-final/de/test_2k.tsv",
+          "id\tsentence1\tsentence2\tlabel\n1\tA\tB\t1\n")
+    assert sets.read("pawsx", tmp_path, "test", "de").first == ["A"]
+    write(tmp_path / "stsb_multi_test.tsv", "score\ts1_en\ts1_de\ts2_de\n5.0\tA\tC\tD\n")
     assert sets.read("stsb", tmp_path, "test", "de") == (["C"], ["D"], [5.0])
     write(tmp_path / "tasks/rte_dev.tsv", "sentence1\tsentence2\tlabel\nA\tB\tentailment\n")
     for name, lang, message in (("stsb", "fr", "no column 's1_fr'; there are score, s1_en"),
@@ -98,40 +87,22 @@ def test_languages_are_columns_rows_or_folders(tmp_path):
             sets.read(name, tmp_path, "test", lang)
 
 
-def test_plain_tables_are_found_in_the_folder_and_in_its_folder_tasks(tmp_path):
-    text = b"label\tsentence\tsource\n1\tIt \"is.\tgj04\n0\tIs it\tgj04\n"
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "cola_in_domain_dev.tsv.gz").write_bytes(gzip.compress(text))
-    (tmp_path / "cola_out_of_domain_dev.tsv.xz").write_bytes(lzma.compress(text))
-    assert sets.read("cola", tmp_path) == (['It "is.', "Is it"] * 2, None, [1, 0, 1, 0])
-
-
 def test_what_nobody_published_is_made_of_train_and_always_the_same(tmp_path, capsys):
     rows = "".join(f"{i % 2}\t{i}\n" for i in range(50))
     write(tmp_path / "senteval_custrev.tsv", "label\tsentence\n" + rows)
     parts = {part: sets.read("cr", tmp_path, part).first for part in ("train", "valid", "test")}
     assert parts["test"] == ["3", "12", "18", "30", "48"]         # pinned: results stay comparable
     assert parts["valid"] == ["1", "40", "46", "47", "49"]
-    together = parts["train"] + parts["valid"] + parts["test"]
-    assert sorted(together, key=int) == [str(i) for i in range(50)]
+    assert sorted(sum(parts.values(), []), key=int) == [str(i) for i in range(50)]
     assert "note: cr: a tenth of the train rows" in capsys.readouterr().err
-    assert sets.made("cr", tmp_path, "test") and not sets.made("cr", tmp_path, "train")
-    rows = "".join(f"{i}\t1\n" for i in range(50))
-    write(tmp_path / "sst2_train.tsv", "sentence\tlabel\n" + rows)
-    write(tmp_path / "sst2_dev.tsv", "sentence\tlabel\ndev\t0\n")
-    assert sets.read("sst2", tmp_path).first == ["dev"] and not sets.made("sst2", tmp_path)
-    assert sets.read("sst2", tmp_path, "valid").first == parts["test"]
-    assert len(sets.read("sst2", tmp_path, "train").first) == 45
     write(tmp_path / "mrpc_val.tsv", "sentence1\tsentence2\tlabel\nA\tB\t0\n")
     assert sets.read("mrpc", tmp_path).first == ["A"]
-    assert sets.made("mrpc", tmp_path).startswith("the published valid rows for test")
-    with pytest.raises(BadInput, match="mrpc: .*msr_paraphrase_train.txt is missing"):
-        sets.read("mrpc", tmp_path, "train")
+    assert "the published valid rows for test" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text, message", [
     ("label\tsentence\n1\tfine\n2\tbad\n", r"dev.tsv, line 3: the label '2' is not one of 0, 1"),
-    ("label\tsentence\n1\tfine\tmore\n", r"dev.tsv, line 2: 3 cells, the header has 2"),
+    ("label\tsentence\n\n1\tfine\tmore\n", r"dev.tsv, line 3: 3 cells, the header has 2"),
     ("label\ttext\n1\tfine\n", r"dev.tsv, line 2: there is no column 'sentence'"),
     ("label\tsentence\nnan\tfine\n", "the label 'nan' is not"),
     ("label\tsentence\n", "sst2: there are no test rows"),

@@ -39,13 +39,15 @@ def results_of(model, tokenizer, rows, names, max_new=None, train_texts=None, **
     return evaluate.run(evaluation, names, tasks)
 
 
-def write_run(folder, model, tokenizer, data="toy", **config):
+def write_run(folder, model, tokenizer, data="toy", records=(), **config):
     """A run's folder, as train.py leaves it."""
     folder.mkdir(exist_ok=True)
     save(model, folder / "model.pt")
     tokenizer.save(folder / "tokenizer.json")
-    first = {"config": {"data": str(data), "langs": "", **config}}
-    (folder / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+    first = {"config": {"data": str(data), "langs": "", **config}, "views": 2,
+             "tokenizer_hash": tokenizer.hash, "affixes": [[[], [3]], [[], [3]]]}
+    lines = [json.dumps(record) + "\n" for record in (first, *records)]
+    (folder / "log.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
@@ -63,14 +65,20 @@ def test_the_command_prints_a_table_and_adds_to_the_runs_results(run_folder, cap
     assert asked(run_folder, *rows, "matrix,poolings") == 0
     shown = capsys.readouterr().out
     assert "matrix/xsim " in shown and "every language searched in every other" in shown
-    path = run_folder / "eval-en-de.json"
+    path, = run_folder.glob("eval-*.json")
     written = json.loads(path.read_text(encoding="utf-8"))
     assert written["matrix/rows"] == 20 and "poolings/max/rank_90" in written
+    assert written["rows"].startswith("20 rows of toy (en, de), ")
     assert asked(run_folder, *rows, "bucc", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert {name.split("/")[0] for name in printed} == {"bucc"}
     assert json.loads(path.read_text(encoding="utf-8")) == written | printed
+    assert asked(run_folder, *rows, "retrieval", "--pool", "mean", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert asked(run_folder, *rows, "uniform", "--json") == 0
+    assert found["retrieval/xsim"] == json.loads(capsys.readouterr().out)["uniform/xsim/mean"]
     tasks = command.make_tasks(probes.TaskOptions())
+    del written["rows"]
     command.describe(written, tasks)
     assert evaluate.about("poolings/max/rank_90", tasks)[1] == "higher"
 
@@ -97,7 +105,7 @@ def test_a_folder_of_flores_files_has_its_altered_sentences(tmp_path, capsys):
              str(tmp_path / "types.json"), "--tasks", "retrieval,uniform", "--json"]
     assert asked(run, *flags) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (run / "eval-devtest-hard.json").is_file()
+    assert len([*run.glob("eval-*.json")]) == 1
     parts = found["retrieval/xsim++/entity"] + found["retrieval/xsim++/misaligned"]
     assert found["retrieval/xsim++"] == pytest.approx(parts) and found["retrieval/rows"] == 12
     assert found["uniform/xsim++/cls"] == found["retrieval/xsim++"]
@@ -109,7 +117,7 @@ def test_a_run_without_rows_of_its_own_does_tasks_on_published_sets(tmp_path, ca
     (tmp_path / "stsb_multi_test.tsv").write_text(text, encoding="utf-8")
     flags = ["--tasks", "sts", "--files", str(tmp_path), "--sets", "stsb"]
     assert asked(run, *flags) == 0 and "sts/stsb/spearman" in capsys.readouterr().out
-    kept = json.loads((run / "eval.json").read_text(encoding="utf-8"))
+    kept = json.loads((run / "eval-sets.json").read_text(encoding="utf-8"))
     assert {"sts/stsb/spearman", "sts/stsb/spearman/bag", "sts/stsb/rows"} <= set(kept)
     assert asked(run, "--tasks", "matrix") == 2
     assert "--data" in capsys.readouterr().err
@@ -123,28 +131,44 @@ def test_the_command_knows_which_answers_were_in_the_training_data(tmp_path, cap
         path.write_text("".join(rows), encoding="utf-8")
     run = write_run(tmp_path / "run", tiny("last", causal=True), tiny_tokenizer(), train,
                     eval_data=str(test))
-    assert asked(run, "--tasks", "regex,label", "--max-new", "3", "--json") == 0
+    flags = ["--tasks", "regex,label,generate", "--max-new", "3", "--json"]
+    assert asked(run, *flags) == 0
     found = json.loads(capsys.readouterr().out)
-    counts = [found[f"label/rows{name}"] for name in ("", "_new_prompt", "_unseen")]
-    assert counts == [36, 6, 8] and {"regex/equal", "label/accuracy_unseen"} <= set(found)
+    for task in ("label", "generate"):
+        counts = [found[f"{task}/rows{name}"] for name in ("", "_new_prompt", "_unseen")]
+        assert counts == [36, 6, 8]
+    assert {"regex/equal", "label/accuracy_unseen"} <= set(found)
+    train.unlink()  # the data may be on another machine
+    assert asked(run, "--tasks", "generate", "--max-new", "3", "--json") == 0
+    shown = capsys.readouterr()
+    assert "generate/rows_unseen" not in json.loads(shown.out) and "left out: " in shown.err
 
 
 @pytest.mark.parametrize("flags, message", [
     (["--tasks", "matrics"], "did you mean matrix?"), (["--tasks", ""], "--tasks"), ([], "--tasks"),
+    (["--tasks", "xyzzy"], "'xyzzy' is none of"), (["--tasks", "matrix", "--out", "."], "--out"),
+    (["--tasks", "matrix", "--max-new", "3"], "max_new 3 has no effect without --tasks "),
+    (["--tasks", "matrix", "--sets", "sst2"], "sets ['sst2'] has no effect"),
+    (["--tasks", "generate", "--no-controls"], "no_controls True has no effect"),
+    (["--tasks", "matrix", "--files", "data"], "files data has no effect"),
+    (["--tasks", "matrix", "--hard", "a", "--hard-types", "b"], "hard a has no effect"),
+    (["--tasks", "sts", "--data", "toy"], "data toy has no effect"),
     (["--tasks", "matrix", "--langs", "en,xx"], "xx"),
     (["--tasks", "matrix", "--langs", "en"], "one text a row"),
     (["--tasks", "regex"], "needs a causal model"),
     (["--tasks", "matrix", "--device", "abacus"], "'abacus'"),
-    (["--tasks", "matrix", "--limit", "-1"], "--limit: -1 is too low"),
+    (["--tasks", "matrix", "--limit", "-1"], "--limit -1 is too low"),
     (["--tasks", "retrieval", "--hard", "a.txt"], "go together"),
     (["--tasks", "tatoeba", "--files", "nowhere"], "nowhere"),
     (["--tasks", "sts", "--files", "nowhere"], "python -m corpora.download stsb"),
-    (["--tasks", "knn", "--sets", "stsb"], "has no set stsb"),
+    (["--tasks", "fewshot", "--sets", "stsb"], "has no set stsb"),
     (["--tasks", "gap", "--sets", "stsc"], "did you mean stsb?"),
 ])
 def test_each_mistake_is_one_line_and_status_2(run_folder, capsys, flags, message):
     before = sorted(run_folder.iterdir())
-    assert asked(run_folder, "--limit", "9", *flags) == 2
+    limit = [] if "tatoeba" in flags else ["--limit", "9"]
+    assert asked(run_folder, *limit, *flags) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("error: ") and shown.err.count("\n") == 1
     assert message in shown.err and sorted(run_folder.iterdir()) == before
+    assert "python -m tasks RUN --tasks" not in shown.err  # that is where we are

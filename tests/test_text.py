@@ -1,8 +1,10 @@
 """corpora/: files in all their spellings, embedded corpora, evaluations; flags and exit status."""
 
+import bz2
 import gzip
 import json
 import lzma
+import os
 import tracemalloc
 
 import pytest
@@ -17,7 +19,8 @@ TURNS = {"system": "s", "user": "u", "assistant": "a"}
 
 def write(path, text):
     raw = text if isinstance(text, bytes) else text.encode()
-    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(raw))
+    packers = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    path.write_bytes(packers.get(path.suffix, bytes)(raw))
     return str(path)
 
 
@@ -46,7 +49,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_plain_or_compressed_gives_the_same_rows(tmp_path, name, ending):
     text, columns = FORMATS[name]
@@ -59,7 +62,7 @@ def test_every_format_plain_or_compressed_gives_the_same_rows(tmp_path, name, en
     ({"messages": [{"role": role, "content": TURNS[role]} for role in TURNS]}, ("u", "a", "s")),
     ({"user": "u", "assistant": "a"}, ("u", "a", "")),
     ({"question": "q", "answer": ["x", "y"]}, ("q", "x; y")),
-    ({"ctx": "c", "endings": ["p", "q"], "label": "1"}, ("c\nA) p\nB) q", "B", ""))])
+    ({"ctx": "c", "endings": ["p", "q"], "label": "1"}, ("c", "q", ""))])
 def test_chats_and_questions_have_two_sides_and_a_system_text_is_none(tmp_path, record, row):
     source = open_text(write(tmp_path / "a.jsonl", lines(record)))
     assert source.columns[2:] == ("system",)[:len(row) - 2] and source.sides == 2
@@ -87,9 +90,11 @@ def test_a_folder_of_languages_is_one_table_with_english_first(tmp_path):
 def test_only_line_ends_are_stripped_and_a_text_has_one_row_on_a_line(tmp_path):
     path = write(tmp_path / "a.txt", "  two  spaces \u2028 inside \r\n\n   \nlast")
     assert rows(path) == [("  two  spaces \u2028 inside ",), ("last",)]
-    path = write(tmp_path / "b.jsonl", lines({"text": "one\n\ntwo", "title": "t"}))
-    assert rows(path) == [("one",), ("two",)]
-    assert rows(path, langs="title,text") == [("t", "one\n\ntwo")]
+    path = write(tmp_path / "b.jsonl", lines({"text": "o\u2028n\x85e\n\r\ntwo", "title": "t"}))
+    assert rows(path) == [("o\u2028n\x85e",), ("two",)]
+    assert rows(path, langs="title,text") == [("t", "o\u2028n\x85e\n\r\ntwo")]
+    path = write(tmp_path / "c.tsv", "\nen\tde\na\tb\n\nc\td\n\n \n")
+    assert rows(path) == [("a", "b"), ("c", "d")]
 
 
 def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path):
@@ -98,8 +103,43 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path)
     assert list(source.rows("all")) == [("a", "b", "c"), ("d", "", "f"), ("", "h", "i")]
     assert "0 bad lines and 1 rows with too little text in en, de, fr" in source.left_out()
     assert rows(source.paths, langs="fr,en") == [("c", "a"), ("f", "d")]
-    whole = evaluation_rows(source.paths, split="all").texts
-    assert whole == {"en": ["a"], "de": ["b"], "fr": ["c"]}
+
+
+TABLE = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("4", "", "h", "i"), ("5", "j", "k", "l")]
+
+
+@pytest.mark.parametrize("options, kept, said", [
+    ({}, 2, "2 rows of w lack a text in one of en, de, fr, and are left out of every score"),
+    ({"langs": "en,fr"}, 3, "left out 0 bad lines and 1 rows with too little text in en, fr"),
+    ({"langs": "en,fr", "limit": 2}, 2, "only the first 2 rows of w are evaluated; a limit of 0")])
+def test_an_evaluation_says_which_rows_it_leaves_out(tmp_path, capsys, options, kept, said):
+    path = tsv(tmp_path / "w.tsv", TABLE, "id\ten\tde\tfr\n")
+    found = evaluation_rows(path, split="all", **options).texts
+    assert [len(texts) for texts in found.values()] == [kept] * len(found)
+    assert said in capsys.readouterr().err
+    assert len(evaluation_rows(path, split="all", langs="fr").texts["fr"]) == 4
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first, header, columns, said", [
+    ("en\tde", "auto", ("en", "de"), ""), ("A cat.\tEine.", "auto", ("src", "tgt"), ""),
+    ("EN\tDE", "auto", ("src", "tgt"), "the first line, EN | DE, is taken for a row (--header yes"),
+    ("EN\tDE", "yes", ("EN", "DE"), ""), ("eng\tdeu", "auto", ("eng", "deu"), "for a header"),
+    ("Hello\tHallo\tSalut", "auto", ("Hello", "Hallo", "Salut"), "a header (--header no, if"),
+    ("Hello\tHallo\tSalut", "no", ("column1", "column2", "column3"), ""),
+    ("one", "yes", ("one",), "")])
+def test_a_header_is_what_looks_like_one_and_a_guess_is_said(
+        tmp_path, capsys, first, header, columns, said):
+    path = write(tmp_path / "a.tsv", f"{first}\n" * 2)
+    source = open_text(path, header=header)
+    assert source.columns == columns
+    count = 1 if columns == tuple(first.split("\t")) else 2
+    found = evaluation_rows(path, split="all", header=header).texts
+    assert list(map(len, found.values())) == [count] * len(columns)
+    shown = capsys.readouterr().err
+    assert said in shown and bool(said) == bool(shown)
+    if header == "no":
+        assert open_text(path, ["x", "y", "z"], header="no").columns == ("x", "y", "z")
 
 
 # ---- refusals
@@ -108,12 +148,13 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path)
 @pytest.mark.parametrize("name, text, said", [
     ("a.tsv", "en\tde\na\tb\na\tb\tc", "a.tsv:3: 3 cells, but 2 columns (en, de)"),
     ("a.tsv", "en\tde\na\tb\n \tb\n", "a.tsv:3: empty 'en'"),
-    ("a.csv", 'src,trg\na,b\n"a,b\n', "a.csv:3: unexpected end of data"),
+    ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: ',' expected after"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON"),
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: 'utf-8' codec can't"),
     ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user"}]}),
      'a.jsonl:2: "messages" must be one user turn'),
     ("a.txt", b"fine\n\xe4\n", "a.txt:2: not UTF-8 at byte 0"),
+    ("a.txt", "fine\nno\0t\n", "a.txt:2: a NUL character: this is no text, or UTF-16"),
     ("a.txt", "fine\n" + "x" * 20_000, "a.txt:2: a word of 20,000 characters")])
 def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(tmp_path, name, text, said):
     path = write(tmp_path / name, text)
@@ -126,7 +167,16 @@ def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(tmp_path, n
 
 @pytest.mark.parametrize("name, text, langs, said", [
     ("a.txt.gz", "", "", "is empty"), ("a.jsonl", "hello", "", ":1: not JSON"),
-    ("a.csv", "A b.,C d.\n", "", "a.csv:1: 2 columns, but the first line does not"),
+    ("a.json", '[{"text": "a"}]', "", "a.json:1: not JSON lines but a list: one object on each"),
+    ("a.json", '[\n{"text": "a"}]', "", "a.json:1: not JSON lines (Expecting"),
+    ("a.txt", "a\n".encode("utf-16"), "", "a.txt is UTF-16: convert it (iconv -f utf-16"),
+    ("a.tsv.zip", "PK", "", "a.tsv.zip: .zip is not read; unpack it, or use .gz, .bz2"),
+    ("q.tsv", 'en\tde\na\tb\n"c\nd"\te\n', "", "q.tsv:3: 1 cells, but 2 columns (en, de): does"),
+    ("q.tsv", 'en\tde\na\t"b\nc"\n', "", "q.tsv:3: 1 cells, but 2 columns (en, de): does a"),
+    ("q.csv", 'en,de\n"a\nb",c\n', "", "q.csv:2: unexpected end of data: does a quoted"),
+    ("a.jsonl", lines({"translation": {"\x1b[2J": "a"}}), "", r"'\x1b[2J' cannot be the name of"),
+    ("cut.txt.bz2", "line\n" * 9_999, "", "damaged or cut short"),
+    ("a.csv", "A b.,C d.\n", "", "a.csv:1: the first line does not name"),
     ("a.tsv", "en\ten\na\tb\n", "", "a.tsv:1: the header names a column twice: en, en"),
     ("a.jsonl", '{"premise": "q"}', "", "a.jsonl:1: no known keys among 'premise'"),
     ("cut.txt.gz", "line\n" * 9_999, "", "damaged or cut short"),
@@ -142,13 +192,26 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     if name.startswith("cut"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
     with pytest.raises(BadInput, match="^[^\n]*$") as error:
-        rows(name, langs=langs)
+        rows(name, langs=langs, skip_bad=name.startswith("q"))
     assert said in str(error.value)
+
+
+def test_what_is_no_file_of_text_is_refused_with_the_reason(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tsv")
+    os.symlink(tmp_path / "loop", tmp_path / "loop")
+    (tmp_path / "folder.tsv").mkdir()
+    for name, said in (("pipe.tsv", "is a pipe or a device"), ("loop", "symbolic links$"),
+                       ("folder.tsv", "must hold files CODE.devtest")):
+        with pytest.raises(BadInput, match=f"^(cannot read )?/.*{name}.*{said}"):
+            open_text(str(tmp_path / name))
+    for spec in ("toy", write(tmp_path / "a.txt", "a\n")):
+        with pytest.raises(BadInput, match="--header yes has no effect"):
+            open_text(spec, header="yes")
 
 
 def test_parallel_files_of_unequal_length_are_refused_even_when_bad_lines_are_skipped(tmp_path):
     paths = [write(tmp_path / "c.de", "a\nb\n"), write(tmp_path / "c.en", "a\nb\nextra\nmore\n")]
-    with pytest.raises(BadInput, match="c.de has 2 lines, .*c.en has more.*c.en:3: 'extra'"):
+    with pytest.raises(BadInput, match="c.de has 2 lines, .*c.en has more .*c.en:3"):
         rows(paths, skip_bad=True)
     write(tmp_path / "c.de", b"a\n\xff\nc\nd\n")
     assert rows(paths, skip_bad=True) == [("a", "a"), ("c", "extra"), ("d", "more")]
@@ -168,7 +231,7 @@ def test_reading_is_lazy_and_stops_when_it_has_the_rows_of_an_evaluation(tmp_pat
     parse = TextFiles._parse
     monkeypatch.setattr(TextFiles, "_parse", lambda *args: read.append(1) or parse(*args))
     assert len(evaluation_rows(path, split="all", limit=30).texts["text"]) == 30
-    assert len(read) == 30
+    assert len(read) == 31  # one more tells that there are more
     read.clear()
     assert len(evaluation_rows(path, split="test", limit=5).texts["text"]) == 5
     assert 20_000 < len(read) < 23_000  # counted once; then the first five of 200 held out
@@ -181,7 +244,7 @@ def test_held_out_rows_are_the_same_for_any_columns_and_never_trained_on(tmp_pat
     assert valid == rows(path, "test") and len(valid) == 200
     assert sorted(train + valid) == sorted(table)
     assert rows(path, "valid", langs="en,de") == [(a, b) for a, b, _ in valid if b]
-    assert train_texts(path) == {text for row in train if all(row) for text in row}
+    assert train_texts(path) == {text for row in train for text in row if text}
     assert len(train_texts(path, ["en"], holdout=False)) == 3000
     sizes = [len(held_out(count)) for count in (9, 100, 2000, 50_000, 10 ** 6)]
     assert sizes == [0, 10, 200, 500, 1000]

@@ -1,5 +1,5 @@
-"""The embedded corpora: reproducible, split by meaning, and grammatical as far as an independent
-check can see."""
+"""The embedded corpora: the same bytes for ever (whose grammar was checked), split by meaning, with
+labels, grades and hard negatives that are true."""
 
 import hashlib
 import json
@@ -9,12 +9,8 @@ import pytest
 
 from corpora import toy, words
 from corpora.program import BadInput
-from corpora.toy import LANGUAGES, Meaning
+from corpora.toy import LANGUAGES
 
-ALPHABETS = {
-    "en": r"a-zA-Z,.\-", "de": "a-zA-ZäöüÄÖÜß,.", "fr": r"a-zA-ZàâæçéèêëîïôœùûüÀÈÉ,.'\-",
-    "es": "a-zA-ZáéíóúñüÁÉ,.", "ru": "а-яА-ЯёЁ,.",
-}
 REGEX_TOKEN = re.compile(
     r"\[AEIOUaeiou\]|\[0-9\]|\[A-Za-z\]|\[A-Z\]|\[a-z\]|dog|truck|ring|lake"
     r"|\\b|\{[2-7]\}|\{[2-7],\}|\{1,[2-7]\}|[.*+|&~()]")
@@ -96,97 +92,6 @@ def test_no_form_belongs_to_two_concepts_of_a_section():
                     assert owner.setdefault((number, cell), concept) == concept, (section, cell)
 
 
-# ---- grammar
-
-
-def test_every_alphabet_is_the_languages_own(sample):
-    for language in LANGUAGES:
-        shape = re.compile(rf"[{ALPHABETS[language]} ]+\.")
-        for meaning in sample:
-            for text in every_style(meaning, language):
-                assert shape.fullmatch(text) and text[0].isupper(), text
-                assert "  " not in text and " ," not in text, text
-
-
-def finite_forms(section, concept, language, tense):
-    """(singular, plural) finite forms by tense, worked out in another way than `render` does."""
-    singular, plural = [], []
-    for forms in cells(section, concept, language):
-        table = {
-            "en": {"present": [forms[1], forms[0]], "past": [forms[2]] * 2, "future": ["will"] * 2},
-            "de": {"present": forms[0:2], "past": forms[2:4], "future": ["wird", "werden"]},
-            "ru": {"present": forms[0:2], "past": forms[2:5:2], "future": forms[5:7]},
-        }.get(language, {"present": forms[0:2], "past": forms[2:4], "future": forms[4:6]})
-        one, many = table[tense]
-        if language == "ru" and tense == "past":
-            singular.append(forms[3])            # feminine
-        singular.append(one)
-        plural.append(many)
-    return singular, plural
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_subject_and_its_verb_are_of_one_number(sample, language):
-    checked = 0
-    for meaning in sample:
-        if meaning.link or meaning.negated:      # one verb only, in its plain form
-            continue
-        right, wrong = finite_forms("verbs", meaning.verb, language, meaning.tense)
-        if meaning.subject_number > 1 or meaning.companion:
-            right, wrong = wrong, right
-        for text in every_style(meaning, language):
-            assert has(text, *right), (text, right)
-            assert not has(text, *(form for form in wrong if form not in right)), (text, wrong)
-            checked += 1
-    assert checked > 500
-
-
-@pytest.mark.parametrize("noun, number, adjective, case, expected", [
-    ("doctor", 1, "old", "subject",
-     "the old doctor/der alte Arzt/le vieux médecin/el médico viejo/старый врач"),
-    ("doctor", 1, "old", "object",
-     "the old doctor/den alten Arzt/le vieux médecin/al médico viejo/старого врача"),
-    ("artist", 1, "beautiful", "object", "the beautiful artist/den schönen Künstler/"
-     "le bel artiste/al artista bonito/красивого художника"),
-    ("singer", 2, "happy", "object", "two happy singers/zwei glückliche Sängerinnen/"
-     "deux chanteuses heureuses/a dos cantantes felices/двух счастливых певиц"),
-    ("book", 3, "red", "object",
-     "three red books/drei rote Bücher/trois livres rouges/tres libros rojos/три красные книги"),
-    ("table", 4, "heavy", "object", "four heavy tables/vier schwere Tische/"
-     "quatre tables lourdes/cuatro mesas pesadas/четыре тяжёлых стола"),
-    ("apple", 1, "expensive", "denied", "an expensive apple/keinen teuren Apfel/"
-     "de pomme chère/una manzana cara/дорогое яблоко"),
-    ("apple", 5, "", "denied", "five apples/fünf Äpfel/cinq pommes/cinco manzanas/пять яблок"),
-    ("girl", 1, "small", "object", "the small girl/das kleine Mädchen/"
-     "la petite fille/a la niña pequeña/маленькую девочку"),
-    ("mary", 1, "", "object", "Mary/Maria/Marie/a María/Марию")])
-def test_noun_phrases_are_inflected_as_a_grammar_book_has_them(
-        noun, number, adjective, case, expected):
-    phrases = [toy._phrase(name, noun, number, adjective, case)[0] for name in LANGUAGES]
-    assert "/".join(phrases) == expected
-
-
-def test_french_elides_spanish_contracts_and_german_puts_the_verb_where_it_belongs():
-    meaning = Meaning("artist", 1, "", "", "call", "past", 1, "artist", 1, "", "park", "",
-                      "because", "anna", 1, "sleep")
-    assert any("qu'Anne" in text for text in every_style(meaning, "fr"))
-    assert all(has(text, "l'artiste n'a pas appelé l'artiste")
-               for text in every_style(meaning, "fr"))
-    assert all("al artista" in text for text in every_style(meaning, "es"))
-    for text in every_style(meaning, "de"):
-        assert re.search(r"(weil|da) Anna schlief(, rief der Künstler|\.)", text, re.IGNORECASE)
-    plain = "même si elle, même si il, parce que huit chats, la amie de Anne"
-    assert toy.ELISION.sub(lambda match: (match[1] or "") + "'", plain) == (
-        "même si elle, même s'il, parce que huit chats, l'amie d'Anne")
-
-
-def test_styles_mostly_differ_and_sentences_are_of_many_lengths(sample):
-    styles = [len(set(every_style(meaning, "en"))) for meaning in sample]
-    assert sum(styles) / len(sample) > 3.5
-    lengths = [len(row["en"].split()) for row in toy.toy("train", 2000)]
-    assert min(lengths) <= 6 and max(lengths) >= 20 and 10 < sum(lengths) / len(lengths) < 14
-
-
 # ---- hard negatives, grades, labels
 
 
@@ -233,29 +138,6 @@ def test_graded_pairs_cover_the_range_and_equal_meanings_score_five():
         assert texts[0][:2] == tuple(toy.render(meaning, language) for meaning in pairs[0][:2])
 
 
-def test_the_score_falls_with_every_further_changed_field():
-    for one, other, score in toy.graded(100, seed=1):
-        previous = 5.0
-        current = one
-        for field in Meaning._fields:
-            if getattr(current, field) != getattr(other, field):
-                current = current._replace(**{field: getattr(other, field)})
-                similarity = toy.similarity(one, current)
-                assert similarity < previous or previous == 0
-                previous = similarity
-        assert previous == score == toy.similarity(other, one)
-
-
-def test_held_out_meanings_are_far_from_each_other():
-    meanings = toy.meanings("test", 200)
-    differences = []
-    for index, left in enumerate(meanings):
-        for right in meanings[:index]:
-            differences.append(sum(one != other for one, other in zip(left, right)))
-    assert min(differences) >= 2
-    assert sum(difference < 5 for difference in differences) < len(differences) / 100
-
-
 def test_labels_agree_with_the_strings():
     texts, classes = toy.labelled("test", 400)
     assert {"tense", "number", "negation", "verb", "subject"} < set(classes)
@@ -266,13 +148,6 @@ def test_labels_agree_with_the_strings():
         section = words.section_of(label["subject"])
         forms = [form for cell in cells(section, label["subject"], "en") for form in cell]
         assert has(text, *forms)
-        if not meaning.link:
-            assert (label["tense"] == "future") == has(text, "will")
-            if label["tense"] == "future":       # who acts comes before the verb
-                assert has(text[:text.lower().find("will ")], *forms)
-            singular, plural = finite_forms("verbs", meaning.verb, "ru", label["tense"])
-            right = plural if label["number"] == "plural" else singular
-            assert has(toy.render(meaning, "ru"), *right)
 
 
 # ---- documents

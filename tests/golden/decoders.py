@@ -22,7 +22,6 @@ SHAPES = {
     "llama-3.1": dict(max_position_embeddings=128, rope_theta=100.0, rope_scaling=SCALED,
                       tie_word_embeddings=True),
     "llama-linear": dict(rope_scaling=dict(rope_type="linear", factor=4.0)),
-    "llama-biased": dict(attention_bias=True, mlp_bias=True, num_key_value_heads=4),
     "mistral": dict(sliding_window=40),
     "qwen2": dict(rope_theta=1e6, tie_word_embeddings=True),
     "qwen3": dict(head_dim=6),

@@ -1,0 +1,172 @@
+"""The folder of a run, and who may write into it: its log, its lock, what killed writes left."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from corpora.program import BadInput, alone, lock, remove_leftovers
+from corpora.text import write_atomic
+
+
+def read_log(folder):
+    """The objects of log.jsonl, [] if there is none."""
+    path = Path(folder) / "log.jsonl"
+    records = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError, RecursionError):  # a kill may cut the last line short
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict)]
+
+
+# What is read of a run's config, which may lack some
+CONFIG = {"data": str, "langs": str, "eval_data": str, "chat": str, "header": str,
+          "skip_bad": bool, "max_length": int}
+
+
+def read_first(folder):
+    """The first line of a run's log, which has its "config". BadInput if there is none."""
+    first = next(iter(read_log(folder)), {})
+    config = first.get("config")
+    is_config = isinstance(config, dict) and "data" in config
+    for name, kind in CONFIG.items():
+        is_config = is_config and isinstance(config.get(name, kind()), kind)
+    if not is_config:
+        raise BadInput(f"{folder} is no run, its log.jsonl does not begin with a config: give the "
+                       "whole folder that train.py, or python -m interop import, wrote")
+    return first
+
+
+def read_results(path):
+    """What `write_results` wrote; {} if it is missing or damaged."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_results(folder, name, results, label=""):
+    """Add numbers to a file of a run, whole or not at all. Its first entry says what they are of:
+    numbers of other rows, or of an older model, are replaced."""
+    path = Path(folder) / name
+    with alone(path.parent):
+        before = read_results(path)
+        if before and path.stat().st_mtime >= (Path(folder) / "model.pt").stat().st_mtime:
+            if before.get("rows") == label:
+                results = before | results
+            else:
+                print(f"note: {path} held the numbers of {before.get('rows')}: replaced",
+                      file=sys.stderr)
+        text = json.dumps({"rows": label} | results, indent=1, allow_nan=False)
+        write_atomic(path, text.encode())
+
+
+def report(folder, place, label, results, text):
+    """Write results, and print the text whether that works or not. BadInput if it does not."""
+    failure = None
+    try:
+        write_results(folder, place, results, label)
+    except (OSError, ValueError) as error:
+        failure = error
+    print(text)
+    if failure:
+        reason = getattr(failure, "strerror", failure)
+        raise BadInput(f"{folder / place} was not written ({reason}): name a file with --out")
+    if place != "eval.json":
+        print(f"numbers: {folder / place}", file=sys.stderr)
+
+
+def differences(old, new, free, prefix=""):
+    """The values of nested dictionaries that are not the same, a text each; names in `free` may
+    differ."""
+    found = []
+    for name in sorted(set(old) | set(new), key=str):
+        before = old.get(name, "absent")
+        now = new.get(name, "absent")
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += differences(before, now, free, f"{prefix}{name}.")
+        elif before != now and name not in free:
+            found.append(f"{prefix}{name} was {before}, is {now}"[:500])
+    return found
+
+
+def outline(x):
+    """All of a tensor but its numbers. One with another outline than its parameter's, taken from a
+    file, would be written outside of its memory."""
+    return f"{x.dtype} {tuple(x.shape)} {x.stride()} {x.layout}"
+
+
+class TrainingFolder:
+    """train.pt is read first, and the folder held later, while the loop runs: until then another
+    run may be made of it, as in a cell that is run again. `version` tells whether it changed."""
+
+    def __init__(self, path):
+        self.path = path
+        self.held = None  # the lock
+        self.version = self.find_version()
+
+    def find_version(self):
+        """What train.pt is now; None if there is none."""
+        path = self.path / "train.pt"
+        found = path.stat() if path.exists() else None
+        return found and (found.st_mtime_ns, found.st_ino)
+
+    def check(self):
+        """BadInput for a folder in which no run can be begun or resumed."""
+        if self.path.exists():
+            self.refuse_others()
+            lock(self.path).close()
+
+    def refuse_others(self):
+        # What a run leaves that ended before its first checkpoint; it may be begun anew.
+        begun = {"tokenizer.json", "log.jsonl", ".lock"}
+        others = [one.name for one in self.path.iterdir() if not one.name.endswith(".part")]
+        others = sorted(set(others) - begun)
+        if others and not self.version:
+            raise BadInput(f"{self.path} holds {others[0]} and no train.pt to go on from: put that "
+                           "back, or use another --out")
+
+    def take(self):
+        """BadInput if another process trains here, or did since train.pt was read."""
+        self.held = lock(self.path)
+        if self.find_version() != self.version:
+            self.held.close()
+            raise BadInput(f"{self.path} was trained in meanwhile: start the run again")
+        self.refuse_others()
+        remove_leftovers(self.path)
+
+    def release(self):
+        """Another run may go on here, in this process too."""
+        self.version = self.find_version()
+        self.held.close()
+
+    # ---- the log
+
+    def log(self, record):
+        """Append an object to log.jsonl; what JSON cannot write (nan, inf) becomes a string."""
+        record = json.loads(json.dumps(record), parse_constant=str)
+        with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def records(self):
+        """What was logged of a step, and first of the run."""
+        return [one for one in read_log(self.path) if type(one.get("step", 0)) is int]
+
+    def is_finished(self, step):
+        """Was this, the last step, evaluated, and is all written? A kill may have come between."""
+        evaluated = [one["step"] for one in self.records() if "eval" in one and "step" in one]
+        files = [(self.path / name).exists() for name in ("model.pt", "eval.json")]
+        return step in evaluated and all(files)
+
+    def rewind(self, step, is_last):
+        """Drop what was logged after a step: it comes again, with the same numbers."""
+        kept = [one for one in self.records() if one.get("step", 0) <= step]
+        if not kept or "config" not in kept[0]:
+            raise BadInput(f"{self.path / 'log.jsonl'} has lost its first line, the run's "
+                           "settings: put the file back, or use another --out")
+        if is_last and not self.is_finished(step):
+            # The last evaluation is made again, if only because its file is not there.
+            kept = [one for one in kept if "eval" not in one or one["step"] < step]
+        lines = [json.dumps(record) + "\n" for record in kept]
+        write_atomic(self.path / "log.jsonl", "".join(lines).encode())

@@ -1,0 +1,68 @@
+"""Metrics that more than one file of this folder needs, and what was known from training."""
+import sys
+
+import corpora
+from corpora.program import BadInput, comma_list
+from evaluate import TASKS, exact, percent, search, starts_with, unit
+
+UNSEEN = {
+    "rows_new_prompt": ("", "", "prompts that were not trained on"),
+    "rows_unseen": ("", "", "gold texts that were not trained on"),
+}
+GENERATE = TASKS["generate"].about | {
+    "exact_new_prompt": ("%", "higher", "exact, of prompts not trained on"),
+    "exact_unseen": ("%", "higher", "exact, of gold texts not trained on"),
+}
+
+
+def top1(x, y):
+    """Percent of the rows of x whose nearest row of y by cosine is their own: (N, D), (N, D)."""
+    found = search(x, y, 1).indices[:, 0].tolist()
+    return percent([i == j for i, j in enumerate(found)])
+
+
+def alignment(x, y, power=2):
+    """mean |u_i - v_i|^power of matched unit rows: (N, D), (N, D) -> 0 (best)..2^power.
+    [Wang & Isola 2020, sec. 4]"""
+    return (unit(x) - unit(y)).norm(dim=1).pow(power).mean().item()
+
+
+def answer_scores(answers, judged, train_texts=None):
+    """{metric: True, False or None (left out) of each answer} -> {metric: percent}, and counts.
+    `train_texts`, a set: the first metric once more, where prompt or gold text is not in it."""
+    scores = {metric: share(flags) for metric, flags in judged.items()}
+    scores |= {"stop": percent(answers.stopped), "rows": len(answers.golds)}
+    if train_texts is not None:
+        metric = next(iter(judged))
+        for name, texts in (("new_prompt", answers.prompts), ("unseen", answers.golds)):
+            new = [flag for flag, text in zip(judged[metric], texts)
+                   if text.strip() not in train_texts]
+            scores[f"{metric}_{name}"] = share(new)
+            scores[f"rows_{name}"] = len(new) - new.count(None)
+    return {name: value for name, value in scores.items() if value is not None}
+
+
+def share(flags):
+    """Percent of True, without the None; None if nothing is left."""
+    flags = [flag for flag in flags if flag is not None]
+    return percent(flags) if flags else None
+
+
+def judge_texts(answers, options):
+    """The core's own: the same text, and a text that begins with it."""
+    pairs = list(zip(answers.written, answers.golds))
+    return {"exact": [exact(*pair) for pair in pairs],
+            "startswith": [starts_with(*pair) for pair in pairs]}, {}
+
+
+def train_texts(config):
+    """All texts that a run was trained on, a set; None if they are not here."""
+    if not config["data"]:
+        return None
+    try:
+        return corpora.train_texts(config["data"], comma_list(config.get("langs", "")),
+                                   config.get("skip_bad", False), not config.get("eval_data"),
+                                   config.get("header", "auto"))
+    except BadInput as error:
+        print(f"note: the scores of unseen rows are left out: {error}", file=sys.stderr)
+        return None
