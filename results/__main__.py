@@ -8,6 +8,7 @@
     python -m results bench                   attention and steps against their peers
     python -m results picture                 draws the README's picture
     python -m results readme --check          does README.md say what is recorded?
+    python -m results claims                  the papers' claims beside what was measured
     python -m results mixtures FOLDER OUT     the files of the experiments on real text
     python -m results EXPERIMENT              does an experiment, and writes its page
 
@@ -23,7 +24,7 @@ with wing_imports():
     from . import run
 
 TOOLS = ("compare", "inspect", "flops", "memory", "plots", "bench", "picture", "readme",
-         "mixtures")
+         "mixtures", "claims")
 
 
 def work(arguments):

@@ -125,10 +125,10 @@ def read_records(name):
 
 
 def by_label(records, name):
-    """{label: {seed: number}} of a result, or of a field of the records such as "steps"."""
+    """{label: {seed: number}} of a result, a term of the last step, or a field such as "steps"."""
     found = {}
     for record in records:
-        number = record["eval"].get(name, record.get(name))
+        number = (record | record.get("last", {}) | record["eval"]).get(name)
         if number is not None:
             found.setdefault(record["label"], {})[record["seed"]] = number
     return found

@@ -18,7 +18,7 @@ import evaluate
 import train
 from corpora.program import BadInput, exit_status
 from model import Block, Packed
-from results import bench, compare, flops, inspect, memory, plots, readme, run
+from results import bench, claims, compare, flops, inspect, memory, plots, readme, run
 from results.__main__ import work
 
 TINY = dict(width=16, layers=1, heads=2, ffn_dim=32, dropout=0.0, vocab=300, eval_limit=20, batch=8)
@@ -321,9 +321,29 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
         records = run.read_records(name)
         text = run.page(name, records)
         assert text.startswith(f"# {name}\n") and "Commit " in text
-        # A page without records says so by having no table.
+        # A page without records says so by having no table, and is not written.
         assert ("\n|---|" in text) == bool(records)
+        path = run.RECORDS / f"{name}.md"
+        assert not records or path.read_text(encoding="utf-8") == text
     assert readme.main(["--check"]) == 0
+
+
+SEEDS = {0: 1.0, 1: 2.0, 2: 3.0}
+
+
+@pytest.mark.parametrize("ours, word", [
+    ({0: 2.0, 1: 3.1, 2: 4.0}, "holds here"), ({0: 0.0, 1: 1.1, 2: 2.0}, "the reverse holds here"),
+    ({0: 0.0, 1: 3.0, 2: 3.1}, "no difference found"), ({0: 9.0, 1: 9.0}, "open: too few seeds"),
+    (SEEDS, "no difference found"), ({}, "not measured yet")])
+def test_the_verdict_on_a_claim_is_a_paired_test(ours, word):
+    assert claims.verdict(ours, SEEDS, "higher")[0] == word
+
+
+def test_the_board_of_claims_is_what_the_records_say():
+    assert len(compare.DATA["claims"]) == 12 and claims.main(["--check"]) == 0
+    for claim in compare.DATA["claims"]:
+        labels = [job["label"] for job in run.ALL[claim["experiment"]]["jobs"]]
+        assert {claim["ours"], claim.get("control", claim["ours"])} <= set(labels)
 
 
 def call_here(command, files, log):
