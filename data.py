@@ -215,7 +215,7 @@ class Tokenizer:
 
 
 def rows_of(tokenizer, texts, prefix=(), suffix=None, system=None, max_system=None,
-            max_length=None):
+            max_length=None, max_text=None):
     """Texts -> rows of ids, lists: [CLS] prefix text suffix; suffix None is [SEP]."""
     special = tokenizer.special
     suffix = [special.sep] if suffix is None else list(suffix)
@@ -228,7 +228,7 @@ def rows_of(tokenizer, texts, prefix=(), suffix=None, system=None, max_system=No
     rows = []
     cut = 0
     for opening, ids in zip(openings, tokenizer.encode(texts)):
-        row = [*opening, *prefix, *ids.tolist(), *suffix]
+        row = [*opening, *prefix, *ids[:max_text].tolist(), *suffix]
         # Too long a row loses the end of its text, not the suffix
         if max_length and len(row) > max_length:
             row = [*row[:max_length - len(suffix)], *suffix]

@@ -78,14 +78,11 @@ def read_rows(model, rows, read, tokens_per_batch=4096):
 
 def text_rows(model, tokenizer, texts, prefix=(), suffix=None, max_length=None):
     """N texts -> rows of ids [CLS] prefix text suffix; without a suffix [SEP]."""
-    special = tokenizer.special
-    suffix = [special.sep] if suffix is None else suffix
-    if not max_length:
-        longest = model.config.max_tokens or model.config.max_positions
-        return rows_of(tokenizer, texts, prefix, suffix, max_length=longest)
     # As in training: so many tokens of the text, whatever stands around it
-    return [[special.cls, *prefix, *ids[:max_length].tolist(), *suffix]
-            for ids in tokenizer.encode(texts)]
+    if max_length:
+        return rows_of(tokenizer, texts, prefix, suffix, max_text=max_length)
+    longest = model.config.max_tokens or model.config.max_positions
+    return rows_of(tokenizer, texts, prefix, suffix, max_length=longest)
 
 
 def embed_rows(model, rows, pool=None):
@@ -655,7 +652,9 @@ def about(name, tasks=TASKS):
     """A result's name -> (unit, which way is better, what it is); the last is "" of a detail."""
     task, _, whole = name.partition("/")
     if task == "validation":  # train.py's: the loss of the objective, and its terms
-        return "", "lower", "on held-out rows, without dropout"
+        # All of them are losses but this weight of one
+        better = "" if whole == "lambda" else "lower"
+        return "", better, "on held-out rows, without dropout"
     known = tasks[task].about if task in tasks else {}
     metric = whole
     # xsim++/de-en: is there an xsim++/de-en, an xsim++?
@@ -712,9 +711,15 @@ class RunFolder(NamedTuple):
     untrained: dict  # the results of step 0; {} if there are none
 
 
-# What is read of a run's config; a run of another version may lack some
-CONFIG = {"data": str, "langs": str, "eval_data": str, "chat": str, "header": str,
-          "skip_bad": bool, "max_length": int}
+def says_rows(first, vocab):
+    """Does the first line of a log have affixes (or none) and views as `Evaluation` takes them?"""
+    try:
+        affixes = first.get("affixes") or [((), None)] * 2
+        ids = [[*prefix, *(suffix or ())] for prefix, suffix in affixes]
+    except (TypeError, ValueError):
+        return False
+    known = all(type(one) is int and 0 <= one < vocab for one in sum(ids, []))
+    return known and len(ids) == 2 and type(first.get("views", 2)) is int
 
 
 def open_run(folder, device="cpu"):
@@ -726,6 +731,9 @@ def open_run(folder, device="cpu"):
     is_other = first.get("tokenizer_hash", tokenizer.hash) != tokenizer.hash
     if is_other or tokenizer.vocab > model.config.vocab:
         raise BadInput(f"{folder}/tokenizer.json is not that of the training: put that file back")
+    if not says_rows(first, tokenizer.vocab):
+        raise BadInput(f"{folder}/log.jsonl: affixes or views of its first line are damaged: put "
+                       "that file back")
     # The model of step 0 is gone, but it was evaluated, on the rows for validation
     begun = [one["eval"] for one in read_log(folder) if "eval" in one and one.get("step") == 0]
     untrained = begun[0] if begun and isinstance(begun[0], dict) else {}

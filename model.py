@@ -191,6 +191,7 @@ class ModelConfig:
                               "logit_softcap dropout max_tokens"})
         kv_heads = self.kv_heads or self.heads
         rules = [  # a field, what must hold, the rule in words
+            ("layers", self.layers <= 1000, "it must be at most 1000"),
             ("dropout", self.dropout < 1, "it must be below 1"),
             ("width", self.head_dim or self.width % self.heads == 0,
              f"without a head_dim it must be a multiple of heads {self.heads}"),
@@ -398,7 +399,7 @@ class Model(nn.Module):
         self.embed_norm = make_norm(config, post)
         self.final_norm = make_norm(config, not post)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(block) for block in config.blocks())
+        self.blocks = nn.ModuleList(map(Block, config.blocks()))
         if config.head == "transform":
             self.transform = nn.Linear(width, width)
             self.transform_norm = make_norm(config)
@@ -496,28 +497,25 @@ def save(model, path):
 
 def load(path, device="cpu"):
     """Rebuild a saved Model, in eval mode; fields younger than the file have their defaults.
-    BadInput for a file that is missing, damaged, of another kind or of the first edition."""
+    BadInput for a file that is missing, damaged or of another kind."""
     saved = read_torch(path, device)
     try:
-        config = saved["config"]
-        if "norm_place" in config:
-            raise BadInput(f"{path} was written by the first edition of nanoJEPA: train again, or "
-                           "use that edition")
-        model = Model(ModelConfig(**config)).to(device)
-        load_weights(model, saved["weights"], path)
-    except (KeyError, TypeError) as error:  # a part or a field that is not there, another type
+        config = ModelConfig(**saved["config"])
+        weights = saved["weights"]
+    # A part or a field that is not there or not known, a value that cannot be.
+    except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is no model of this version ({error}): give the model.pt of a run, "
                        "or use the version that wrote it") from None
-    return model.eval()
-
-
-def load_weights(module, weights, path):
-    """Strict load; BadInput lists every missing, unknown or misshapen name."""
+    model = Model(config).to(device)
     try:
-        module.load_state_dict(weights)
+        model.load_state_dict(weights)
+        # Whole numbers would be taken over as if they were weights.
+        if not all(weight.is_floating_point() for weight in weights.values()):
+            raise TypeError("its weights are whole numbers")
     except (RuntimeError, TypeError) as error:
         what = " ".join(str(error).split())
         raise BadInput(f"{path} does not fit this architecture: {what}") from None
+    return model.eval()
 
 
 def write_torch(value, path):

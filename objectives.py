@@ -509,10 +509,11 @@ class Mexma(Objective):
         super().__init__(model, config)
         width = model.config.width
         check_heads("head_heads", config.head_heads, width)
-        shape = ModelConfig(width=width, heads=config.head_heads, ffn_dim=config.head_hidden,
-                            norm_epsilon=1e-12, dropout=model.config.dropout)
+        shape = ModelConfig(width=width, layers=config.head_layers, heads=config.head_heads,
+                            ffn_dim=config.head_hidden, norm_epsilon=1e-12,
+                            dropout=model.config.dropout)
         # Heads begin with PyTorch's own initial weights, as released.
-        self.unmask = nn.ModuleList(Block(shape) for _ in range(config.head_layers))
+        self.unmask = nn.ModuleList(map(Block, shape.blocks()))
         # The head's vocabulary projection is the embedding itself.
         self.vocabulary_bias = nn.Parameter(torch.zeros(model.config.vocab))
 
@@ -882,13 +883,14 @@ class Hybrid(Objective):
         super().__init__(model, config)
         c = config
         d = model.config.width
-        shape = ModelConfig(width=c.predictor_width, heads=c.predictor_heads,
-                            ffn_dim=4 * c.predictor_width, norm_position="pre",
-                            norm_epsilon=model.config.norm_epsilon, dropout=model.config.dropout)
+        shape = ModelConfig(width=c.predictor_width, layers=c.predictor_layers,
+                            heads=c.predictor_heads, ffn_dim=4 * c.predictor_width,
+                            norm_position="pre", norm_epsilon=model.config.norm_epsilon,
+                            dropout=model.config.dropout)
         self.predictor_embed = nn.Linear(d, c.predictor_width)
         self.predictor_proj = nn.Linear(c.predictor_width, d)
         self.mask_token = nn.Parameter(torch.randn(c.predictor_width) * 0.02)
-        self.predictor = nn.ModuleList(Block(shape) for _ in range(c.predictor_layers))
+        self.predictor = nn.ModuleList(map(Block, shape.blocks()))
         self.predictor_norm = nn.LayerNorm(c.predictor_width)
         self.regressor = Regressor(d, model.config.vocab)
         if c.predictor_std:

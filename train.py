@@ -194,37 +194,34 @@ def settle(name, given):
     check(train, kind, options)
     notes = [f"  toy scale: {key} {value} (paper: {paper[key]})" for key, value in toy.items()
              if key not in given and value != paper[key]]
-    if train.preset:
-        named = {**kind.presets[train.preset][0], **kind.presets[train.preset][1]}
-        notes.append(f"  preset {train.preset}: {', '.join(f'{k} {values[k]}' for k in named)}")
     # The vocabulary is the tokenizer's, and comes when that is known.
     facts = dict(vocab=1, causal=kind.causal, head=kind.model_head(options))
     model = pick(ModelConfig, values | facts)
     if source:
-        source, model = continue_from(source, kind, options, model, given, notes)
+        source = fit_source(source, kind, options)
+        # What a sentence vector is goes with the model, unless another pool is asked for.
+        pool = given.get("pool", source.model.config.pool)
+        if pool != kind.pool:
+            notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}")
+        model = replace(source.model.config, head=model.head, pool=pool, dropout=model.dropout)
     model = fit_lengths(kind, train, model, given)
     return Settings(kind, options, train, model, source, notes)
 
 
-def continue_from(source, kind, options, model, given, notes):
-    """The run of --init, its tokenizer with the objective's own tokens -> the same, and its shape
-    with what is no matter of its weights."""
-    theirs = source.model.config
+def fit_source(source, kind, options):
+    """The run of --init -> the same, with the objective's own tokens. BadInput if its model does
+    not read as the objective does."""
     # A model that learnt to read one way has no use for the other way's mask.
-    if theirs.causal != kind.causal:
+    if source.model.config.causal != kind.causal:
         reads = "left to right" if kind.causal else "both ways"
-        raise BadInput(f"--init {given['init']}: {kind.name} needs a model that reads {reads}; "
+        raise BadInput(f"--init {source.folder}: {kind.name} needs a model that reads {reads}; "
                        "choose another run")
     tokenizer = source.tokenizer.with_tokens(kind.special_tokens(options))
     new = tokenizer.vocab - source.tokenizer.vocab
-    if new:
-        grown = add_tokens(source.model, new, source.tokenizer.vocab)
-        source = source._replace(tokenizer=tokenizer, model=grown)
-    # What a sentence vector is goes with the model, unless another pool is asked for.
-    pool = given.get("pool", theirs.pool)
-    if pool != kind.pool:
-        notes.append(f"  pool {pool}, as asked for or in --init; {kind.name}'s own is {kind.pool}")
-    return source, replace(source.model.config, head=model.head, pool=pool, dropout=model.dropout)
+    if not new:
+        return source
+    grown = add_tokens(source.model, new, source.tokenizer.vocab)
+    return source._replace(tokenizer=tokenizer, model=grown)
 
 
 def fit_lengths(kind, train, model, given):
@@ -243,14 +240,14 @@ def fit_lengths(kind, train, model, given):
 
 
 def unknown_flag(name, kind):
-    """One line about a flag that this objective does not have."""
+    """One line about a setting, or its flag, that this objective does not have."""
     name = name.lstrip("-").replace("-", "_")
     owners = [other for other in OBJECTIVES if name.removeprefix("no_")
               in names(OBJECTIVES[other].Config)]
     if owners:
         return f"{flag_of(name)} belongs to {', '.join(owners)}, not to {kind.name}: drop it"
     known = ["objective", *names(TrainConfig), *names(kind.Config), *SHAPE]
-    near = did_you_mean(flag_of(name), [flag_of(one) for one in known])
+    near = did_you_mean(flag_of(name), [*map(flag_of, known)])
     return f"there is no setting {flag_of(name)}{near}"
 
 
@@ -385,21 +382,17 @@ def make_optimizer(objective, train):
 
 def demand_memory(settings, device):
     """Refuse sizes that the device cannot hold, before memory is taken."""
-    kind = settings.kind
-    options = settings.options
     train = settings.train
     vocab = train.vocab or max(settings.model.vocab, corpora.EMBEDDED_VOCAB)
-    shape = replace(settings.model, vocab=vocab, layer_shapes=())
+    shape = replace(settings.model, vocab=vocab)
 
-    def make(stacks):
-        own = {name: number for name, number in stacks.items() if name != "layers"}
-        model = Model(replace(shape, layers=stacks["layers"]))
-        return kind(model.requires_grad_(not train.lora_rank), replace(options, **own))
+    def make():
+        model = Model(shape).requires_grad_(not train.lora_rank)
+        return settings.kind(model, settings.options)
 
-    sizes = {**vars(options), **vars(shape), "batch": train.batch}
-    sizes = {name: value for name, value in sizes.items() if type(value) is int}
     # The states of a batch, if each text had one token between [CLS] and [SEP].
-    texts = train.batch // train.accumulate * kind.views
+    texts = train.batch // train.accumulate * settings.kind.views
+    sizes = {**vars(settings.options), **vars(shape), "batch": train.batch}
     check_memory(make, sizes, 3 * texts * shape.width * shape.layers, device)
 
 
@@ -414,11 +407,15 @@ def to_device(batch, device):
 # The run
 
 FORMAT = 3  # of train.pt
-COUNTERS = ("step", "tokens", "seconds", "open_seconds")
 
 
 class Run:
     """One training run: what a step needs, and how it is saved, resumed and evaluated."""
+    step = 0
+    tokens = 0
+    seconds = 0.0  # of training
+    clock = 0.0  # up to when they are counted
+    untrained = None  # the results at step 0
 
     def __init__(self, settings, writes, say=lambda text: None, command=""):
         """`writes`: keep everything in train.out; `say(text)` is told what happens."""
@@ -432,7 +429,7 @@ class Run:
         self.device = self.ranks.device
         self.dtype = usable_dtype(self.train.precision, self.device)
         self.say = say if self.rank == 0 else lambda text: None
-        self.folder = Path(self.train.out) if writes else None
+        self.folder = Path(self.train.out)
         self.say(f"nanoJEPA: {self.kind.name}, size {self.train.size}, {self.train.steps} steps of "
                  f"{self.train.batch} examples, in {self.dtype or torch.float32} on {self.device}")
         for note in settings.notes:
@@ -442,7 +439,7 @@ class Run:
         self.own = TrainingFolder(self.folder) if writes and self.rank == 0 else None
         if self.own:
             self.own.check()
-        path = Path(self.train.out) / "train.pt"
+        path = self.folder / "train.pt"
         saved = read_torch(path) if writes and path.exists() else None
         if saved is not None and (not isinstance(saved, dict) or saved.get("format") != FORMAT):
             raise BadInput(f"{path} is no checkpoint of this version: use another --out")
@@ -453,7 +450,6 @@ class Run:
         # Half precision alone needs its loss scaled; otherwise this does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.window = []  # what train_step gave since the last line of the log
-        # What a resumed run must have in common with this one, and what the log begins with.
         self.config = {"objective": self.kind.name, **asdict(self.train),
                        "model": asdict(self.model.config),
                        self.kind.name: asdict(settings.options)}
@@ -461,13 +457,6 @@ class Run:
         torch.manual_seed(self.train.seed + 1 + self.rank)
         if saved:
             self.resume(saved)
-
-    step = 0
-    tokens = 0
-    seconds = 0.0  # of training, up to the last record
-    open_seconds = 0.0  # since then, of the run that is resumed
-    begun = 0.0  # when the clock of the open record started
-    untrained = None  # the results at step 0
 
     def take_folder(self):
         """Hold the folder while the loop runs, and make it what is known of the run."""
@@ -556,8 +545,6 @@ class Run:
 
     def save(self):
         """train.pt, from which the same command goes on, and model.pt, which is the result."""
-        if not self.folder:
-            return
         # With every rank's random state and the open window, a resumed run repeats this one.
         states = self.ranks.gather(random_state(self.device))
         if not self.own:
@@ -565,10 +552,10 @@ class Run:
         if not all(parameter.isfinite().all() for parameter in self.objective.parameters()):
             raise BadInput(f"step {self.step}: the weights are not finite and were not saved; "
                            "begin anew in another --out with a lower --lr")
-        self.open_seconds = time.perf_counter() - self.begun
-        counters = {name: getattr(self, name) for name in COUNTERS}
-        write_torch({"format": FORMAT, **self.identity(), **counters, "random": states,
-                     "untrained": self.untrained, "scaler": self.scaler.state_dict(),
+        self.count_time()
+        write_torch({"format": FORMAT, **self.identity(), "random": states, "step": self.step,
+                     "tokens": self.tokens, "seconds": self.seconds, "untrained": self.untrained,
+                     "scaler": self.scaler.state_dict(),
                      "weights": self.objective.state_dict(),
                      "moments": self.optimizer.state_dict()["state"],
                      "window": each_tensor(self.window, lambda x: x.cpu())},
@@ -586,7 +573,7 @@ class Run:
         self.say(f"resuming at step {self.step} of {self.train.steps}")
 
     def compare(self, saved):
-        """BadInput if a checkpoint is of another run; TypeError if it has not this one's shapes."""
+        """BadInput if a checkpoint is of another run."""
         now = self.identity()
         changed = differences({name: saved[name] for name in now}, now, FREE)
         if not 0 <= saved["step"] <= self.train.steps:
@@ -594,36 +581,25 @@ class Run:
         if changed:
             raise BadInput(f"{self.folder} holds a run with other settings: {'; '.join(changed)}. "
                            f"Use another --out, such as {self.folder}-2")
-        # The names of the terms are known after a step.
-        terms = {"loss", "tokens", "grad_norm"}.union(*saved["window"][:1])
-        number = torch.zeros(())
-        moments = {}
-        trained = sum((group["params"] for group in self.optimizer.param_groups), [])
-        for index in saved["moments"]:
-            like = trained[index]
-            moments[index] = {"step": number, "exp_avg": like, "exp_avg_sq": like}
-        fresh = {"weights": self.objective.state_dict(), "moments": moments,
-                 "random": [random_state(self.device)] * self.world,
-                 "window": [dict.fromkeys(terms, number)] * len(saved["window"])}
-        found = {name: saved[name] for name in fresh}
-        for name in COUNTERS:
-            fresh[name] = type(getattr(self, name))
-            found[name] = type(saved[name])
-        wrong = differences(each_tensor(found, outline), each_tensor(fresh, outline), ())
-        if wrong:
-            raise TypeError("; ".join(wrong[:3]))
 
     def load(self, saved):
-        """Take over what `compare` found to fit."""
+        """Take over a checkpoint; an error of many types if it does not fit."""
         # In place: the optimiser holds these very parameters.
         self.objective.load_state_dict(saved["weights"])
+        trained = sum((group["params"] for group in self.optimizer.param_groups), [])
+        for index, moments in saved["moments"].items():
+            found = [outline(moments[name]) for name in ("step", "exp_avg", "exp_avg_sq")]
+            like = outline(trained[index])
+            if found != [outline(torch.zeros(())), like, like]:
+                raise TypeError(f"moments {index} are {found}, of a parameter {like}")
         # Its own settings, not those of a file.
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": saved["moments"]})
         if saved["scaler"]:  # empty unless in half precision
             self.scaler.load_state_dict(saved["scaler"])
-        for name in (*COUNTERS, "untrained"):
+        for name in ("step", "tokens", "seconds", "untrained"):
             setattr(self, name, saved[name])
         self.window = each_tensor(saved["window"], lambda x: x.to(self.device))
+        self.read_window()
         set_random_state(saved["random"][self.rank], self.device)
 
     def rewind(self):
@@ -649,13 +625,11 @@ class Run:
         self.take_folder()
         batches = None
         try:
-            self.begun = time.perf_counter() - self.open_seconds
+            self.clock = time.perf_counter()
             # A resumed run has the numbers of step 0 from its checkpoint.
             if self.untrained is None:
-                self.untrained = self.scores()
-                yield self.evaluated(self.untrained)
+                yield self.evaluate()
             forward = self.wrap()
-            self.begun = time.perf_counter() - self.open_seconds
             # A thread makes the next batches while this one is computed.
             batches = data.prefetch(self.make_batch, self.step, train.steps)
             self.objective.train()
@@ -668,12 +642,9 @@ class Run:
                 if self.step % (every or train.log_every) == 0 or last:
                     due.append(self.close_window())
                 if self.step % train.eval_every == 0 and not last:
-                    # Evaluations are not counted in the time of training.
-                    pause = time.perf_counter()
                     # A step that was not finite is told before what came of it.
                     self.read_window()
-                    due.append(self.evaluated(self.scores()))
-                    self.begun += time.perf_counter() - pause
+                    due.append(self.evaluate())
                 stopped = self.ranks.any(on_step is not None and on_step(self))
                 if self.step % train.save_every == 0 or stopped or last:
                     # A state that is not finite is never saved.
@@ -683,7 +654,7 @@ class Run:
                 if stopped and not last:
                     return
             if not self.is_finished():
-                yield self.evaluated(self.scores())
+                yield self.evaluate()
             self.ranks.wait()
         except GeneratorExit:
             # The caller left the loop: what is not saved yet would be lost.
@@ -780,23 +751,24 @@ class Run:
     def close_window(self):
         """The record of the steps since the last one: their means, and the totals."""
         rows = self.read_window()
-        now = time.perf_counter()
-        seconds = now - self.begun
-        self.begun = now
+        self.count_time()
         self.window = []
         mean = {}
         for name in rows[0]:
             mean[name] = sum(row[name] for row in rows) / len(rows)
         # A mean over steps and ranks -> their sum.
-        count = round(mean.pop("tokens") * len(rows) * self.world)
+        self.tokens += round(mean.pop("tokens") * len(rows) * self.world)
         norm = mean.pop("grad_norm")
-        self.tokens += count
-        self.seconds += seconds
         record = {"step": self.step, **mean, "lr": learning_rate(self.step - 1, self.train),
-                  "grad_norm": norm, "tokens": self.tokens, "seconds": round(self.seconds, 3),
-                  "tokens_per_second": round(count / seconds, 1)}
+                  "grad_norm": norm, "tokens": self.tokens, "seconds": round(self.seconds, 3)}
         self.log(record)
         return record
+
+    def count_time(self):
+        """What passed since the clock was set was time of training."""
+        now = time.perf_counter()
+        self.seconds += now - self.clock
+        self.clock = now
 
     # ---- what the model is worth
 
@@ -818,8 +790,7 @@ class Run:
             for part in parts:
                 self.add_losses(self.objective, part, total, len(parts))
         values = self.ranks.mean(torch.stack(list(total.values())).float()).tolist()
-        return {f"validation/{name}": value for name, value in zip(total, values)
-                if math.isfinite(value)}
+        return {f"validation/{name}": value for name, value in zip(total, values)}
 
     def scores(self):
         """{"task/metric": number} on the rows held out; rank 0 works for all but on the loss."""
@@ -830,16 +801,23 @@ class Run:
         """Texts -> their sentence vectors of length 1 (N, D), framed as the first view is."""
         return torch.nn.functional.normalize(self.evaluation().encode(texts), dim=-1)
 
-    def evaluated(self, results):
-        """Log an evaluation -> its record."""
+    def evaluate(self):
+        """Evaluate and log -> the record, of the numbers that are finite."""
+        self.count_time()
+        found = self.scores()
+        self.clock = time.perf_counter()  # evaluating is not training
+        results = {name: value for name, value in found.items() if math.isfinite(value)}
+        if self.untrained is None:
+            self.untrained = results
         record = {"step": self.step, "eval": results}
         # The log last: it is what says that the run is finished.
         if self.own and self.step == self.train.steps:
             write_results(self.folder, "eval.json", results, self.evaluation().label)
         self.log(record)
         # What the loss does not show, such as a lambda that has run away.
-        warning = self.objective.warning()
-        if warning:
+        lost = [name for name in found if name not in results]
+        warnings = [self.objective.warning(), lost and f"{', '.join(lost)}: not a finite number"]
+        for warning in filter(None, warnings):
             self.log({"step": self.step, "warning": warning})
             self.say(f"warning at step {self.step}: {warning}")
         return record
@@ -858,9 +836,8 @@ def show(run, progress, record):
     """A record on the screen: the loss and its terms on the bar, an evaluation as a line."""
     if "eval" in record:
         if record["eval"]:  # rank 0 alone has numbers
-            loss = record["eval"].get("validation/loss", math.nan)
             headline = evaluate.headline(record["eval"], record["step"])
-            run.say(f"step {record['step']:>5}  validation loss {loss:.3f}  {headline}")
+            run.say(f"step {record['step']:>5}  {headline}")
         return
     # The loss and its terms stand between the step and the rate.
     stop = list(record).index("lr")

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +41,11 @@ class EmbeddedText:
         count = self.count if split == "train" else min(self.count, HELD_ROWS)
         if self.name == "toy":
             rows = toy.toy(split, count, self.seed)
-            return list(zip(*(_cells(rows, column) for column in self.columns)))
+            return [tuple(map(row.get, self.columns)) for row in rows]
         if self.name == "regex":
-            rows = toy.regex(split, count, self.seed)
             places = [("english", "regex").index(column) for column in self.columns]
-            return list(zip(*(_cells(rows, place) for place in places)))
+            rows = toy.regex(split, count, self.seed)
+            return [tuple(map(row.__getitem__, places)) for row in rows]
         if self.name == "documents":
             texts = toy.documents(split, min(count, DOCUMENTS[split]), self.seed)
         else:
@@ -181,8 +182,4 @@ def train_texts(spec, langs=None, skip_bad=False, holdout=True, header="auto"):
 
 def _by_column(columns, rows):
     """Tuples of texts -> {column: texts}."""
-    return {name: _cells(rows, index) for index, name in enumerate(columns)}
-
-
-def _cells(rows, column):
-    return [row[column] for row in rows]
+    return {name: list(map(itemgetter(place), rows)) for place, name in enumerate(columns)}

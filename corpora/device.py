@@ -54,35 +54,27 @@ def most_memory(device):
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
 
 
-def bytes_needed(make, stacks):
-    """Weights, gradients and AdamW's moments, in float32, of the module that make({name: number of
-    blocks}) gives -> bytes, found without taking memory; 0 for a class that asks for its numbers.
-    """
-    def count(stacks):
-        with torch.device("meta"):
-            parameters = make(stacks).parameters()
-        return sum(p.numel() * (16 if p.requires_grad else 4) for p in parameters)
-
-    # A million blocks would take memory even so: one of each stack is counted.
-    empty = dict.fromkeys(stacks, 0)
+def bytes_needed(make):
+    """Weights, gradients and AdamW's moments, in float32, of the module that make() gives -> bytes,
+    found without taking memory; 0 for a class that asks for its numbers."""
     try:
-        least = count(empty)
-        more = [(count(empty | {name: 1}) - least) * stacks[name] for name in stacks]
-        return least + sum(more)
+        with torch.device("meta"):
+            parameters = make().parameters()
     except (RuntimeError, TypeError) as error:
         # Of a tensor that no computer could hold.
         return math.inf if "overflow" in str(error).lower() else 0
+    return sum(p.numel() * (16 if p.requires_grad else 4) for p in parameters)
 
 
 def check_memory(make, sizes, states, device):
-    """BadInput if a device cannot hold what `make` gives, as in `bytes_needed`, and so many
-    `states`. `sizes`: {name: value}, what may be lowered; stacks of blocks end with "layers"."""
-    stacks = {name: value for name, value in sizes.items() if name.endswith("layers")}
-    need = bytes_needed(make, stacks) + 4 * states
+    """BadInput if a device cannot hold what make() gives, as in `bytes_needed`, and so many
+    `states`. `sizes`: {name: value}, of which the whole numbers may be lowered."""
+    need = bytes_needed(make) + 4 * states
     memory = machine_memory()
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     if need > memory:
+        sizes = {name: value for name, value in sizes.items() if type(value) is int}
         largest = sorted(sizes, key=sizes.get, reverse=True)[:3]
         said = ", ".join(f"{name} {sizes[name]}" for name in largest)
         raise BadInput(f"{said}: training needs at least {need / 1e9:,.1f} GB, and {device} has "

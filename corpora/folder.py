@@ -38,18 +38,26 @@ def read_first(folder):
 
 
 def read_results(path):
-    """What `write_results` wrote; {} if it is missing or damaged."""
+    """What `write_results` wrote; {} if it is missing, damaged, or a pipe, which never ends."""
+    path = Path(path)
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
+def refuse_no_file(path):
+    """BadInput for a folder or a pipe where results are to be written."""
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path} is no file: move it away")
+
+
 def write_results(folder, name, results, label=""):
     """Add numbers to a file of a run, whole or not at all. Its first entry says what they are of:
-    numbers of other rows, or of an older model, are replaced."""
+    numbers of other rows, or of an older model, are replaced. BadInput for what is no file."""
     path = Path(folder) / name
+    refuse_no_file(path)
     with alone(path.parent):
         before = read_results(path)
         if before and path.stat().st_mtime >= (Path(folder) / "model.pt").stat().st_mtime:
@@ -116,6 +124,8 @@ class TrainingFolder:
         """BadInput for a folder in which no run can be begun or resumed."""
         if self.path.exists():
             self.refuse_others()
+            # Now, and not after the training whose results belong there.
+            refuse_no_file(self.path / "eval.json")
             lock(self.path).close()
 
     def refuse_others(self):
@@ -134,7 +144,8 @@ class TrainingFolder:
             self.held.close()
             raise BadInput(f"{self.path} was trained in meanwhile: start the run again")
         self.refuse_others()
-        remove_leftovers(self.path)
+        with alone(self.path):  # an export into this folder is waited for
+            remove_leftovers(self.path)
 
     def release(self):
         """Another run may go on here, in this process too."""

@@ -9,7 +9,6 @@ Each folder has a checksum of what is in it. That is compared whenever the folde
 takes about a second for each GB, and what is damaged is made anew: it can be made again from files.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -23,13 +22,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from corpora.program import BadInput, printable, remove_leftovers
+from corpora.program import BadInput, alone, printable, remove_leftovers
 from corpora.text import write_atomic
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None
 
 LAYOUT = 4  # version of all this
 CHUNK = 1024  # rows that are encoded at once
@@ -93,22 +87,13 @@ def _is_whole(folder, owner):
         return False
 
 
-@contextlib.contextmanager
-def _alone(folder):
-    """One process at a time; the lock ends with the process, however that ends."""
-    with open(folder / ".lock", "wb") as file:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def whole(folder, owner, make):
     """A folder with the files that make(folder) writes -> the same. `owner`, of JSON: what they
     were made from. Made first where it is not there or not as it was written."""
     if _is_whole(folder, owner):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder.parent):
+    with alone(folder.parent):
         # Another process may have made it meanwhile
         if not _is_whole(folder, owner):
             _make(folder, owner, make)
@@ -118,8 +103,7 @@ def whole(folder, owner, make):
 def _make(folder, owner, make):
     if folder.exists():
         print(printable(f"{folder} is damaged: it is made anew"), file=sys.stderr)
-    if fcntl:
-        remove_leftovers(folder.parent)
+    remove_leftovers(folder.parent)
     part = Path(tempfile.mkdtemp(".part", ".", folder.parent))
     try:
         make(part)

@@ -449,11 +449,12 @@ class TextFiles:
             if None in lines:
                 self._refuse_lengths(lines)
             row = {}
-            try:
-                for path, name, (number, raw) in zip(self.paths, names, lines):
+            for path, name, (number, raw) in zip(self.paths, names, lines):
+                try:
                     row[name] = _decode(raw)
-            except ValueError as error:
-                self._bad(path, number, error)
+                except ValueError as error:
+                    self._bad(path, number, error)
+                    break
             else:
                 yield number, row
 

@@ -45,7 +45,7 @@ def encode_file(options):
     buffer = io.BytesIO()
     np.save(buffer, vectors)
     write_atomic(out, buffer.getbuffer())
-    print(f"{options.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers, float32")
+    print(printable(f"{options.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers"))
 
 
 def nearest(options):

@@ -376,67 +376,8 @@ DECODERS = Family(decoder_config, decoder_names, decoder_settings, prefix="model
                   ignored=r"lm_head\.weight|.*rotary_emb\.inv_freq")  # the head of a tied model
 GEMMA = DECODERS._replace(inward=gemma_inward, outward=gemma_outward)
 
-# --------------------------------------------------------------------------------------------------
-# OpenELM [Mehta et al. 2024], whose blocks grow from the first to the last
-
-OPENELM_LAYER = {
-    "attention.qkv": ["attn.qkv_proj"], "attention.out": ["attn.out_proj"],
-    "mlp.up": ["ffn.proj_1"], "mlp.down": ["ffn.proj_2"],
-    "attention.q_norm": ["attn.q_norm"], "attention.k_norm": ["attn.k_norm"],
-    "norm1": ["attn_norm"], "norm2": ["ffn_norm"]}
-
-
-def per_layer(settings, name, layers, kind):
-    """A list of one number for each layer."""
-    numbers = field(settings, name, list)
-    if len(numbers) != layers:
-        raise BadInput(f"config.json: {name} must be a list of {layers} numbers; {OWN_FILE}")
-    return [field({name: number}, name, kind) for number in numbers]
-
-
-def openelm_width(wanted, divisor):
-    """The nearest multiple of a divisor, but never a tenth below what is wanted."""
-    width = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
-    return width + divisor if width < 0.9 * wanted else width
-
-
-def openelm_config(settings):
-    demand(settings, activation_fn_name=("swish",), normalization_layer_name=("rms_norm",),
-           ffn_with_glu=(True,), share_input_output_layers=(True,),
-           normalize_qk_projections=(True,))
-    width = field(settings, "model_dim", int)
-    layers = field(settings, "num_transformer_layers", int)
-    divisor = field(settings, "ffn_dim_divisor", int)
-    heads = per_layer(settings, "num_query_heads", layers, int)
-    kv_heads = per_layer(settings, "num_kv_heads", layers, int)
-    shares = per_layer(settings, "ffn_multipliers", layers, float)
-    ffn_dims = [openelm_width(share * width, divisor) for share in shares]
-    return ModelConfig(**{
-        **LLAMA,
-        "qk_norm": "head",
-        "vocab": field(settings, "vocab_size", int),
-        "width": width,
-        "layers": layers,
-        "layer_shapes": tuple(zip(heads, kv_heads, ffn_dims)),
-        "heads": heads[0],
-        "kv_heads": kv_heads[0],
-        "ffn_dim": ffn_dims[0],
-        "head_dim": field(settings, "head_dim", int),
-        "max_positions": field(settings, "max_context_length", int),
-        "norm_epsilon": 1e-6,
-        "rope_theta": field(settings, "rope_freq_constant", float, 10000.0)})
-
-
-def openelm_names(config):
-    return weights_of({"embed": ["transformer.token_embeddings"],
-                       "final_norm": ["transformer.norm"],
-                       **in_layers(config, OPENELM_LAYER, "transformer.layers")})
-
-
-OPENELM = Family(openelm_config, openelm_names, decoder_settings)
-
 FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA,
-            **dict.fromkeys(KINDS, DECODERS), "gemma2": GEMMA, "openelm": OPENELM}
+            **dict.fromkeys(KINDS, DECODERS), "gemma2": GEMMA}
 
 
 # what sentence-transformers' files tell, and what has no part in a forward

@@ -233,10 +233,8 @@ def build(name, family, config, files, settings):
 
 def least_bytes(config):
     """What a model's large weights take in float32, from its sizes alone."""
-    shapes = config.layer_shapes or [(config.heads, config.kv_heads, config.ffn_dim)]
-    rows = sum(2 * heads * config.key_dim + 2 * ffn_dim for heads, _, ffn_dim in shapes)
-    rows = rows * config.layers // len(shapes) + config.vocab + config.max_positions
-    return 4 * config.width * rows
+    rows = config.layers * (2 * config.heads * config.key_dim + 2 * config.ffn_dim)
+    return 4 * config.width * (rows + config.vocab + config.max_positions)
 
 
 def plain_name(name, family):

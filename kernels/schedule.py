@@ -88,23 +88,77 @@ class Plan(NamedTuple):
     tiles: Tiles
 
 
-def transposed(low, high):
-    """Query i sees the keys low[i] <= j < high[i]: (T,), (T,) -> first and last+1 of the queries
-    that see each key. ValueError if those are not consecutive (exact up to 2 million tokens).
+class Segments(NamedTuple):
+    """A mask as the S segments that it was made of; they tile the line of T tokens, and a padding
+    token is one of its own."""
 
-    The number n of the queries, the sum of their indices and the sum of squares are running sums,
-    because an interval enters at its start and leaves at its end. n distinct integers of a given
-    sum have the least sum of squares iff they are consecutive: so n and the sum give the stretch,
-    and the squares prove that it is one.
+    bounds: np.ndarray  # (S + 1,) their first tokens, and T
+    empty: np.ndarray  # (S,) is it padding, which sees nothing and is not seen?
+    causal: np.ndarray  # (S,)
+    low: np.ndarray  # (S,) first and last+1 token of the prefix that all of it sees, or 0, 0
+    high: np.ndarray  # (S,)
+
+    def widths(self):
+        return np.diff(self.bounds)
+
+    def per_token(self, values):
+        return np.repeat(values, self.widths())
+
+
+def segments(key_ranges):
+    """The mask (T, 4) -> Segments; ValueError unless it has the form that model.Packed defines."""
+    tokens = len(key_ranges)
+    if key_ranges.min(initial=0) < 0 or key_ranges.max(initial=0) > tokens:
+        raise ValueError(f"an interval of key_ranges leaves the line of {tokens} tokens")
+    low, high, low2, high2 = key_ranges.T.copy()
+    shared = low2 < high2
+    low2 *= shared
+    high2 *= shared
+    # A segment's tokens see from its first one on; padding sees nothing.
+    empty = low >= high
+    begins = np.ones(tokens, bool)
+    begins[1:] = (low[1:] != low[:-1]) | empty[1:] | empty[:-1]
+    first = np.flatnonzero(begins).astype(np.int32)
+    mask = Segments(np.append(first, np.int32(tokens)), empty[first], high[first] == first + 1,
+                    low2[first], high2[first])
+    # What the segments say must be what the mask says of every token.
+    causal = mask.per_token(mask.causal)
+    own = causal & (high == np.arange(1, tokens + 1, dtype=np.int32))
+    own |= ~causal & (high == mask.per_token(mask.bounds[1:]))
+    own &= low == mask.per_token(first)
+    prefix = (low2 == mask.per_token(mask.low)) & (high2 == mask.per_token(mask.high))
+    if not (prefix & (own | empty & ~shared)).all():
+        raise ValueError("the mask is not one of segments and prefixes")
+    return mask
+
+
+class Pieces(NamedTuple):
+    """An interval for each token of the line, which changes only where a piece begins."""
+
+    starts: np.ndarray  # (P,) first token of each piece
+    low: np.ndarray  # (P,)
+    high: np.ndarray  # (P,)
+
+
+def transposed(mask):
+    """The prefixes turned round: for each key the stretch of queries whose prefix it is in, as
+    Pieces. ValueError if those are not consecutive.
+
+    Between two neighbouring ends of prefixes every key is seen by the same segments. How many they
+    are, the sum of their numbers, and of the squares are running sums, because a prefix enters at
+    its start and leaves at its end. n distinct integers of a given sum have the least sum of
+    squares iff they are consecutive: n and the sum give the stretch, and the squares prove it.
     """
-    if not high.any():  # nobody has this interval
-        return low, high
-    index = np.arange(len(low))
-    steps = np.zeros((3, len(low) + 1), np.int64)
+    bounds = mask.bounds
+    if not mask.high.any():  # nobody has a prefix
+        return Pieces(bounds[:1], bounds[:1], bounds[:1])
+    starts = np.unique(np.concatenate([bounds[:1], mask.low, mask.high]))
+    number = np.arange(len(mask.low))
+    steps = np.zeros((3, len(starts)), np.int64)
     for power, step in enumerate(steps):
-        np.add.at(step, low, index**power)
-        np.subtract.at(step, high, index**power)
-    n, total, squares = steps.cumsum(1)[:, :-1]  # (T,) each
+        np.add.at(step, np.searchsorted(starts, mask.low), number**power)
+        np.subtract.at(step, np.searchsorted(starts, mask.high), number**power)
+    n, total, squares = steps.cumsum(1)  # (P,) each
     sum_below = n * (n - 1) // 2  # 0 + 1 + ... + n - 1
     first = np.where(n > 0, (total - sum_below) // np.maximum(n, 1), 0)
     squares_below = n * (n - 1) * (2 * n - 1) // 6
@@ -114,61 +168,55 @@ def transposed(low, high):
             "some token is seen from several separate stretches: "
             "segments that share a prefix must stand side by side in the row"
         )
-    return first, first + n
+    return Pieces(starts, np.where(n > 0, bounds[first], 0), np.where(n > 0, bounds[first + n], 0))
 
 
-def tidy(key_ranges):
-    """(T, 4) int64, every empty interval (0, 0); ValueError if one leaves the line."""
-    key_ranges = np.asarray(key_ranges).astype(np.int64)
-    if key_ranges.min(initial=0) < 0 or key_ranges.max(initial=0) > len(key_ranges):
-        raise ValueError(f"an interval of key_ranges leaves the line of {len(key_ranges)} tokens")
-    for interval in (slice(0, 2), slice(2, 4)):
-        low, high = key_ranges[:, interval].T
-        key_ranges[low >= high, interval] = 0
-    return key_ranges
-
-
-def query_ranges(key_ranges):
+def query_ranges(mask):
     """The transposed mask (T, 4): token j is seen by the queries of two intervals, those in whose
-    own segment it is and those whose prefix it is in."""
-    own = transposed(key_ranges[:, 0], key_ranges[:, 1])
-    shared = transposed(key_ranges[:, 2], key_ranges[:, 3])
-    return np.stack([*own, *shared], 1)
+    own segment it is and those whose prefix it is in. And the second interval as Pieces."""
+    bounds = mask.bounds
+    shared = transposed(mask)
+    found = np.zeros((bounds[-1], 4), np.int32)
+    index = np.arange(bounds[-1], dtype=np.int32)
+    causal = mask.per_token(mask.causal)
+    found[:, 0] = np.where(causal, index, mask.per_token(bounds[:-1]))
+    found[:, 1] = mask.per_token(bounds[1:])
+    found[bounds[:-1][mask.empty], :2] = 0
+    if mask.high.any():
+        widths = np.diff(shared.starts, append=bounds[-1])
+        found[:, 2] = np.repeat(shared.low, widths)
+        found[:, 3] = np.repeat(shared.high, widths)
+    return found, shared
 
 
-def groups(key_ranges):
+def groups(mask):
     """Bounds (N + 1,) of the smallest stretches of the line that nothing sees across; a padding
     token is one of its own."""
-    index = np.arange(len(key_ranges))
-    low = index.copy()
-    high = index + 1
-    for interval in (key_ranges[:, :2], key_ranges[:, 2:]):
-        some = interval[:, 0] < interval[:, 1]
-        low = np.where(some, np.minimum(low, interval[:, 0]), low)
-        high = np.maximum(high, interval[:, 1])
+    bounds = mask.bounds
+    shares = mask.low < mask.high
+    low = np.where(shares, np.minimum(bounds[:-1], mask.low), bounds[:-1])
+    high = np.maximum(bounds[1:], mask.high)
     highest = np.maximum.accumulate(high)  # nothing before sees further than this
     lowest = np.minimum.accumulate(low[::-1])[::-1]  # nothing behind sees further back
-    cut = (highest[:-1] <= index[1:]) & (lowest[1:] >= index[1:])
-    return np.concatenate([[0], np.flatnonzero(cut) + 1, [len(key_ranges)]])
+    cut = (highest[:-1] <= bounds[1:-1]) & (lowest[1:] >= bounds[1:-1])
+    if (mask.empty[:-1] & ~cut).any():
+        raise ValueError("padding stands inside of a row")
+    return np.concatenate([bounds[:1], bounds[1:-1][cut], bounds[-1:]])
 
 
 def split(bounds, most):
     """Groups -> local tiles (L, 2) of whole neighbouring groups, at most `most` tokens each, and
     the longer groups (N, 2)."""
-    # Group g and its neighbours up to reach[g] fit into one tile.
-    reach = (np.searchsorted(bounds, bounds + most, side="right") - 1).tolist()
-    bounds = bounds.tolist()
-    local = []
-    rest = []
-    group = 0
-    while group < len(bounds) - 1:
-        if reach[group] > group:
-            local.append((bounds[group], bounds[reach[group]]))
-            group = reach[group]
-        else:
-            rest.append((bounds[group], bounds[group + 1]))
-            group += 1
-    return np.array(local, np.int64).reshape(-1, 2), np.array(rest, np.int64).reshape(-1, 2)
+    # Group g and its neighbours before reach[g] fit into one tile.
+    reach = np.searchsorted(bounds, bounds + most, side="right") - 1
+    following = np.maximum(reach, np.arange(len(bounds)) + 1).tolist()
+    taken = [0]
+    while taken[-1] < len(bounds) - 1:
+        taken.append(following[taken[-1]])
+    taken = np.array(taken)
+    fits = reach[taken[:-1]] > taken[:-1]
+    cut = np.stack([bounds[taken[:-1]], bounds[taken[1:]]], 1)
+    return cut[fits], cut[~fits]
 
 
 def blocks(groups, size):
@@ -184,27 +232,35 @@ def blocks(groups, size):
     return np.stack([first, np.minimum(first + size, np.repeat(last, counts))], 1)
 
 
-def hull(intervals, blocks):
-    """The smallest interval that holds those of all tokens of a block: (T, 2), (B, 2) -> (B,),
+BEYOND = 2**31 - 1  # any line's end
+
+
+def hull(pieces, blocks):
+    """The smallest interval that holds those of all tokens of a block: Pieces, (B, 2) -> (B,),
     (B,); 0, 0 where no token of the block has one."""
-    low, high = intervals.T
-    some = low < high
-    # One more token, that sees nothing: reduceat's last end.
-    low = np.append(np.where(some, low, len(low)), len(low))
-    high = np.append(np.where(some, high, 0), 0)
-    low = np.minimum.reduceat(low, blocks.ravel())[::2]
-    high = np.maximum.reduceat(high, blocks.ravel())[::2]
+    some = pieces.low < pieces.high
+    # One more piece, in which nobody sees anything: reduceat's last end.
+    low = np.append(np.where(some, pieces.low, BEYOND), BEYOND)
+    high = np.append(np.where(some, pieces.high, 0), 0)
+    # The pieces that a block begins in, and that begin behind it.
+    first = np.searchsorted(pieces.starts, blocks[:, 0], side="right") - 1
+    last = np.searchsorted(pieces.starts, blocks[:, 1])
+    inside = np.stack([first, last], 1).ravel()
+    low = np.minimum.reduceat(low, inside)[::2]
+    high = np.maximum.reduceat(high, inside)[::2]
     return np.where(low < high, low, 0), np.where(low < high, high, 0)
 
 
-def ranges(intervals, blocks, step):
+def ranges(own, shared, blocks, step):
     """Blocks (B, 2) -> (B, 6): the block, and two disjoint ranges that hold all of its tokens'
-    intervals (T, 4). They are one range when they overlap, or when that takes no more steps of
-    `step` tokens. Longest first: a GPU then ends with short ones."""
+    intervals, `own` (T, 2) and `shared`, Pieces. They are one range when they overlap, or when that
+    takes no more steps of `step` tokens. Longest first: a GPU then ends with short ones."""
     if not len(blocks):
         return np.zeros((0, 6), np.int64)
-    low, high = hull(intervals[:, :2], blocks)
-    low2, high2 = hull(intervals[:, 2:], blocks)
+    # Own intervals never step back: the first token has the lowest start, the last the highest end.
+    low = own[blocks[:, 0], 0]
+    high = own[blocks[:, 1] - 1, 1]
+    low2, high2 = hull(shared, blocks)
     start = np.minimum(low, low2)
     end = np.maximum(high, high2)
     apart = count_steps(low, high, step) + count_steps(low2, high2, step)
@@ -231,21 +287,27 @@ def plan(key_ranges, share, medium, long):
     most = min(medium.keys[1], long.keys[1])
     if share > most:
         raise ValueError(f"{share} query heads read one head of keys: the kernel takes {most}")
-    key_ranges = tidy(key_ranges)
-    seen_by = query_ranges(key_ranges)
-    local, rest = split(groups(key_ranges), medium.local[0])
-    # Tokens outside of local tiles, each with the number of keys that it sees.
-    inside = np.zeros(len(key_ranges) + 1, np.int64)
-    inside[rest[:, 0]] += 1
-    inside[rest[:, 1]] -= 1
-    low, high, low2, high2 = key_ranges[inside.cumsum()[:-1] > 0].T
-    seen = high - low + high2 - low2
-    tiles = long if len(seen) and seen.mean() >= 256 else medium
-    queries = ranges(key_ranges, blocks(rest, tiles.forward[0] // share), tiles.forward[1])
-    keys = ranges(seen_by, blocks(rest, tiles.keys[0]), tiles.keys[1] // share)
+    mask = segments(key_ranges)
+    seen_by, sharers = query_ranges(mask)
+    local, rest = split(groups(mask), medium.local[0])
+    tiles = long if keys_seen(mask, rest) >= 256 else medium
+    prefixes = Pieces(mask.bounds[:-1], mask.low, mask.high)
+    queries = blocks(rest, tiles.forward[0] // share)
+    queries = ranges(key_ranges[:, :2], prefixes, queries, tiles.forward[1])
+    keys = ranges(seen_by[:, :2], sharers, blocks(rest, tiles.keys[0]), tiles.keys[1] // share)
     tables = [np.ascontiguousarray(table, np.int32) for table in (seen_by, local, queries, keys)]
-    two = bool((key_ranges[:, 2] < key_ranges[:, 3]).any())
-    return Plan(*map(torch.from_numpy, tables), two, tiles)
+    return Plan(*map(torch.from_numpy, tables), bool(mask.high.any()), tiles)
+
+
+def keys_seen(mask, groups):
+    """How many keys the tokens of some groups (N, 2) see on average; 0 if there are none."""
+    if not len(groups):
+        return 0.0
+    n = mask.widths().astype(np.int64)
+    seen = np.where(mask.causal, n * (n + 1) // 2, n * n) + n * (mask.high - mask.low)
+    seen = np.append(0, np.where(mask.empty, 0, seen).cumsum())
+    first, last = np.searchsorted(mask.bounds, groups).T
+    return (seen[last] - seen[first]).sum() / np.diff(groups).sum()
 
 
 def computed(plan, share):

@@ -5,7 +5,8 @@
     python -m results flops --objective X     compute of a step; --match RUN: steps that equal a run
     python -m results memory                  which batch fits which GPU, computed
     python -m results plots RUN ...           spectrum, vectors, cosines, retrieval, curves
-    python -m results bench                   attention and steps against their peers
+    python -m results peers                   steps, encoding, data, writing against other people's
+    python -m results gpu                     all that a GPU must show; at toy size without one
     python -m results picture                 draws the README's picture
     python -m results readme --check          does README.md say what is recorded?
     python -m results claims                  the papers' claims beside what was measured
@@ -23,7 +24,7 @@ from corpora.program import BadInput, did_you_mean, exit_status, wing_imports
 with wing_imports():
     from . import run
 
-TOOLS = ("compare", "inspect", "flops", "memory", "plots", "bench", "picture", "readme",
+TOOLS = ("compare", "inspect", "flops", "memory", "plots", "peers", "gpu", "picture", "readme",
          "mixtures", "claims")
 
 
@@ -38,7 +39,7 @@ def work(arguments):
     if name not in TOOLS:
         near = did_you_mean(name, [*TOOLS, *run.ALL], ": see python -m results --help")
         raise BadInput(f"{name!r} is no command and no experiment{near}")
-    # Only now: plots and bench need more packages than the others.
+    # Only now: plots and peers need more packages than the others.
     return importlib.import_module(f"results.{name}").main(arguments[1:])
 
 

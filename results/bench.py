@@ -1,21 +1,18 @@
-"""Attention, training steps and their parts against their peers: one process, interleaved, medians.
+"""Attention, training steps and their parts against their peers: interleaved rounds, medians.
 
-    python -m results bench                        # all that this machine can run
-    python -m results bench --only tiles,steps     # parts
-
-It writes results/gpu/bench.json and bench.md; results/gpu/targets.md says what a GPU must show.
-Without a CUDA GPU the counts, the host's work, and steps of toy size are measured. Time on a GPU is
-the device's (Triton's do_bench, which empties the cache); a peer that cannot run says why.
+`python -m results gpu` runs the PARTS, each in a process of its own. Time on a GPU is the device's
+(Triton's do_bench, which empties the cache); without one, shapes are of toy size, our kernels run
+in Triton's interpreter, and time is this thread's. A peer that cannot run says why.
 """
-# First the shapes and the clock, then tiles, attention, and whole steps.
+# First the shapes and the clock, then tiles, attention, whole steps, and the tuning of the tiles.
 
-import json
-import platform
+import itertools
 import statistics
-import sys
 import time
+import warnings
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from operator import truediv
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +21,7 @@ import torch.nn.functional as F
 
 import data
 import kernels
-from corpora.program import BadInput, Parser, comma_list
-from corpora.text import write_atomic
+import train
 from kernels import schedule
 from kernels.cross_entropy import linear_cross_entropy
 from model import (
@@ -38,9 +34,10 @@ from model import (
     set_attention,
     size_config,
 )
-from objectives import LlmJepa, Mexma, Ntp, koleo, mse
+from objectives import OBJECTIVES, LlmJepa, Mexma, Ntp, koleo, mse
 
 from .compare import markdown
+from .flops import batch_flops
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -71,11 +68,11 @@ def blank(drawn, causal=False):
     return Packed.of([np.zeros(n, np.int64) for n in drawn], causal)
 
 
-def one_forward(name):
-    """128 of LLM-JEPA's rows: Text with [PRED], the answer that shares the Text, the Code."""
+def one_forward(name, count=128):
+    """LLM-JEPA's rows: Text with [PRED], the answer that shares the Text, the Code."""
     texts, codes = LLM[name]
     rows = []
-    for text, code in zip(lengths(*texts, 128), lengths(*codes, 128, 1)):
+    for text, code in zip(lengths(*texts, count), lengths(*codes, count, 1)):
         rows.append([Segment(np.zeros(text + 2, np.int64), True),
                      Segment(np.zeros(code + 1, np.int64), True, (0, text + 1)),
                      Segment(np.zeros(code, np.int64), True, (0, 1))])
@@ -98,6 +95,14 @@ def shapes():
     }
 
 
+# The interpreter takes a second for a few hundred tokens.
+TOY_SHAPES = {
+    "sentences 8-40": Shape(blank([8, 13, 40]), 2, 2, 32),
+    "LLM-JEPA NL-RX": Shape(one_forward("NL-RX", 2), 4, 1, 32, None),
+    "causal documents, 2048": Shape(blank([70], True), 2, 2, 32, True),
+}
+
+
 # --------------------------------------------------------------------------------------------------
 # The clock
 
@@ -114,9 +119,9 @@ def device(run):
     return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
 
 
-def interleaved(runs, rounds=5, clock=device if GPU else core):
-    """{name: function} -> {name: median ms of the rounds, their spread, over ours, peak memory; or
-    why it failed}. The first is ours: it may not fail."""
+def interleaved(runs, rounds=5 if GPU else 1, clock=device if GPU else core):
+    """{name: function} -> {name: median ms of the rounds; their ratio to ours in the same round,
+    median, least, most; peak memory; or why it failed}. The first is ours: it may not fail."""
     first = next(iter(runs))
     times = {name: [] for name in runs}
     found = {name: {} for name in runs}
@@ -133,15 +138,22 @@ def interleaved(runs, rounds=5, clock=device if GPU else core):
                 if name == first:
                     raise
                 found[name] = why(error)
-    base = statistics.median(times[first][1:])
     for name, row in found.items():
         if "failed" not in row:
-            kept = times[name][1:]  # the first round compiles and warms up
-            middle = statistics.median(kept)
-            row["ms"] = round(middle, 4)
-            row["spread, %"] = round(100 * (max(kept) - min(kept)) / middle, 1)
-            row["times ours"] = round(middle / base, 2)
+            # The first round compiles and warms up.
+            ratios = sorted(map(truediv, times[name][1:], times[first][1:]))
+            row["ms"] = round(statistics.median(times[name][1:]), 4)
+            row["times ours"] = round(statistics.median(ratios), 2)
+            row["range"] = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
     return found
+
+
+def table_of(rows):
+    """{row: {column: value}} -> lines of Markdown."""
+    heads = {}
+    for row in rows.values():
+        heads |= dict.fromkeys(row, "-")
+    return markdown(["", *heads], [[label, *(heads | row).values()] for label, row in rows.items()])
 
 
 def why(error):
@@ -185,7 +197,7 @@ def tiles():
             row[kind] = round(count / pairs, 2)
         times = [core(partial(plan_of, shape)) for _ in range(5)]
         table[name] = row | {"plan, ms": round(statistics.median(times), 3)}
-    return {"Tiles: computed over visible pairs, sm_90's sizes; the plan, on the host": table}
+    yield {"Tiles: computed over visible pairs, sm_90's sizes; the plan, on the host": table}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -204,8 +216,8 @@ def back_end(name, shape):
     return lambda line: kernels.packed_attention(line, shape.heads, shape.kv_heads, packed, name)
 
 
-def flex(shape):
-    """FlexAttention with a block mask of our rule."""
+def flex(shape, mode="default"):
+    """FlexAttention with a block mask of our rule; on a CPU it is not compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     low, high, low2, high2 = (x.contiguous() for x in shape.packed.key_ranges.to(DEVICE).T)
 
@@ -214,8 +226,9 @@ def flex(shape):
         return own | (low2[query] <= key) & (key < high2[query])
 
     count = len(shape.packed.tokens)
-    mask = torch.compile(create_block_mask)(visible, None, None, count, count, device=DEVICE)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = torch.compile(create_block_mask, disable=not GPU)(visible, None, None, count, count,
+                                                             device=DEVICE)
+    compiled = torch.compile(flex_attention, dynamic=False, mode=mode, disable=not GPU)
 
     def run(line):
         q, k, v = (x.transpose(0, 1)[None] for x in split(shape, line))
@@ -236,8 +249,24 @@ def varlen(shape):
     return lambda line: varlen_attn(*split(shape, line), *rows, **more).flatten(1)
 
 
+def dense(shape):
+    """PyTorch's attention with a mask of all tokens by all."""
+    if len(shape.packed.tokens) > 8192:
+        raise ValueError("has a mask of more than 8192 x 8192")
+    whole = torch.tensor([0, len(shape.packed.tokens)])
+    visible = replace(shape.packed, cu_seqlens=whole).mask(0).to(DEVICE)
+
+    def run(line):
+        q, k, v = (x.transpose(0, 1)[None] for x in split(shape, line))
+        out = F.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1)
+
+    return run
+
+
 PEERS = {"our sdpa back end": partial(back_end, "sdpa"), "FlexAttention": flex,
-         "torch varlen": varlen}
+         "FlexAttention, max-autotune": partial(flex, mode="max-autotune-no-cudagraphs"),
+         "torch varlen": varlen, "SDPA, dense mask": dense}
 
 
 def backward(run, line):
@@ -260,14 +289,18 @@ def agreeing(shape, line):
     return runs, failed
 
 
-def attentions(dtype=torch.bfloat16):
+def line_of(shape):
+    torch.manual_seed(0)
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    dtype = torch.bfloat16 if GPU else torch.float32  # the interpreter gets bfloat16 wrong
+    line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype)
+    return line.requires_grad_()
+
+
+def attentions():
     """Forward, and forward with backward, of each shape; a peer that disagrees is not timed."""
-    found = {}
-    for name, shape in shapes().items():
-        torch.manual_seed(0)
-        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype)
-        line.requires_grad_()
+    for name, shape in (shapes() if GPU else TOY_SHAPES).items():
+        line = line_of(shape)
         runs, failed = agreeing(shape, line)
         flops = shape.packed.visible_pairs() * shape.heads * shape.head_dim
         forward = {peer: partial(run, line) for peer, run in runs.items()}
@@ -277,8 +310,7 @@ def attentions(dtype=torch.bfloat16):
             for row in table.values():
                 if "ms" in row:
                     row["useful TFLOP/s"] = round(factor * flops / row["ms"] / 1e9, 1)
-            found[f"Attention {what}: {name}"] = table
-    return found
+            yield {f"Attention {what}: {name}": table}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -336,18 +368,23 @@ def padded_states(model, packed):
     grid = torch.zeros(real.shape, dtype=torch.int64, device=sizes.device)
     grid[real] = packed.tokens
     x, _ = model.embed_tokens(grid, index)  # (R, L, D)
-    for block in model.blocks:
+    return padded_blocks(model.blocks, x, real)[real]
+
+
+def padded_blocks(blocks, x, real):
+    """Blocks without rotary positions on a grid (R, L, D) of which (R, L) is real."""
+    for block in blocks:
         qkv = block.attention.qkv(x).unflatten(-1, (3, block.attention.heads, -1))
         out = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), real[:, None, None])
         x = block.norm1(x + block.attention.out(out.transpose(1, 2).flatten(2)))
         x = block.norm2(x + block.mlp(x))
-    return x[real]
+    return x
 
 
 def mexma():
     """XLM-R large (toy size on a CPU), pairs of mean 35 tokens: ours, and the released recipe, four
     encodes and the logits of all tokens, over our blocks."""
-    count = 150 if GPU else 32
+    count = 150 if GPU else 8
     config = size_config("large", vocab=XLMR_VOCAB) if GPU else size_config("toy", vocab=4096)
     options = Mexma.Config()
     if not GPU:
@@ -383,7 +420,7 @@ def mexma():
     return {f"MEXMA step, {count} pairs, {sum(map(len, rows))} tokens": found}
 
 
-def llm_jepa(name, samples=16):
+def llm_jepa(name, samples):
     """Llama-1B's shape (toy size on a CPU): the three forms, next-token prediction alone, and the
     released recipe, three rows padded to 512 with the logits of every token."""
     shape = dict(vocab=4096)
@@ -402,7 +439,7 @@ def llm_jepa(name, samples=16):
     plain = Ntp(objective.model, Ntp.Config())
     alone = Ntp.collate(pairs, np.random.default_rng(0), plain.config, ids)
     losses["ours: next-token prediction alone"] = partial(loss_of, plain, move(alone))
-    longest = 512 if GPU else 256
+    longest = 512 if GPU else 128
     rows = [row[:longest] for row in rows_of(batch["packed"])]  # of three-row
     grid = [np.pad(row, (0, longest - len(row))) for row in rows]
     grid = Packed.of(grid, causal=True).to(DEVICE)
@@ -426,16 +463,16 @@ def loss_of(objective, batch):
 
 
 def steps():
-    found = mexma()
+    yield mexma()
     for name in LLM:
-        found |= llm_jepa(name)
-    return found | llm_jepa("NL-RX", 256 if GPU else 32)
+        yield llm_jepa(name, 16 if GPU else 4)
+    yield llm_jepa("NL-RX", 256 if GPU else 17)
 
 
 def vocabulary():
     """The loss over XLM-R's words at 3,950 places (a toy vocabulary on a CPU), with gradients."""
-    rows = 3950 if GPU else 400
-    vocab = XLMR_VOCAB if GPU else 16384
+    rows = 3950 if GPU else 100
+    vocab = XLMR_VOCAB if GPU else 4096
     torch.manual_seed(0)
     inputs = []
     for shape in ((rows, 1024), (vocab, 1024), (vocab,)):
@@ -454,47 +491,132 @@ def vocabulary():
     runs = {"ours: in chunks": partial(gradients, chunks),
             "all logits at once": partial(gradients, whole)}
     held = 2 * sum(x.nbytes for x in inputs) / 2**30
-    return {f"Vocabulary loss, {rows} places; any way holds {held:.2f} GB": interleaved(runs)}
+    yield {f"Vocabulary loss, {rows} places; any way holds {held:.2f} GB": interleaved(runs)}
 
 
 # --------------------------------------------------------------------------------------------------
-# Results
+# Whole runs, and what they wait for
 
 
-def page(found, name):
-    """{title: {row: {column: value}}} -> Markdown."""
-    where = "" if GPU else " No GPU: what needs one is not measured, and steps are of toy size."
-    lines = ["# Attention and training steps against their peers", ""]
-    lines += [f"`python -m results bench`; medians of interleaved rounds. {name}.{where}", ""]
-    for title, rows in found.items():
-        heads = {}
-        for row in rows.values():
-            heads |= dict.fromkeys(row, "-")
-        cells = [[label, *(heads | row).values()] for label, row in rows.items()]
-        lines += [f"## {title}", "", *markdown(["", *heads], cells), ""]
-    return "\n".join(lines)
+class Waiting(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the operations that would make the host wait for a GPU, on any device."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        self.count += operation.overloadpacket.__name__ in self.NAMES
+        return operation(*arguments, **(options or {}))
 
 
-PARTS = {"tiles": tiles, "attention": attentions, "steps": steps, "vocabulary": vocabulary}
+def waits(run, step):
+    """How often the host waits for the device in a training step."""
+    parts = run.make_batch(step)
+    if not GPU:
+        with Waiting() as found:
+            run.train_step(parts, run.objective)
+        return found.count
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            run.train_step(parts, run.objective)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in found)
 
 
-def main(arguments):
-    parser = Parser("python -m results bench", __doc__)
-    parser.add_argument("--only", type=comma_list, help=f"of {', '.join(PARTS)} [all]")
-    parser.add_argument("--out", type=Path, default=Path("results/gpu"), metavar="FOLDER")
-    options = parser.parse_args(arguments)
-    name = torch.cuda.get_device_name() if GPU else f"{platform.machine()} CPU, one thread"
-    reason = kernels.why_not(DEVICE) if GPU else "no CUDA GPU"
-    torch.set_num_threads(1)
-    found = {}
-    for part in options.only or PARTS:
-        if part not in PARTS:
-            raise BadInput(f"part {part!r} is unknown: choose from {', '.join(PARTS)}")
-        missing = reason and part == "attention"
-        print(f"{part}: not measured, {reason}" if missing else f"{part} ...", file=sys.stderr)
-        if not missing:
-            found |= PARTS[part]()
-    text = page(found, f"{name}, torch {torch.__version__}")
-    write_atomic(options.out / "bench.md", text.encode())
-    write_atomic(options.out / "bench.json", (json.dumps(found, indent=1) + "\n").encode())
-    print(text)
+def syncs():
+    """Of the third step of each objective: kernels are built and buffers allocated before."""
+    table = {}
+    for name in OBJECTIVES:
+        data = "regex" if OBJECTIVES[name].causal else "toy"
+        run = train.start(name, data=data, batch=8, steps=9, eval_limit=8)
+        table[name] = {"waits": [waits(run, step) for step in range(3)][-1]}
+    yield {"Host synchronisations of a training step": table}
+
+
+def training(name, settings):
+    """A short real run, with settings of train.py: loss, speed, compute and peak memory."""
+    run = train.start(name, eval_limit=20, **settings)
+    records = [record for record in run.steps(every=run.train.steps // 5) if "loss" in record]
+    flops = sum(batch_flops(run.objective, part) for part in run.make_batch(0))
+    ends = [{"tokens": 0, "seconds": 0}, *records]
+    speed = statistics.median((now["tokens"] - then["tokens"]) / (now["seconds"] - then["seconds"])
+                              for then, now in zip(ends, records))
+    per_step = records[-1]["tokens"] / run.train.steps
+    row = {"parameters, M": round(sum(p.numel() for p in run.objective.parameters()) / 1e6, 1),
+           "steps": run.train.steps, "first loss": round(records[0]["loss"], 4),
+           "last loss": round(records[-1]["loss"], 4), "tokens a second": round(speed),
+           "ms a step": round(1000 * per_step / speed, 1),
+           "TFLOP/s": round(flops * speed / per_step / 1e12, 3)}
+    if GPU:
+        row["peak GB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    yield {f"Training: {name}": {str(settings): row}}
+
+
+def train_mexma():
+    shape = dict(size="base", steps=200, batch=128) if GPU else dict(steps=5, batch=8)
+    yield from training("mexma", shape)
+
+
+def train_llm_jepa():
+    """Llama-1B's shape with random weights."""
+    shape = dict(data="regex", steps=5, batch=4)
+    if GPU:
+        shape |= dict(width=2048, layers=16, heads=32, ffn_dim=8192, steps=50, batch=32)
+    yield from training("llm-jepa", shape)
+
+
+# --------------------------------------------------------------------------------------------------
+# The table of tiles
+
+
+# What is tried in place of the numbers of a row: warps, stages, and tokens of a step.
+CHANGES = {"local": ((1, 4), (1, 8), (2, 4), (2, 8)),
+           **dict.fromkeys(("forward", "queries", "keys"),
+                           ((1, 32), (1, 64), (2, 4), (2, 8), (3, 2), (3, 3)))}
+
+
+def variants(tiles):
+    """{what is other: Tiles} with one number changed, the row itself first."""
+    found = {"as in the table": tiles}
+    for field, changes in CHANGES.items():
+        for place, number in changes:
+            numbers = list(getattr(tiles, field))
+            numbers[place] = number
+            changed = tiles._replace(**{field: tuple(numbers)})
+            if changed != tiles:
+                found[f"{field} {tuple(numbers)}"] = changed
+    return found
+
+
+def tuning():
+    """Forward and backward with the row of the table, and with one number of it changed."""
+    from kernels.attention import attention
+    known = shapes()
+    names = ("MEXMA encoder, mean 35", "BERT-JEPA pairs, mean 90", "LLM-JEPA GSM8K",
+             "causal documents, 2048")
+    for name in names if GPU else TOY_SHAPES:
+        shape = known[name] if GPU else TOY_SHAPES[name]
+        line = line_of(shape)
+        share = shape.heads // shape.kv_heads
+        packed = shape.packed.to(DEVICE)
+        capability = torch.cuda.get_device_capability() if GPU else None
+        pair = schedule.choose(capability, shape.head_dim, line.element_size())
+        tiles = schedule.plan(shape.packed.key_ranges.numpy(), share, *pair).tiles
+        runs = {}
+        for what, one in itertools.islice(variants(tiles).items(), 99 if GPU else 2):
+            plan = schedule.plan(shape.packed.key_ranges.numpy(), share, one, one)
+            plan = each_tensor(plan, lambda x: x.to(DEVICE))
+            run = partial(attention, heads=shape.heads, kv_heads=shape.kv_heads,
+                          key_ranges=packed.key_ranges, plan=plan)
+            runs[what] = partial(backward, run, line)
+        yield {f"Tuning: {name}": interleaved(runs)}
+
+
+PARTS = {"tiles": tiles, "attention": attentions, "steps": steps, "vocabulary": vocabulary,
+         "syncs": syncs, "tuning": tuning, "mexma": train_mexma, "llm-jepa": train_llm_jepa}

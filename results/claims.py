@@ -65,9 +65,9 @@ def page():
     head, line, *body = markdown(heads, rows)
     return "\n".join([
         "# Twelve claims of the four papers", "",
-        "Written by `python -m results claims` from the records of the experiments. Models here are "
-        "a hundred times smaller than the papers' and, where nothing else is said, trained from "
-        "scratch: a verdict is about this scale.", "",
+        "Written by `python -m results claims` from the records of the experiments. Models here "
+        "are a hundred times smaller than the papers' and, where nothing else is said, trained "
+        "from scratch: a verdict is about this scale.", "",
         f"Verdict: paired one-tailed t-test over common seeds, level {LEVEL}, at least {SEEDS} "
         "seeds; of fewer none.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes]) + "\n"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from scipy import stats
 
 import evaluate
+from corpora.folder import read_first, read_log, read_results
 from corpora.program import BadInput, Parser, comma_list, did_you_mean
 from tasks import __main__ as wing
 from tasks import finetune
@@ -24,7 +25,7 @@ from tasks import finetune
 FREE = set("seed out cache device attention compile log_every eval_every eval_limit save_every"
            .split())
 # Results that must be the same before others may be compared.
-AMOUNTS = ("rows", "test_rows", "train_rows", "rows_train", "epochs")
+AMOUNTS = ("rows", "train_rows", "epochs")
 ROOT = Path(__file__).parent.parent
 DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"))
 COLUMNS = DATA["columns"]  # {heading: metric} of a table that does not say its own
@@ -105,16 +106,15 @@ def read_scores(folder, files, seed):
     """The numbers of a run's files; "metric/seed_7" is the metric after fine-tuning with seed 7."""
     scores = {}
     for name in files:
-        try:
-            found = dict(json.loads((folder / name).read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        if not (folder / name).is_file():
             command = f"python evaluate.py {folder}"
             if name.startswith("finetune-"):
                 task = name.removeprefix("finetune-").removesuffix(".json")
                 command = f"python -m tasks finetune {folder} --task {task}"
-            raise BadInput(f"{folder} has no {name}: make it with {command}") from None
-        except (ValueError, TypeError):
-            raise BadInput(f"{folder / name} is no JSON object: make it again") from None
+            raise BadInput(f"{folder} has no {name}: make it with {command}")
+        found = read_results(folder / name)
+        if not found:
+            raise BadInput(f"{folder / name} is no JSON object: make it again")
         double = found.keys() & scores.keys()
         if double:
             raise BadInput(f"--files: {name} and another both hold {min(double)}; give one of them")
@@ -131,7 +131,7 @@ def read_scores(folder, files, seed):
 
 def read_run(folder, files=("eval.json",), ignored=()):
     folder = Path(folder)
-    first = evaluate.read_first(folder)
+    first = read_first(folder)
     settings = {}
     for name, value in first["config"].items():
         inner = value if isinstance(value, dict) else {"": value}
@@ -140,7 +140,7 @@ def read_run(folder, files=("eval.json",), ignored=()):
     seed = first["config"].get("seed", 0)
     # A path that ends in the run's own seed: out/a-82 and out/a-23 start from the same.
     settings["init"] = re.sub(rf"\b{seed}/?$", "SEED", settings.get("init") or "")
-    steps = max(record.get("step", 0) for record in evaluate.read_log(folder))
+    steps = max(record.get("step", 0) for record in read_log(folder))
     scores = read_scores(folder, files, seed)
     return Run(folder, settings, first["config"], first.get("tokenizer_hash"), scores, steps)
 

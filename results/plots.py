@@ -315,16 +315,6 @@ def words(rows):
     return figure
 
 
-def attention(rows):
-    """{label: (words, weights)} -> the words, the darker the more of the attention they get; the
-    first of a line is quite dark [MEXMA, figs 7-10]."""
-    found = {}
-    for label, (texts, weights) in rows.items():
-        weights = torch.as_tensor(weights).double()
-        found[label] = list(zip(texts, (weights / weights.max().clamp(min=1e-300)).tolist()))
-    return words(found)
-
-
 # ---- files
 
 

@@ -18,7 +18,7 @@ with wing_imports():
     import evaluate
     from corpora import EvaluationRows
     from corpora.program import BadInput, comma_list, exit_status, unmet
-    from tasks import analysis, answers, command, finetune, metrics, mining, probes
+    from tasks import analysis, answers, finetune, metrics, mining, probes
 
 
 def always(evaluation, options):
@@ -38,12 +38,11 @@ FUNCTIONS = {name: (partial(answers.scores, judge), with_answers)
 FUNCTIONS |= {  # name: (scores(evaluation, options), why it cannot be done)
     "spider": (FUNCTIONS["spider"][0], answers.no_spider),
     "generate": (partial(answers.scores, metrics.judge_texts), with_answers),
-    "hellaswag": (answers.hellaswag, answers.no_choice),
     "hellaswag-letter": (answers.hellaswag_letter, answers.no_choice),
     "matrix": (mining.matrix, with_columns),
     "margins": (mining.margins, with_columns),
     "bucc": (mining.bucc, with_columns),
-    "mine": (mining.mine, partial(mining.files_missing, mining.bucc_files)),
+    "bucc2018": (mining.bucc2018, partial(mining.files_missing, mining.bucc_files)),
     "tatoeba": (mining.tatoeba, partial(mining.files_missing, mining.tatoeba_files)),
     "poolings": (analysis.poolings, always),
     "gap": (analysis.gap, always),
@@ -53,12 +52,14 @@ FUNCTIONS |= {  # name: (scores(evaluation, options), why it cannot be done)
     "attention": (analysis.attention, analysis.no_blocks),
     "uniform": (analysis.uniform, with_columns),
 }
-TASKS = {name: (*both, command.about(name)) for name, both in FUNCTIONS.items()}
+TASKS = {name: (*both, metrics.about(name)) for name, both in FUNCTIONS.items()}
 TASKS["generate"] = (*FUNCTIONS["generate"], metrics.GENERATE)
-SENTENCES = evaluate.ROWS | command.about("sets")
+SENTENCES = evaluate.ROWS | metrics.about("sets")
 ANSWERING = (*answers.JUDGES, "generate")  # tasks that judge what a model writes
 ON_SETS = (*probes.SETS, "gap")            # tasks that read published sets
-OWN_ROWS = ("mine", "tatoeba", *probes.SETS)  # tasks that read nothing of --data
+OWN_ROWS = ("bucc2018", "tatoeba", *probes.SETS)  # tasks that read nothing of --data
+# Tasks that read tokens, or have poolings of their own
+UNPOOLED = (*ANSWERING, "hellaswag-letter", "poolings", "tokens", "attention")
 
 
 def make_tasks(options):
@@ -112,9 +113,9 @@ def refuse_unread(asked, known):
     """BadInput for a flag that none of the tasks reads."""
     readers = dict.fromkeys(("data", "langs", "header", "split"), set(known) - {*OWN_ROWS})
     readers |= {"max_new": ANSWERING, "hard": ("retrieval", "uniform"), "sets": ON_SETS,
-                "task_langs": ON_SETS, "no_controls": probes.SETS,
-                "limit": set(known) - {"mine", "tatoeba"},
-                "files": ("mine", "tatoeba", "spider", *ON_SETS)}
+                "task_langs": ON_SETS, "no_controls": probes.SETS, "pool": set(known) - {*UNPOOLED},
+                "limit": set(known) - {"bucc2018", "tatoeba"},
+                "files": ("bucc2018", "tatoeba", "spider", *ON_SETS)}
     for option, tasks in readers.items():
         value = getattr(asked, option)
         needs = {option: "tasks=" + "|".join(sorted(tasks))}
@@ -149,7 +150,7 @@ def main(argv=None):
         return finetune.main(argv[1:])
     asked = parse(argv)
     options = probes.TaskOptions(asked.files or "data", asked.sets, asked.task_langs or ("en",),
-                                 asked.limit, not asked.no_controls)
+                                 asked.limit, not asked.no_controls, asked.pool)
     run = evaluate.open_run(asked.run, evaluate.usable_device(asked.device))
     tasks = make_tasks(options)
     evaluation = evaluation_of(run, asked)

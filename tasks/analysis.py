@@ -339,42 +339,20 @@ def linear(evaluation, options=None):
     return {"rows": evaluation.count, "rows_per_width": evaluation.count / width} | averaged(each)
 
 
-def similar_tokens(evaluation):
-    """-> the numbers of rows that were searched, and `nearest_tokens` of 250 of them."""
+def tokens(evaluation, options=None):
+    """MEXMA's table 9, of 250 rows."""
     new = {}  # texts that differ: tokens would be found in the copy of their row
     for row, text in enumerate(next(iter(evaluation.texts.values()))):
         new.setdefault(text, row)
-    rows = list(new.values())
     columns = []
     for ids in evaluation.ids.values():
-        columns.append([ids[row] for row in rows])
+        columns.append([ids[row] for row in new.values()])
     states = [token_states(evaluation, column) for column in columns]
     special = evaluation.tokenizer.special.ids
-    return rows, *nearest_tokens(columns, states, special, range(min(250, len(rows))))
-
-
-def tokens(evaluation, options=None):
-    """MEXMA's table 9."""
-    rows, queries, found = similar_tokens(evaluation)
-    scores = {"rows": len(rows), "rows_queries": len(queries)}
+    queries, found = nearest_tokens(columns, states, special, range(min(250, len(new))))
     five = token_matches(queries, found)
-    return scores | token_matches(queries, found[:, :1]) | {
-        f"{name}/nearest_5": value for name, value in five.items()}
-
-
-def token_examples(evaluation, count=5):
-    """MEXMA's figs 2-6 -> for each of so many tokens [(token, language, text it stands in), the
-    same of the nearest, of the next, ...]."""
-    rows, queries, found = similar_tokens(evaluation)
-    columns = list(evaluation.texts.items())
-
-    def shown(key):
-        column, row, token = key
-        name, texts = columns[column]
-        return evaluation.tokenizer.decode([token]), name, texts[rows[row]]
-
-    keys = torch.cat([queries[:, None], found], 1)[:count]
-    return [list(map(shown, each)) for each in keys.tolist()]
+    return {"rows": len(new), "rows_queries": len(queries)} | token_matches(
+        queries, found[:, :1]) | {f"{name}/nearest_5": value for name, value in five.items()}
 
 
 def sentence_attention(evaluation, rows):
@@ -407,7 +385,7 @@ def no_blocks(evaluation, options=None):
 def uniform(evaluation, options=None):
     """MEXMA's table 10: retrieval with the model's own pooling, the mean, and the mean of plain
     tokens; "change" is (own - other) / own."""
-    own = evaluation.pool or evaluation.model.config.pool
+    own = evaluation.pool
     hard = evaluation.row_ids([text for text, _, _ in evaluation.hard], evaluation.affixes[0])
     scores = {"rows": evaluation.count}
     for how in dict.fromkeys((own, "mean", "words")):
@@ -444,7 +422,7 @@ def gap(evaluation, options):
         targets = token_targets(rows, evaluation.tokenizer.special.ids)
         scores[f"{name}/rows"] = len(rows)
         scores[f"{name}/rows_token"] = int((targets >= 0).sum())
-        for how in dict.fromkeys((evaluation.pool or evaluation.model.config.pool, *POOLINGS)):
+        for how in dict.fromkeys((evaluation.pool, *POOLINGS)):
             z = pool(evaluation, rows, how)
             try:
                 found = ranks({name: z}) | probe_gap(z, targets, labels)

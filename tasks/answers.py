@@ -10,7 +10,6 @@ import unicodedata
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -81,43 +80,36 @@ def label_prefix(generated, label, labels):
 # Multiple choice: which answer does the model find likely?
 
 
-class Likelihood(NamedTuple):
-    sums: list[float]   # log p of each option, nats
-    means: list[float]  # the same per token
-    cut: int            # tokens of the prompt that had no room
-
-
-def option_likelihoods(evaluation, prompts, options, stop=True, keep=None):
-    """log p(option | prompt) of a causal model, in the row of `answers_of`: N prompts, N lists of
-    options -> N Likelihoods. A prompt without room loses its first tokens; with `keep` the row is
-    its first so many. BadInput if nothing fits."""
-    # The stop token is scored too, or the beginning of an option would win over it
+def option_likelihoods(evaluation, prompts, options, keep=None):
+    """log p(option | prompt) of a causal model, in nats, in the row of `answers_of`: N prompts, K
+    options -> (N lists of K, how many tokens of each prompt had no room). A prompt without room
+    loses its first tokens; with `keep` the row is its first so many. BadInput if nothing fits."""
     model = evaluation.model
     tokenizer = evaluation.tokenizer
     chat = tokenizer.special.chat
     suffix = [*chat.end, *chat.assistant]
-    stop_ids = [tokenizer.special.sep] if stop else []
     rows = rows_of(tokenizer, prompts, chat.user, suffix, evaluation.system)
-    found = []
-    for row, ids, texts in zip(rows, tokenizer.encode(prompts), options):
+    answers = [ids.tolist() for ids in tokenizer.encode(options)]
+    room = model.config.max_positions + 1 - max(map(len, answers))
+    sums = []
+    cuts = []
+    for row, ids in zip(rows, tokenizer.encode(prompts)):
         first = len(row) - len(suffix) - len(ids)  # where the prompt begins
-        answers = [[*ids.tolist(), *stop_ids] for ids in tokenizer.encode(texts)]
-        room = model.config.max_positions + 1 - max(map(len, answers))
         cut = max(0, len(row) - min(room, keep or room))
         if room < first + len(suffix):
-            raise BadInput(f"{texts} and the system text leave no room for a prompt in the model's "
-                           f"{model.config.max_positions} tokens: leave such rows out")
+            raise BadInput(f"{options} and the system text leave no room for a prompt in the "
+                           f"model's {model.config.max_positions} tokens: leave such rows out")
         row = row[:len(row) - cut] if keep else row[:first] + row[first + cut:]
-        states = token_states(evaluation, [[*row, *answer[:-1]] for answer in answers])
-        sums = []
-        for answer, each in zip(answers, states):
-            scored = each[len(row) - 1:].to(model.embed.weight)  # (tokens of the answer, D)
+        read = token_states(evaluation, [[*row, *answer[:-1]] for answer in answers])
+        found = []
+        for answer, states in zip(answers, read):
+            scored = states[len(row) - 1:].to(model.embed.weight)  # (tokens of the answer, D)
             with torch.no_grad():
                 logits = upcast(model.logits(scored)).log_softmax(1)
-            sums.append(sum(logits[place, token].item() for place, token in enumerate(answer)))
-        means = [total / len(answer) for total, answer in zip(sums, answers)]
-        found.append(Likelihood(sums, means, cut))
-    return found
+            found.append(sum(logits[place, token].item() for place, token in enumerate(answer)))
+        sums.append(found)
+        cuts.append(cut)
+    return sums, cuts
 
 
 # --------------------------------------------------------------------------------------------------
@@ -249,23 +241,6 @@ def no_choice(evaluation, options=None):
     return ""
 
 
-def likeliest(values, golds):
-    """Percent of the golds that are the letter of the highest of four values."""
-    chosen = [LETTERS[each.index(max(each))] for each in values]
-    return percent([letter == gold.strip() for letter, gold in zip(chosen, golds)])
-
-
-def hellaswag(evaluation, options=None):
-    """Each ending after the context alone: with the endings in the prompt they would be copied."""
-    prompts, golds = evaluation.texts.values()
-    parts = [OPTION.split(prompt) for prompt in prompts]  # context, A, ending, B, ending, ...
-    found = option_likelihoods(evaluation, [part[0] for part in parts],
-                               [part[2::2] for part in parts])
-    return {"accuracy": likeliest([each.sums for each in found], golds),
-            "accuracy_normalised": likeliest([each.means for each in found], golds),
-            "prompts_cut": percent([each.cut > 0 for each in found]), "rows": len(golds)}
-
-
 def hellaswag_letter(evaluation, options=None):
     """The likeliest letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]: the row
     ends after 128 tokens, and the options with it."""
@@ -273,9 +248,10 @@ def hellaswag_letter(evaluation, options=None):
     results = {"rows": len(golds)}
     for metric, cut, keep in (("accuracy", "prompts_cut", None),
                               ("released", "prompts_cut/released", 128)):
-        found = option_likelihoods(evaluation, prompts, [LETTERS] * len(prompts), False, keep)
-        results[metric] = likeliest([each.sums for each in found], golds)
-        results[cut] = percent([each.cut > 0 for each in found])
+        sums, cuts = option_likelihoods(evaluation, prompts, LETTERS, keep)
+        chosen = [LETTERS[each.index(max(each))] for each in sums]
+        results[metric] = percent([one == gold.strip() for one, gold in zip(chosen, golds)])
+        results[cut] = percent([each > 0 for each in cuts])
     return results
 
 

@@ -28,11 +28,11 @@ from tqdm import tqdm
 from corpora import download
 from corpora.device import usable_device
 from corpora.folder import report
-from corpora.program import BadInput, comma_list, did_you_mean
+from corpora.program import BadInput, Parser, comma_list, did_you_mean, flag_of
 from corpora.text import read_lines
 from evaluate import Task, mean, open_run, place_of, read_rows, table
 from model import Model, Packed, load
-from tasks import command, sets
+from tasks import metrics, sets
 from tasks.answers import qa_scores
 from tasks.probes import METRICS, headline, majority, measure
 from train import TrainConfig, learning_rate, make_optimizer
@@ -347,13 +347,6 @@ class Window(NamedTuple):
     count: int       # context tokens in the row
 
 
-def windows(count, room, stride):
-    """Parts [first, last) of `count` tokens, at most `room` long, each with `stride` tokens of the
-    one before."""
-    return [(first, min(first + room, count))
-            for first in range(0, max(1, count - stride), room - stride)]
-
-
 def cut_windows(questions, tokenizer, middle, longest):
     """-> (Windows, places of the tokens of each question's context)."""
     special = tokenizer.special
@@ -367,7 +360,9 @@ def cut_windows(questions, tokenizer, middle, longest):
         start = [special.cls, *ids[:min(MAX_QUESTION, most // 3)], *middle]
         context = encoded[question.context].ids
         room = longest - 1 - len(start)
-        for first, last in windows(len(context), room, min(STRIDE, room // 2)):
+        stride = min(STRIDE, room // 2)
+        for first in range(0, max(1, len(context) - stride), room - stride):
+            last = min(first + room, len(context))
             row = np.array([*start, *context[first:last], special.sep])
             made.append(Window(row, number, len(start), first, last - first))
     return made, [encoded[question.context].offsets for question in questions]
@@ -475,30 +470,37 @@ MEAN_OF = ["mnli-mm/accuracy", *(f"{name}/accuracy" for name in GLUE[:-1]), "sts
 NARROW = 384  # at a paper's rate a narrower model hardly moves in so few steps
 NARROW_RATE = 5e-4
 LEAST = 8  # tokens of a row: two texts, and what stands around them
-ABOUT = command.about("finetune")
+ABOUT = metrics.about("finetune")
 GIVEN = ("epochs", "lr", "batch", "max_length")  # of the task unless asked for
 
 
 def parse(argv):
-    parser = command.parser("python -m tasks finetune", __doc__)
+    parser = Parser("python -m tasks finetune", __doc__)
     add = parser.add_argument
-    count = command.positive(int)
+    add("run", metavar="RUN", help="folder of a run, such as out/mexma")
+    add("--files", default="data", help="folder of the published sets [data]")
+    add("--device", help="cpu, cuda, cuda:1 [cuda if there is one]")
+    add("--json", action="store_true", help="print every number, as one JSON object")
     add("--task", type=comma_list, required=True, help=f"some of glue, {', '.join(TASKS)}")
     add("--pool", choices=("cls", "mean", "max", "last"), help="sentence vector [the model's]")
-    add("--limit", type=count, help="train on so many rows, the same of all seeds")
-    add("--eval-limit", type=count, help="test on so many rows of each language")
+    add("--limit", type=int, help="train on so many rows, the same of all seeds")
+    add("--eval-limit", type=int, help="test on so many rows of each language")
     add("--untrained", action="store_true", help="also from fresh weights: name/untrained")
-    add("--epochs", type=count, help="[3; xnli, squad, mlqa 2]")
-    add("--lr", type=command.positive(float),
+    add("--epochs", type=int, help="[3; xnli, squad, mlqa 2]")
+    add("--lr", type=float,
         help=f"peak rate [2e-5; answers 3e-5; narrow models {NARROW_RATE:g}]")
-    add("--batch", type=count, help="rows of a step [16; answers 12]")
-    add("--max-length", type=count, help="tokens of a row [128; answers 384]")
+    add("--batch", type=int, help="rows of a step [16; answers 12]")
+    add("--max-length", type=int, help="tokens of a row [128; answers 384]")
     add("--seeds", type=comma_list, default=["82"], help="of several: mean, /sd and /seed_N [82]")
     add("--out", help="file for the numbers [RUN/finetune-TASK.json]")
     options = parser.parse_args(argv)
     if not options.task or not all(seed.isdecimal() for seed in options.seeds or [""]):
         raise BadInput(f"--task {','.join(options.task)} --seeds {','.join(options.seeds)}: give "
                        "names of tasks, and whole numbers")
+    for name in (*GIVEN, "limit", "eval_limit"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise BadInput(f"{flag_of(name)} {value}: it must be a number above 0")
     if "glue" in options.task:
         options.task = list(dict.fromkeys([*options.task, *GLUE]))
         options.task.remove("glue")

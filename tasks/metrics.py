@@ -1,5 +1,6 @@
-"""Metrics that more than one file of this folder needs, and what was known from training."""
+"""Metrics and tables that more than one file of this folder needs, and what was trained on."""
 import sys
+from pathlib import Path
 
 import corpora
 from corpora.program import BadInput, comma_list
@@ -13,6 +14,18 @@ GENERATE = TASKS["generate"].about | {
     "exact_new_prompt": ("%", "higher", "exact, of prompts not trained on"),
     "exact_unseen": ("%", "higher", "exact, of gold texts not trained on"),
 }
+
+
+def read_table(name):
+    """The rows of a table in this folder, without its header."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return [line.split("\t") for line in text.splitlines()[1:]]
+
+
+def about(task):
+    """metrics.tsv -> {metric: (unit, which way is better, what it is)} of a task."""
+    rows = read_table("metrics.tsv")
+    return {metric: tuple(more) for tasks, metric, *more in rows if task in tasks.split()}
 
 
 def top1(x, y):

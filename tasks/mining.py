@@ -1,5 +1,5 @@
-"""Translations among many sentences: xsim of every language in every other, BUCC as a search and
-as mining, Tatoeba, and the altered sentences of xsim++.
+"""Translations among many sentences: xsim of every language in every other, BUCC, Tatoeba, and the
+altered sentences of xsim++.
 
 First the metrics, of vectors (N, D) and (M, D); then the files of the data sets; then the tasks.
 """
@@ -15,9 +15,7 @@ from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
 from evaluate import by_margin, mean, mistakes, percent, search, with_mean
-from tasks.analysis import averaged
-from tasks.command import read_table
-from tasks.metrics import top1
+from tasks.metrics import read_table, top1
 
 
 def search_both(x, y, k=4):
@@ -30,75 +28,6 @@ def bucc_f1(x, y):
     a class: (N, D), (N, D) -> weighted F1, 0..100. [Muennighoff et al. 2023]"""
     found = search(x, y, 1).indices[:, 0]
     return 100 * f1_score(range(len(x)), found, average="weighted", zero_division=0)
-
-
-def bitext(x, y):
-    """The best j of every i and i of every j by ratio margin, best first, as long as both are free:
-    (N, D), (M, D) -> rows of x (P,), of y (P,), scores (P,). [LASER, --retrieval max]"""
-    there, back = search_both(x, y)
-    forward, targets = by_margin(there, back)
-    backward, sources = by_margin(back, there)
-    scores, order = torch.cat([forward, backward]).sort(descending=True, stable=True)
-    sources = torch.cat([torch.arange(len(x)), sources])[order]
-    targets = torch.cat([targets, torch.arange(len(y))])[order]
-    used_sources = set()
-    used_targets = set()
-    kept = []
-    for place, (i, j) in enumerate(zip(sources.tolist(), targets.tolist())):
-        if i not in used_sources and j not in used_targets:
-            used_sources.add(i)
-            used_targets.add(j)
-            kept.append(place)
-    return sources[kept], targets[kept], scores[kept]
-
-
-def threshold(scores, right, count):
-    """Where F1 is best: scores (P,), best first, right (P,) bool, how many right pairs there are ->
-    the middle of the last score kept and the next; 0 if none is."""
-    if not right.any():
-        return 0.0
-    f1 = 2 * right.cumsum(0).double() / (torch.arange(1, len(right) + 1) + count)
-    f1[:-1][scores[:-1] == scores[1:]] = 0  # equal scores stay together
-    best = int(f1.argmax())
-    return scores[best:best + 2].mean().item()
-
-
-def bucc_candidates(x, y, x_texts, y_texts, gold):
-    """A part of BUCC, gold {(row of x, row of y), ...} -> (scores (P,), best first, right (P,)
-    bool, how many are gold), without sentences that occur twice. [LASER, bucc.sh]"""
-    sides = []
-    for z, texts in ((x, x_texts), (y, y_texts)):
-        copies = {}
-        for row, text in enumerate(texts):
-            copies.setdefault(text.strip(), []).append(row)
-        rows = list(copies.values())
-        sides.append((z[[own[0] for own in rows]], rows))
-    (x, sources), (y, targets) = sides
-    scores = []
-    right = []
-    for i, j, score in zip(*(column.tolist() for column in bitext(x, y))):
-        if len(sources[i]) == len(targets[j]) == 1:
-            scores.append(score)
-            right.append((sources[i][0], targets[j][0]) in gold)
-    return torch.tensor(scores, dtype=torch.float64), torch.tensor(right).bool(), len(gold)
-
-
-def bucc_mine(tune, test):
-    """BUCC as a mining task: the threshold of the best F1 on `tune`, applied to `test`, both as
-    `bucc_candidates` takes them -> {metric: 0..100, "threshold"}. [Zweigenbaum et al. 2018; LASER,
-    bucc.py]"""
-    tune = bucc_candidates(*tune)
-    test = bucc_candidates(*test)
-    least = threshold(*tune)
-
-    def counted(scores, right, count):
-        taken = int((scores >= least).sum())
-        hits = 100 * int(right[scores >= least].sum())
-        return 2 * hits / max(1, taken + count), hits / max(1, taken), hits / max(1, count)
-
-    f1, precision, recall = counted(*test)
-    return {"f1": f1, "precision": precision, "recall": recall, "f1_tune": counted(*tune)[0],
-            "threshold": least}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -157,42 +86,37 @@ def tatoeba_files(folder):
 
 
 def bucc_files(folder):
-    """-> {"de-en": [(German, English, gold) to set the threshold on, the same to test on]}, paths:
-    sample and training, as test's gold was never published. [XTREME]"""
-    files = own_files(folder, "bucc2018", "*-*.*.*")
-    pairs = sorted(name.split(".")[0] for name in files if name.endswith(".training.gold"))
-    if not pairs:
-        wanted = "bucc2018-de-en.training-gold/de-en/de-en.training.gold"
-        raise BadInput(download.missing("bucc2018", folder, wanted))
-    found = {pair: [] for pair in pairs}
-    for pair, part in itertools.product(pairs, ("sample", "training")):
-        names = [f"{pair}.{part}.{end}" for end in (*pair.split("-"), "gold")]
+    """-> {"de-en": paths of the German, the English, the gold}: the training part of BUCC 2018,
+    whose gold MTEB takes, as that of the test part was never published."""
+    files = own_files(folder, "bucc2018", "*-*.training.*")
+    found = {}
+    for pair in sorted({name.split(".")[0] for name in files}) or ["de-en"]:
+        names = [f"{pair}.training.{end}" for end in (*pair.split("-"), "gold")]
         for name in names:
             if name not in files:
                 raise BadInput(download.missing("bucc2018", folder, name))
-        found[pair].append([files[name] for name in names])
+        found[pair] = [files[name] for name in names]
     return found
 
 
 def read_bucc(sources, targets, gold):
-    """Three files -> (sentences, sentences, {(row, row), ...}). Lines are id<TAB>sentence, and
+    """Three files -> N sentences, N translations, of the gold pairs. Lines are id<TAB>sentence, and
     id<TAB>id; bytes that are not UTF-8 become U+FFFD."""
-    rows = []
-    texts = []
+    read = []
     for path in (sources, targets, gold):
         pairs = []
         for number, raw in read_lines(path):
             first, tab, second = raw.decode("utf-8", errors="replace").partition("\t")
-            known = path != gold or first in rows[0] and second in rows[1]
+            known = path != gold or first in read[0] and second in read[1]
             if not tab or not known:
                 wanted = "two ids of the two texts" if path == gold else "id<TAB>sentence"
                 raise BadInput(f"{path}:{number}: {raw[:60]!r} is not {wanted}")
             pairs.append((first, second))
         if not pairs:
             raise BadInput(f"{path} is empty: fetch it again, or leave this pair of languages out")
-        rows.append({name: row for row, (name, _) in enumerate(pairs)})
-        texts.append([text for _, text in pairs])
-    return *texts[:2], {(rows[0][a], rows[1][b]) for a, b in pairs}
+        read.append(pairs if path == gold else dict(pairs))
+    x, y, pairs = read
+    return [x[one] for one, _ in pairs], [y[other] for _, other in pairs]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -250,16 +174,16 @@ def embed_pair(evaluation, queries, texts):
     return x, y
 
 
-def mine(evaluation, options):
-    """BUCC as a mining task, of every language pair in --files, whole: --limit does not count."""
+def bucc2018(evaluation, options):
+    """MEXMA's BUCC, of every language pair in --files, whole: as `bucc`, "f1/de-en" is every German
+    sentence searched in the English ones. [MEXMA, table 16; as MTEB]"""
     each = {}
     rows = 0
-    for pair, parts in bucc_files(options.files).items():
-        read = [read_bucc(*part) for part in parts]
-        rows += len(read[1][0]) + len(read[1][1])
-        tune, test = ((*embed_pair(evaluation, x, y), x, y, gold) for x, y, gold in read)
-        each[pair] = bucc_mine(tune, test)
-    return {"rows": rows} | averaged(each)
+    for pair, files in bucc_files(options.files).items():
+        texts = read_bucc(*files)
+        each[pair] = bucc_f1(*embed_pair(evaluation, *texts))
+        rows += len(texts[0])
+    return {"rows": rows} | with_mean("f1", each)
 
 
 def tatoeba(evaluation, options):

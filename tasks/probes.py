@@ -210,6 +210,7 @@ class TaskOptions:
     langs: tuple = ("en",)
     limit: int | None = None
     controls: bool = True
+    pool: str | None = None    # None: the task's or the model's
     encoders: dict = field(default_factory=dict)  # made by `encoders`, one set a pooling
 
 
@@ -338,8 +339,7 @@ def sentences(task, evaluation, options):
     for why in absent:
         print(f"note: {task} goes without {why}", file=sys.stderr)
     results = {}
-    own = evaluation.pool == evaluation.model.config.pool
-    pool = "mean" if task == "hybrid-probes" and own else None  # the paper's
+    pool = "mean" if task == "hybrid-probes" and not options.pool else None  # the paper's
     for name, lang in there:
         label = name if lang == "en" else f"{name}-{lang}"
         rows = [sets.read(name, options.files, split, lang) for split in splits(task, name)]

@@ -18,7 +18,7 @@ import numpy as np
 from corpora import download
 from corpora.program import BadInput, did_you_mean
 from corpora.text import read_lines
-from tasks.command import read_table
+from tasks.metrics import read_table
 
 
 class Rows(NamedTuple):

@@ -34,8 +34,6 @@ PROGRAMS = {name.split(".")[0]: import_module(name).main
             for name in ("train", "evaluate", "tasks.__main__", "interop.__main__")}
 PROGRAMS["results"] = import_module("results.__main__").work
 program = import_module("corpora.program")
-# It reads a whole file of ours anew each time.
-program.comments = functools.cache(program.comments)
 
 MEMORY = (resource.RLIMIT_AS, (6 << 30, 6 << 30))  # bytes, of which libraries take one or two
 SECONDS = 120  # that one case may take

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist, squareform
 from sklearn.preprocessing import normalize
+from test_metrics import sphere
 from test_tasks import WORDS, results_of, tiny, tiny_tokenizer
 
 import evaluate
@@ -21,11 +22,6 @@ from tasks import analysis
 @pytest.fixture(scope="module")
 def tokenizer():
     return tiny_tokenizer()
-
-
-def sphere(count, width, seed=0):
-    chance = torch.Generator().manual_seed(seed)
-    return torch.randn(count, width, generator=chance, dtype=torch.float64)
 
 
 # ---- ranks
@@ -225,13 +221,8 @@ def test_the_linear_map_is_read_at_the_same_positions_whatever_the_objective(tok
     assert len(own) == 3
 
 
-def test_examples_of_tokens_and_of_attention_can_be_read(tokenizer):
-    texts = {"en": WORDS, "de": [text.upper() for text in WORDS]}
-    evaluation = evaluate.Evaluation(tiny(), tokenizer, EvaluationRows("x", texts))
-    examples = analysis.token_examples(evaluation, 4)
-    assert [example[0][2] for example in examples] == [WORDS[0]] * 3 + [WORDS[1]]
-    for token, language, text in sum(examples, []):
-        assert token in text and text in texts[language]
+def test_the_sentences_token_looks_at_every_token_of_its_row(tokenizer):
+    evaluation = evaluate.Evaluation(tiny(), tokenizer, EvaluationRows("x", {"en": WORDS}))
     rows = evaluation.ids["en"][:2]
     weights = analysis.sentence_attention(evaluation, rows)
     assert [each.shape for each in weights] == [(2, len(row)) for row in rows]

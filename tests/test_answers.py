@@ -199,15 +199,15 @@ def causal(**changes):
 
 
 PROMPTS = ["the cat sees", "a house and seven dogs", "x"]
-OPTIONS = [["seven dogs", "a house", "seven dogs and the cat", "B"], ["the cat", "dogs"], ["seven"]]
+OPTIONS = ["seven dogs", "a house", "seven dogs and the cat", "B"]
 
 
 def in_its_own_row(model, row, answer):
-    """log p of the tokens of an answer after a row, one row a time."""
+    """log p of an answer after a row, alone."""
     with torch.no_grad():
         packed = Packed.of([[*row, *answer[:-1]]], causal=True)
         logits = model.logits(model(packed)).log_softmax(1)
-    return [logits[len(row) - 1 + place, token].item() for place, token in enumerate(answer)]
+    return sum(logits[len(row) - 1 + place, token].item() for place, token in enumerate(answer))
 
 
 def likelihoods(model, tokenizer, prompts, options, system=None, **more):
@@ -216,24 +216,17 @@ def likelihoods(model, tokenizer, prompts, options, system=None, **more):
     return answers.option_likelihoods(evaluation, prompts, options, **more)
 
 
-@pytest.mark.parametrize("stop, system", [
-    (True, None), (False, None), (True, ["which is best", "", "the dogs"])])
-def test_an_option_is_as_likely_as_in_a_row_of_its_own(tokenizer, stop, system):
+@pytest.mark.parametrize("system", [None, ["which is best", "", "the dogs"]])
+def test_an_option_is_as_likely_as_in_a_row_of_its_own(tokenizer, system):
     model = causal()
     cls, sep = (tokenizer.special.cls, tokenizer.special.sep)
-
-    def ids(text):
-        return tokenizer.encode([text])[0].tolist()
-
-    together = likelihoods(model, tokenizer, PROMPTS, OPTIONS, system, stop=stop)
-    for turn, (prompt, options, found) in enumerate(zip(PROMPTS, OPTIONS, together)):
-        head = [] if system is None else [*ids(system[turn]), sep]
-        assert found.cut == 0
-        for text, total, mean in zip(options, found.sums, found.means):
-            answer = ids(text) + ([sep] if stop else [])
-            wanted = in_its_own_row(model, [cls, *head, *ids(prompt), sep], answer)
-            assert total == pytest.approx(sum(wanted), abs=1e-4)
-            assert mean == pytest.approx(sum(wanted) / len(wanted), abs=1e-4)
+    sums, cuts = likelihoods(model, tokenizer, PROMPTS, OPTIONS, system)
+    assert cuts == [0, 0, 0]
+    prompts, options = map(tokenizer.encode, (PROMPTS, OPTIONS))
+    for turn, (prompt, found) in enumerate(zip(prompts, sums)):
+        head = [] if system is None else [*tokenizer.encode(system)[turn], sep]
+        wanted = [in_its_own_row(model, [cls, *head, *prompt, sep], ids) for ids in options]
+        assert found == pytest.approx(wanted, abs=1e-4)
 
 
 def test_a_long_prompt_loses_its_first_tokens_and_they_are_counted(tokenizer):
@@ -242,15 +235,15 @@ def test_a_long_prompt_loses_its_first_tokens_and_they_are_counted(tokenizer):
     text = "the cat sees seven dogs and a house " * 4 + "end"
     prompt, first, second, system = (ids.tolist() for ids in tokenizer.encode(
         [text, "seven dogs", "a", "x"]))
-    found, = likelihoods(model, tokenizer, [text], [["seven dogs", "a"]], ["x"])
+    (found,), (cut,) = likelihoods(model, tokenizer, [text], ["seven dogs", "a"], ["x"])
     # [CLS] system [SEP] prompt [SEP] option, of which all but the last token are read
-    kept = 20 - max(len(first), len(second)) - 2 - len(system) - 1
-    assert found.cut == len(prompt) - kept > 0
+    kept = 20 + 1 - max(len(first), len(second)) - 2 - len(system) - 1
+    assert cut == len(prompt) - kept > 0
     row = [cls, *system, sep, *prompt[-kept:], sep]
-    wanted = [sum(in_its_own_row(model, row, [*ids, sep])) for ids in (first, second)]
-    assert found.sums == pytest.approx(wanted, abs=1e-4)
+    wanted = [in_its_own_row(model, row, ids) for ids in (first, second)]
+    assert found == pytest.approx(wanted, abs=1e-4)
     with pytest.raises(BadInput, match="leave no room for a prompt"):
-        likelihoods(model, tokenizer, ["a"], [[text]])
+        likelihoods(model, tokenizer, ["a"], [text])
 
 
 # ---- extractive answers
@@ -308,33 +301,28 @@ def test_answers_are_written_once_for_all_tasks(tokenizer, tmp_path, monkeypatch
 ENDINGS = ["cat", "cat cat", "dogs", "the cat sees seven dogs"]
 
 
-def test_endings_are_compared_after_the_context_and_letters_after_the_prompt(tokenizer, tmp_path):
-    long = "dogs\nsee " * 20
+def test_letters_are_compared_after_the_prompt_of_hellaswags_own_fields(tokenizer, tmp_path):
     records = [{"ctx": context, "endings": ENDINGS, "label": label}
-               for context, label in (("the cat", 0), ("seven", "3"), (long, 2))]
+               for context, label in (("the cat", 0), ("seven", "3"), ("dogs\nsee " * 20, 2))]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     assert evaluation_rows(path, split="all").texts["assistant"][1] == ENDINGS[3]  # the views
     rows = evaluation_rows(path, ["question", "letter"], "all")
     model = causal(positions="rotary")
-    wanted = likelihoods(model, tokenizer, ["the cat", "seven", long], [ENDINGS] * 3)
+    prompts, golds = rows.texts.values()
+    sums, cuts = likelihoods(model, tokenizer, prompts, "ABCD")
     model.train()  # the task turns dropout off, and on again
-    found = results_of(model, tokenizer, rows, ["hellaswag", "hellaswag-letter"])
-    assert model.training
-    for metric, values in (("accuracy", [each.sums for each in wanted]),
-                           ("accuracy_normalised", [each.means for each in wanted])):
-        chosen = ["ABCD"[each.index(max(each))] for each in values]
-        right = [one == gold for one, gold in zip(chosen, "ADC")]
-        assert found[f"hellaswag/{metric}"] == pytest.approx(100 * sum(right) / 3)
-    assert found["hellaswag/prompts_cut"] == pytest.approx(100 / 3)
-    assert found["hellaswag-letter/prompts_cut"] == 100
+    found = results_of(model, tokenizer, rows, ["hellaswag-letter"])
+    right = ["ABCD"[each.index(max(each))] == gold for each, gold in zip(sums, golds)]
+    assert model.training and golds == list("ADC")
+    assert found["hellaswag-letter/accuracy"] == pytest.approx(100 * sum(right) / 3)
+    assert found["hellaswag-letter/prompts_cut"] == 100 and min(cuts) > 0
 
 
 @pytest.mark.parametrize("message, task, pairs", [
     ("spider.database is missing", "spider", [("For db_id:[shop] a", "SELECT 1")] * 2),
     (r"begin with For db_id:\[NAME\], and .* has 'the cat'", "spider", [("the cat", "b")] * 2),
-    ("row 1 of .* is not such.*question,letter", "hellaswag", [("the cat", "sees")] * 2),
-    ("row 1 of .* is not such", "hellaswag-letter", [("a\nA) b\nB) c", "A")] * 2)])
+    ("row 1 of .* is not such.*question,letter", "hellaswag-letter", [("a\nA) b", "A")] * 2)])
 def test_what_cannot_be_judged_is_refused(tokenizer, tmp_path, message, task, pairs):
     rows = rows_of(tmp_path / "a.jsonl", pairs)
     with pytest.raises(BadInput, match=message):

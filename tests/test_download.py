@@ -134,9 +134,11 @@ def test_a_download_that_is_cut_or_trickles_ends_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("name, said", [
-    ("flores", "did you mean flores200"), ("spider", "follow the link"), ("x", "a.txt.*put it at")])
+    ("flores", "did you mean flores200"), ("spider", "follow the link"),
+    ("yelp", "yelp was put there by hand: nothing"), ("x", "a.txt.*put it at")])
 def test_refusals_say_the_name_and_the_way_out(source, tmp_path, capsys, name, said):
     source("a.txt", b"one").unlink()
+    (tmp_path / "yelp").mkdir()
     assert exit_status(download.main, [name, "--folder", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and re.search(said, error)

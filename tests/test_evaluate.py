@@ -189,15 +189,10 @@ def test_what_applies_is_done_and_nothing_else(tokenizer, plain):
     assert done(**causal) == ["geometry", "probe", "retrieval"]  # three columns
     one = evaluation(tokenizer, views=1)
     assert set(evaluate.run(one, ["retrieval"])) > {"retrieval/xsim"}  # but it can be asked for
-
-
-@pytest.mark.parametrize("task, message", [
-    ("retrieval", "one text a row"),
-    ("probe", "plain has none"), ("generate", "needs a causal model"),
-])
-def test_a_task_that_cannot_be_done_is_refused(tokenizer, plain, task, message):
-    with pytest.raises(BadInput, match=message):
-        evaluate.run(evaluation(tokenizer, texts=plain), [task])
+    for task, message in (("retrieval", "one text a row"), ("probe", "plain has none"),
+                          ("generate", "needs a causal model")):
+        with pytest.raises(BadInput, match=message):
+            evaluate.run(evaluation(tokenizer, texts=plain), [task])
 
 
 def test_rows_or_vectors_that_cannot_be_evaluated_are_bad_input(tokenizer):
@@ -241,6 +236,7 @@ def test_every_metric_has_a_unit_a_direction_and_a_meaning(results):
         assert what or "/" in metric or task == "probe"  # a detail, a property
         assert task != "validation" or (unit, better) == ("", "lower")
     assert evaluate.about("retrieval/xsim/de-en") == ("%", "lower", "")
+    assert evaluate.about("validation/lambda")[1] == ""  # a weight, no loss
     mine = {"mine": evaluate.Task(None, None, {"count": ("", "higher", "rows there are")})}
     line = evaluate.table({"mine/count": 30}, tasks=mine)
     assert line.split() == ["mine/count", "30", "higher", "rows", "there", "are"]
@@ -386,6 +382,9 @@ for number in range(40):
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
+WHOLE = {"config": {"data": "toy"}}
+
+
 @pytest.mark.parametrize("name, change", [
     ("model.pt", .3), ("model.pt", .9), ("model.pt", b""), ("model.pt", "half"),
     ("tokenizer.json", "half"), ("tokenizer.json", b"{}"), ("tokenizer.json", b"\xff"),
@@ -393,6 +392,10 @@ for number in range(40):
     ("log.jsonl", b"[1]\n{}"), ("log.jsonl", {"config": {"data": 7}}),
     ("log.jsonl", {"config": {"data": "toy", "max_length": "x"}}), ("log.jsonl", {"config": []}),
     ("log.jsonl", {"config": {"data": "toy", "langs": None}}),
+    ("log.jsonl", WHOLE | {"views": "2"}), ("log.jsonl", WHOLE | {"affixes": 7}),
+    ("log.jsonl", WHOLE | {"affixes": [[[1], ["a"]]] * 2}),
+    ("log.jsonl", WHOLE | {"affixes": [[[1], None]]}),
+    ("log.jsonl", WHOLE | {"affixes": [[[10 ** 9], None]] * 2}),
 ])
 def test_a_damaged_folder_is_one_line(folder, capsys, name, change):
     path = folder / name
@@ -410,12 +413,15 @@ def test_a_damaged_folder_is_one_line(folder, capsys, name, change):
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{\"rows\": 3", b"\xff\xfe", b"[" * 100_000])
-def test_damaged_numbers_and_records_are_no_harm(folder, capsys, content):
+def test_damaged_numbers_and_records_are_no_harm(tokenizer, tmp_path, capsys, content):
+    data = tmp_path / "pairs.tsv"
+    data.write_text("en\tde\n" + "the cat\tdie Katze\n" * 300, encoding="utf-8")
+    folder = write_run(tmp_path / "run", tiny(), tokenizer, data, langs="en,de", records=RECORDS)
     (folder / "eval.json").write_bytes(content)
     with open(folder / "log.jsonl", "ab") as log:
         log.write(b"\n" + content + b'\n{"step": 0, "eval": 7}\n{"eval": {}}\n[]')
     assert command(capsys, folder, "--tasks", "geometry", "--device", "cpu")[0] == 0
-    assert results_in(folder)["eval.json"]["geometry/rows"] == 1000
+    assert results_in(folder)["eval.json"]["geometry/rows"] == 30
 
 
 def test_the_runs_own_file_is_read_as_the_run_left_it_and_others_whole(tokenizer, tmp_path):
@@ -452,7 +458,6 @@ def test_a_run_with_system_texts_takes_them_where_there_are_any(tokenizer, tmp_p
     (["--pool", "sum"], "'sum'"), (["--device", "abacus"], "'abacus'"),
     (["--max-new", "0"], "--max-new 0 is"),
     (["--max-new", "9"], "--max-new 9: only the task generate"), (["--header", "yes"], "--header"),
-    (["--tasks", "generate", "--limit", "9"], "needs a causal model"),
     (["--data", "nowhere.tsv"], "nowhere.tsv"), (["--sets", "sst2"], "unknown flag --sets"),
     (["--limti", "3"], "did you mean --limit?"),
     ("log.jsonl", "is no run"), ("model.pt", "model.pt"), ("tokenizer.json", "tokenizer.json"),

@@ -19,7 +19,7 @@ from corpora import EvaluationRows
 from corpora.program import BadInput, exit_status
 from data import ROLES, Example, Tokenizer, rows_of
 from interop import huggingface
-from interop.families import FAMILIES, spell
+from interop.families import FAMILIES
 from interop.huggingface import build, part_shapes
 from model import Model, Packed
 from objectives import LlmJepa, Ntp
@@ -27,11 +27,6 @@ from objectives import LlmJepa, Ntp
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = {version: json.loads((FOLDER / f"decoders-{version}.json").read_text(encoding="utf-8"))
           for version in "45"}
-OPENELM = dict(
-    model_type="openelm", vocab_size=20, model_dim=16, head_dim=4, num_transformer_layers=3,
-    num_query_heads=[2, 4, 6], num_kv_heads=[1, 2, 2], ffn_multipliers=[0.5, 1.1, 2.0],
-    ffn_dim_divisor=4, max_context_length=64, rope_freq_constant=300,
-    normalize_qk_projections=True)
 
 
 def settings_of(shape, **changes):
@@ -80,59 +75,6 @@ def test_the_stored_numbers_are_those_of_the_transformers_that_is_here(shape):
         found = theirs(torch.tensor([decoders.TOKENS]), output_hidden_states=True)
     gold = torch.tensor(GOLDEN["5"][shape]["states"])
     assert (found.hidden_states[-1][0] - gold).abs().max() < 1e-5
-
-
-def rms_norm(x, scale):
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * scale
-
-
-def turned(x):
-    """The rotary positions of (T, K), written out."""
-    size = OPENELM["head_dim"]
-    rates = OPENELM["rope_freq_constant"] ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angle = torch.arange(len(x), dtype=torch.float64)[:, None] * rates
-    left, right = x.chunk(2, 1)
-    return torch.cat([left * angle.cos() - right * angle.sin(),
-                      right * angle.cos() + left * angle.sin()], 1)
-
-
-def plain_openelm(weights, tokens):
-    """OpenELM in float64, one layer and one head at a time -> states (T, D), logits (T, V)."""
-    w = {name.removeprefix("transformer."): weight.double() for name, weight in weights.items()}
-    x = w["token_embeddings.weight"][tokens]
-    size = OPENELM["head_dim"]
-    visible = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
-    for i, queries in enumerate(OPENELM["num_query_heads"]):
-        keys = OPENELM["num_kv_heads"][i]
-        part = {name.removeprefix(f"layers.{i}."): weight for name, weight in w.items()}
-        qkv = rms_norm(x, part["attn_norm.weight"]) @ part["attn.qkv_proj.weight"].T
-        heads = qkv.split(size, 1)
-        mixed = []
-        for head in range(queries):
-            own = head * keys // queries
-            q = turned(rms_norm(heads[head], part["attn.q_norm.weight"]))
-            k = turned(rms_norm(heads[queries + own], part["attn.k_norm.weight"]))
-            scores = (q @ k.T / size ** 0.5).masked_fill(~visible, -torch.inf)
-            mixed.append(scores.softmax(1) @ heads[queries + keys + own])
-        x = x + torch.cat(mixed, 1) @ part["attn.out_proj.weight"].T
-        inner = rms_norm(x, part["ffn_norm.weight"]) @ part["ffn.proj_1.weight"].T
-        gate, up = inner.chunk(2, 1)
-        # of 1.1 x 16 = 17.6 the multiple of 4 is 16, less than a tenth below
-        assert gate.shape[1] == [8, 16, 32][i]
-        x = x + (gate / (1 + (-gate).exp()) * up) @ part["ffn.proj_2.weight"].T
-    x = rms_norm(x, w["norm.weight"])
-    return x, x @ w["token_embeddings.weight"].T
-
-
-@torch.no_grad()
-def test_openelm_equals_its_definition_written_out_in_float64():
-    model = made_of(OPENELM).double()
-    states, logits = plain_openelm(weights(OPENELM), torch.tensor(decoders.TOKENS))
-    found = model(Packed.of([decoders.TOKENS], causal=True))
-    assert (found - states).abs().max() < 1e-12
-    assert (model.logits(found) - logits).abs().max() < 1e-12
-    with pytest.raises(BadInput, match="the nearest, qwen3, cannot have layer_shapes"):
-        spell(model.config, tokenizer_of("llama-3").special)
 
 
 @pytest.mark.parametrize("shape, change, message", [

@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tokenizers import processors
 
 import evaluate
 from corpora import toy
+from corpora.folder import write_results
 from corpora.program import exit_status
 from data import Tokenizer
 from interop import huggingface
@@ -101,6 +103,18 @@ def test_a_diverged_run_writes_nothing_and_a_full_disk_loses_nothing(new_run, ca
     status, found, err = asked(folder, capsys, "--task", "sst2", "--limit", "8", "--json")
     assert status == 2 and found["sst2/train_rows"] == 8 and "No space left" in err
     assert sorted(folder.iterdir()) == before
+
+
+def test_the_numbers_of_all_that_write_at_once_are_kept(new_run):
+    folder = new_run()
+
+    def write(number):
+        write_results(folder, "finetune-glue.json", {f"metric {number}": number}, "the same rows")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(40)))
+    kept = json.loads((folder / "finetune-glue.json").read_text(encoding="utf-8"))
+    assert len(kept) == 41
 
 
 def test_another_pooling_is_another_result_in_a_file_of_its_own(new_run, causes, capsys):
@@ -280,7 +294,8 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
     (["--task", "sst2", "--max-length", "500"], "8 to 96 tokens"),
     (["--task", "squad", "--max-length", "3"], "8 to 96 tokens"),
     (["--task", "squad", "--pool", "cls"], "--pool cls has no effect on squad"),
-    (["--task", "sst2", "--lr", "nan"], "--lr: nan"),
+    (["--task", "sst2", "--lr", "nan"], "--lr nan: it must be a number above 0"),
+    (["--task", "sst2", "--eval-limit", "0"], "--eval-limit 0: it must be"),
     (["--task", "sst2", "--seeds", "1,x"], "whole numbers"),
     (["--task", "glue", "--files", "nowhere"], "python -m corpora.download"),
     (["--task", "squad", "--files", "FILES"], "not questions with answers"),

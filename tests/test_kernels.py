@@ -77,10 +77,63 @@ def mask(intervals):
 # ---- the schedule
 
 
+def bounds_of(visible):
+    """First and last + 1 of what each row sees (n, T) -> (n, 2); 0, 0 where it sees nothing."""
+    index = np.arange(visible.shape[1])
+    low = np.where(visible, index, visible.shape[1]).min(1)
+    high = np.where(visible, index + 1, 0).max(1)
+    return np.stack([low, high], 1) * visible.any(1)[:, None]
+
+
+def reference_table(own, shared, blocks, step):
+    """The ranges of blocks from the two parts of a dense mask (T, T): steps on either side, one
+    range where they overlap or where that costs no more; longest first."""
+    rows = []
+    for first, last in blocks:
+        parts = [bounds_of(part[first:last].any(0)[None])[0] for part in (own, shared)]
+        hull = [min(part[0] for part in parts), max(part[1] for part in parts)]
+        touching = max(part[0] for part in parts) <= min(part[1] for part in parts)
+        steps = [-(-(high - low) // step) for low, high in [*parts, hull]]
+        if all(low < high for low, high in parts) and (touching or steps[2] <= sum(steps[:2])):
+            parts = [hull, [0, 0]]
+        work = sum(-(-(high - low) // step) for low, high in parts)
+        rows.append((-work, [first, last, *parts[0], *parts[1]]))
+    return [row for _, row in sorted(rows, key=lambda row: row[0])]
+
+
+def reference_plan(own, shared, share, tiles):
+    """The four tables of a plan from the two parts of a dense mask, token by token."""
+    either = own | shared | own.T | shared.T
+    cuts = [cut for cut in range(1, len(own)) if not either[:cut, cut:].any()]
+    groups = [0, *cuts, len(own)]
+    local = []
+    rest = []
+    first = 0
+    while first < len(groups) - 1:
+        last = max((end for end in range(first, len(groups))
+                    if groups[end] - groups[first] <= tiles.local[0]))
+        (local if last > first else rest).append((groups[first], groups[max(last, first + 1)]))
+        first = max(last, first + 1)
+    tables = [np.concatenate([bounds_of(own.T), bounds_of(shared.T)], 1).tolist(),
+              [list(stretch) for stretch in local]]
+    for parts, size, step in (((own, shared), tiles.forward[0] // share, tiles.forward[1]),
+                              ((own.T, shared.T), tiles.keys[0], tiles.keys[1] // share)):
+        blocks = [(start, min(start + size, end)) for begin, end in rest
+                  for start in range(begin, end, size)]
+        tables.append(reference_table(*parts, blocks, step))
+    return tables
+
+
 @every
-def test_the_queries_that_see_a_key_are_the_transpose_of_the_keys_that_a_query_sees(name):
-    key_ranges = schedule.tidy(EVERY[name].numpy())
-    assert (mask(schedule.query_ranges(key_ranges)) == mask(key_ranges).T).all()
+@pytest.mark.parametrize("tiles, share", [(SMALL, 1), (NONE_LOCAL, 4), (TILES["9.0", 2, 64][1], 1)])
+def test_a_plan_is_what_a_dense_mask_gives_token_by_token(name, tiles, share):
+    key_ranges = EVERY[name].numpy()
+    plan = schedule.plan(key_ranges, share, tiles, tiles)
+    parts = [mask(np.pad(key_ranges[:, cut], ((0, 0), (0, 2)))) for cut in (slice(2), slice(2, 4))]
+    expected = reference_plan(*parts, share, tiles)
+    for table, rows in zip(plan[:4], expected, strict=True):
+        assert table.dtype == torch.int32 and table.tolist() == rows
+    assert plan.two == parts[1].any()
 
 
 @every
@@ -89,7 +142,7 @@ def test_the_queries_that_see_a_key_are_the_transpose_of_the_keys_that_a_query_s
     SMALL._replace(local=(0, 4, 4), forward=(16, 8, 4, 2), keys=(8, 16, 4, 2))])
 @pytest.mark.parametrize("share", [1, 3, 4])
 def test_a_schedule_visits_every_visible_pair_exactly_once(name, tiles, share):
-    key_ranges = schedule.tidy(EVERY[name].numpy())
+    key_ranges = EVERY[name].numpy()
     plan = schedule.plan(key_ranges, share, tiles, tiles)
     visible = mask(key_ranges)
     blocks = ((plan.queries, visible, tiles.forward[0] // share),
@@ -108,14 +161,6 @@ def test_a_schedule_visits_every_visible_pair_exactly_once(name, tiles, share):
         assert sorted(np.concatenate(written)) == list(range(len(key_ranges)))
 
 
-@every
-def test_groups_are_the_smallest_stretches_that_nothing_sees_across(name):
-    key_ranges = schedule.tidy(EVERY[name].numpy())
-    either = mask(key_ranges) | mask(key_ranges).T
-    cuts = [cut for cut in range(1, len(either)) if not either[:cut, cut:].any()]
-    assert schedule.groups(key_ranges).tolist() == [0, *cuts, len(either)]
-
-
 def test_short_rows_compute_less_than_three_times_what_is_visible():
     packed = Packed.of([np.zeros(n) for n in np.random.default_rng(0).integers(8, 41, 256)])
     plan = schedule.plan(packed.key_ranges.numpy(), 1, *TILES["9.0", 2, 64])
@@ -126,6 +171,9 @@ def test_short_rows_compute_less_than_three_times_what_is_visible():
     (lambda: schedule.plan(Packed.of_segments([APART]).key_ranges.numpy(), 1, SMALL, SMALL),
      "must stand side by side"),
     (lambda: schedule.plan(np.array([[0, 3, 0, 0]]), 1, SMALL, SMALL), "leaves the line of 1"),
+    (lambda: schedule.plan(np.array([[0, 2, 0, 0], [0, 1, 0, 0]]), 1, SMALL, SMALL), "segments"),
+    (lambda: schedule.plan(np.array([[0, 1, 0, 0], [0, 0, 0, 0], [2, 3, 0, 1]]), 1, SMALL, SMALL),
+     "padding stands inside"),
     (lambda: schedule.plan(np.array([[0, 1, 0, 0]]), 64, SMALL, SMALL), "64 query heads"),
     (lambda: schedule.choose((9, 0), 24, 2), "heads of 24 numbers of 2 bytes"),
     (lambda: Packed.of_segments([APART]).plan((1, 32, 4)), "--attention sdpa can"),

@@ -1,4 +1,4 @@
-"""Retrieval in many languages and mining: plain definitions, files as published."""
+"""Retrieval in many languages: plain definitions, files as published."""
 
 import itertools
 import json
@@ -20,65 +20,9 @@ def tokenizer():
     return tiny_tokenizer()
 
 
-def noisy_pairs(count, width, noise, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(count, width)) + .5
-    return x, x + noise * rng.normal(size=x.shape), rng
-
-
 def test_buccs_f1_weights_every_row_of_y_as_a_class():
     f1 = mining.bucc_f1(torch.eye(6)[[0, 0, 2, 2, 2, 5]] + .1, torch.eye(6))
     assert f1 == pytest.approx(100 * (2 / 3 + 2 / 4 + 1) / 6)
-
-
-def plain_bitext(x, y, k):
-    """Ratio margins of all pairs, from the definition, then the best pairs one by one."""
-    unit_x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    unit_y = y / np.linalg.norm(y, axis=1, keepdims=True)
-    cosines = unit_x @ unit_y.T
-    forward = np.sort(cosines, 1)[:, -k:].mean(1)
-    backward = np.sort(cosines, 0)[-k:].mean(0)
-    margins = cosines / (.5 * (forward[:, None] + backward))
-    candidates = []
-    for i in range(len(x)):
-        candidates.append(max((margins[i, j], i, j) for j in np.argsort(-cosines[i])[:k]))
-    for j in range(len(y)):
-        candidates.append(max((margins[i, j], i, j) for i in np.argsort(-cosines[:, j])[:k]))
-    taken = []
-    for score, i, j in sorted(candidates, reverse=True):
-        if all(i != a and j != b for _, a, b in taken):
-            taken.append((score, i, j))
-    return taken
-
-
-def test_mining_is_the_plain_definition_and_leaves_repeated_sentences_out():
-    parts = []
-    plain = []
-    for seed in (0, 1):
-        x, y, rng = noisy_pairs(40, 6, .7, seed)
-        y = np.concatenate([y[:25], rng.normal(size=(15, 6)) + .5])
-        x[30] = x[3]  # x_3 and y_4 occur twice
-        y[31] = y[4]
-        x_texts = [f"x {3 if row == 30 else row} " for row in range(40)]
-        y_texts = [f"y {4 if row == 31 else row}" for row in range(40)]
-        parts.append((x, y, x_texts, y_texts, {(row, row) for row in range(25)}))
-        x_rows = [row for row in range(40) if row != 30]
-        y_rows = [row for row in range(40) if row != 31]
-        found = plain_bitext(x[x_rows], y[y_rows], 4)
-        found = [(score, x_rows[i], y_rows[j]) for score, i, j in found]
-        plain.append([(score, i == j < 25) for score, i, j in found if i != 3 and j != 4])
-
-    def f1(part, cut):
-        taken = [right for score, right in part if score >= cut]
-        return 200 * sum(taken) / (len(taken) + 25)
-
-    found = mining.bucc_mine(*parts)
-    wanted = max((score for score, right in plain[0] if right), key=lambda cut: f1(plain[0], cut))
-    below = max(score for score, _ in plain[0] if score < wanted)
-    assert found["threshold"] == pytest.approx((wanted + below) / 2)
-    assert found["f1_tune"] == pytest.approx(f1(plain[0], wanted))
-    assert found["f1"] == pytest.approx(f1(plain[1], found["threshold"]))
-    assert 0 < found["recall"] < found["precision"] < 100
 
 
 # ---- tasks
@@ -128,6 +72,10 @@ def test_altered_sentences_know_their_rows_and_strangers_are_counted(tmp_path, c
     assert "1 of 13 altered sentences have no type" in capsys.readouterr().err
     with pytest.raises(BadInput, match="first language must be the altered one"):
         mining.hard_rows(lines, types, ["another"])
+    for text in ("[]", '{"a": {"src": 7}}', "{"):
+        types.write_text(text, encoding="utf-8")
+        with pytest.raises(BadInput, match="types.json is not a JSON object"):
+            mining.hard_rows(lines, types, WORDS)
 
 
 def test_tatoeba_reads_tables_and_lasers_pairs_of_files(tokenizer, tmp_path):
@@ -156,34 +104,36 @@ def test_pairs_of_texts_have_the_affixes_of_the_columns(tokenizer):
         assert torch.allclose(found, wanted, atol=1e-6)
 
 
-def mining_files(folder, part):
-    """Both sides have the first eight sentences, in another order, and two of their own."""
+def bucc_files(folder):
+    """Both sides have the first eight sentences, in another order, and more that have no pair."""
     folder.mkdir(parents=True, exist_ok=True)
     sides = {"de": WORDS[:10], "en": [*WORDS[7::-1], *WORDS[10:]]}
     for name, lines in sides.items():
         text = "".join(f"{name}-{row}\t{line}\n" for row, line in enumerate(lines))
-        (folder / f"de-en.{part}.{name}").write_text(text, encoding="utf-8")
+        (folder / f"de-en.training.{name}").write_text(text, encoding="utf-8")
     gold = "".join(f"de-{row}\ten-{7 - row}\n" for row in range(8))
-    (folder / f"de-en.{part}.gold").write_text(gold, encoding="utf-8")
+    (folder / "de-en.training.gold").write_text(gold, encoding="utf-8")
 
 
-def test_mining_reads_buccs_folders_and_finds_what_is_the_same(tokenizer, tmp_path):
-    mining_files(tmp_path / "bucc2018" / "a" / "de-en", "sample")
-    mining_files(tmp_path / "bucc2018" / "b" / "de-en", "training")
-    found = results_of(tiny(), tokenizer, None, ["mine"], files=tmp_path)
-    assert found["mine/recall/de-en"] == found["mine/f1_tune"] == 100 and found["mine/rows"] == 20
+def test_buccs_own_files_are_its_gold_pairs(tokenizer, tmp_path):
+    bucc_files(tmp_path / "bucc2018" / "a" / "de-en")
+    files, = mining.bucc_files(tmp_path).values()
+    assert mining.read_bucc(*files) == (WORDS[:8], WORDS[:8])
+    found = results_of(tiny(), tokenizer, None, ["bucc2018"], files=tmp_path)
+    assert found == {"bucc2018/f1": 100, "bucc2018/f1/de-en": 100, "bucc2018/rows": 8}
 
 
-def test_mining_says_what_is_missing_and_which_line_is_wrong(tokenizer, tmp_path):
+def test_what_is_missing_of_bucc_and_which_line_is_wrong_is_said(tokenizer, tmp_path):
     def refused(message):
         with pytest.raises(BadInput, match=message):
-            results_of(tiny(), tokenizer, None, ["mine"], files=tmp_path)
+            results_of(tiny(), tokenizer, None, ["bucc2018"], files=tmp_path)
 
-    refused("de-en.training.gold is missing.*python -m corpora.download bucc2018")
-    for part in ("sample", "training"):
-        mining_files(tmp_path, part)  # also without a folder of that name
+    refused("de-en.training.de is missing.*python -m corpora.download bucc2018")
+    bucc_files(tmp_path)  # also without a folder of that name
     with open(tmp_path / "de-en.training.gold", "a", encoding="utf-8") as file:
         file.write("de-1\ten-99\n")
     refused("de-en.training.gold:9: .*en-99' is not two ids")
-    (tmp_path / "de-en.sample.en").unlink()
-    refused("de-en.sample.en is missing")
+    (tmp_path / "de-en.training.gold").write_bytes(b"")
+    refused("de-en.training.gold is empty")
+    (tmp_path / "de-en.training.en").unlink()
+    refused("de-en.training.en is missing")

@@ -24,6 +24,7 @@ from model import (
     Segment,
     add_lora,
     add_tokens,
+    each_tensor,
     load,
     save,
     size_config,
@@ -418,12 +419,14 @@ CONFIG = asdict(TINY)
     (CONFIG | {"width": 32}, r"does not fit.*embed.weight.*\[50, 16\].*\[50, 32\]"),
     (CONFIG | {"layers": 3}, "does not fit.*blocks.2.attention.qkv.weight"),
     (CONFIG | {"flavour": 1}, "no model of this version.*flavour"),
-    (CONFIG | {"norm_place": "post", "hidden": 32}, "written by the first edition"),
-    (None, "no model of this version"), ("cut", "cannot be read"), ("code", "cannot be read"),
-    ("nothing", "does not exist")])
+    (CONFIG | {"layers": 10 ** 9}, "no model of this version.*layers is 1000000000"),
+    (None, "no model of this version"), ("int8", "does not fit.*whole numbers"),
+    ("cut", "cannot be read"), ("code", "cannot be read"), ("nothing", "does not exist")])
 def test_a_bad_model_file_is_one_clear_line(config, said, tmp_path):
     path = tmp_path / "model.pt"
     saved = {"config": config, "weights": Model(TINY).state_dict()}
+    if config == "int8":
+        saved = {"config": CONFIG, "weights": each_tensor(saved["weights"], torch.Tensor.char)}
     if config == "code":
         saved = {"config": __import__("os").system}
     if config != "nothing":

@@ -785,7 +785,7 @@ def test_with_overlap_the_sampler_has_the_statistics_of_the_released_one(
     """Measured there: targets inside of the context, rows with both targets visible, mean share of
     the context, contexts of fewer than 32 tokens."""
     config, found = Hybrid.Config(allow_overlap=True), []
-    for _, _, context, blocks in drawn(config, [length] * 6000, seed=2):
+    for _, _, context, blocks in drawn(config, [length] * 2000, seed=2):
         visible = [np.isin(block, context) for block in blocks]
         found.append((np.concatenate(visible).mean(), all(one.all() for one in visible),
                       len(context) / length, len(context) < 32))

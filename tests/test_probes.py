@@ -168,6 +168,21 @@ def test_every_task_gives_its_metrics_beside_their_controls(tokenizer, folder, c
         assert found[f"sts/mean{kind}"] == pytest.approx(sum(each) / 2)
 
 
+def test_pairs_of_inference_are_entailment_against_contradiction():
+    rows = probes.sets.Rows(["a", "b", "c"], ["d", "e", "f"], [0, 1, 2])
+    assert probes.positives(rows) == (["a", "c"], ["d", "f"], [1, 0])
+
+
+@pytest.mark.parametrize("pool, wanted", [(None, "mean"), ("cls", None)])
+def test_the_hybrids_probes_read_the_mean_unless_a_pooling_is_asked_for(tokenizer, folder, pool,
+                                                                       wanted, monkeypatch):
+    monkeypatch.setattr(probes, "EPOCHS", {"sst2": (1, 32)})
+    options = probes.TaskOptions(str(folder), ["sst2"], controls=False, pool=pool)
+    evaluation = evaluate.Evaluation(small(), tokenizer, NO_ROWS, pool=pool)
+    assert probes.sentences("hybrid-probes", evaluation, options)["sst2/rows"] == 15
+    assert list(options.encoders) == [wanted]  # None: that of the evaluation
+
+
 def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer, folder):
     model = small()
     evaluation = evaluate.Evaluation(model, tokenizer, NO_ROWS, pool="max")

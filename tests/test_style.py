@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CORE = ("model", "data", "objectives", "evaluate", "train")
 # What was reached. The goal was 26, 46, 28, 30 and 32: LOG.md says what keeps three above.
-KILOBYTES = {"model": 26, "data": 28, "objectives": 50, "evaluate": 38, "train": 46}
+KILOBYTES = {"model": 26, "data": 27, "objectives": 50, "evaluate": 38, "train": 45}
 
 
 def python_files():
@@ -61,11 +61,8 @@ def is_flag(node):
 
 
 def is_text_times_flag(text, times):
-    """A rule of dashes is "-" * width; a longer text is repeated by what is surely a count."""
+    """A rule of dashes is "-" * width; what is repeated by a truth value is a condition."""
     is_string = isinstance(text, ast.Constant) and isinstance(text.value, (str, bytes))
-    if is_string and len(text.value) != 1 or isinstance(text, ast.JoinedStr):
-        is_len = isinstance(times, ast.Call) and ast.unparse(times.func) == "len"
-        return not is_len and not isinstance(times, (ast.Constant, ast.BinOp))
     return (is_string or isinstance(text, TEXTS)) and is_flag(times)
 
 
@@ -208,8 +205,8 @@ def test_a_core_file_keeps_to_its_budget(name):
 
 
 @pytest.mark.parametrize("paths, most", [
-    ([ROOT / f"{name}.py" for name in CORE], 186_000), ([ROOT / "kernels/attention.py"], 22_000),
-    (OURS, 632_000), (TESTS, 418_000)], ids=["core", "attention", "ours", "tests"])
+    ([ROOT / f"{name}.py" for name in CORE], 185_000), ([ROOT / "kernels/attention.py"], 22_000),
+    (OURS, 665_000), (TESTS, 415_000)], ids=["core", "attention", "ours", "tests"])
 def test_the_house_keeps_to_its_budget(paths, most):
     assert bytes_of(paths) <= most
 
@@ -243,7 +240,6 @@ BAD = {
     "[x for y in z for x in y]": "comprehension with two for",
     "[[x for x in y] for y in z]": "comprehension inside a comprehension",
     "a if b else c if d else e": "conditional expression inside another",
-    "f'{a}, b' * c": "text * flag",
     "'ab' * (c > 1)": "text * flag",
     "not b * [1]": None,
     "[1] * (not b)": "text * flag",
@@ -262,7 +258,6 @@ BAD = {
     "a, b = f(x)": None,
     "while a := f():\n    g(a)": None,
     "'-' * 60": None,
-    "'---|' * (len(x) - 1)": None,
     "(0,) * n": None,
     "NAMES = {'a': 1}": None,
     "class A:\n    class Config:\n        x: int = 0": None,

@@ -1,6 +1,7 @@
 """The command python -m tasks, and what the tests of the tasks share."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from corpora import EvaluationRows
 from corpora.program import exit_status
 from data import Tokenizer
 from model import Model, ModelConfig, save
+from results.__main__ import work as results
 from tasks import __main__ as command
 from tasks import probes
 
@@ -144,13 +146,39 @@ def test_the_command_knows_which_answers_were_in_the_training_data(tmp_path, cap
     assert "generate/rows_unseen" not in json.loads(shown.out) and "left out: " in shown.err
 
 
+@pytest.mark.parametrize("line", [
+    "[" * 99_999, "7", '{"config": {"langs": ""}}', '{"config": {"data": 7}}',
+    '{"config": {"data": "toy", "skip_bad": 3}}'])
+def test_a_log_that_begins_with_no_config_is_no_run(tmp_path, capsys, line):
+    run = write_run(tmp_path / "run", tiny(), tiny_tokenizer())
+    (run / "log.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    assert asked(run, "--tasks", "bucc") == 2
+    assert "its log.jsonl does not begin with a config" in capsys.readouterr().err
+
+
+def test_a_pipe_in_the_place_of_the_numbers_is_named_and_none_are_lost(tmp_path, capsys):
+    text = "".join(f"{word}\t{word.upper()}\n" for word in ["en", *WORDS])
+    (tmp_path / "a.tsv").write_text(text, encoding="utf-8")
+    run = write_run(tmp_path / "run", tiny(), tiny_tokenizer(),
+                    eval_data=str(tmp_path / "a.tsv"))
+    os.mkfifo(run / "eval.json")
+    for flags in ([], ["--out", str(run / "eval.json")]):
+        assert asked(run, "--tasks", "bucc", "--json", *flags) == 2
+        shown = capsys.readouterr()
+        last = shown.err.splitlines()[-1]
+        said = "is there, and holds no results" if flags else "eval.json is no file: move it away"
+        assert last.startswith("error: ") and said in last
+        assert flags or json.loads(shown.out)["bucc/rows"] == 13
+    assert exit_status(results, ["compare", str(run)]) == 2
+    assert "has no eval.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags, message", [
     (["--tasks", "matrics"], "did you mean matrix?"), (["--tasks", ""], "--tasks"), ([], "--tasks"),
     (["--tasks", "xyzzy"], "'xyzzy' is none of"), (["--tasks", "matrix", "--out", "."], "--out"),
     (["--tasks", "matrix", "--max-new", "3"], "max_new 3 has no effect without --tasks "),
     (["--tasks", "matrix", "--sets", "sst2"], "sets ['sst2'] has no effect"),
-    (["--tasks", "generate", "--no-controls"], "no_controls True has no effect"),
-    (["--tasks", "matrix", "--files", "data"], "files data has no effect"),
+    (["--tasks", "poolings,tokens", "--pool", "max"], "pool max has no effect without --tasks "),
     (["--tasks", "matrix", "--hard", "a", "--hard-types", "b"], "hard a has no effect"),
     (["--tasks", "sts", "--data", "toy"], "data toy has no effect"),
     (["--tasks", "matrix", "--langs", "en,xx"], "xx"),

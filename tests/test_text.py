@@ -2,16 +2,21 @@
 
 import bz2
 import gzip
+import inspect
 import json
 import lzma
 import os
+import re
 import tracemalloc
 
 import pytest
 
 from corpora import evaluation_rows, open_text, toy, train_texts
-from corpora.program import BadInput, Parser, comma_list, exit_status
+from corpora.program import BadInput, Parser, comma_list, comments, exit_status
 from corpora.text import TextFiles, held_out
+from model import ModelConfig
+from objectives import OBJECTIVES
+from train import TrainConfig
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
 TURNS = {"system": "s", "user": "u", "assistant": "a"}
@@ -85,6 +90,8 @@ def test_a_folder_of_languages_is_one_table_with_english_first(tmp_path):
     found = evaluation_rows(str(tmp_path), ["fra_Latn", "deu_Latn"], "all").texts
     assert found == {name: [f"{name} 0", f"{name} 1"] for name in ("fra_Latn", "deu_Latn")}
     assert evaluation_rows(str(tmp_path), ["fra_Latn"], "all").texts.keys() == {"fra_Latn"}
+    with pytest.raises(BadInput, match="--langs fra: there is no .*/fra.devtest"):
+        open_text(tmp_path, ["fra"])
 
 
 def test_only_line_ends_are_stripped_and_a_text_has_one_row_on_a_line(tmp_path):
@@ -150,6 +157,9 @@ def test_a_header_is_what_looks_like_one_and_a_guess_is_said(
     ("a.tsv", "en\tde\na\tb\n \tb\n", "a.tsv:3: empty 'en'"),
     ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: ',' expected after"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON"),
+    ("a.jsonl", '{"text": "x"}\n' + "[" * 99_999, "a.jsonl:2: not JSON lines (maximum recursion"),
+    ("a.jsonl", '{"text": "x"}\n{"text": 7}', "a.jsonl:2: 'text' is int, not a string"),
+    ("a.jsonl", lines({"translation": {"a": "x"}}, {"translation": {}}), "translation is empty"),
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: 'utf-8' codec can't"),
     ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user"}]}),
      'a.jsonl:2: "messages" must be one user turn'),
@@ -177,6 +187,7 @@ def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(tmp_path, n
     ("a.jsonl", lines({"translation": {"\x1b[2J": "a"}}), "", r"'\x1b[2J' cannot be the name of"),
     ("cut.txt.bz2", "line\n" * 9_999, "", "damaged or cut short"),
     ("a.csv", "A b.,C d.\n", "", "a.csv:1: the first line does not name"),
+    ("a.csv", '"a"b,c\n', "", "a.csv:1: ',' expected after"),
     ("a.tsv", "en\ten\na\tb\n", "", "a.tsv:1: the header names a column twice: en, en"),
     ("a.jsonl", '{"premise": "q"}', "", "a.jsonl:1: no known keys among 'premise'"),
     ("cut.txt.gz", "line\n" * 9_999, "", "damaged or cut short"),
@@ -204,6 +215,8 @@ def test_what_is_no_file_of_text_is_refused_with_the_reason(tmp_path):
                        ("folder.tsv", "must hold files CODE.devtest")):
         with pytest.raises(BadInput, match=f"^(cannot read )?/.*{name}.*{said}"):
             open_text(str(tmp_path / name))
+    with pytest.raises(BadInput, match="folder.tsv is a folder; name the files in it"):
+        open_text([tmp_path / "folder.tsv"] * 2)
     for spec in ("toy", write(tmp_path / "a.txt", "a\n")):
         with pytest.raises(BadInput, match="--header yes has no effect"):
             open_text(spec, header="yes")
@@ -291,7 +304,8 @@ def test_system_texts_of_an_evaluation_stand_beside_the_columns(tmp_path):
 @pytest.mark.parametrize("words, said", [
     (["go", "--lang", "en"], "unknown flag --lang; did you mean --langs?"),
     (["--place=x", "go"], "unknown flag --place: it is no flag of ours"),
-    (["--size", "x"], "invalid int value: 'x'")])
+    (["--size", "x"], "invalid int value: 'x'"), (["--size", "x" * 9000], "value: 'xxxx"),
+    (["--" + "x" * 9000], "xxx...xxx"), (["y" * 9000], "yyy...yyy")])
 def test_flags_are_refused_in_one_line_and_may_be_written_with_either_mark(capsys, words, said):
     parser = Parser("prog.py", explain={"--place": "it is no flag of ours"}.get)
     parser.add_argument("--size", type=int)
@@ -303,6 +317,15 @@ def test_flags_are_refused_in_one_line_and_may_be_written_with_either_mark(capsy
     assert exit_status(parser.parse_args, words) == 2
     shown = capsys.readouterr().err
     assert said in shown and shown.startswith("error: ") and shown.count("\n") == 1
+    assert len(shown) < 400
+
+
+def test_the_comments_beside_fields_are_read_once_and_without_parsing_the_file():
+    configs = [TrainConfig, ModelConfig, *(kind.Config for kind in OBJECTIVES.values())]
+    for config in configs:
+        lines = inspect.getsource(config)  # which does parse it
+        beside = re.findall(r"^ +(\w+): [^#\n]+#\s*(.+)$", lines, re.MULTILINE)
+        assert comments(config) == dict(beside) and comments(config) is comments(config)
 
 
 @pytest.mark.parametrize("error, status, said", [

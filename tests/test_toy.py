@@ -14,7 +14,6 @@ from corpora.toy import LANGUAGES
 REGEX_TOKEN = re.compile(
     r"\[AEIOUaeiou\]|\[0-9\]|\[A-Za-z\]|\[A-Z\]|\[a-z\]|dog|truck|ring|lake"
     r"|\\b|\{[2-7]\}|\{[2-7],\}|\{1,[2-7]\}|[.*+|&~()]")
-WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
 
 
 def cells(section, concept, language):
@@ -150,21 +149,11 @@ def test_labels_agree_with_the_strings():
         assert has(text, *forms)
 
 
-# ---- documents
-
-
-def test_documents_are_long_enough_and_keep_their_hero():
-    for text in toy.documents("train", 30):
-        assert 128 <= len(WORD_OR_MARK.findall(text)) <= 420 and 10 <= text.count(".") <= 40
-        assert len(re.findall(r"\b(he|she)\b", text, re.IGNORECASE)) >= 3
-
-
 # ---- regular expressions
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_every_target_is_balanced_and_of_the_documented_dialect(split):
-    for english, target in toy.regex(split, 500):
+def test_every_target_is_balanced_and_of_the_documented_dialect():
+    for english, target in toy.regex("test", 500):
         assert REGEX_TOKEN.sub("", target) == ""
         assert english.startswith("lines ") and "{" not in english
         re.compile(target.replace("&", "").replace("~", ""))  # raises, if it is not balanced
