@@ -526,6 +526,13 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_restarted(damage, trained,
     assert "no train.pt" in refused(words, capsys) and (path.parent / "model.pt").exists()
 
 
+def test_a_pipe_in_the_place_of_the_results_is_named_before_the_training(trained, capsys):
+    words, path = trained
+    (path.parent / "eval.json").unlink(missing_ok=True)
+    os.mkfifo(path.parent / "eval.json")
+    assert "eval.json is no file: move it away" in refused(words, capsys)
+
+
 def test_a_folder_with_other_things_in_it_is_left_alone(pairs, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     for out in (tmp_path, tmp_path / "notes.txt" / "run"):
