@@ -174,6 +174,9 @@ def unpack(archive, target):
     Raises BadInput; nothing is left half unpacked."""
     if target.exists():
         return
+    if not hasattr(tarfile, "data_filter"):
+        raise BadInput(f"{archive}: this Python does not check where its files would go: use "
+                       "3.10.12, 3.11.4 or newer")
     # No links out of the folder, no absolute names; the reader of zips skips those by itself.
     checked = {} if archive.suffix == ".zip" else {"filter": "data"}
     content = target.with_name(f".{target.name}.part")

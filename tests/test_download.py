@@ -142,3 +142,9 @@ def test_refusals_say_the_name_and_the_way_out(source, tmp_path, capsys, name, s
     assert exit_status(download.main, [name, "--folder", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and re.search(said, error)
+
+
+def test_a_python_that_does_not_check_archives_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delattr("tarfile.data_filter")
+    with pytest.raises(BadInput, match="use 3.10.12, 3.11.4 or newer"):
+        download.unpack(tmp_path / "a.tar.gz", tmp_path / "a")
