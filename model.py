@@ -151,8 +151,6 @@ class ModelConfig:
     kv_heads: int = 0  # heads of keys and values; 0: as many as heads
     head_dim: int = 0  # K, numbers of a head; 0: width / heads
     ffn_dim: int = 512  # width inside the feed-forward
-    # heads, kv_heads and ffn_dim of each block where they differ (OpenELM)
-    layer_shapes: tuple[tuple[int, int, int], ...] = ()
     max_positions: int = 512  # longest segment in tokens, [CLS] and [SEP] included
     max_tokens: int = 0  # longest row that the model was made for; 0: max_positions
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -209,14 +207,6 @@ class ModelConfig:
     def key_dim(self):
         """K"""
         return self.head_dim or self.width // self.heads
-
-    def blocks(self):
-        """The config of each block."""
-        if not self.layer_shapes:
-            return [self] * self.layers
-        plain = replace(self, layer_shapes=())
-        return [replace(plain, heads=heads, kv_heads=kv_heads, ffn_dim=ffn_dim)
-                for heads, kv_heads, ffn_dim in self.layer_shapes]
 
 
 # Llama's choices.
@@ -399,7 +389,7 @@ class Model(nn.Module):
         self.embed_norm = make_norm(config, post)
         self.final_norm = make_norm(config, not post)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(map(Block, config.blocks()))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         if config.head == "transform":
             self.transform = nn.Linear(width, width)
             self.transform_norm = make_norm(config)

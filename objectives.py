@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -134,7 +134,6 @@ def sigreg(x, y, seed, share=0.05):
 
 Align = Literal["mse", "mse_unit", "cosine", "l2", "smooth_l1", "info_nce", "vicreg", "barlow",
                 "sigreg", "none"]
-ALIGN = get_args(Align)
 IN_BATCH = ("info_nce", "vicreg", "barlow", "sigreg")  # they compare the items of a batch
 WITHOUT_OPTIONS = {"mse": mse, "mse_unit": mse_unit, "cosine": cosine_distance, "l2": l2_distance,
                    "smooth_l1": smooth_l1, "vicreg": vicreg, "barlow": barlow_twins}
@@ -513,7 +512,7 @@ class Mexma(Objective):
                             ffn_dim=config.head_hidden, norm_epsilon=1e-12,
                             dropout=model.config.dropout)
         # Heads begin with PyTorch's own initial weights, as released.
-        self.unmask = nn.ModuleList(map(Block, shape.blocks()))
+        self.unmask = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         # The head's vocabulary projection is the embedding itself.
         self.vocabulary_bias = nn.Parameter(torch.zeros(model.config.vocab))
 
@@ -890,7 +889,7 @@ class Hybrid(Objective):
         self.predictor_embed = nn.Linear(d, c.predictor_width)
         self.predictor_proj = nn.Linear(c.predictor_width, d)
         self.mask_token = nn.Parameter(torch.randn(c.predictor_width) * 0.02)
-        self.predictor = nn.ModuleList(map(Block, shape.blocks()))
+        self.predictor = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.predictor_norm = nn.LayerNorm(c.predictor_width)
         self.regressor = Regressor(d, model.config.vocab)
         if c.predictor_std:

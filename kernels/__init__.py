@@ -23,8 +23,6 @@ import torch
 from . import schedule
 from .padded import pad_plan, padded_attention
 
-BACK_ENDS = ("auto", "sdpa", "triton")
-
 
 def why_not(device, head_dim=None, softcap=0.0):
     """Why our kernels cannot run on a torch.device, for such heads; empty if they can."""

@@ -42,7 +42,6 @@ CONFIGS = {
                      rope_scaling=(8.0, 1.0, 4.0, 20)),
     "gemma2": replace(LLAMA, norm_position="both", activation="geglu", embed_scale=4.0,
                       attn_softcap=5.0, logit_softcap=3.0),
-    "openelm": replace(LLAMA, head_dim=4, layer_shapes=((2, 1, 24), (6, 3, 40)), qk_norm="head"),
     "offset, untied": replace(TINY, position_offset=2, tied=False, head="bias"),
 }
 

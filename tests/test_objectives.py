@@ -4,6 +4,7 @@ loss with its gradients against a plain padded re-computation in float64."""
 import itertools
 import math
 from dataclasses import fields, replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,10 +17,10 @@ import train
 from corpora.program import BadInput, unmet
 from model import Model, ModelConfig, each_tensor
 from objectives import (
-    ALIGN,
     IN_BATCH,
     MEXMA,
     OBJECTIVES,
+    Align,
     Bepa,
     Contrastive,
     Hybrid,
@@ -178,7 +179,7 @@ def test_in_batch_says_whether_examples_are_compared():
     found = {kind.name for kind in OBJECTIVES.values() if kind.in_batch(kind.Config())}
     assert found == {"contrastive", "mexma", "bepa"}  # of mexma, by KoLeo
     for kind, changes in ((Mexma, dict(koleo_weight=0.0)), (Bepa, {}), (LlmJepa, {})):
-        found = {name for name in ALIGN if kind.in_batch(kind.Config(align=name, **changes))}
+        found = {name for name in get_args(Align) if kind.in_batch(kind.Config(align=name, **changes))}
         assert found == set(IN_BATCH)
 
 
@@ -225,7 +226,7 @@ def test_koleo_has_its_closed_forms_and_duplicates_stay_finite():
         assert twins.grad.isfinite().all() and twins.grad.sum(0).abs().max() < 1e-2
 
 
-@pytest.mark.parametrize("kind", ALIGN)
+@pytest.mark.parametrize("kind", get_args(Align))
 def test_neither_autocast_nor_half_inputs_take_a_loss_to_half_precision(kind):
     x, y = torch.randn(2, 6, 5)
     with torch.autocast("cpu", torch.bfloat16):
@@ -387,7 +388,7 @@ def slow_align(kind, x, y, seed, **options):
             "vicreg": slow_vicreg(x, y), "barlow": slow_barlow(x, y), "none": 0 * x.sum()}[kind]
 
 
-@pytest.mark.parametrize("kind", ALIGN)
+@pytest.mark.parametrize("kind", get_args(Align))
 def test_every_alignment_loss_equals_its_formula_written_out(kind):
     x, y = torch.randn(2, 6, 5, dtype=torch.float64)
     for scale in (1.0, 0.1, 3.0):
