@@ -199,11 +199,13 @@ def settle(name, given):
     model = pick(ModelConfig, values | facts)
     if source:
         source = fit_source(source, kind, options)
-        # What a sentence vector is goes with the model, unless another pool is asked for.
-        pool = given.get("pool", source.model.config.pool)
+        # What a sentence vector is goes with the model, and so does its dropout: a Llama has none.
+        own = source.model.config
+        pool = given.get("pool", own.pool)
         if pool != kind.pool:
             notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}")
-        model = replace(source.model.config, head=model.head, pool=pool, dropout=model.dropout)
+        dropout = (kind.paper | toy | given).get("dropout", own.dropout)
+        model = replace(own, head=model.head, pool=pool, dropout=dropout)
     model = fit_lengths(kind, train, model, given)
     return Settings(kind, options, train, model, source, notes)
 
