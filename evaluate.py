@@ -61,7 +61,7 @@ def token_batches(lengths, tokens):
 
 
 def read_rows(model, rows, read, tokens_per_batch=4096):
-    """What `read(packed)` finds, one thing a row of a batch -> one for each of the rows of ids."""
+    """What `read(packed)` finds, one a row of a batch -> one for each of the rows of ids."""
     # An equal row is read once: another batch would round it otherwise, and rank it elsewhere
     keys = [tuple(row) for row in rows]
     rows = list(dict.fromkeys(keys))
@@ -115,30 +115,32 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     batches = token_batches(limits, tokens_per_batch)
     with in_eval_mode(model):
         for batch in tqdm(batches, "generate", leave=False, disable=None):
-            active = [i for i in batch if len(rows[i]) < limits[i]]  # the others have no room
-            caches = KeyValueCache.of(model, len(active), limits[batch[0]])
-            start = 0
-            end = min(len(rows[i]) for i in batch)
-            # All are at one position, some still inside of their prompts: nothing is padded
+            active = [i for i in batch if len(rows[i]) < limits[i]]  # there is room
+            # All rows end at one place; what stands before a shorter one is not seen
+            width = max((len(rows[i]) for i in active), default=0)
+            padding = [width - len(rows[i]) for i in active]
+            caches = KeyValueCache.of(model, torch.tensor(padding, device=device), width + max_new)
+            tokens = [[0] * count + rows[i] for i, count in zip(active, padding)]
+            positions = [[0] * count + list(range(width - count)) for count in padding]
             while active:
-                tokens = torch.tensor([rows[i][start:end] for i in active], device=device)
-                logits = model.extend(tokens, caches)  # (active, n) -> (active, V)
+                line = torch.tensor([tokens, positions], device=device)  # (2, active, n)
+                logits = model.extend(*line, caches)  # (active, V)
                 if logits.isnan().any():
                     raise BadInput("the model gives NaN for a token: its training has diverged")
-                for i, token in zip(active, logits.argmax(1).tolist()):
-                    if len(rows[i]) > end:
-                        continue  # its prompt says what comes here
+                kept = []  # places of those that go on
+                for place, token in enumerate(logits.argmax(1).tolist()):
+                    i = active[place]
                     stopped[i] = token == stop
                     if not stopped[i]:
                         rows[i].append(token)
-                start = end
-                end += 1  # from now on a token at a time
-                kept = [place for place, i in enumerate(active)
-                        if not stopped[i] and len(rows[i]) < limits[i]]
+                        if len(rows[i]) < limits[i]:
+                            kept.append(place)
                 if len(kept) < len(active):  # finished rows make room
                     active = [active[place] for place in kept]
                     for cache in caches:
                         cache.keep(kept)
+                tokens = [rows[i][-1:] for i in active]
+                positions = [[len(rows[i]) - 1] for i in active]
     return [row[len(prompt):] for row, prompt in zip(rows, prompts)], stopped
 
 

@@ -411,7 +411,7 @@ class Model(nn.Module):
         return self.final_norm(x)
 
     def embed_tokens(self, tokens, positions):
-        """Tokens (..., T) at positions (T,) -> states (..., T, D), and rotary angles or None."""
+        """Tokens (..., T) at positions (..., T) -> states (..., T, D), and rotary angles or None."""
         config = self.config
         angles = None
         x = self.embed(tokens) * config.embed_scale
@@ -423,11 +423,9 @@ class Model(nn.Module):
             angles = rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
         return self.dropout(self.embed_norm(x)), angles
 
-    def extend(self, tokens, caches):
-        """The next n tokens of each row (R, n), behind those that the caches of KeyValueCache.of
-        keep -> logits (R, V) of what comes then."""
-        start = caches[0].length if caches else 0
-        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+    def extend(self, tokens, positions, caches):
+        """The next n tokens of each row (R, n) and their positions (R, n), behind those that the
+        caches of KeyValueCache.of keep -> logits (R, V) of what comes then."""
         x, angles = self.embed_tokens(tokens, positions)  # (R, n, D)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, None, angles, cache)

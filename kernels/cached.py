@@ -6,23 +6,25 @@ from .padded import sdpa
 
 
 class KeyValueCache:
-    """The keys and values of one layer: R rows that are all equally long, so nothing is padded.
+    """The keys and values of one layer, of R rows that end together: row r begins at place
+    `first[r]`, and what stands before it belongs to nobody.
 
     The first call may bring many tokens, which see each other causally; later ones bring one.
     """
 
-    def __init__(self, attention, rows, longest, like):
+    def __init__(self, attention, first, longest, like):
         self.heads = attention.heads
-        shape = (rows, attention.kv_heads, longest, attention.head_dim)
-        self.keys = like.new_empty(shape)
-        self.values = like.new_empty(shape)
+        self.first = first  # (R,)
+        shape = (len(first), attention.kv_heads, longest, attention.head_dim)
+        self.keys = like.new_zeros(shape)
+        self.values = like.new_zeros(shape)
         self.length = 0
 
     @staticmethod
-    def of(model, rows, longest):
-        """One for each block of a model, for that many rows of at most `longest` tokens."""
+    def of(model, first, longest):
+        """One for each block of a model: rows of at most `longest` places, from `first` (R,) on."""
         like = model.embed.weight
-        return [KeyValueCache(block.attention, rows, longest, like) for block in model.blocks]
+        return [KeyValueCache(block.attention, first, longest, like) for block in model.blocks]
 
     def attend(self, qkv, softcap=0.0):
         """The next n tokens of each row, (R, n, (H + 2 Hkv) K), heads of q, k, v -> (R, n, H K)."""
@@ -34,13 +36,16 @@ class KeyValueCache:
         self.keys[:, :, start:end] = k
         self.values[:, :, start:end] = v
         self.length = end
-        mask = None
-        if start == 0:
-            mask = torch.ones(end, end, dtype=torch.bool, device=q.device).tril()
-        out = sdpa(q, self.keys[:, :, :end], self.values[:, :, :end], mask, softcap)
+        key = torch.arange(end, device=q.device)
+        query = key[start:, None]  # (n, 1)
+        own = self.first[:, None, None] <= key  # (R, 1, end)
+        # Nobody's tokens see themselves: a row of the mask with nothing in it would give NaN.
+        mask = own & (key <= query) | (key == query)  # (R, n, end)
+        out = sdpa(q, self.keys[:, :, :end], self.values[:, :, :end], mask[:, None], softcap)
         return out.transpose(1, 2).flatten(2)
 
     def keep(self, rows):
         """Only these rows go on."""
+        self.first = self.first[rows]
         self.keys = self.keys[rows]
         self.values = self.values[rows]

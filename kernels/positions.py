@@ -4,7 +4,7 @@ import torch
 
 
 def rope_angles(positions, head_dim, theta, scaling=()):
-    """position * theta^(-2i/K), i in 0..K/2: (T,) -> (T, K/2), float64 where the device has it."""
+    """position * theta^(-2i/K), i in 0..K/2: (..., T) -> (..., T, K/2), float64 where there is."""
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     even = torch.arange(0, head_dim, 2, device=positions.device, dtype=exact)
     rates = theta ** (-even / head_dim)
@@ -14,23 +14,24 @@ def rope_angles(positions, head_dim, theta, scaling=()):
         factor, low, high, length = scaling
         kept = ((length * rates / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
         rates = rates * (kept + (1 - kept) / factor)
-    return positions[:, None].to(exact) * rates
+    return positions[..., None].to(exact) * rates
 
 
 def sinusoids(positions, width):
-    """(T,) -> (T, D): sine on even, cosine on odd dimensions [Vaswani et al. 2017, 3.5]."""
+    """(..., T) -> (..., T, D): sine on even, cosine on odd dimensions [Vaswani et al. 2017, 3.5]."""
     angles = rope_angles(positions, width, 10000.0)
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
 
 
 def rope(positions, head_dim, theta, scaling=()):
-    """(T,) -> the cosines and sines (T, 1, K) that `rotate` takes [Su et al. 2021]."""
-    angles = rope_angles(positions, head_dim, theta, scaling).repeat(1, 2)[:, None]
+    """(..., T) -> cosines and sines (..., T, 1, K) that `rotate` takes [Su et al. 2021]."""
+    angles = rope_angles(positions, head_dim, theta, scaling)
+    angles = torch.cat([angles, angles], -1).unsqueeze(-2)
     return angles.cos(), angles.sin()
 
 
 def rotate(x, angles):
-    """Turn x (T, heads, K) by its positions: i and i + K/2 are the coordinates of a plane."""
+    """Turn x (..., T, heads, K) by its positions: i and i + K/2 are the coordinates of a plane."""
     cosine, sine = angles
     left, right = x.chunk(2, -1)
     return x * cosine.to(x.dtype) + torch.cat([-right, left], -1) * sine.to(x.dtype)

@@ -212,15 +212,21 @@ def test_nothing_leaks_between_rows_or_from_the_future(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
     model = Model(CONFIGS[name]).double().eval()
-    rows = [ids(np.random.default_rng(seed), 12) for seed in range(3)]
-    packed = Packed.of(rows, causal=True)
-    expected = model.logits(model(packed)).view(3, 12, -1)
-    tokens = torch.from_numpy(np.stack(rows))
-    caches = KeyValueCache.of(model, 3, 12)
+    lengths = [12, 9, 11]
+    rows = [ids(np.random.default_rng(seed), length) for seed, length in enumerate(lengths)]
+    expected = [model.logits(model(Packed.of([row], causal=True))) for row in rows]
+    padding = [12 - length for length in lengths]
+    caches = KeyValueCache.of(model, torch.tensor(padding), 12)
+    tokens = torch.full((3, 12), 7)
+    positions = torch.zeros(3, 12, dtype=torch.int64)
+    for row, padded, places, count in zip(rows, tokens, positions, padding):
+        padded[count:] = torch.from_numpy(row)
+        places[count:] = torch.arange(12 - count)
     left = [0, 1, 2]
     for start, end in ((0, 5), (5, 6), (6, 7), (7, 8), (8, 9)):
-        logits = model.extend(tokens[left, start:end], caches)
-        assert (logits - expected[left, end - 1]).abs().max() < 1e-12
+        logits = model.extend(tokens[left, start:end], positions[left, start:end], caches)
+        for row, found in zip(left, logits):
+            assert (found - expected[row][end - 1 - padding[row]]).abs().max() < 1e-12
         if end == 7:                                                        # a row has ended
             left = [0, 2]
             for cache in caches:
@@ -285,12 +291,6 @@ def test_the_sizes_of_papers_have_their_numbers_of_parameters():
             count = parameters(Model(size_config(size, vocab=250002)))
             assert count == (250002 + 514 + 2) * width + blocks
         assert parameters(Model(size_config("hybrid", vocab=30522))) == 34_804_736 - 512 * 512
-
-
-def test_the_second_text_of_a_pair_can_have_positions_of_its_own():
-    assert len(Model(replace(TINY, position_offset=2)).position_embedding.weight) == 66
-    model = Model(replace(TINY, position_offset=2, pair="segments"))
-    assert len(model.position_embedding.weight) == 2 + 2 * 64
 
 
 # ---- configs
