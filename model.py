@@ -411,7 +411,7 @@ class Model(nn.Module):
         return self.final_norm(x)
 
     def embed_tokens(self, tokens, positions):
-        """Tokens (..., T) at positions (..., T) -> states (..., T, D), and rotary angles or None."""
+        """Tokens and positions (..., T) -> states (..., T, D), and rotary angles or None."""
         config = self.config
         angles = None
         x = self.embed(tokens) * config.embed_scale

@@ -624,9 +624,9 @@ class Run:
         run is saved and ends here. Leaving the loop leaves a usable model.
         """
         train = self.train
-        self.take_folder()
         batches = None
         try:
+            self.take_folder()
             self.clock = time.perf_counter()
             # A resumed run has the numbers of step 0 from its checkpoint.
             if self.untrained is None:

@@ -139,18 +139,21 @@ class TrainingFolder:
 
     def take(self):
         """BadInput if another process trains here, or did since train.pt was read."""
-        self.held = lock(self.path)
+        held = lock(self.path)
         if self.find_version() != self.version:
-            self.held.close()
+            held.close()
             raise BadInput(f"{self.path} was trained in meanwhile: start the run again")
+        self.held = held
         self.refuse_others()
         with alone(self.path):  # an export into this folder is waited for
             remove_leftovers(self.path)
 
     def release(self):
         """Another run may go on here, in this process too."""
-        self.version = self.find_version()
-        self.held.close()
+        if self.held:
+            self.version = self.find_version()
+            self.held.close()
+            self.held = None
 
     # ---- the log
 

@@ -330,6 +330,7 @@ def render(meaning: Meaning, language: str, style=0, known=False, opener="") -> 
     return text[0].upper() + text[1:] + "."
 
 
+@lru_cache(4)  # a notebook begins more than one run
 def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
     """A parallel corpus: rows of {language: sentence}, each in its own style."""
     stream = Stream("styles", split, seed)
@@ -405,6 +406,7 @@ def _shape(meaning):
     return [noun and section_of(noun) for noun in nouns]
 
 
+@lru_cache(4)
 def graded(count: int, seed: int = 0) -> list[tuple[Meaning, Meaning, float]]:
     """(meaning of the test split, one that shares some of its fields, their similarity)."""
     stream = Stream("graded", seed)

@@ -18,7 +18,7 @@ def rope_angles(positions, head_dim, theta, scaling=()):
 
 
 def sinusoids(positions, width):
-    """(..., T) -> (..., T, D): sine on even, cosine on odd dimensions [Vaswani et al. 2017, 3.5]."""
+    """(..., T) -> (..., T, D): sine on even, cosine on odd dimensions [Vaswani et al. 2017]."""
     angles = rope_angles(positions, width, 10000.0)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
 

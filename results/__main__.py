@@ -3,12 +3,13 @@
     python -m results compare RUN RUN ...     mean and deviation over seeds, paired tests
     python -m results inspect --objective X   one batch as text and as a mask
     python -m results flops --objective X     compute of a step; --match RUN: steps that equal a run
+    python -m results steps                   where a step's time goes, how it grows
     python -m results memory                  which batch fits which GPU, computed
-    python -m results plots RUN ...           spectrum, vectors, cosines, retrieval, curves
+    python -m results plots RUN ...           spectrum, vectors, cosines, curves
     python -m results peers                   steps, encoding, data, writing against other people's
     python -m results gpu                     all that a GPU must show; at toy size without one
     python -m results picture                 draws the README's picture
-    python -m results readme --check          does README.md say what is recorded?
+    python -m results readme                  puts recorded numbers into README.md
     python -m results claims                  the papers' claims beside what was measured
     python -m results mixtures FOLDER OUT     the files of the experiments on real text
     python -m results EXPERIMENT              does an experiment, and writes its page
@@ -25,7 +26,7 @@ with wing_imports():
     from . import run
 
 TOOLS = ("compare", "inspect", "flops", "memory", "plots", "peers", "gpu", "picture", "readme",
-         "mixtures", "claims")
+         "mixtures", "claims", "steps")
 
 
 def work(arguments):
@@ -39,7 +40,7 @@ def work(arguments):
     if name not in TOOLS:
         near = did_you_mean(name, [*TOOLS, *run.ALL], ": see python -m results --help")
         raise BadInput(f"{name!r} is no command and no experiment{near}")
-    # Only now: plots and peers need more packages than the others.
+    # Only now: plots, steps and peers need more packages than the others.
     return importlib.import_module(f"results.{name}").main(arguments[1:])
 
 

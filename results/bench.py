@@ -344,18 +344,26 @@ def settle(module):
     return module.to(DEVICE)
 
 
-def timed(module, losses):
-    """{name: function that gives a loss of the module} -> the times of training steps in the
-    precision of the device: forward, backward, AdamW."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
+def stepping(module):
+    """A module -> a function that does a training step with a loss() of it, in the precision of
+    the device: forward, backward, clipping, AdamW."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
 
     def step(loss):
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
             value = loss()
         value.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    return step
+
+
+def timed(module, losses):
+    """{name: function that gives a loss of the module} -> the times of its training steps."""
+    step = stepping(module)
     return interleaved({name: partial(step, loss) for name, loss in losses.items()})
 
 
@@ -498,27 +506,12 @@ def vocabulary():
 # Whole runs, and what they wait for
 
 
-class Waiting(torch.utils._python_dispatch.TorchDispatchMode):
-    """Counts the operations that would make the host wait for a GPU, on any device."""
-
-    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
-        self.count += operation.overloadpacket.__name__ in self.NAMES
-        return operation(*arguments, **(options or {}))
-
-
 def waits(run, step):
-    """How often the host waits for the device in a training step."""
+    """How often the host waits for the GPU in a training step; "-" without one."""
     parts = run.make_batch(step)
     if not GPU:
-        with Waiting() as found:
-            run.train_step(parts, run.objective)
-        return found.count
+        run.train_step(parts, run.objective)
+        return "-"
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as found:

@@ -5,11 +5,12 @@
 
 Runs that differ in nothing but their seed are one group, a row of the table.
 """
-# First the table writer of this folder, then runs and groups, statistics, the command.
+# First the tables of this folder, made of records; then runs, and the command.
 
 import json
 import re
 import statistics
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +72,79 @@ def unit_of(name):
     return "", ""
 
 
+def by_label(records, name):
+    """{label: {seed: number}} of a result, a term of the last step, or a field such as "steps"."""
+    found = {}
+    for record in records:
+        number = (record | record.get("last", {}) | record["eval"]).get(name)
+        if number is not None:
+            found.setdefault(record["label"], {})[record["seed"]] = number
+    return found
+
+
+def paired_test(scores, base, better):
+    """Is a group better than the base? {seeds: number} each -> {"n", "difference", "t", "p"} of a
+    paired one-tailed t-test over the common seeds, p near 1 if it is worse; or why there is none,
+    a text. [Student 1908; LLM-JEPA, sec. 4]"""
+    common = sorted(scores.keys() & base.keys())
+    if len(common) < 2:
+        return f"a test needs 2 common seeds, there are {len(common)}"
+    differences = [scores[seeds] - base[seeds] for seeds in common]
+    if min(differences) == max(differences):
+        return f"the same difference, {differences[0]:+g}, in every seed"
+    sign = 1 if better == "higher" else -1
+    found = stats.ttest_1samp([sign * one for one in differences], 0, alternative="greater")
+    return {"n": len(common), "difference": statistics.fmean(differences),
+            "t": float(found.statistic), "p": float(found.pvalue)}
+
+
+def table_lines(table, records):
+    """A table of the page, mean ± deviation over seeds; what nobody measured is left out.
+
+    columns {heading: metric}, or names behind one prefix; rows {heading: [label, ending of the
+    metric's name]}, or every label; published {heading: texts}; notes {label: text}.
+    """
+    columns = dict(table.get("columns", {} if "names" in table else COLUMNS))
+    for name in table.get("names", "").split():
+        columns[name.replace("_", " ")] = table["prefix"] + name
+    rows = []
+    for heading in table.get("rows", dict.fromkeys(record["label"] for record in records)):
+        label, ending = table.get("rows", {}).get(heading, (heading, ""))
+        cells = [heading]
+        for name in columns.values():
+            numbers = by_label(records, name + ending).get(label, {})
+            cells.append(mean_std(list(numbers.values()), unit_of(name)[0]))
+        rows.append(cells)
+    used = [i for i, cells in enumerate(zip(*rows)) if set(cells) != {"-"}]
+    if len(used) <= 1:
+        return []
+    for label, texts in table.get("published", {}).items():
+        rows.append([label, *texts, *["-"] * (len(columns) - len(texts))])
+    rows = [list(itemgetter(*used)(row)) for row in (["run", *columns], *rows)]
+    notes = table.get("notes")
+    if notes:
+        rows = [[*row, notes.get(row[0], "the paper's")] for row in rows]
+    title = [f"## {table['title']}", ""] if table.get("title") else []
+    return [*title, *markdown(rows[0], rows[1:]), ""]
+
+
+def paired_lines(metrics, records):
+    """Is each label better than the first? Where no direction is known, lower is better."""
+    base, *others = dict.fromkeys(record["label"] for record in records)
+    rows = []
+    for name in metrics:
+        scores = by_label(records, name)
+        for label in others:
+            better = unit_of(name)[1] or "lower"
+            test = paired_test(scores.get(label, {}), scores.get(base, {}), better)
+            cells = [test, "", ""]
+            if isinstance(test, dict):
+                cells = [f"{test['difference']:+.2f}", f"{test['t']:.2f}", f"{test['p']:.3f}"]
+            rows.append([f"{label}: {name}", *cells])
+    title = f"## Better than {base}? Paired one-tailed t-test over seeds"
+    return [title, "", *markdown(["", "difference", "t", "p"], rows), ""]
+
+
 # --------------------------------------------------------------------------------------------------
 # Runs and groups
 
@@ -90,28 +164,13 @@ class Run(NamedTuple):
         return self.config.get("seed", 0)
 
 
-class Group(NamedTuple):
-    label: str
-    runs: list
-
-    def scores(self, metric):
-        """{seeds: number} of the runs that have it"""
-        found = {}
-        for run in self.runs:
-            found |= run.scores.get(metric, {})
-        return found
-
-
 def read_scores(folder, files, seed):
     """The numbers of a run's files; "metric/seed_7" is the metric after fine-tuning with seed 7."""
     scores = {}
     for name in files:
         if not (folder / name).is_file():
-            command = f"python evaluate.py {folder}"
-            if name.startswith("finetune-"):
-                task = name.removeprefix("finetune-").removesuffix(".json")
-                command = f"python -m tasks finetune {folder} --task {task}"
-            raise BadInput(f"{folder} has no {name}: make it with {command}")
+            raise BadInput(f"{folder} has no {name}: make it with python evaluate.py {folder}, or "
+                           "with python -m tasks")
         found = read_results(folder / name)
         if not found:
             raise BadInput(f"{folder / name} is no JSON object: make it again")
@@ -129,14 +188,14 @@ def read_scores(folder, files, seed):
     return scores
 
 
-def read_run(folder, files=("eval.json",), ignored=()):
+def read_run(folder, files=("eval.json",)):
     folder = Path(folder)
     first = read_first(folder)
     settings = {}
     for name, value in first["config"].items():
         inner = value if isinstance(value, dict) else {"": value}
         settings |= {f"{name}.{key}".rstrip("."): one for key, one in inner.items()}
-    settings = {name: one for name, one in settings.items() if name not in FREE | set(ignored)}
+    settings = {name: one for name, one in settings.items() if name not in FREE}
     seed = first["config"].get("seed", 0)
     # A path that ends in the run's own seed: out/a-82 and out/a-23 start from the same.
     settings["init"] = re.sub(rf"\b{seed}/?$", "SEED", settings.get("init") or "")
@@ -157,7 +216,8 @@ def label_of(settings, others):
 
 
 def group(runs):
-    """Runs -> Groups, in the order of their first runs; BadInput for the same run twice."""
+    """Runs -> {label: those that differ in nothing but their seed}, in the order of their first;
+    BadInput for the same run twice."""
     found = {}
     for run in runs:
         own = found.setdefault(json.dumps(run.settings, sort_keys=True), {})
@@ -166,12 +226,12 @@ def group(runs):
                            f"same seed {run.seed}: give one of them")
         own[run.seed] = run
     settings = [json.loads(key) for key in found]
-    groups = []
-    for own, runs in zip(settings, found.values()):
+    groups = {}
+    for own, seeds in zip(settings, found.values()):
         label = label_of(own, settings)
-        if label in [group.label for group in groups]:
-            label += f" ({min(run.folder for run in runs.values())})"
-        groups.append(Group(label, list(runs.values())))
+        if label in groups:
+            label += f" ({min(run.folder for run in seeds.values())})"
+        groups[label] = list(seeds.values())
     return groups
 
 
@@ -210,7 +270,7 @@ def check_same_rows(runs, names, files):
 
 def unequal(groups):
     """A note on common settings that are not the same in all rows: labels do not show them."""
-    each = [one.runs[0].settings for one in groups]
+    each = [runs[0].settings for runs in groups.values()]
     said = []
     for name, value in each[0].items():
         values = [str(settings.get(name, value)) for settings in each]
@@ -222,90 +282,48 @@ def unequal(groups):
 
 
 # --------------------------------------------------------------------------------------------------
-# Statistics
+# The command
 
 
-def paired_test(scores, base, better):
-    """Is a group better than the base? {seeds: number} each -> {"n", "difference", "t", "p"} of a
-    paired one-tailed t-test over the common seeds, p near 1 if it is worse; or why there is none,
-    a text. [Student 1908; LLM-JEPA, sec. 4]"""
-    common = sorted(scores.keys() & base.keys())
-    if not better:
-        return "which way is better is not known"
-    if len(common) < 2:
-        return f"a test needs 2 common seeds, there are {len(common)}"
-    differences = [scores[seeds] - base[seeds] for seeds in common]
-    if min(differences) == max(differences):
-        return f"the same difference, {differences[0]:+g}, in every seed"
-    sign = 1 if better == "higher" else -1
-    found = stats.ttest_1samp([sign * one for one in differences], 0, alternative="greater")
-    return {"n": len(common), "difference": statistics.fmean(differences),
-            "t": float(found.statistic), "p": float(found.pvalue)}
+def records_of(groups):
+    """{label: runs} -> a record for each number, as `by_label` reads them."""
+    records = []
+    for label, runs in groups.items():
+        for run in runs:
+            for name, found in run.scores.items():
+                records += [{"label": label, "seed": seeds, "eval": {name: number}}
+                            for seeds, number in found.items()]
+    return records
 
 
-def compare(groups, names):
-    """-> a dict for each group: label, seeds, settings and metrics {name: {"values", "test"}};
-    test: `paired_test` against the first group, None of that itself."""
-    rows = []
-    for each in groups:
-        metrics = {}
-        for name in names:
-            scores = each.scores(name)
-            test = None
-            if scores and each is not groups[0]:
-                test = paired_test(scores, groups[0].scores(name), unit_of(name)[1])
-            metrics[name] = {"values": list(scores.values()), "test": test}
-        rows.append({"label": each.label, "seeds": [run.seed for run in each.runs],
-                     "metrics": metrics, "settings": each.runs[0].settings})
-    return rows
-
-
-def cell(found, unit, runs):
-    """A cell: "0.70 ± 0.10, p = 0.012 (n 5)"; n where the column of seeds does not say it."""
-    values = found["values"]
-    text = mean_std(values, unit)
-    if isinstance(found["test"], dict):
-        p = found["test"]["p"]
-        shown = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-        return f"{text}, {shown} (n {found['test']['n']})"
-    if len(values) > runs:
-        return f"{text} (n {len(values)})"
-    return text if len(values) == runs else f"{text} ({len(values)} of {runs})"
-
-
-def page(rows, names, notes):
-    """The table, a row a group, and what one must know to read it."""
-    heads = ["run", "seeds"]
+def page(groups, names, notes):
+    """The lines of the table, a row a group, of the tests, and of what one must know to read it."""
+    records = records_of(groups)
+    seeds = {"run": "seeds"}
+    for label, runs in groups.items():
+        seeds[label] = str([run.seed for run in runs])[1:-1]
+    columns = {}
     for name in names:
         unit, better = unit_of(name)
-        heads.append(" ".join(filter(None, [name, unit, better and f"({better})"])))
-    cells = []
-    tests = 0
-    reasons = {}
-    for row in rows:
-        line = [row["label"], str(row["seeds"])[1:-1]]
-        for name, found in row["metrics"].items():
-            line.append(cell(found, unit_of(name)[0], len(row["seeds"])))
-            tests += isinstance(found["test"], dict)
-            if isinstance(found["test"], str):
-                reasons.setdefault((row["label"], found["test"]), []).append(name)
-        cells.append(line)
-    lines = markdown(heads, cells)
-    lines += ["", "Mean ± standard deviation (n - 1) over seeds; lower, higher: what is better."]
-    if tests:
-        lines.append("p: paired one-tailed t-test over n common seeds, that the row is better than "
-                     f"{rows[0]['label']}; near 1, it is worse.")
-    if tests > 1:
-        lines.append(f"{tests} tests: by chance alone, .05 would be passed {0.05 * tests:.1f} "
-                     f"times; Holm's correction asks {0.05 / tests:.2g} of the smallest p.")
-    for (label, reason), of in reasons.items():
-        which = ", ".join(of) if len(of) < len(names) else "all metrics"
-        lines.append(f"No p for {label}, {which}: {reason}.")
-    return "\n".join(lines + notes)
-
-
-# --------------------------------------------------------------------------------------------------
-# The command
+        columns[" ".join(filter(None, [name, unit, better and f"({better})"]))] = name
+    lines = table_lines({"columns": columns, "notes": seeds}, records)
+    lines.append("Mean ± standard deviation (n - 1) over seeds; lower, higher: what is better.")
+    for name in names:
+        for label, found in by_label(records, name).items():
+            if len(found) != len(groups[label]):
+                lines.append(f"{label}: {name} has n = {len(found)}, not {len(groups[label])}.")
+    tested = [name for name in names if unit_of(name)[1]]
+    base, *others = groups
+    count = 0
+    for name in tested:
+        found = by_label(records, name)
+        common = [found.get(label, {}).keys() & found.get(base, {}).keys() for label in others]
+        count += sum(len(pairs) > 1 for pairs in common)
+    if count:
+        lines += ["", *paired_lines(tested, records), "Near p = 1 it is worse. "
+                  f"{count} tests: by chance alone, .05 would be passed {0.05 * count:.1f} times; "
+                  f"Holm's correction asks {0.05 / count:.2g} of the smallest p."]
+    return lines + notes
 
 
 def main(arguments):
@@ -314,10 +332,8 @@ def main(arguments):
     parser.add_argument("--metrics", type=comma_list, help="such as retrieval/xsim,geometry/rankme")
     parser.add_argument("--files", type=comma_list, default=["eval.json"],
                         help="of each run, such as eval-flores.json,finetune-mnli.json [eval.json]")
-    parser.add_argument("--ignore", type=comma_list, default=[], help="settings that may differ")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     options = parser.parse_args(arguments)
-    runs = [read_run(folder, options.files, options.ignore) for folder in options.runs]
+    runs = [read_run(folder, options.files) for folder in options.runs]
     groups = group(runs)
     known = {}
     for run in runs:
@@ -329,8 +345,4 @@ def main(arguments):
     names = options.metrics or [name for name in COLUMNS.values() if name in known]
     names = names or [name for name in known if unit_of(name)[1]]
     notes = check_same_rows(runs, names, options.files) + unequal(groups)
-    rows = compare(groups, names)
-    if options.json:
-        print(json.dumps({"groups": rows, "notes": notes}, indent=1))
-    else:
-        print(page(rows, names, notes))
+    print(*page(groups, names, notes), sep="\n")

@@ -1,20 +1,14 @@
-"""How much compute a training step is, where its time goes, and how many steps equal another run.
+"""How much compute a training step is, and how many steps equal another run.
 
     python -m results flops --objective mexma                       # and any other flag of train.py
-    python -m results flops --objective mexma --time                # measured, of one thread
     python -m results flops --match out/ntp --objective llm-jepa --data regex
 
 "Better at equal steps" may only be "twice the compute": with --match a control gets its steps.
 """
 
-import functools
 import itertools
 import shlex
-import statistics
-import time
 from dataclasses import replace
-
-import torch
 
 import evaluate
 import train
@@ -86,54 +80,6 @@ def step_flops(arguments):
     return total, run.train.steps
 
 
-# What an operation of PyTorch is, by how its name begins; the others are elementwise.
-KINDS = {"matrix products": ("mm", "bmm", "addmm"), "attention": ("scaled_dot_product",),
-         "optimiser": ("fused_adamw", "foreach", "linalg_vector_norm"),
-         "gathers": ("index", "embedding", "gather", "cat"), "elementwise": ("",)}
-
-
-def thread_ms(run):
-    start = time.thread_time()
-    run()
-    return 1000 * (time.thread_time() - start)
-
-
-def step_times(arguments):
-    """Flags of train.py -> {what: number} of a step on a CPU: its ms, the percent of each kind of
-    operation, ms of making the batch, which a thread does ahead, and the step's FLOPs a second in
-    percent of those of a product of 1,024."""
-    torch.set_num_threads(1)
-    run = train.Run(train.parse(arguments), writes=False)
-    parts = run.make_batch(0)
-    square = torch.randn(1024, 1024)
-    works = {"step": functools.partial(run.train_step, parts, run.objective),
-             "batch": functools.partial(run.make_batch, 1),
-             "product": functools.partial(torch.mm, square, square)}
-    times = {name: [] for name in works}
-    for number in range(6):
-        for name, work in works.items():
-            taken = thread_ms(work)
-            if number:  # the first round warms up
-                times[name].append(taken)
-    ms = {name: statistics.median(taken) for name, taken in times.items()}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        start = time.perf_counter()
-        works["step"]()
-        whole = 1000 * (time.perf_counter() - start)
-    spent = dict.fromkeys(KINDS, 0.0)  # ms
-    for event in profile.key_averages():
-        name = event.key.removeprefix("aten::").strip("_")
-        if event.key.startswith("aten::"):
-            kind = next(kind for kind, starts in KINDS.items() if name.startswith(starts))
-            spent[kind] += event.self_cpu_time_total / 1000
-    spent["Python and autograd"] = whole - sum(spent.values())
-    speed = sum(batch_flops(run.objective, part) for part in parts) / ms["step"]
-    return {"ms": round(ms["step"], 1),
-            **{f"{kind}, %": round(100 * one / whole) for kind, one in spent.items()},
-            "batch, ms": round(ms["batch"], 1),
-            "of a product's speed, %": round(100 * speed * ms["product"] / (2 * 1024**3))}
-
-
 def run_flops(folder):
     """All FLOPs of a finished run, counted again from the command in its log."""
     first = evaluate.read_first(folder)
@@ -151,12 +97,7 @@ def run_flops(folder):
 def main(arguments):
     parser = Parser("python -m results flops", __doc__, "and every flag of train.py")
     parser.add_argument("--match", metavar="RUN", help="print the steps with the compute of this")
-    parser.add_argument("--time", action="store_true", help="measure where the time of a step goes")
     options, rest = parser.parse_known_args(arguments)
-    if options.time:
-        for what, number in step_times(rest).items():
-            print(f"{number:>8}  {what}")
-        return
     wanted = run_flops(options.match) if options.match else None
     flops, steps = step_flops(rest)
     if wanted is None:

@@ -24,9 +24,8 @@ from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 
 from . import bench
-from .compare import markdown
+from .compare import ROOT, markdown
 
-ROOT = Path(__file__).parent.parent
 # Seconds that a part may take on a GPU, in all less than 25 minutes; without one LONGEST.
 LONGEST = 600
 LIMITS = {"tests": 300, "tiles": 30, "attention": 420, "steps": 180, "vocabulary": 60,
@@ -84,10 +83,6 @@ def tests():
 PARTS = {"tests": tests, **bench.PARTS}
 
 
-def write_json(path, value):
-    write_atomic(path, (json.dumps(value, indent=1) + "\n").encode())
-
-
 def do(part, out):
     """One part, in this process; a table is written as soon as it is known."""
     torch.set_num_threads(1)
@@ -95,7 +90,7 @@ def do(part, out):
               f"{platform.machine()} CPU, one thread", "torch": torch.__version__, "tables": {}}
     for tables in PARTS[part]():
         record["tables"] |= tables
-        write_json(out / f"{part}.json", record)
+        write_atomic(out / f"{part}.json", (json.dumps(record, indent=1) + "\n").encode())
 
 
 def attempt(part, out, limit):
@@ -166,9 +161,9 @@ def main(arguments):
     parser.add_argument("--only", type=comma_list, help=f"of {', '.join(PARTS)} [all]")
     parser.add_argument("--out", type=Path, default=Path("results/gpu" if bench.GPU else "out/gpu"),
                         metavar="FOLDER")
-    parser.add_argument("--here", metavar="PART", help="one part, in this process")
+    parser.add_argument("--here", choices=PARTS, help="one part, in this process")
     options = parser.parse_args(arguments)
-    for part in [*(options.only or []), *([options.here] if options.here else [])]:
+    for part in options.only or ():
         if part not in PARTS:
             raise BadInput(f"part {part!r} is unknown: choose from {', '.join(PARTS)}")
     out = options.out.absolute()

@@ -13,6 +13,8 @@ import train
 from corpora.program import Parser
 from model import SIZES
 
+from .compare import markdown
+
 GPUS = {"8 GB": 8e9, "24 GB": 24e9, "80 GB": 80e9}
 USABLE = 0.9  # of the memory; the rest is the allocator's and the driver's
 
@@ -52,11 +54,12 @@ def main(arguments):
     parser.add_argument("--rows", type=int, default=8, help="examples of the step that is counted")
     options, rest = parser.parse_known_args(arguments)
     titles = ["size", "parameters, M", "beside the batch, GB", "an example, MB", *GPUS]
-    print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|")
+    rows = []
     for size in SIZES:
         count, fixed, example = need(rest, size, options.rows)
         cells = [size, f"{count / 1e6:.0f}", f"{fixed / 1e9:.2f}", f"{example / 1e6:.1f}"]
         for memory in GPUS.values():
             batch = int((USABLE * memory - fixed) / example)
             cells.append(str(batch) if batch > 0 else "no")
-        print("| " + " | ".join(cells) + " |", flush=True)
+        rows.append(cells)
+    print(*markdown(titles, rows), sep="\n")

@@ -9,7 +9,6 @@ timed unless losses agree to 1e-4. A step is forward, backward, clipping and Ada
 """
 
 import copy
-import importlib.util
 import json
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +28,7 @@ from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 from interop.huggingface import export
 from kernels.lora import add_lora
-from model import DECODER, Model, ModelConfig, save
+from model import DECODER, Model, ModelConfig, save, set_attention
 from objectives import (
     Bepa,
     Contrastive,
@@ -51,6 +49,7 @@ SIZES = {"tiny": dict(width=32, layers=1, heads=2, ffn_dim=64),
          "MiniLM": dict(width=384, layers=6, heads=12, ffn_dim=1536, vocab=30522)}
 # Mean, spread, least and most of a log-normal draw, cut at both ends.
 LENGTHS = {"8-40": (22, .4, 8, 40), "long tail": (33, .9, 4, 200)}
+CPU = torch.device("cpu")
 
 
 class Setting(NamedTuple):
@@ -63,7 +62,7 @@ class Setting(NamedTuple):
     tokenizer: data.Tokenizer
 
 
-def exported(setting, fields=MappingProxyType({})):
+def exported(setting, **fields):
     """A random Model with some fields of its config, and the folder into which it was exported."""
     torch.manual_seed(0)
     shape = dict(vocab=setting.tokenizer.vocab, dropout=0.0) | SIZES[setting.size]
@@ -77,7 +76,8 @@ def exported(setting, fields=MappingProxyType({})):
 
 def batch_of(setting, model, kind, config):
     """-> the objective, and a batch of made-up pairs with its plans."""
-    objective = bench.settle(kind(model, config))
+    objective = kind(model, config)
+    set_attention(objective, "auto", CPU, 4)  # also where there is a GPU
     pairs = bench.drawn_pairs(setting.lengths, setting.lengths, setting.count,
                               setting.tokenizer.vocab)
     special = setting.tokenizer.special
@@ -112,9 +112,12 @@ def race(setting, ours, batch, others):
     runs = {}
     for name, (module, loss) in sides.items():
         same(abs(loss().item() - wanted) <= 1e-4 * max(1, abs(wanted)), name)
-        weights = [weight for weight in module.parameters() if weight.requires_grad]
-        runs[name] = partial(step, loss, weights, torch.optim.AdamW(weights, lr=1e-5, fused=True))
-    return bench.interleaved(runs, setting.rounds)
+        runs[name] = partial(bench.stepping(module), loss)
+    return timed(runs, setting)
+
+
+def timed(runs, setting):
+    return bench.interleaved(runs, setting.rounds, bench.core)
 
 
 def same(agrees, name):
@@ -123,18 +126,12 @@ def same(agrees, name):
                        "install the versions of requirements-dev.txt")
 
 
-def step(loss, weights, optimizer):
-    loss().backward()
-    torch.nn.utils.clip_grad_norm_(weights, 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
 # ---- training
 
 
 def contrastive(setting):
     """Two padded encodes; sentence-transformers' own loss."""
+    from sentence_transformers import SentenceTransformer, losses
     from transformers import AutoModel
     model, path = exported(setting)
     ours, batch = batch_of(setting, model, Contrastive, Contrastive.Config())
@@ -147,16 +144,16 @@ def contrastive(setting):
         x, y = (plain(**side).last_hidden_state[:, 0] for side in (queries, documents))
         return info_nce(x, y, ours.config.temperature, within=False)
 
-    sides = {"transformers": (plain, loss)}
-    if importlib.util.find_spec("sentence_transformers"):
-        from sentence_transformers import SentenceTransformer, losses
-        sentences = SentenceTransformer(str(path), device="cpu").train()
-        ranking = losses.MultipleNegativesRankingLoss(
-            sentences, scale=1 / ours.config.temperature, partition_mode="per_direction",
-            directions=("query_to_doc", "doc_to_query"))
-        features = [queries, documents]
-        sides["sentence-transformers"] = (sentences, lambda: ranking(map(dict, features), None))
-    return race(setting, ours, batch, sides)
+    sentences = SentenceTransformer(str(path), device="cpu").train()
+    ranking = losses.MultipleNegativesRankingLoss(
+        sentences, scale=1 / ours.config.temperature, partition_mode="per_direction",
+        directions=("query_to_doc", "doc_to_query"))
+
+    def ranking_loss():
+        return ranking([dict(queries), dict(documents)], None)
+
+    return race(setting, ours, batch, {"transformers": (plain, loss),
+                                       "sentence-transformers": (sentences, ranking_loss)})
 
 
 def mexma(setting):
@@ -193,7 +190,7 @@ def mexma(setting):
 def bepa(setting):
     """Three padded passes: the masked pairs, and a pass for each sentence's [CLS], as released."""
     from transformers import AutoModelForMaskedLM
-    model, path = exported(setting, dict(head="transform"))
+    model, path = exported(setting, head="transform")
     ours, batch = batch_of(setting, model, Bepa, Bepa.Config(cls_view="masked"))
     n = setting.count
     rows = bench.rows_of(batch["packed"])
@@ -213,7 +210,7 @@ def bepa(setting):
 
 
 def decoder(setting):
-    return exported(setting, dict(causal=True, pool="last") | DECODER)
+    return exported(setting, causal=True, pool="last", **DECODER)
 
 
 def causal_loss(theirs, batch, is_additive):
@@ -276,7 +273,7 @@ def lora(setting):
 def encoding(setting):
     """Sentences of mixed lengths, from text to vectors."""
     from sentence_transformers import SentenceTransformer
-    model, path = exported(setting, dict(pool="mean"))
+    model, path = exported(setting, pool="mean")
     sentences = SentenceTransformer(str(path), device="cpu")
     words = " ".join(map(" ".join, data.open_text("toy", count=400).rows("train"))).split()
     sizes = bench.lengths(18, .8, 2, 120, 40 * setting.count)
@@ -284,7 +281,7 @@ def encoding(setting):
     encode = partial(sentences.encode, texts, show_progress_bar=False)
     embed = partial(evaluate.embed, model.eval(), setting.tokenizer, texts)
     same(np.allclose(embed(), encode(), atol=1e-4), "sentence-transformers")
-    return bench.interleaved({"ours": embed, "sentence-transformers": encode}, setting.rounds)
+    return timed({"ours": embed, "sentence-transformers": encode}, setting)
 
 
 def xsim(setting):
@@ -308,7 +305,7 @@ def xsim(setting):
 
     ours = partial(evaluate.mine, torch.from_numpy(x), torch.from_numpy(y))
     same(torch.equal(ours(), mine()), "faiss")
-    return bench.interleaved({"ours": ours, "faiss": mine}, setting.rounds)
+    return timed({"ours": ours, "faiss": mine}, setting)
 
 
 def generation(setting):
@@ -336,7 +333,7 @@ def generation(setting):
         return evaluate.generate(model, prompts, stop, 32)[0]
 
     same(ours() == generate(), "transformers")
-    return bench.interleaved({"ours": ours, "transformers": generate}, setting.rounds)
+    return timed({"ours": ours, "transformers": generate}, setting)
 
 
 # ---- data: a process for each, because memory that was taken once counts for ever
@@ -382,7 +379,10 @@ def reading(setting):
         done = subprocess.run([sys.executable, "-c", code.format(**values) + MEASURE], text=True,
                               capture_output=True, cwd=Path(__file__).parent.parent)
         if done.returncode:
-            raise BadInput(f"{name}: {done.stderr.strip().splitlines()[-1][:200]}")
+            why = done.stderr.strip().splitlines()[-1]
+            if "No module named 'datasets'" in why:
+                raise ModuleNotFoundError(name="datasets")
+            raise BadInput(f"{name}: {why[:200]}")
         rows, memory = map(int, done.stdout.split())
         same(rows == number, name)
         seconds = time.perf_counter() - begun
@@ -390,14 +390,9 @@ def reading(setting):
     return found
 
 
-# {name: (function, packages that it needs, is it of several lengths?)}
-PEERS = {"contrastive": (contrastive, ["transformers"], True),
-         "mexma": (mexma, ["transformers"], True), "bepa": (bepa, ["transformers"], True),
-         "llm-jepa": (llm_jepa, ["transformers"], True),
-         "lora": (lora, ["transformers", "peft"], True),
-         "encoding": (encoding, ["sentence_transformers"], False), "xsim": (xsim, ["faiss"], False),
-         "generation": (generation, ["transformers"], False),
-         "reading": (reading, ["datasets"], False)}
+STEPS = {"contrastive": contrastive, "mexma": mexma, "bepa": bepa, "llm-jepa": llm_jepa,
+         "lora": lora}
+PEERS = STEPS | {"encoding": encoding, "xsim": xsim, "generation": generation, "reading": reading}
 
 
 def page(records):
@@ -417,17 +412,16 @@ def page(records):
 
 def compare(name, lengths, options, tokenizer):
     """One comparison -> its record."""
-    run, packages, _ = PEERS[name]
     title = f"{name}, {lengths}, size {options.size}, {options.count} examples"
     record = {"name": title, "torch": torch.__version__}
-    missing = [package for package in packages if not importlib.util.find_spec(package)]
     print(f"{title} ...", file=sys.stderr)
-    if missing:
-        return record | {"missing": ", ".join(missing)}
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(options.size, options.count, LENGTHS[lengths], options.rounds,
                           options.megabytes, folder, tokenizer)
-        return record | {"table": run(setting)}
+        try:
+            return record | {"table": PEERS[name](setting)}
+        except ModuleNotFoundError as error:
+            return record | {"missing": error.name}
 
 
 def main(arguments):
@@ -449,7 +443,7 @@ def main(arguments):
     for name in options.only or PEERS:
         if name not in PEERS:
             raise BadInput(f"{name!r} is no comparison: choose from {', '.join(PEERS)}")
-        for lengths in LENGTHS if PEERS[name][2] else ["8-40"]:
+        for lengths in LENGTHS if name in STEPS else ["8-40"]:
             record = compare(name, lengths, options, tokenizer)
             records[record["name"]] = record
             lines = [json.dumps(record) + "\n" for record in records.values()]

@@ -8,7 +8,6 @@ an `axis` draw there if they are given one: figure, axes = plots.panels(1, 2).
 """
 
 import io
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -126,16 +125,6 @@ def similarity(x, y, label="cosine", low=0.0, axis=None):
     """(N, D), (M, D) -> the cosine of each row with each; what is below `low` is drawn as it."""
     cosines = evaluate.unit(x) @ evaluate.unit(y).T                                  # (N, M)
     return heat(cosines, (), (), "sentence", "sentence", label, low, 1, axis)
-
-
-def matrix(vectors, axis=None):
-    """{language: (N, D), aligned} -> percent of a language's texts (lines) whose translation is not
-    found in another (columns)."""
-    names = list(vectors)
-    table = torch.full((len(names), len(names)), torch.nan)
-    for i, j in itertools.permutations(range(len(names)), 2):
-        table[i, j] = evaluate.xsim(vectors[names[i]], vectors[names[j]])
-    return heat(table, names, names, "searched in", "texts of", "xsim error, %", 0, 100, axis)
 
 
 # ---- lines, bars, clouds
@@ -333,7 +322,6 @@ def main(arguments):
     parser = Parser("python -m results plots", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", default="plots", metavar="FOLDER", help="for the PNGs [plots]")
-    parser.add_argument("--data", help="rows to embed [the run's test rows]")
     parser.add_argument("--limit", type=int, default=500, help="rows at most [500]")
     options = parser.parse_args(arguments)
     firsts = {}
@@ -342,17 +330,18 @@ def main(arguments):
     pictures = {}
     for folder in map(Path, options.runs):
         run = evaluate.open_run(folder)
-        vectors = evaluate.evaluation_of(run, options.data, limit=options.limit).vectors
+        vectors = evaluate.evaluation_of(run, limit=options.limit).vectors
         x, *others = vectors.values()
         firsts[f"{folder.name}, {next(iter(vectors))}"] = x
         if others:
             pairs[folder.name] = (x, others[0])
             places[folder.name] = [(alignment(x, others[0]), evaluate.uniformity(x))]
-            for draw in (pca, cosines, matrix):
+            for draw in (pca, cosines):
                 pictures[f"{draw.__name__}-{folder.name}"] = draw(vectors)
     logs = {}
-    for each in compare.group([compare.read_run(Path(run), ()) for run in options.runs]):
-        logs[each.label] = [evaluate.read_log(run.folder) for run in each.runs]
+    groups = compare.group([compare.read_run(folder, ()) for folder in options.runs])
+    for label, runs in groups.items():
+        logs[label] = [evaluate.read_log(run.folder) for run in runs]
     pictures |= {"spectrum": spectrum(firsts), "explained": explained(firsts),
                  "curves": curves(logs)}
     if pairs:

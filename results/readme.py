@@ -2,7 +2,6 @@
 stands the first table of that file; `<!-- from results/X.md: A; B -->` keeps its columns A and B.
 
     python -m results readme             # writes README.md
-    python -m results readme --check     # writes nothing; status 1 if it says anything else
 """
 
 import re
@@ -29,18 +28,15 @@ def recorded(block):
     return block[1] + "\n".join(markdown(head, rows)) + "\n"
 
 
-def main(arguments):
-    parser = Parser("python -m results readme", __doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(arguments)
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    after, tables = BLOCK.subn(recorded, before)
+def filled(text):
+    """A text with its tables as they are recorded. BadInput for one that has none."""
+    text, tables = BLOCK.subn(recorded, text)
     if not tables:
         raise BadInput("README.md has no table that is written from records")
-    if after != before and options.check:
-        print("README.md does not say what is recorded: run python -m results readme")
-        return 1
-    if after != before:
-        write_atomic(path, after.encode())
-    return 0
+    return text
+
+
+def main(arguments):
+    Parser("python -m results readme", __doc__).parse_args(arguments)
+    path = ROOT / "README.md"
+    write_atomic(path, filled(path.read_text(encoding="utf-8")).encode())

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ import evaluate
 from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 
-from .compare import COLUMNS, DATA, ROOT, markdown, mean_std, paired_test, unit_of
+from .compare import COLUMNS, DATA, ROOT, paired_lines, table_lines
 
 OUT = Path("out/results")
 RECORDS = ROOT / "results"
@@ -122,63 +121,6 @@ def read_records(name):
     path = RECORDS / f"{name}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines]
-
-
-def by_label(records, name):
-    """{label: {seed: number}} of a result, a term of the last step, or a field such as "steps"."""
-    found = {}
-    for record in records:
-        number = (record | record.get("last", {}) | record["eval"]).get(name)
-        if number is not None:
-            found.setdefault(record["label"], {})[record["seed"]] = number
-    return found
-
-
-def table_lines(table, records):
-    """A table of the page, mean ± deviation over seeds; what nobody measured is left out.
-
-    columns {heading: metric}, or names behind one prefix; rows {heading: [label, ending of the
-    metric's name]}, or every label; published {heading: texts}; notes {label: text}.
-    """
-    columns = dict(table.get("columns", {} if "names" in table else COLUMNS))
-    for name in table.get("names", "").split():
-        columns[name.replace("_", " ")] = table["prefix"] + name
-    rows = []
-    for heading in table.get("rows", dict.fromkeys(record["label"] for record in records)):
-        label, ending = table.get("rows", {}).get(heading, (heading, ""))
-        cells = [heading]
-        for name in columns.values():
-            numbers = by_label(records, name + ending).get(label, {})
-            cells.append(mean_std(list(numbers.values()), unit_of(name)[0]))
-        rows.append(cells)
-    used = [i for i, cells in enumerate(zip(*rows)) if set(cells) != {"-"}]
-    if len(used) <= 1:
-        return []
-    for label, texts in table.get("published", {}).items():
-        rows.append([label, *texts, *["-"] * (len(columns) - len(texts))])
-    rows = [list(itemgetter(*used)(row)) for row in (["run", *columns], *rows)]
-    notes = table.get("notes")
-    if notes:
-        rows = [[*row, notes.get(row[0], "the paper's")] for row in rows]
-    title = [f"## {table['title']}", ""] if table.get("title") else []
-    return [*title, *markdown(rows[0], rows[1:]), ""]
-
-
-def paired_lines(metrics, records):
-    """Is each label better than the first? Where no direction is known, lower is better."""
-    base, *others = dict.fromkeys(record["label"] for record in records)
-    rows = []
-    for name in metrics:
-        scores = by_label(records, name)
-        for label in others:
-            better = unit_of(name)[1] or "lower"
-            test = paired_test(scores.get(label, {}), scores.get(base, {}), better)
-            cells = [test, "", ""]
-            if isinstance(test, dict):
-                cells = [f"{test['difference']:+.2f}", f"{test['t']:.2f}", f"{test['p']:.3f}"]
-            rows.append([f"{label}: {name}", *cells])
-    title = f"## Better than {base}? Paired one-tailed t-test over seeds"
-    return [title, "", *markdown(["", "difference", "t", "p"], rows), ""]
 
 
 def page(name, records):

@@ -15,6 +15,7 @@ from corpora.program import BadInput
 from data import rows_of
 from evaluate import (
     mean,
+    over_pairs,
     read_rows,
     retrieval,
     search,
@@ -246,11 +247,9 @@ def attention_weights(model, packed, index):
 
 def attention_entropy(weights):
     """How widely do sentence vectors look? For each row (H, L) -> means in nats: of each head, of
-    the heads' mean, both also without the last token, and without first and last; ValueError
-    without a row of 3 tokens. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
+    the heads' mean, both also without the last token, and without first and last; a row of two
+    tokens does not count. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
     weights = [w.double() for w in weights if w.shape[1] > 2]
-    if not weights:
-        raise ValueError("no row has a token between its first and its last")
     scores = {}
     for name, part in (("", slice(None)), ("_no_end", slice(-1)), ("_inside", slice(1, -1))):
         kept = [w[:, part].clamp(min=1e-300) for w in weights]  # SciPy scales to sum 1
@@ -307,14 +306,6 @@ def spectra(evaluation, options=None):
     return scores | ranks(evaluation.vectors)
 
 
-def averaged(each):
-    """{pair or language: {metric: number}} -> {"metric": mean over them, "metric/de-en": ...}."""
-    scores = {}
-    for metric in next(iter(each.values())):
-        scores |= with_mean(metric, {kind: found[metric] for kind, found in each.items()})
-    return scores
-
-
 def last_tokens(evaluation):
     """Vectors of the texts' own last tokens, the same positions whatever the objective puts behind
     a text -> {column: (N, D)}."""
@@ -329,14 +320,12 @@ def linear(evaluation, options=None):
     places = {"": evaluation.vectors}
     if evaluation.model.config.causal:
         places = {"": last_tokens(evaluation), "own/": evaluation.vectors}
-    each = {}
-    for place, vectors in places.items():
-        (first, x), *others = vectors.items()
-        for other, y in others:
-            found = {place + name: value for name, value in linear_map(x, y).items()}
-            each.setdefault(f"{other}-{first}", {}).update(found)
     width = evaluation.model.config.width
-    return {"rows": evaluation.count, "rows_per_width": evaluation.count / width} | averaged(each)
+    scores = {"rows": evaluation.count, "rows_per_width": evaluation.count / width}
+    for place, vectors in places.items():
+        found = over_pairs(vectors, lambda code, text: linear_map(text, code))
+        scores |= {place + name: value for name, value in found.items()}
+    return scores
 
 
 def tokens(evaluation, options=None):
@@ -373,7 +362,10 @@ def attention(evaluation, options=None):
     each = {}
     for name, rows in evaluation.ids.items():
         each[name] = attention_entropy(sentence_attention(evaluation, rows))
-    return {"rows": evaluation.count} | averaged(each)
+    scores = {"rows": evaluation.count}
+    for metric in each[name]:
+        scores |= with_mean(metric, {language: found[metric] for language, found in each.items()})
+    return scores
 
 
 def no_blocks(evaluation, options=None):

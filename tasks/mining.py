@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
-from evaluate import by_margin, mean, mistakes, percent, search, with_mean
+from evaluate import by_margin, mean, mistakes, over_pairs, percent, search, with_mean
 from tasks.metrics import read_table, top1
 
 
@@ -144,16 +144,14 @@ def cosine_alone(cosines, m):
 
 def margins(evaluation, options=None):
     """xsim as in the core, by the two other margins: cos - m, and cos. [Artetxe & Schwenk 2019]"""
-    first, *others = evaluation.texts
-    scores = {"rows": evaluation.count}
-    for margin, score in (("distance", torch.sub), ("absolute", cosine_alone)):
-        errors = {}
-        for other in others:
-            both = search_both(evaluation.vectors[other], evaluation.vectors[first])
-            _, found = by_margin(*both, score)
-            errors[f"{other}-{first}"] = percent(mistakes(found, evaluation.texts[first]))
-        scores |= with_mean(margin, errors)
-    return scores
+    texts = next(iter(evaluation.texts.values()))
+
+    def compare(x, y):
+        both = search_both(x, y)
+        return {margin: percent(mistakes(by_margin(*both, score)[1], texts))
+                for margin, score in (("distance", torch.sub), ("absolute", cosine_alone))}
+
+    return {"rows": evaluation.count} | over_pairs(evaluation.vectors, compare)
 
 
 def bucc(evaluation, options=None):

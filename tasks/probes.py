@@ -158,17 +158,15 @@ class Probe(nn.Module):
 def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, lr=1e-3):
     """Train and valid (u, v or None, labels), test (u, v) -> the classes, or scores, of the test
     rows (N,), in the epoch whose `metric` of the valid rows is highest (the released code takes the
-    test rows for that). `weighted`: classes count n / (classes n_c). BadInput without two classes.
-    [Predict-and-Reconstruct, sec. 4]"""
+    test rows for that). `weighted`: classes count n / (classes n_c). [Predict-and-Reconstruct,
+    sec. 4]"""
     u, v, labels = train
-    dtype = torch.float32 if kind == "similarity" else torch.int64
-    labels = torch.as_tensor(labels, dtype=dtype)
-    counts = torch.ones(1) if kind == "similarity" else labels.bincount().float()
-    if kind != "similarity" and (len(counts) < 2 or not counts.all()):
-        raise BadInput(f"the train rows have {int((counts > 0).sum())} classes: a probe needs each "
-                       "of at least 2")
-    loss = nn.CrossEntropyLoss(len(labels) / len(counts) / counts if weighted else None)
-    loss = nn.MSELoss() if kind == "similarity" else loss
+    labels = torch.as_tensor(labels)
+    counts = torch.ones(1)  # of one output: a score
+    loss = nn.MSELoss()
+    if kind != "similarity":
+        counts = labels.bincount().float()
+        loss = nn.CrossEntropyLoss(len(labels) / len(counts) / counts if weighted else None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         head = Probe(u.shape[1], len(counts), kind)

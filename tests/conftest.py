@@ -9,6 +9,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 import torch  # noqa: E402
 
+from corpora.program import exit_status  # noqa: E402
+from data import Tokenizer  # noqa: E402
+
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Read when the kernels are imported; `auto` is sdpa on a CPU all the same.
@@ -27,3 +30,24 @@ def pytest_collection_modifyitems(config, items):
 def seeded():
     """Each test draws the same numbers whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def refused(capsys):
+    """refused(program, words) -> the one line with which it ends, with status 2; it prints nothing
+    else. Words are a list, or a text with spaces between them."""
+    def line_of(program, words, printed=""):
+        words = words.split(" ") if isinstance(words, str) else words
+        capsys.readouterr()
+        assert exit_status(program, [str(word) for word in words]) == 2
+        shown = capsys.readouterr()
+        assert shown.err.startswith("error: ") and shown.err.count("\n") == 1, shown.err
+        assert printed is None or shown.out == printed
+        return shown.err
+    return line_of
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """Of 300 pieces, for models that learn nothing."""
+    return Tokenizer.train(["the cat sees seven dogs", "die Katze sieht sieben Hunde"], 300)

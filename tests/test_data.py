@@ -82,17 +82,6 @@ def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_of_letters():
     assert [text[index:index + 1] for index in starts] == [b" ", b" ", b",", b" "]
 
 
-def test_rows_have_their_affixes_and_too_long_a_text_is_cut(toy):
-    special = toy.special
-    one, two = (ids.tolist() for ids in toy.tokenizer.encode(["A dog sees the cat.", "Ja."]))
-    rows = data.rows_of(toy.tokenizer, ["Ja.", ""])
-    assert rows == [[special.cls, *two, special.sep], [special.cls, special.sep]]
-    rows = data.rows_of(toy.tokenizer, ["Ja."], (7, 8), (9,), ["A dog sees the cat."], 2)
-    assert rows == [[special.cls, *one[:2], special.sep, 7, 8, *two, 9]]
-    rows = data.rows_of(toy.tokenizer, ["A dog sees the cat."], (7,), (8, 9), max_length=5)
-    assert rows == [[special.cls, 7, one[0], 8, 9]]
-
-
 # ---- corpora and their store
 
 

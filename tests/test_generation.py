@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from test_tasks import tiny as encoder
-from test_tasks import tiny_tokenizer
 
 import corpora
 import evaluate
@@ -101,11 +100,6 @@ def test_which_answers_count_as_right(written, gold, exact, begins):
     assert evaluate.starts_with(written, gold) == begins
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tiny_tokenizer()
-
-
 def tiny():
     return encoder("last", causal=True)
 
@@ -185,12 +179,3 @@ def test_examples_of_a_causal_model_are_its_answers(tokenizer, scripted):
     found = evaluate.examples(evaluate.Evaluation(tiny(), tokenizer, texts))
     assert asked and [(one.query, one.gold, one.right) for one in found] == [
         (f"{row} dogs", f"{row} cats", row in (0, 4, 8)) for row in (0, 2, 4, 6, 8)]
-
-
-def test_a_causal_model_answers_one_column_with_another(tokenizer):
-    texts = corpora.evaluation_rows("regex", None, "test", 12)
-    found = evaluate.run(evaluate.Evaluation(tiny(), tokenizer, texts, answer_limit=7, max_new=3))
-    assert found["generate/rows"] == 7 and found["retrieval/rows"] == 12
-    three = corpora.evaluation_rows("toy", ["en", "de", "fr"], "test", 9)
-    with pytest.raises(BadInput, match="toy has 3: choose two with --langs"):
-        evaluate.run(evaluate.Evaluation(tiny(), tokenizer, three), ["generate"])

@@ -124,8 +124,26 @@ def reference_plan(own, shared, share, tiles):
     return tables
 
 
+def assert_visits_once(table, local, seen, size, longest):
+    """Every visible pair exactly once, no pair twice, and every token in one stretch or block."""
+    times = np.zeros(seen.shape, int)
+    for first, last in local:
+        assert 0 < last - first <= longest
+        times[first:last, first:last] += 1
+    for first, last, low, high, low2, high2 in table:
+        assert 0 < last - first <= size
+        times[first:last, low:high] += 1
+        times[first:last, low2:high2] += 1
+    assert times.max() <= 1 and (times[seen] == 1).all()
+    written = [np.arange(*block[:2]) for block in [*local, *table]]
+    assert sorted(np.concatenate(written)) == list(range(len(seen)))
+
+
 @every
-@pytest.mark.parametrize("tiles, share", [(SMALL, 1), (NONE_LOCAL, 4), (TILES["9.0", 2, 64][1], 1)])
+@pytest.mark.parametrize("share", [1, 3, 4])
+@pytest.mark.parametrize("tiles", [
+    SMALL, NONE_LOCAL, TILES["9.0", 2, 64][1],
+    SMALL._replace(local=(0, 4, 4), forward=(16, 8, 4, 2), keys=(8, 16, 4, 2))])
 def test_a_plan_is_what_a_dense_mask_gives_token_by_token(name, tiles, share):
     key_ranges = EVERY[name].numpy()
     plan = schedule.plan(key_ranges, share, tiles, tiles)
@@ -134,31 +152,10 @@ def test_a_plan_is_what_a_dense_mask_gives_token_by_token(name, tiles, share):
     for table, rows in zip(plan[:4], expected, strict=True):
         assert table.dtype == torch.int32 and table.tolist() == rows
     assert plan.two == parts[1].any()
-
-
-@every
-@pytest.mark.parametrize("tiles", [
-    SMALL, NONE_LOCAL, TILES["9.0", 2, 64][1],
-    SMALL._replace(local=(0, 4, 4), forward=(16, 8, 4, 2), keys=(8, 16, 4, 2))])
-@pytest.mark.parametrize("share", [1, 3, 4])
-def test_a_schedule_visits_every_visible_pair_exactly_once(name, tiles, share):
-    key_ranges = EVERY[name].numpy()
-    plan = schedule.plan(key_ranges, share, tiles, tiles)
+    _, local, queries, keys = expected
     visible = mask(key_ranges)
-    blocks = ((plan.queries, visible, tiles.forward[0] // share),
-              (plan.keys, visible.T, tiles.keys[0]))
-    for table, seen, size in blocks:
-        times = np.zeros(visible.shape, int)
-        for first, last in plan.local.tolist():
-            assert 0 < last - first <= tiles.local[0]
-            times[first:last, first:last] += 1
-        for first, last, low, high, low2, high2 in table.tolist():
-            assert 0 < last - first <= size
-            times[first:last, low:high] += 1
-            times[first:last, low2:high2] += 1
-        assert times.max() <= 1 and (times[seen] == 1).all()
-        written = [np.arange(*block) for block in plan.local.tolist() + table[:, :2].tolist()]
-        assert sorted(np.concatenate(written)) == list(range(len(key_ranges)))
+    assert_visits_once(queries, local, visible, tiles.forward[0] // share, tiles.local[0])
+    assert_visits_once(keys, local, visible.T, tiles.keys[0], tiles.local[0])
 
 
 def test_short_rows_compute_less_than_three_times_what_is_visible():
@@ -348,11 +345,13 @@ def test_triton_is_refused_where_it_cannot_run(monkeypatch):
         monkeypatch.setitem(sys.modules, "triton", None)
 
 
-def test_the_project_trains_without_triton():
+def test_the_project_trains_without_triton(tmp_path):
+    rows = [f"{i} dogs\t{i} Hunde\n" for i in range(200)]
+    (tmp_path / "a.tsv").write_text("en\tde\n" + "".join(rows), encoding="utf-8")
     code = ("import sys; sys.modules['triton'] = None; import train; run = train.start('ntp', "
-            "data='regex', batch=4, steps=1, width=32, eval_limit=4); print(list(run.steps()))")
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                         timeout=300)
+            "data='a.tsv', batch=4, steps=1, width=32, eval_limit=4); print(list(run.steps()))")
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+                         timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert run.returncode == 0 and "loss" in run.stdout, run.stderr
 
 

@@ -7,17 +7,12 @@ import lzma
 import numpy as np
 import pytest
 import torch
-from test_tasks import NO_ROWS, WORDS, results_of, tiny, tiny_tokenizer
+from test_tasks import NO_ROWS, WORDS, results_of, tiny
 
 import evaluate
 from corpora import EvaluationRows
 from corpora.program import BadInput
 from tasks import metrics, mining
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tiny_tokenizer()
 
 
 def test_buccs_f1_weights_every_row_of_y_as_a_class():

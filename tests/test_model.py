@@ -106,16 +106,6 @@ def oracle(qkv, heads, kv_heads, packed, softcap=0.0):
 # ---- the line
 
 
-def test_positions_restart_in_an_isolated_segment_and_continue_behind_a_prefix():
-    row = [Segment(np.arange(5, 9), True), Segment(np.arange(5, 8), True, (0, 4)),
-           Segment(np.arange(5, 7)), Segment(np.arange(5, 7), False, None, np.array([3, 9]))]
-    packed = Packed.of_segments([row, [Segment(np.arange(5, 7))]])
-    assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 3, 9, 0, 1]
-    assert packed.cu_seqlens.tolist() == [0, 11, 13] and len(packed) == 2
-    assert packed.key_ranges[5].tolist() == [4, 6, 0, 4]
-    assert packed.key_ranges[8].tolist() == [7, 9, 0, 0]
-
-
 def test_the_mask_of_a_row_is_what_its_segments_say():
     row = [Segment(np.arange(2), True), Segment(np.arange(2), True, (0, 1)), Segment(np.arange(2))]
     packed = Packed.of_segments([[Segment(np.arange(3))], row])

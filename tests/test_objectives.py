@@ -179,8 +179,8 @@ def test_in_batch_says_whether_examples_are_compared():
     found = {kind.name for kind in OBJECTIVES.values() if kind.in_batch(kind.Config())}
     assert found == {"contrastive", "mexma", "bepa"}  # of mexma, by KoLeo
     for kind, changes in ((Mexma, dict(koleo_weight=0.0)), (Bepa, {}), (LlmJepa, {})):
-        found = {name for name in get_args(Align) if kind.in_batch(kind.Config(align=name, **changes))}
-        assert found == set(IN_BATCH)
+        configs = {name: kind.Config(align=name, **changes) for name in get_args(Align)}
+        assert {name for name in configs if kind.in_batch(configs[name])} == set(IN_BATCH)
 
 
 REFUSALS = [

@@ -2,21 +2,16 @@
 
 import bz2
 import gzip
-import inspect
 import json
 import lzma
 import os
-import re
 import tracemalloc
 
 import pytest
 
 from corpora import evaluation_rows, open_text, toy, train_texts
-from corpora.program import BadInput, Parser, comma_list, comments, exit_status
+from corpora.program import BadInput, Parser, comma_list
 from corpora.text import TextFiles, held_out
-from model import ModelConfig
-from objectives import OBJECTIVES
-from train import TrainConfig
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
 TURNS = {"system": "s", "user": "u", "assistant": "a"}
@@ -289,24 +284,15 @@ def test_the_rows_of_an_evaluation():
     assert len(pydoc.texts["text"]) == 5 and pydoc[2:] == (None, (), None, ())
 
 
-def test_system_texts_of_an_evaluation_stand_beside_the_columns(tmp_path):
-    path = write(tmp_path / "a.jsonl", lines(*[TURNS] * 20))
-    found = evaluation_rows(path, system=True)
-    assert found.system == ["s"] * 2 and found.texts == {"user": ["u"] * 2, "assistant": ["a"] * 2}
-    assert evaluation_rows(path).system is None
-    with pytest.raises(BadInput, match="toy has no system texts"):
-        evaluation_rows("toy", system=True)
-
-
 # ---- programs
 
 
 @pytest.mark.parametrize("words, said", [
-    (["go", "--lang", "en"], "unknown flag --lang; did you mean --langs?"),
-    (["--place=x", "go"], "unknown flag --place: it is no flag of ours"),
-    (["--size", "x"], "invalid int value: 'x'"), (["--size", "x" * 9000], "value: 'xxxx"),
-    (["--" + "x" * 9000], "xxx...xxx"), (["y" * 9000], "yyy...yyy")])
-def test_flags_are_refused_in_one_line_and_may_be_written_with_either_mark(capsys, words, said):
+    ("go --lang en", "unknown flag --lang; did you mean --langs?"),
+    ("--place=x go", "unknown flag --place: it is no flag of ours"),
+    ("--size x", "invalid int value: 'x'"), ("--size " + "x" * 9000, "value: 'xxxx"),
+    ("--" + "x" * 9000, "xxx...xxx"), ("y" * 9000, "yyy...yyy")])
+def test_flags_are_refused_in_one_line_and_may_be_written_with_either_mark(refused, words, said):
     parser = Parser("prog.py", explain={"--place": "it is no flag of ours"}.get)
     parser.add_argument("--size", type=int)
     command = parser.add_subparsers(dest="command").add_parser("go")
@@ -314,27 +300,5 @@ def test_flags_are_refused_in_one_line_and_may_be_written_with_either_mark(capsy
     command.add_argument("--skip-bad", action="store_true")
     found = vars(parser.parse_args(["--size=3", "go", "--langs", "en, de,en,", "--skip_bad"]))
     assert found == {"size": 3, "command": "go", "langs": ["en", "de"], "skip_bad": True}
-    assert exit_status(parser.parse_args, words) == 2
-    shown = capsys.readouterr().err
-    assert said in shown and shown.startswith("error: ") and shown.count("\n") == 1
-    assert len(shown) < 400
-
-
-def test_the_comments_beside_fields_are_read_once_and_without_parsing_the_file():
-    configs = [TrainConfig, ModelConfig, *(kind.Config for kind in OBJECTIVES.values())]
-    for config in configs:
-        lines = inspect.getsource(config)  # which does parse it
-        beside = re.findall(r"^ +(\w+): [^#\n]+#\s*(.+)$", lines, re.MULTILINE)
-        assert comments(config) == dict(beside) and comments(config) is comments(config)
-
-
-@pytest.mark.parametrize("error, status, said", [
-    (BadInput("no such thing"), 2, "error: no such thing\n"), (KeyboardInterrupt(), 130, "stopped"),
-    (OSError(28, "No space left", "a.txt"), 2, "error: a.txt: No space left; choose another")])
-def test_a_program_ends_with_a_status_and_one_line(capsys, error, status, said):
-    def work(error):
-        raise error
-    assert exit_status(work, error) == status
-    shown = capsys.readouterr()
-    assert shown.err.startswith(said) and shown.err.count("\n") == 1 and not shown.out
-    assert exit_status(lambda: None) == 0 and exit_status(lambda: 3) == 3
+    error = refused(parser.parse_args, words)
+    assert said in error and len(error) < 400
