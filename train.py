@@ -671,10 +671,25 @@ class Run:
 
     def wrap(self):
         """The objective as the loop calls it: compiled if asked for, and under DDP."""
-        for module in self.objective.modules():
-            if self.train.compile and isinstance(module, Block):
-                module.compile(dynamic=True)
+        if self.train.compile:
+            self.compile_blocks()
         return self.ranks.wrap(self.objective)
+
+    def compile_blocks(self):
+        """torch.compile the blocks, or say why not."""
+        blocks = [one for one in self.objective.modules() if isinstance(one, Block)]
+        for block in blocks:
+            block.compile(dynamic=True)
+        try:
+            # The compiler is called when a block is.
+            with evaluate.in_eval_mode(self.objective):
+                for part in to_device(self.make_batch(0), self.device):
+                    self.add_losses(self.objective, part, {}, 1)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(error).split())[:200]
+            self.say(f"--compile does not work here: going on without it ({reason})")
+            for block in blocks:
+                block._compiled_call_impl = None  # what compile() set
 
     def make_batch(self, step, batches=None):
         """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
@@ -873,9 +888,6 @@ def main(arguments):
     run = Run(parse(arguments), True, say, command)
     try:
         return train_to_the_end(run)
-    except torch._dynamo.exc.TorchDynamoException as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"--compile does not work here ({reason}): drop it") from None
     finally:
         run.ranks.leave()
 
