@@ -36,7 +36,6 @@ def work(arguments):
         return None
     if name in run.ALL:
         return run.main(name, arguments[1:])
-    name = {"plot": "plots"}.get(name, name)
     if name not in TOOLS:
         near = did_you_mean(name, [*TOOLS, *run.ALL], ": see python -m results --help")
         raise BadInput(f"{name!r} is no command and no experiment{near}")
