@@ -16,8 +16,8 @@ class KeyValueCache:
         self.heads = attention.heads
         self.first = first  # (R,)
         shape = (len(first), attention.kv_heads, longest, attention.head_dim)
-        self.keys = like.new_zeros(shape)
-        self.values = like.new_zeros(shape)
+        self.keys = like.new_empty(shape)
+        self.values = like.new_empty(shape)
         self.length = 0
 
     @staticmethod
