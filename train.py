@@ -682,14 +682,15 @@ class Run:
             block.compile(dynamic=True)
         try:
             # The compiler is called when a block is.
-            with evaluate.in_eval_mode(self.objective):
-                for part in to_device(self.make_batch(0), self.device):
-                    self.add_losses(self.objective, part, {}, 1)
+            self.objective.eval()
+            for part in to_device(self.make_batch(0), self.device):
+                self.add_losses(self.objective, part, {}, 1).backward()
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split())[:200]
             self.say(f"--compile does not work here: going on without it ({reason})")
             for block in blocks:
-                block._compiled_call_impl = None  # what compile() set
+                block._compiled_call_impl = None  # as it was
+        self.optimizer.zero_grad()
 
     def make_batch(self, step, batches=None):
         """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
