@@ -103,7 +103,6 @@ class Packed:
             self.plans[need] = self._make_plan(need, device)
         return self.plans[need]
 
-    @torch.compiler.disable  # it is NumPy
     def _make_plan(self, need, device):
         home = self.key_ranges.device
         mask = (self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy())

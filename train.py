@@ -33,6 +33,7 @@ from tqdm import tqdm
 import corpora
 import data
 import evaluate
+import kernels
 from corpora.device import (
     check_memory,
     most_memory,
@@ -677,11 +678,11 @@ class Run:
 
     def compile_blocks(self):
         """torch.compile the blocks, or say why not."""
+        kernels.prepare_to_compile()
         blocks = [one for one in self.objective.modules() if isinstance(one, Block)]
         for block in blocks:
             block.compile(dynamic=True)
         try:
-            # The compiler is called when a block is.
             self.objective.eval()
             for part in to_device(self.make_batch(0), self.device):
                 self.add_losses(self.objective, part, {}, 1).backward()

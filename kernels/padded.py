@@ -122,8 +122,6 @@ class Unpad(torch.autograd.Function):
         return grad.new_zeros(ctx.slots, *grad.shape[1:]).index_copy_(0, scatter, grad), None
 
 
-# Every batch has other buckets: torch.compile would compile this again and again.
-@torch.compiler.disable
 def padded_attention(qkv, heads, kv_heads, plan, softcap=0.0):
     """Attention of a packed line by its Padded plan: (T, (H + 2 Hkv) K) -> (T, H K)."""
     padded = Pad.apply(qkv, plan.gather, plan.scatter)  # (P, (H + 2 Hkv) K)

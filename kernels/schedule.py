@@ -110,24 +110,23 @@ def segments(key_ranges):
     tokens = len(key_ranges)
     if key_ranges.min(initial=0) < 0 or key_ranges.max(initial=0) > tokens:
         raise ValueError(f"an interval of key_ranges leaves the line of {tokens} tokens")
-    low, high, low2, high2 = key_ranges.T.copy()
-    shared = low2 < high2
-    low2 *= shared
-    high2 *= shared
+    low, high = key_ranges[:, 0], key_ranges[:, 1]
     # A segment's tokens see from its first one on; padding sees nothing.
     empty = low >= high
     begins = np.ones(tokens, bool)
     begins[1:] = (low[1:] != low[:-1]) | empty[1:] | empty[:-1]
-    first = np.flatnonzero(begins).astype(np.int32)
-    mask = Segments(np.append(first, np.int32(tokens)), empty[first], high[first] == first + 1,
-                    low2[first], high2[first])
-    # What the segments say must be what the mask says of every token.
-    causal = mask.per_token(mask.causal)
-    own = causal & (high == np.arange(1, tokens + 1, dtype=np.int32))
-    own |= ~causal & (high == mask.per_token(mask.bounds[1:]))
-    own &= low == mask.per_token(first)
-    prefix = (low2 == mask.per_token(mask.low)) & (high2 == mask.per_token(mask.high))
-    if not (prefix & (own | empty & ~shared)).all():
+    first = np.flatnonzero(begins)
+    bounds = np.append(first, tokens)
+    empty = empty[first]
+    low, high, low2, high2 = key_ranges[first].T
+    shared = low2 < high2
+    causal = ~empty & (high == first + 1)
+    mask = Segments(bounds, empty, causal, low2 * shared, high2 * shared)
+    # What a segment's first token says holds for all of them, and is of this form.
+    said = np.repeat(key_ranges[first], mask.widths(), 0)
+    np.copyto(said[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
+    own = (low == first) & (causal | (high == bounds[1:]))
+    if not ((own | empty & ~shared).all() and np.array_equal(said, key_ranges)):
         raise ValueError("the mask is not one of segments and prefixes")
     return mask
 
@@ -176,12 +175,10 @@ def query_ranges(mask):
     own segment it is and those whose prefix it is in. And the second interval as Pieces."""
     bounds = mask.bounds
     shared = transposed(mask)
-    found = np.zeros((bounds[-1], 4), np.int32)
-    index = np.arange(bounds[-1], dtype=np.int32)
-    causal = mask.per_token(mask.causal)
-    found[:, 0] = np.where(causal, index, mask.per_token(bounds[:-1]))
-    found[:, 1] = mask.per_token(bounds[1:])
-    found[bounds[:-1][mask.empty], :2] = 0
+    own = np.stack([bounds[:-1], bounds[1:]], 1).astype(np.int32)
+    own[mask.empty] = 0
+    found = np.repeat(np.pad(own, ((0, 0), (0, 2))), mask.widths(), 0)
+    np.copyto(found[:, 0], np.arange(len(found)), where=mask.per_token(mask.causal))
     if mask.high.any():
         widths = np.diff(shared.starts, append=bounds[-1])
         found[:, 2] = np.repeat(shared.low, widths)
