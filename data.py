@@ -11,6 +11,7 @@ import collections
 import functools
 import hashlib
 import itertools
+import re
 import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
@@ -136,6 +137,8 @@ def _word_starts(inner, pieces, added):
 
 # A vocabulary of some ten thousand pieces does not change with more text than this
 TRAIN_CHARACTERS = 20_000_000
+# Here a text falls into words, and no piece of a byte-level BPE reaches into two of them
+BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)")
 
 
 class Tokenizer:
@@ -152,6 +155,9 @@ class Tokenizer:
         self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
         # A special token spelled out in a text stays text: a page with "</s>" must not end a row
         inner.encode_special_tokens = True
+        self.by_words = (isinstance(inner.pre_tokenizer, pre_tokenizers.ByteLevel)
+                         and inner.normalizer is None
+                         and all(x.special for x in inner.get_added_tokens_decoder().values()))
 
     @classmethod
     def train(cls, texts, vocab):
@@ -198,7 +204,16 @@ class Tokenizer:
     def encode(self, texts):
         """Texts -> one array (n,) uint32 of ids each; n is 0 for an empty text alone."""
         texts = list(texts)
-        made = []
+        if not self.by_words:
+            return [np.array(ids, np.uint32) for ids in self._encode(texts)]
+        # A word is encoded once, and not wherever it stands
+        rows = [BETWEEN_WORDS.split(text) for text in texts]
+        words = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+        known = dict(zip(words, self._encode(words)))
+        return [np.array([*itertools.chain.from_iterable(map(known.get, row))], np.uint32)
+                for row in rows]
+
+    def _encode(self, texts):
         encoded = self.inner.encode_batch_fast(texts, add_special_tokens=False)
         for text, ids in zip(texts, (found.ids for found in encoded)):
             # BERT's normaliser deletes some texts whole, say a zero-width space
@@ -206,8 +221,7 @@ class Tokenizer:
                 names = ("[UNK]", "<unk>", "[MASK]", "<mask>")
                 known = map(self.inner.token_to_id, names)
                 ids = [next(index for index in known if index is not None)]
-            made.append(np.array(ids, np.uint32))
-        return made
+            yield ids
 
     def decode(self, ids):
         """Ids -> text, without special tokens."""

@@ -55,6 +55,16 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_decodes_to_the_text(tmp_p
     assert more.encode(["[VIEW]"])[0].tolist() == read.encode(["[VIEW]"])[0].tolist()
 
 
+def test_a_text_gets_the_ids_that_the_library_gives_it_whole(toy):
+    rng = np.random.default_rng(0)
+    parts = [*" \t\n\r\x0b\x1c\x1f\x85\xa0\u2000\u200b\u2028\u3000\ufeff'abs1²_.!-ßЖ日本\u0301🙂",
+             "'s", " the", " ", "  ", "[SEP]", "</s>"]
+    lines = ["".join(rng.choice(parts, rng.integers(12))) for _ in range(3000)]
+    whole = toy.tokenizer.inner.encode_batch_fast(lines, add_special_tokens=False)
+    for ids, found in zip(toy.tokenizer.encode(lines), whole, strict=True):
+        assert ids.tolist() == found.ids
+
+
 def test_roles_are_found_in_tokenizers_of_bert_and_of_xlm_r():
     pieces = (*data.ROLES[:5], "play", "##ing", "!")
     bert = Inner(models.WordPiece({piece: index for index, piece in enumerate(pieces)}))
