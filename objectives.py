@@ -195,6 +195,8 @@ class Objective(nn.Module):
     toy = {}  # those that differ at size toy
     presets = {}  # {a name: (values laid over `paper`, over `toy`)}
     needs = {}  # {an option: what it has no effect without, as program.unmet reads it}
+    held_out = {}  # options that `collate` reads otherwise for the rows held out
+    reads = ""  # what is said of the loss if a pretrained model has another pool
 
     @dataclass(frozen=True)
     class Config:
@@ -474,8 +476,9 @@ class Mexma(Objective):
     # From scratch, without XLM-R's weights, koleo_weight .01 leaves the space half collapsed.
     toy = dict(lr=1e-3, batch=64, accumulate=1, steps=600, warmup=0.1, lr_start=0.0, max_length=128,
                koleo_weight=1.0, head_layers=2, head_heads=4, head_hidden=512)
-    needs = {"align_weight": "align!=none", "align_views": "align!=none",
-             "temperature": "align=info_nce", "within": "align=info_nce",
+    needs = {"align": "align_weight", "align_weight": "align!=none",
+             "align_views": "align!=none and align_weight", "within": "align=info_nce",
+             "temperature": "align=info_nce and align_weight",
              "koleo_all_ranks": "koleo_weight", "mask_second": "symmetrical"}
 
     @dataclass(frozen=True)
@@ -607,9 +610,11 @@ class Bepa(Objective):
     # Hidden, the second sentence stands at positions behind the first; a model from scratch would
     # have to learn it there too.
     toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1, max_length=128, cls_view="clean")
-    needs = {"align_weight": "align!=none", "align_ramp": "align!=none and align_weight",
-             "temperature": "align=info_nce", "keep_self": "align=info_nce",
-             "cls_view": "align!=none", "predictor": "align!=none"}
+    needs = {"align": "align_weight", "align_weight": "align!=none",
+             "align_ramp": "align!=none and align_weight", "keep_self": "align=info_nce",
+             "temperature": "align=info_nce and align_weight",
+             "cls_view": "align!=none and align_weight", "predictor": "align!=none"}
+    reads = ", and its loss reads [CLS]"
 
     @dataclass(frozen=True)
     class Config:
@@ -723,7 +728,8 @@ class LlmJepa(Ntp):
     name = "llm-jepa"  # other facts are Ntp's
     presets = {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})}  # [table 2]
     needs = {"pred_position": "predictors", "align": "jepa_weight",
-             "temperature": "align=info_nce", "rescale": "jepa_dropout"}
+             "temperature": "align=info_nce", "rescale": "jepa_dropout and jepa_weight"}
+    held_out = dict(jepa_dropout=0.0)
 
     @dataclass(frozen=True)
     class Config:
@@ -787,7 +793,9 @@ class LlmJepa(Ntp):
         partners = (code, text) if c.reverse else (text, code)
         jepa = align(c.align, *partners, c.temperature, batch["seed"], both=False)
 
-        weight = c.jepa_weight / (1 - c.jepa_dropout if c.rescale else 1)
+        weight = c.jepa_weight
+        if c.rescale and self.training:
+            weight /= 1 - c.jepa_dropout
         return c.gamma * ntp + weight * jepa, {"ntp": ntp.detach(), "jepa": jepa.detach()}
 
 

@@ -204,10 +204,10 @@ def settle(name, given):
         own = source.model.config
         pool = given.get("pool", own.pool)
         if pool != kind.pool:
-            notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}")
+            notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}{kind.reads}")
         dropout = (kind.paper | toy | given).get("dropout", own.dropout)
         model = replace(own, head=model.head, pool=pool, dropout=dropout)
-    model = fit_lengths(kind, train, model, given)
+    train, model = fit_lengths(kind, train, model, given, notes)
     return Settings(kind, options, train, model, source, notes)
 
 
@@ -227,19 +227,22 @@ def fit_source(source, kind, options):
     return source._replace(tokenizer=tokenizer, model=grown)
 
 
-def fit_lengths(kind, train, model, given):
-    """-> a model with as many positions as the longest row needs. BadInput if it cannot have them.
-    """
+def fit_lengths(kind, train, model, given, notes):
+    """-> the same with lengths that fit: a default gives way, what was asked for is refused."""
     # [CLS] and [SEP] around every text of a row, and a chat's system text before them.
     texts = kind.texts_per_row + (train.chat == "system")
     longest = texts * (train.max_length + 2)
     if not train.init and "max_positions" not in given:
-        model = replace(model, max_positions=max(model.max_positions, longest))
+        return train, replace(model, max_positions=max(model.max_positions, longest))
     most = model.max_tokens or model.max_positions
-    if longest > most:
+    fitting = most // texts - 2
+    if longest > most and (train.block or "max_length" in given or fitting < 1):
         raise BadInput(f"max_length {train.max_length}: a row can have {longest} tokens, over the "
-                       f"model's {most}: --max-length {most // texts - 2} fits")
-    return model
+                       f"model's {most}: --max-length {fitting} fits")
+    if longest > most:
+        notes.append(f"  max_length {fitting}: the model reads {most} tokens")
+        train = replace(train, max_length=fitting)
+    return train, model
 
 
 def unknown_flag(name, kind):
@@ -274,7 +277,6 @@ def check(train, kind, options):
         ("block", kind.views == 1, f"needs single texts, and {kind.name} takes pairs: drop it"),
         ("block", 8 <= train.block <= train.max_length, "must be from 8 to --max-length"),
     ]
-    # 0 and "" mean that a setting is off, and then it needs nothing.
     for name, holds, otherwise in rules:
         if getattr(train, name) and not holds:
             raise BadInput(f"{name} {getattr(train, name)} {otherwise}")
@@ -699,10 +701,13 @@ class Run:
         examples = batches.examples(step)
         # All chance of a batch comes from here: dropout apart, the model draws nothing.
         rng = batches.rng(step)
+        options = self.settings.options
+        if batches is not self.batches:
+            options = replace(options, **self.kind.held_out)
         size = self.train.batch // self.train.accumulate
         parts = []
         for first in range(0, len(examples), size):
-            part = self.kind.collate(examples[first:first + size], rng, self.settings.options,
+            part = self.kind.collate(examples[first:first + size], rng, options,
                                      self.corpus.special)
             parts.append(part)
             for packed in part.values():

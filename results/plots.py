@@ -8,6 +8,8 @@ an `axis` draw there if they are given one: figure, axes = plots.panels(1, 2).
 """
 
 import io
+import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import evaluate
+from corpora.folder import read_results
 from corpora.program import Parser
 from corpora.text import write_atomic
 from tasks.metrics import alignment
@@ -304,6 +307,33 @@ def words(rows):
     return figure
 
 
+def looked_at(evaluation, count=4):
+    """A few texts of each language, the darker where the sentence vector's token looks in the last
+    layer, mean of the heads [MEXMA, figs 7 to 10]."""
+    from tasks import analysis
+    rows = {}
+    for language, ids in evaluation.ids.items():
+        weights = analysis.sentence_attention(evaluation, ids[:count])              # (H, L) each
+        for number, (row, seen) in enumerate(zip(ids, weights), 1):
+            seen = seen.mean(0)[1:-1]  # without [CLS] and [SEP]
+            seen = (seen / seen.max()).tolist()
+            pieces = [evaluation.tokenizer.decode([index]) for index in row[1:-1]]
+            rows[f"{language} {number}"] = list(zip(pieces, seen))
+    return words(rows)
+
+
+def answers(scores):
+    """What `finetune --task mlqa` found -> F1, language of the context by that of the question
+    [BERT-JEPA, fig. 3]."""
+    cells = {}
+    for name, number in scores.items():
+        part = re.fullmatch(r"mlqa/f1/(\w\w)-(\w\w)", name)
+        if part:
+            cells.setdefault(part[1], {})[part[2]] = number
+    table = [[row.get(name, math.nan) for name in cells] for row in cells.values()]
+    return heat(table, [*cells], [*cells], "question", "context", "F1")
+
+
 # ---- files
 
 
@@ -317,6 +347,41 @@ def png(figure):
     return file.getvalue()
 
 
+def of_run(folder, limit):
+    """The pictures of one run: {name: figure}; its first vectors, {label: (N, D)}; for `differences`
+    and for `plane`, {label: ...} each."""
+    from tasks import analysis
+    run = evaluate.open_run(folder)
+    evaluation = evaluate.evaluation_of(run, limit=limit)
+    x, *others = evaluation.vectors.values()
+    pictures = {}
+    pairs = {}
+    places = {}
+    causal = run.model.config.causal
+    if others:
+        for draw in (pca, cosines):
+            pictures[f"{draw.__name__}-{folder.name}"] = draw(evaluation.vectors)
+        # Text and Code where all models have them, and not at [PRED].
+        same = analysis.last_tokens(evaluation) if causal else evaluation.vectors
+        pairs[folder.name] = tuple(same.values())[:2]
+        places[folder.name] = [(alignment(x, others[0]), evaluate.uniformity(x))]
+    if run.model.blocks and not causal:
+        pictures[f"attention-{folder.name}"] = looked_at(evaluation)
+    found = {}
+    for name in ("eval-sets.json", "finetune-mlqa.json"):
+        if (folder / name).is_file():
+            found |= read_results(folder / name)
+    # Within the classes of a set, as the paper's plane has it: `python -m tasks RUN --tasks gap`.
+    for name, number in found.items():
+        part = re.fullmatch("gap/(.+)/mean/class_alignment", name)
+        if part:
+            uniform = found[f"gap/{part[1]}/mean/uniformity"]
+            places[f"{folder.name}, {part[1]}"] = [(number, uniform)]
+    if "mlqa/f1" in found:
+        pictures[f"mlqa-{folder.name}"] = answers(found)
+    return pictures, {f"{folder.name}, {next(iter(evaluation.vectors))}": x}, pairs, places
+
+
 def main(arguments):
     from . import compare  # here, because a notebook need not wait for all tasks
     parser = Parser("python -m results plots", __doc__)
@@ -324,20 +389,13 @@ def main(arguments):
     parser.add_argument("--out", default="plots", metavar="FOLDER", help="for the PNGs [plots]")
     parser.add_argument("--limit", type=int, default=500, help="rows at most [500]")
     options = parser.parse_args(arguments)
+    pictures = {}
     firsts = {}
     pairs = {}
     places = {}
-    pictures = {}
     for folder in map(Path, options.runs):
-        run = evaluate.open_run(folder)
-        vectors = evaluate.evaluation_of(run, limit=options.limit).vectors
-        x, *others = vectors.values()
-        firsts[f"{folder.name}, {next(iter(vectors))}"] = x
-        if others:
-            pairs[folder.name] = (x, others[0])
-            places[folder.name] = [(alignment(x, others[0]), evaluate.uniformity(x))]
-            for draw in (pca, cosines):
-                pictures[f"{draw.__name__}-{folder.name}"] = draw(vectors)
+        for whole, part in zip((pictures, firsts, pairs, places), of_run(folder, options.limit)):
+            whole |= part
     logs = {}
     groups = compare.group([compare.read_run(folder, ()) for folder in options.runs])
     for label, runs in groups.items():
@@ -345,7 +403,9 @@ def main(arguments):
     pictures |= {"spectrum": spectrum(firsts), "explained": explained(firsts),
                  "curves": curves(logs)}
     if pairs:
-        pictures |= {"differences": differences(pairs), "plane": plane(places)}
+        pictures["differences"] = differences(pairs)
+    if places:
+        pictures["plane"] = plane(places)
     for name, figure in pictures.items():
         write_atomic(Path(options.out) / f"{name}.png", png(figure))
         print(f"{options.out}/{name}.png")

@@ -3,7 +3,7 @@ loss with its gradients against a plain padded re-computation in float64."""
 
 import itertools
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import get_args
 
 import numpy as np
@@ -15,7 +15,7 @@ import data
 import objectives
 import train
 from corpora.program import BadInput, unmet
-from model import Model, ModelConfig, each_tensor
+from model import SIZES, Model, ModelConfig, each_tensor
 from objectives import (
     IN_BATCH,
     MEXMA,
@@ -166,12 +166,17 @@ PUBLISHED = [
     (LlmJepa, "table 12", dict(lr=2e-5, jepa_weight=1, predictors=1, gamma=1)),
     ((LlmJepa, "scratch"), "table 2", dict(lr=8e-5, jepa_weight=2, predictors=3)),
     ((Ntp, "scratch"), "table 2", dict(lr=8e-5)),
-    ((Mlm, "hybrid"), "Predict and Reconstruct, 4.1", dict(Hybrid.paper, regressor=True))]
+    ((Mlm, "hybrid"), "Predict and Reconstruct, 4.1", dict(Hybrid.paper, regressor=True)),
+    ("hybrid", "the size: sec. 4.1", dict(width=512, layers=6, heads=8, norm_position="pre",
+                                          positions="sinusoidal", dropout=0.0))]
 
 
 @pytest.mark.parametrize("kind, section, values", PUBLISHED, ids=str)
 def test_a_default_is_what_the_paper_says(kind, section, values):
-    found = defaults(*kind) if isinstance(kind, tuple) else defaults(kind)
+    if isinstance(kind, str):
+        found = asdict(ModelConfig()) | SIZES[kind]
+    else:
+        found = defaults(*kind) if isinstance(kind, tuple) else defaults(kind)
     assert {name: found[name] for name in values} == values
 
 

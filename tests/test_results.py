@@ -283,6 +283,26 @@ def test_every_plot_is_drawn_the_same_each_time():
     assert plots.points_of(log, "loss") == {1: 2.0}                      # "nan" has no point
 
 
+def test_plots_of_runs_are_of_what_each_has(pairs, tmp_path, capsys):
+    folders = []
+    for name in ("mlm", "contrastive"):
+        run = train.start(name, tmp_path / name, steps=1, **TINY | pairs)
+        list(run.steps())
+        folders.append(run.folder)
+    scores = {"gap/sst2/mean/class_alignment": 0.5, "gap/sst2/mean/uniformity": -1.0,
+              "gap/sst2/max/class_alignment": 0.1, "gap/sst2/max/uniformity": -2.0}
+    (folders[0] / "eval-sets.json").write_text(json.dumps(scores), encoding="utf-8")
+    scores = {"mlqa/f1": 2.0, "mlqa/f1/en-en": 3.0, "mlqa/f1/en-de": 1.0, "mlqa/f1/xlt": 3.0}
+    (folders[1] / "finetune-mlqa.json").write_text(json.dumps(scores), encoding="utf-8")
+    _, _, _, places = plots.of_run(folders[0], 20)
+    assert places["mlm, sst2"] == [(0.5, -1.0)] and "mlm, sst2/max" not in places
+    assert said(capsys, "plots", *folders, "--out", tmp_path / "plots", "--limit", 20)[0] == 0
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {
+        "attention-mlm", "attention-contrastive", "pca-mlm", "pca-contrastive", "cosines-mlm",
+        "cosines-contrastive", "mlqa-contrastive", "spectrum", "explained", "curves", "plane",
+        "differences"}
+
+
 # ---- the benchmark
 
 
@@ -329,6 +349,10 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
                 settings = train.parse(words[2:])
                 assert settings.train.seed == 7 and settings.train.out == str(job.folder)
             assert job.tests.startswith("python ") and "RUN" not in job.train + job.tests
+        # Beside hybrid stands the paper's control: its head and recipe, without its loss.
+        trained = " ".join(job.train for job in run.jobs_of(name, [7]))
+        assert "--preset hybrid" in trained or "--objective hybrid" not in trained or (
+            name == "encoders-rates")
         records = run.read_records(name)
         text = run.page(name, records)
         assert text.startswith(f"# {name}\n") and "Commit " in text

@@ -188,8 +188,19 @@ REFUSALS = [
     (f"--head-hidden {LARGE}", "GB, and cpu has"), (f"--width {2 ** 62}", f"width {2 ** 62}"),
     (f"--ffn-dim {2 ** 63}", "ffn_dim"), (f"--vocab {10 ** 9}", "vocab 1000000000"),
     (f"--batch {LARGE}", f"batch {LARGE}"), (f"--max-length {LARGE}", "max_positions 1000"),
-    # options without effect; that all of an objective's are found, test_objectives.py shows
+    # options without effect
     ("--temperature 0.1", "temperature 0.1 has no effect with"),
+    ("--align info_nce --align-weight 0", "align info_nce has no effect without --align-weight"),
+    ("--align none --align-weight 2", "align_weight 2.0 has no effect with --align none"),
+    ("--align none --align-views dirty", "align_views dirty has no effect with --align none"),
+    ("--within", "within True has no effect without --align info_nce"),
+    ("--no-symmetrical --mask-second 0.3", "mask_second 0.3 has no effect without --symmetrical"),
+    ("--objective bepa --align none --align-ramp 0.1", "align_ramp 0.1 has no effect with"),
+    ("--objective bepa --align none --cls-view masked", "cls_view masked has no effect with"),
+    ("--objective bepa --align mse --keep-self", "keep_self True has no effect without"),
+    ("--objective llm-jepa --rescale", "rescale True has no effect without --jepa-dropout"),
+    ("--objective llm-jepa --jepa-weight 0 --align l2", "align l2 has no effect without"),
+    ("--objective llm-jepa --predictors 0 --pred-position prepend", "pred_position prepend has"),
     ("--koleo-weight 0 --koleo-all-ranks", "koleo_all_ranks True has no effect with"),
     ("--objective hybrid --allow-overlap --min-keep 8", "min_keep 8 has no effect with"),
     ("--objective hybrid --balance-end 0.9", "balance_end 0.9 has no effect with"),
@@ -369,6 +380,10 @@ def test_the_loss_on_rows_held_out_is_that_of_fixed_batches_and_disturbs_nothing
     # Fewer rows than a batch: a smaller one.
     run = started(pairs, "contrastive", steps=1, batch=64)
     assert 1 < run.validation.batch < 64 and "validation/loss" in run.scores()
+    # Views that training drops are there.
+    whole, dropping = (started(pairs, "llm-jepa", steps=1, **options).validate() for options in (
+        {}, dict(jepa_dropout=0.9, rescale=True)))
+    assert whole == dropping and whole["validation/jepa"] > 0
 
 
 def test_a_validation_loss_that_is_not_finite_is_a_warning_and_training_goes_on(
@@ -758,12 +773,17 @@ def test_what_a_vector_is_and_how_long_a_row_goes_with_the_model(pairs, starts, 
     saved["config"] |= dict(max_tokens=40, normalize=True, pool="max", dropout=0.3)
     torch.save(saved, first / "model.pt")
     with pytest.raises(BadInput, match="max_length 128: .* --max-length 38 fits"):
-        train.start("contrastive", **from_run(pairs, first))
+        train.start("contrastive", **from_run(pairs, first, max_length=128))
+    own = train.settle("contrastive", from_run(pairs, first))
+    assert own.train.max_length == 38
+    assert any("max_length 38" in note and "40 tokens" in note for note in own.notes)
     run = train.start("contrastive", **from_run(pairs, first, steps=1, max_length=30))
     config = run.model.config
     assert (config.pool, config.max_tokens, config.normalize) == ("max", 40, True)
     assert config.dropout == run.model.dropout.p == 0.3
     assert any("pool max" in note and "cls" in note for note in run.settings.notes)
+    bepa = train.settle("bepa", from_run(pairs, first))
+    assert any("its loss reads [CLS]" in note for note in bepa.notes)
     asked = train.settle("contrastive", from_run(pairs, first, max_length=30, pool="cls"))
     assert asked.model.pool == "cls" and not any("pool" in note for note in asked.notes)
 
