@@ -202,6 +202,9 @@ def settle(name, given):
         source = fit_source(source, kind, options)
         # What a sentence vector is goes with the model, and so does its dropout: a Llama has none.
         own = source.model.config
+        if train.lora_rank > own.width:
+            raise BadInput(f"lora_rank {train.lora_rank} is over the model's width: at most "
+                           f"{own.width} has an effect")
         pool = given.get("pool", own.pool)
         if pool != kind.pool:
             notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}{kind.reads}")
@@ -446,8 +449,10 @@ class Run:
             self.own.check()
         path = self.folder / "train.pt"
         saved = read_torch(path) if writes and path.exists() else None
-        if saved is not None and (not isinstance(saved, dict) or saved.get("format") != FORMAT):
-            raise BadInput(f"{path} is no checkpoint of this version: use another --out")
+        if saved is not None:
+            found = saved.get("format") if isinstance(saved, dict) else None
+            if type(found) is not int or found != FORMAT:
+                raise BadInput(f"{path} is no checkpoint of this version: use another --out")
         self.open_data(saved)
         self.make_model()
         self.evaluation()  # refuses rows that cannot be evaluated now, not after an hour
@@ -572,7 +577,7 @@ class Run:
         try:
             self.compare(saved)
             self.load(saved)
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise BadInput(f"{self.folder / 'train.pt'} is damaged, or of another kind ({error!r}):"
                            " use another --out") from None
         self.say(f"resuming at step {self.step} of {self.train.steps}")
@@ -589,6 +594,19 @@ class Run:
 
     def load(self, saved):
         """Take over a checkpoint; an error of many types if it does not fit."""
+        kinds = [type(saved[name]) for name in ("step", "tokens", "seconds", "window")]
+        if kinds != [int, int, float, list]:
+            raise TypeError(f"step, tokens, seconds, window are {kinds}")
+        if saved["untrained"] is not None:
+            kinds = set(map(type, saved["untrained"].values()))
+            if not kinds <= {int, float}:
+                raise TypeError(f"the results at step 0 are {kinds}")
+        for row in saved["window"]:
+            if row.keys() != saved["window"][0].keys() or not {"loss", "tokens"} <= row.keys():
+                raise TypeError("the steps since the last line of the log do not fit")
+        own = each_tensor(self.objective.state_dict(), outline)
+        if each_tensor(saved["weights"], outline) != own:
+            raise TypeError("the weights have other names, shapes or types")
         # In place: the optimiser holds these very parameters.
         self.objective.load_state_dict(saved["weights"])
         trained = sum((group["params"] for group in self.optimizer.param_groups), [])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import zlib
 from pathlib import Path
 
 from corpora.program import BadInput, alone, lock, remove_leftovers
@@ -24,9 +25,18 @@ CONFIG = {"data": str, "langs": str, "eval_data": str, "chat": str, "header": st
           "skip_bad": bool, "max_length": int}
 
 
+def sealed(first):
+    """The first line of a log -> the same with its checksum, whether it had one or not."""
+    content = {name: value for name, value in first.items() if name != "checksum"}
+    return content | {"checksum": zlib.crc32(json.dumps(content).encode())}
+
+
 def read_first(folder):
     """The first line of a run's log, which has its "config". BadInput if there is none."""
     first = next(iter(read_log(folder)), {})
+    if "checksum" in first and sealed(first) != first:
+        raise BadInput(f"{folder}: the first line of log.jsonl, the run's settings, is not as it "
+                       "was written: put the file back")
     config = first.get("config")
     is_config = isinstance(config, dict) and "data" in config
     for name, kind in CONFIG.items():
@@ -160,6 +170,8 @@ class TrainingFolder:
     def log(self, record):
         """Append an object to log.jsonl; what JSON cannot write (nan, inf) becomes a string."""
         record = json.loads(json.dumps(record), parse_constant=str)
+        if "config" in record:
+            record = sealed(record)
         with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 

@@ -24,6 +24,7 @@ from safetensors.numpy import save as to_safetensors
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
+from corpora.folder import sealed
 from corpora.program import BadInput, alone, machine_memory
 from corpora.text import write_atomic
 from data import Tokenizer, rows_of
@@ -56,7 +57,7 @@ def import_model(name, folder):
                  "imported": {"name": str(name), "vectors": found.vectors}}
         save(found.model, part / "model.pt")
         found.tokenizer.save(part / "tokenizer.json")
-        write_atomic(part / "log.jsonl", (json.dumps(first) + "\n").encode())
+        write_atomic(part / "log.jsonl", (json.dumps(sealed(first)) + "\n").encode())
     return found
 
 

@@ -449,7 +449,18 @@ HOSTILE = {  # changes to a checkpoint whose checksums are right
     "random": lambda saved: saved["random"][0].update(cpu=torch.zeros(5, dtype=torch.uint8)),
     "ranks": lambda saved: saved.update(random=[]),
     "step": lambda saved: saved.update(step="2"), "lost": lambda saved: saved.pop("tokens"),
-    "format": lambda saved: saved.update(format=1), "config": lambda saved: saved.update(config=7)}
+    "half a step": lambda saved: saved.update(step=1.5),
+    "true step": lambda saved: saved.update(step=True),
+    "tokens": lambda saved: saved.update(tokens=None),
+    "seconds": lambda saved: saved.update(seconds=torch.tensor(3.0)),
+    "no window": lambda saved: saved.update(window={}),
+    "window without its loss": lambda saved: saved.update(window=[{"tokens": torch.zeros(())}]),
+    "untrained": lambda saved: saved.update(untrained={"retrieval/xsim": None}),
+    "untrained list": lambda saved: saved.update(untrained=[3]),
+    "half weights": lambda saved: saved.update(
+        weights={name: weight.half() for name, weight in saved["weights"].items()}),
+    "format": lambda saved: saved.update(format=1), "config": lambda saved: saved.update(config=7),
+    "format of tensors": lambda saved: saved.update(format=torch.full((2,), train.FORMAT))}
 
 
 def hostile(change):
@@ -497,6 +508,15 @@ def test_what_cannot_be_gone_on_with_is_named_and_nothing_is_touched(case, train
     before = contents(path.parent)
     assert said in refused([*words, *flags.split()])
     assert contents(path.parent) == before
+
+
+def test_settings_that_changed_in_the_log_are_refused(trained):
+    log = trained[1].with_name("log.jsonl")
+    text = log.read_text(encoding="utf-8")
+    assert '"max_length": ' in text
+    log.write_text(text.replace('"max_length": ', '"max_length": 1'), encoding="utf-8")
+    with pytest.raises(BadInput, match="not as it was written"):
+        evaluate.open_run(log.parent)
 
 
 def test_a_folder_with_other_things_in_it_is_left_alone(pairs, tmp_path, refused):
@@ -774,6 +794,8 @@ def test_what_a_vector_is_and_how_long_a_row_goes_with_the_model(pairs, starts, 
     torch.save(saved, first / "model.pt")
     with pytest.raises(BadInput, match="max_length 128: .* --max-length 38 fits"):
         train.start("contrastive", **from_run(pairs, first, max_length=128))
+    with pytest.raises(BadInput, match=f"lora_rank {LARGE} is over the model's width"):
+        train.settle("contrastive", from_run(pairs, first, lora_rank=LARGE))
     own = train.settle("contrastive", from_run(pairs, first))
     assert own.train.max_length == 38
     assert any("max_length 38" in note and "40 tokens" in note for note in own.notes)
