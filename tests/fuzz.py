@@ -34,6 +34,7 @@ PROGRAMS = {name.split(".")[0]: import_module(name).main
             for name in ("train", "evaluate", "tasks.__main__", "interop.__main__")}
 PROGRAMS["results"] = import_module("results.__main__").work
 program = import_module("corpora.program")
+torch = import_module("torch")  # after OMP_NUM_THREADS is set
 
 MEMORY = (resource.RLIMIT_AS, (6 << 30, 6 << 30))  # bytes, of which libraries take one or two
 SECONDS = 120  # that one case may take
@@ -124,6 +125,8 @@ def damage(rng):
     ways = [content[:cut], flipped, flipped, flipped, content + content[:cut], bytes(len(content)),
             b"", b"PK\3\4", b"[" * 9999, Path("run/model.pt").read_bytes(),
             Path.touch, Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)]
+    if path.suffix == ".pt":
+        ways += 3 * [lambda path: retyped(path, content, rng)]
     if "json" in path.suffix:
         values = list(re.finditer(rb'(?<=: )("[^"]*"|[^]\[{},"\s]+)', content))
         for value in rng.choices(values, k=9):
@@ -136,6 +139,20 @@ def damage(rng):
         way(path)
     place = path.parts[0].replace("cache", "pairs.tsv")
     return str(path), rng.choice([one for one in COMMANDS if place in one.split()]).split()
+
+
+def retyped(path, content, rng):
+    """A whole file of torch's, in which one thing is of another type."""
+    whole = torch.load(io.BytesIO(content), weights_only=True)
+    part = whole
+    while True:
+        names = list(part) if isinstance(part, dict) else range(len(part))
+        name = rng.choice(names)
+        if not isinstance(part[name], (dict, list)) or not part[name] or rng.randrange(4) == 0:
+            break
+        part = part[name]
+    part[name] = rng.choice([None, "7", [], {}, True, torch.zeros(2, 3), torch.tensor(3).bool()])
+    torch.save(whole, path)
 
 
 def hostile_data(rng):
