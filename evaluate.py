@@ -409,8 +409,8 @@ def rank_correlation(a, b):
 
 @dataclass
 class Evaluation:
-    """A model and the rows it is asked about; vectors and answers are made once for all tasks.
-    BadInput for fewer than two rows, or a vector that is not finite."""
+    """Of a model and rows: vectors and answers are made once for all tasks. BadInput for fewer
+    than two rows, or a vector that is not finite."""
     model: torch.nn.Module
     tokenizer: Tokenizer
     rows: corpora.EvaluationRows
@@ -429,8 +429,7 @@ class Evaluation:
         self.pool = self.pool or self.model.config.pool
         self.count = len(next(iter(self.texts.values())))  # N
         if self.count < 2:
-            raise BadInput(f"{self.rows.name} gives {self.count} rows: an evaluation needs at "
-                           "least 2")
+            raise BadInput(f"{self.rows.name} gives {self.count} rows: at least 2 are needed")
 
     @functools.cached_property
     def digest(self):
@@ -734,8 +733,7 @@ def open_run(folder, device="cpu"):
     if is_other or tokenizer.vocab > model.config.vocab:
         raise BadInput(f"{folder}/tokenizer.json is not that of the training: put that file back")
     if not says_rows(first, tokenizer.vocab):
-        raise BadInput(f"{folder}/log.jsonl: affixes or views of its first line are damaged: put "
-                       "that file back")
+        raise BadInput(f"{folder}/log.jsonl: its first line has bad affixes or views: restore it")
     # The model of step 0 is gone, but it was evaluated, on the rows for validation
     begun = [one["eval"] for one in read_log(folder) if "eval" in one and one.get("step") == 0]
     untrained = begun[0] if begun and isinstance(begun[0], dict) else {}
@@ -775,7 +773,7 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
 # ---- command line
 
 def make_parser(prog, description, tasks):
-    """The Parser of a program that evaluates a run: the flags that choose what is evaluated."""
+    """The Parser of a program that evaluates a run."""
     parser = Parser(prog, description)
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, such as out/mexma")
@@ -799,11 +797,13 @@ OTHERWISE = ("data", "langs", "header", "split", "limit", "max_new", "pool", "ha
 
 def place_of(options, evaluation):
     """Where the numbers go: those of the run's own rows to its eval.json, what was asked otherwise
-    to a file named after it. BadInput for an --out that holds something else."""
+    to a file named after it. BadInput for an --out that will not do."""
     if options.out:
         path = Path(options.out).absolute()
-        if path.exists() and "rows" not in read_results(path):
+        if os.path.lexists(path) and "rows" not in read_results(path):
             raise BadInput(f"--out {options.out} is there, and holds no results: name another file")
+        if not path.parent.is_dir():
+            raise BadInput(f"--out {options.out} lies in no folder: make that first")
         return path
     asked = [vars(options).get(name) not in (None, []) for name in OTHERWISE]
     return f"eval-{evaluation.digest}.json" if any(asked) else "eval.json"

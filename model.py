@@ -5,6 +5,7 @@ Axes, here and in every other file:
     H heads     K size of a head    V vocabulary                             N selected positions
 """
 
+import contextlib
 import io
 import itertools
 import os
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import kernels
-from corpora.program import BadInput, validate
+from corpora.program import BadInput, shortened, validate
 from corpora.text import write_atomic
 from kernels.cached import KeyValueCache  # noqa: F401
 from kernels.cross_entropy import upcast
@@ -185,10 +186,9 @@ class ModelConfig:
         validate(self, above={0: "vocab width heads ffn_dim max_positions norm_epsilon rope_theta "
                                  "embed_scale"},
                  at_least={0: "layers kv_heads head_dim position_offset attn_softcap "
-                              "logit_softcap dropout max_tokens"})
+                              "logit_softcap dropout max_tokens"}, at_most={1000: "layers"})
         kv_heads = self.kv_heads or self.heads
         rules = [  # a field, what must hold, the rule in words
-            ("layers", self.layers <= 1000, "it must be at most 1000"),
             ("dropout", self.dropout < 1, "it must be below 1"),
             ("width", self.head_dim or self.width % self.heads == 0,
              f"without a head_dim it must be a multiple of heads {self.heads}"),
@@ -493,16 +493,26 @@ def load(path, device="cpu"):
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is no model of this version ({error}): give the model.pt of a run, "
                        "or use the version that wrote it") from None
+    # First without memory: a damaged config may tell of a model that no machine can hold.
+    with fitting(path), torch.device("meta"):
+        Model(config).load_state_dict(each_tensor(weights, lambda x: x.to("meta")))
     model = Model(config).to(device)
-    try:
+    with fitting(path):
         model.load_state_dict(weights)
         # Whole numbers would be taken over as if they were weights.
         if not all(weight.is_floating_point() for weight in weights.values()):
             raise TypeError("its weights are whole numbers")
-    except (RuntimeError, TypeError) as error:
-        what = " ".join(str(error).split())
-        raise BadInput(f"{path} does not fit this architecture: {what}") from None
     return model.eval()
+
+
+@contextlib.contextmanager
+def fitting(path):
+    """`with fitting(path):` a file's weights that do not fit are BadInput."""
+    try:
+        yield
+    except (AttributeError, RuntimeError, TypeError) as error:
+        what = shortened(" ".join(str(error).split()), 300)
+        raise BadInput(f"{path} does not fit this architecture: {what}") from None
 
 
 def write_torch(value, path):

@@ -502,7 +502,8 @@ class Mexma(Objective):
         def __post_init__(self):
             validate(self, at_least={0: "align_weight mlm_weight koleo_weight head_layers",
                                      1: "head_heads head_hidden"},
-                     above={0: "temperature"}, shares="mask_first mask_second")
+                     above={0: "temperature"}, at_most={1000: "head_layers"},
+                     shares="mask_first mask_second")
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: "
                                "add --align-views dirty or --align none")
@@ -684,7 +685,7 @@ class Bepa(Objective):
 
 
 def monolingual_rows(examples, special):
-    """Two neighbours of one language in a row; the odd one of a language stays alone."""
+    """Two neighbours of one language in a row; the odd one stays alone."""
     rows = []
     waiting = {}  # a column's row without a neighbour
     for example in examples:
@@ -748,9 +749,7 @@ class LlmJepa(Ntp):
 
         def __post_init__(self):
             validate(self, at_least={0: "gamma jepa_weight predictors"}, above={0: "temperature"},
-                     shares="jepa_dropout")
-            if self.predictors > 10:
-                raise BadInput(f"predictors is {self.predictors}: there are 10 [PRED] tokens")
+                     shares="jepa_dropout", at_most={10: "predictors"})  # there are 10 [PRED]
 
     @staticmethod
     def special_tokens(config):
@@ -813,7 +812,7 @@ def rows_with_views(examples, config, special):
         if config.mode == "three-row":
             codes.append(Segment(joined(start, code), True))
         else:
-            # Of a Text's segment it sees the start alone, not the Text.
+            # Of a Text's segment it sees the start alone.
             codes.append(Segment(code, True, prefix=(0, len(start))))
     n = len(rows)
     if config.mode == "three-row":
@@ -873,6 +872,7 @@ class Hybrid(Objective):
         def __post_init__(self):
             validate(self, at_least={0: "predictor_layers predictor_std min_keep",
                                      1: "target_blocks predictor_width predictor_heads"},
+                     at_most={1000: "predictor_layers"},
                      shares="target_low target_high context_low context_high momentum "
                             "mask_ratio balance_start balance_end")
             if self.target_low > self.target_high or self.context_low > self.context_high:

@@ -113,6 +113,8 @@ def exit_status(work, *arguments):
     """Do the work of a program -> its exit status: what it returns or 0, 2 for the user's mistakes
     and what the machine cannot do, 130 and 141 if stopped. The only handler at the top of a
     program; a bug keeps its traceback."""
+    if sys.stderr is None:  # closed: nobody hears of progress, and the work goes on
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
     if sys.stdout is None:
         return _failed("the output is closed: send it to a file, or to /dev/null")
     is_done = False
@@ -191,10 +193,10 @@ def wing_imports():
 PLAIN = (bool, int, float, str)
 
 
-def validate(config, at_least=None, above=None, shares=""):
+def validate(config, at_least=None, above=None, shares="", at_most=None):
     """Check a config's fields: choices are those of its Literals, numbers are finite (and whole
-    ones fit 64 bits), and keep to at_least and above {bound: "names"}; shares lie in [0, 1].
-    BadInput names the field."""
+    ones fit 64 bits), and keep to at_least, above and at_most {bound: "names"}; shares lie in
+    [0, 1]. BadInput names the field."""
     values = vars(config)
 
     def demand(name, holds, rule):
@@ -223,6 +225,9 @@ def validate(config, at_least=None, above=None, shares=""):
     for bound, names in (above or {}).items():
         for name in names.split():
             demand(name, values[name] > bound, f"it must be above {bound}")
+    for bound, names in (at_most or {}).items():
+        for name in names.split():
+            demand(name, values[name] <= bound, f"it must be at most {bound}")
     for name in shares.split():
         demand(name, 0 <= values[name] <= 1, "it must lie in [0, 1]")
 

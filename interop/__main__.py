@@ -7,6 +7,7 @@
 """
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def encode_file(options):
     out = Path(options.out).absolute()
     if out.is_dir() or not out.parent.is_dir():
         raise BadInput(f"--out {options.out} must be a file in a folder that is there")
+    if os.path.lexists(out) and not is_array(out):
+        raise BadInput(f"--out {options.out} is there, and holds no array: name another file")
     vectors = huggingface.encode(open_run(options.run), lines)
     buffer = io.BytesIO()
     np.save(buffer, vectors)
@@ -48,10 +51,24 @@ def encode_file(options):
     print(printable(f"{options.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers"))
 
 
+def is_array(path):
+    """Is it a file in NumPy's format?"""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(6) == b"\x93NUMPY"
+
+
 def nearest(options):
     """Print the lines nearest to each query by cosine, best first: cosine, line number, line."""
     lines = texts_of(options.file)
-    queries = options.query or [line.rstrip("\r\n") for line in sys.stdin]
+    try:
+        queries = options.query or [line.rstrip("\r\n") for line in sys.stdin]
+        # Python hands over bytes that are no UTF-8 as halves of characters.
+        "".join(queries).encode()
+    except UnicodeError:
+        raise BadInput("a query, of --query or of stdin, is not UTF-8: convert it with "
+                       "iconv") from None
     if not 1 <= options.count <= len(lines) or not queries:
         raise BadInput(f"--count is {options.count}: it must be 1 to {len(lines)}, the lines of "
                        f"{options.file}, and there must be a query")

@@ -353,11 +353,21 @@ def test_numbers_that_cannot_be_written_are_printed_and_out_names_another_place(
     assert command(capsys, *words, "--out", out)[0] == 0
     assert json.loads(out.read_text(encoding="utf-8"))["geometry/rows"] == 9
     assert command(capsys, *words, "--out", out)[0] == 0  # its own file, once more
-    for other in (folder / "model.pt", folder / "tokenizer.json", folder / "eval.json", tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for other in (folder / "model.pt", folder / "tokenizer.json", folder / "eval.json", tmp_path,
+                  loop):
         status, shown, said = command(capsys, *words, "--out", other)
         assert status == 2 and shown == "" and "holds no results" in said
-    status, shown, said = command(capsys, *words, "--out", tmp_path / "nowhere" / "x.json")
-    assert status == 2 and "geometry/rankme" in shown and "not written" in said
+    for place in (tmp_path / "nowhere", out, loop):
+        status, shown, said = command(capsys, *words, "--out", place / "x.json")
+        assert status == 2 and shown == "" and "lies in no folder" in said
+
+
+def test_without_stderr_the_numbers_are_printed_all_the_same(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where fd 2 is closed
+    status, shown, _ = command(capsys, folder, "--tasks", "geometry", "--limit", 9, "--json")
+    assert status == 0 and json.loads(shown)["geometry/rows"] == 9
 
 
 def test_evaluations_at_the_same_time_lose_no_number(folder):
@@ -449,7 +459,7 @@ def test_a_run_with_system_texts_takes_them_where_there_are_any(tokenizer, tmp_p
     ("RUN --tasks ", "--tasks names nothing"),
     ("RUN --tasks sts --limit 9", "python -m tasks RUN --tasks sts"),
     ("RUN --langs en,xx", "xx"), ("RUN --split exam", "'exam'"),
-    ("RUN --limit 1", "toy gives 1 rows: an evaluation needs at least 2"),
+    ("RUN --limit 1", "toy gives 1 rows: at least 2 are needed"),
     ("RUN --limit -1", "--limit -1 is"), ("RUN --pool sum", "'sum'"),
     ("RUN --device abacus", "'abacus'"), ("RUN --max-new 0", "--max-new 0 is"),
     ("RUN --max-new 9", "--max-new 9: only the task generate"), ("RUN --header yes", "--header"),

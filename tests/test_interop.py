@@ -345,12 +345,26 @@ def test_encode_writes_one_vector_a_line_and_nearest_finds_the_line(tmp_path, ca
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
     assert run("nearest", "run", "lines.txt", "--count", 1) == 0
     assert "  1.000  4  the cat" in capsys.readouterr().out
+    assert run("encode", "run", "lines.txt", "--out", "v.npy") == 0  # its own file, once more
+
+
+@pytest.mark.parametrize("handler", ["strict", "surrogateescape"])
+def test_a_query_of_stdin_that_is_not_utf8_is_refused(handler, tmp_path, refused, monkeypatch):
+    a_run(tmp_path / "run")
+    (tmp_path / "lines").write_text("a\n", encoding="utf-8")
+    stdin = io.TextIOWrapper(io.BytesIO(b"the d\xf6g\n"), encoding="utf-8", errors=handler)
+    monkeypatch.setattr("sys.stdin", stdin)
+    words = f"nearest {tmp_path / 'run'} {tmp_path / 'lines'} --count 1"
+    assert "is not UTF-8" in refused(program.main, words)
 
 
 @pytest.mark.parametrize("words, said", [
     ("nearest RUN LINES --query a --count 9", "--count is 9"),
     ("encode RUN LINES --oot v.npy", "--out"), ("encode RUN no.txt --out v.npy", "no.txt"),
     ("encode RUN LINES --out no/v.npy", "no/v.npy must be a file in a folder that is there"),
+    *[(f"encode RUN LINES --out {name}", f"{name} is there, and holds no array")
+      for name in ("LINES", "NONE", "PIPE", "LOOP")],
+    ("nearest RUN LINES --count 1 --query d\udcf6g", "a query, of --query or of stdin, is not UTF"),
     ("encode NAN LINES --out v.npy", "its training has diverged"),
     ("encode RUN NONE --out v.npy", "NONE is empty"), ("encode RUN RUN --out v.npy", "a folder"),
     ("encode RUN RUN/model.pt --out v.npy", "model.pt is not UTF-8"),
@@ -368,8 +382,11 @@ def test_what_cannot_be_done_is_refused_in_one_line(words, said, tmp_path, refus
     save(model, Path("NAN/model.pt"))
     Path("LINES").write_text("a\nb\n", encoding="utf-8")
     Path("NONE").touch()
+    os.mkfifo("PIPE")
+    Path("LOOP").symlink_to("LOOP")
+    before = [(path, path.lstat().st_ino) for path in sorted(tmp_path.iterdir())]
     assert said in refused(program.main, words.replace("GOLDEN", str(GOLDEN / "bert")))
-    assert {path.name for path in tmp_path.iterdir()} == {"RUN", "PRE", "NAN", "LINES", "NONE"}
+    assert [(path, path.lstat().st_ino) for path in sorted(tmp_path.iterdir())] == before
 
 
 def test_the_readmes_mteb_adapter_keeps_to_the_protocol(tmp_path):

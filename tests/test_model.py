@@ -29,6 +29,7 @@ from model import (
     save,
     size_config,
 )
+from objectives import Hybrid, LlmJepa, Mexma
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, ffn_dim=32, max_positions=64, dropout=0.0)
 LLAMA = replace(TINY, **DECODER, kv_heads=2)
@@ -306,6 +307,10 @@ class Options:
     (lambda: validate(Options(rate=math.nan)), "rate is nan: it must be a finite number"),
     (lambda: validate(Options(), at_least={2: "count"}), "count is 1: it must be at least 2"),
     (lambda: validate(Options(), above={1: "rate"}), "rate is 1.0: it must be above 1"),
+    (lambda: validate(Options(), at_most={0: "count"}), "count is 1: it must be at most 0"),
+    (lambda: Mexma.Config(head_layers=1001), "head_layers is 1001: it must be at most 1000"),
+    (lambda: Hybrid.Config(predictor_layers=10 ** 9), "predictor_layers is 1000000000"),
+    (lambda: LlmJepa.Config(predictors=11), "predictors is 11: it must be at most 10"),
     (lambda: validate(Options(rate=2.0), shares="rate"), "rate is 2.0: it must lie in")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, said):
     with pytest.raises(ValueError, match=f"^[^\n]*{said}[^\n]*$"):
@@ -407,15 +412,20 @@ CONFIG = asdict(TINY)
 @pytest.mark.parametrize("config, said", [
     (CONFIG | {"width": 32}, r"does not fit.*embed.weight.*\[50, 16\].*\[50, 32\]"),
     (CONFIG | {"layers": 3}, "does not fit.*blocks.2.attention.qkv.weight"),
+    # More than any memory
+    (CONFIG | {"vocab": 10 ** 12}, r"does not fit.*\[50, 16\].*\[1000000000000, 16\]"),
+    (CONFIG | {"max_positions": 10 ** 18}, "does not fit.*overflowed"),
     (CONFIG | {"flavour": 1}, "no model of this version.*flavour"),
     (CONFIG | {"layers": 10 ** 9}, "no model of this version.*layers is 1000000000"),
     (None, "no model of this version"), ("int8", "does not fit.*whole numbers"),
-    ("cut", "cannot be read"), ("code", "cannot be read"), ("nothing", "does not exist")])
+    ("sparse", "does not fit.*embed.weight"), ("cut", "cannot be read"), ("code", "cannot be read"),
+    ("nothing", "does not exist")])
 def test_a_bad_model_file_is_one_clear_line(config, said, tmp_path):
     path = tmp_path / "model.pt"
     saved = {"config": config, "weights": Model(TINY).state_dict()}
-    if config == "int8":
-        saved = {"config": CONFIG, "weights": each_tensor(saved["weights"], torch.Tensor.char)}
+    if config in ("int8", "sparse"):
+        change = torch.Tensor.char if config == "int8" else torch.Tensor.to_sparse
+        saved = {"config": CONFIG, "weights": each_tensor(saved["weights"], change)}
     if config == "code":
         saved = {"config": __import__("os").system}
     if config != "nothing":
