@@ -594,6 +594,7 @@ class Run:
 
     def load(self, saved):
         """Take over a checkpoint; an error of many types if it does not fit."""
+        # Half a step, or half precision, would go on and be another run.
         kinds = [type(saved[name]) for name in ("step", "tokens", "seconds", "window")]
         if kinds != [int, int, float, list]:
             raise TypeError(f"step, tokens, seconds, window are {kinds}")
@@ -601,9 +602,10 @@ class Run:
             kinds = set(map(type, saved["untrained"].values()))
             if not kinds <= {int, float}:
                 raise TypeError(f"the results at step 0 are {kinds}")
+        # A line of the log is the mean over these.
         for row in saved["window"]:
             if row.keys() != saved["window"][0].keys() or not {"loss", "tokens"} <= row.keys():
-                raise TypeError("the steps since the last line of the log do not fit")
+                raise TypeError("the steps since the last line of the log lack a term")
         own = each_tensor(self.objective.state_dict(), outline)
         if each_tensor(saved["weights"], outline) != own:
             raise TypeError("the weights have other names, shapes or types")
@@ -698,7 +700,10 @@ class Run:
 
     def compile_blocks(self):
         """torch.compile the blocks, or say why not."""
-        kernels.prepare_to_compile()
+        # What is other for every batch stays out, said here: a decorator would import the compiler,
+        # which takes 1.5 s, in every program.
+        kernels.make_plan = torch.compiler.disable(kernels.make_plan)
+        kernels.padded_attention = torch.compiler.disable(kernels.padded_attention)
         blocks = [one for one in self.objective.modules() if isinstance(one, Block)]
         for block in blocks:
             block.compile(dynamic=True)

@@ -78,14 +78,6 @@ def make_plan(need, key_ranges, cu_seqlens, device):
                          "--attention sdpa can") from None
 
 
-def prepare_to_compile():
-    """Keep torch.compile out of what is other for every batch: the padded buckets, and the plans,
-    which are NumPy. Not by decorators: they import the compiler, which takes 1.5 s."""
-    global make_plan, padded_attention
-    make_plan = torch.compiler.disable(make_plan)
-    padded_attention = torch.compiler.disable(padded_attention)
-
-
 def packed_attention(qkv, heads, kv_heads, packed, back_end="auto", softcap=0.0):
     """Attention under the mask of a Packed: (T, (H + 2 Hkv) K), heads of q, k, v -> (T, H K).
 

@@ -110,7 +110,7 @@ def segments(key_ranges):
     tokens = len(key_ranges)
     if key_ranges.min(initial=0) < 0 or key_ranges.max(initial=0) > tokens:
         raise ValueError(f"an interval of key_ranges leaves the line of {tokens} tokens")
-    low, high = key_ranges[:, 0], key_ranges[:, 1]
+    low, high, _, _ = key_ranges.T
     # A segment's tokens see from its first one on; padding sees nothing.
     empty = low >= high
     begins = np.ones(tokens, bool)

@@ -330,8 +330,9 @@ def answers(scores):
         part = re.fullmatch(r"mlqa/f1/(\w\w)-(\w\w)", name)
         if part:
             cells.setdefault(part[1], {})[part[2]] = number
-    table = [[row.get(name, math.nan) for name in cells] for row in cells.values()]
-    return heat(table, [*cells], [*cells], "question", "context", "F1")
+    names = list(cells)
+    table = [list(map(row.get, names, [math.nan] * len(names))) for row in cells.values()]
+    return heat(table, names, names, "question", "context", "F1")
 
 
 # ---- files
@@ -348,8 +349,8 @@ def png(figure):
 
 
 def of_run(folder, limit):
-    """The pictures of one run: {name: figure}; its first vectors, {label: (N, D)}; for `differences`
-    and for `plane`, {label: ...} each."""
+    """The pictures of one run, {name: figure}; its first vectors, {label: (N, D)}; what
+    `differences` and `plane` take of it."""
     from tasks import analysis
     run = evaluate.open_run(folder)
     evaluation = evaluate.evaluation_of(run, limit=limit)
