@@ -612,6 +612,8 @@ class Run:
         # In place: the optimiser holds these very parameters.
         self.objective.load_state_dict(saved["weights"])
         trained = sum((group["params"] for group in self.optimizer.param_groups), [])
+        if saved["step"] and not saved["moments"]:
+            raise TypeError("the optimiser's moments are lost")
         for index, moments in saved["moments"].items():
             found = [outline(moments[name]) for name in ("step", "exp_avg", "exp_avg_sq")]
             like = outline(trained[index])

@@ -215,6 +215,10 @@ def validate(config, at_least=None, above=None, shares="", at_most=None):
                 bool in plain or not isinstance(values[name], bool))
             demand(name, holds or (values[name] is None and type(None) in typing.get_args(kind)),
                    f"it must be a {' or '.join(one.__name__ for one in plain)}")
+        if typing.get_origin(kind) is tuple:
+            holds = isinstance(values[name], (list, tuple)) and set(map(type, values[name])) <= {
+                int, float}
+            demand(name, holds, "it must be a list of numbers")
         if isinstance(values[name], float):
             demand(name, math.isfinite(values[name]), "it must be a finite number")
         if isinstance(values[name], int):

@@ -151,7 +151,7 @@ def retyped(path, content, rng):
         if not isinstance(part[name], (dict, list)) or not part[name] or rng.randrange(4) == 0:
             break
         part = part[name]
-    part[name] = rng.choice([None, "7", [], {}, True, torch.zeros(2, 3), torch.tensor(3).bool()])
+    part[name] = rng.choice([None, "7", [], {}, torch.zeros(2, 3), torch.tensor(3).bool()])
     torch.save(whole, path)
 
 

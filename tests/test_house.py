@@ -185,6 +185,12 @@ def test_the_core_alone_trains_resumes_and_evaluates(tmp_path):
     assert python(["-c", blocked], core, block) == "closed\n"
 
 
+def test_the_compiler_is_not_imported_unless_it_is_asked_for():
+    """It takes as long as PyTorch."""
+    said = python(["-c", "import sys, train; print('torch._dynamo' in sys.modules)"], ROOT)
+    assert said == "False\n"
+
+
 def test_the_loop_names_no_objective():
     import objectives
     tree = parse(ROOT / "train.py")

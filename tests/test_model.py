@@ -303,6 +303,7 @@ class Options:
     (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
     (lambda: replace(LLAMA, pair="segments"), "pair is 'segments': it needs learned positions"),
     (lambda: replace(TINY, max_tokens=-1), "max_tokens is -1"),
+    (lambda: replace(TINY, rope_scaling=torch.ones(4)), "rope_scaling is .*a list of numbers"),
     (lambda: size_config("huge"), "size 'huge'"),
     (lambda: validate(Options(rate=math.nan)), "rate is nan: it must be a finite number"),
     (lambda: validate(Options(), at_least={2: "count"}), "count is 1: it must be at least 2"),

@@ -442,6 +442,7 @@ HOSTILE = {  # changes to a checkpoint whose checksums are right
     "dtype": lambda saved: saved["moments"][0].update(exp_avg_sq=like(saved).half()),
     "stride": lambda saved: saved["moments"][0].update(
         exp_avg=torch.zeros(1).expand(like(saved).shape)),
+    "no moments": lambda saved: saved.update(moments={}),
     "missing moment": lambda saved: saved["moments"][0].pop("step"),
     "moment of nothing": lambda saved: saved["moments"].update({999: saved["moments"][0]}),
     "weight": lambda saved: saved["weights"].update({"model.embed.weight": torch.zeros(2, 2)}),
