@@ -377,7 +377,8 @@ def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, 
         if tokenizer is None:
             path = store.tokenizer(vocab or 8000, functools.partial(_train_on, text, vocab or 8000))
             tokenizer = Tokenizer.read(path)
-        tokens, offsets, held = store.arrays(tokenizer)
+        # The others are of a training, or of rows whose evaluation says it
+        tokens, offsets, held = store.arrays(tokenizer, say=split == "train")
         if not holdout:
             split = "all"
             held = ()

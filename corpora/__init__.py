@@ -97,7 +97,7 @@ def open_text(spec, langs=None, skip_bad=False, count=20_000, seed=0, header="au
         if os.path.isdir(only):
             files = flores_files(only, langs)
             return TextFiles(files.values(), (), skip_bad, files, header)
-        if not os.path.lexists(only) and not only.suffix:
+        if not os.path.lexists(only) and not only.suffix and only.name == str(only):
             near = did_you_mean(str(only), EMBEDDED, "; give the path of a file")
             raise BadInput(f"--data {only}: neither a file nor one of {', '.join(EMBEDDED)}{near}")
     return TextFiles(paths, langs, skip_bad, (), header)
@@ -150,7 +150,7 @@ def _rows_of_files(source, split, limit):
     """At most `limit` rows without an empty column; says what is not among them."""
     rows = []
     partial = 0
-    notes = list(source.notes)
+    notes = []
     for row in source.rows(split):
         if not all(row[:source.sides]):
             partial += 1
@@ -166,7 +166,10 @@ def _rows_of_files(source, split, limit):
     if partial:
         notes.append(f"{partial:,} rows of {source.name} lack a text in one of {columns}, and are "
                      "left out of every score; fewer --langs keep more")
-    for note in filter(None, [*notes, source.left_out()]):
+    # The rows for validation are those of a training, which has said how it reads them
+    if split != "valid":
+        notes = [*source.notes, *notes, source.left_out()]
+    for note in filter(None, notes):
         print(printable(note), file=sys.stderr)
     return rows
 

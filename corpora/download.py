@@ -10,11 +10,13 @@ and its sha256 is right, and an archive its folder only when it is unpacked: wha
 import hashlib
 import http.client
 import os
+import queue
 import re
 import shlex
 import shutil
 import sys
 import tarfile
+import threading
 import time
 import urllib.request
 import zipfile
@@ -28,6 +30,7 @@ from corpora.program import BadInput, Parser, did_you_mean, exit_status
 
 PATIENCE = 60  # seconds
 SLOWEST = 1000  # bytes a second: a download that is slower for so long would never end
+TRICKLES = f"it sends less than {SLOWEST} bytes a second"
 
 
 class File(NamedTuple):
@@ -131,10 +134,13 @@ def missing(name, folder="data", path=None):
 def fetch(file, path):
     """One file to its name, whole. Raises BadInput."""
     if path.exists():
+        size = path.stat().st_size
+        if file.size not in (None, size):
+            raise BadInput(f"{path} has {size} bytes, not {file.size}: delete it to fetch it again")
         return
     part = path.with_name(f".{path.name}.part")
     try:
-        found = _receive(file.address, part)
+        found = _receive(file, part)
         if file.sha256 not in (None, found):
             raise OSError(f"its sha256 is {found}, not {file.sha256}")
         os.replace(part, path)
@@ -145,28 +151,60 @@ def fetch(file, path):
         part.unlink(missing_ok=True)
 
 
-def _receive(address, path):
-    """What an address sends, into a file -> its sha256. OSError if it is cut, or trickles."""
+def _receive(file, path):
+    """What an address sends, into a file -> its sha256. OSError if it is cut, trickles, or does not
+    end."""
     digest = hashlib.sha256()
     begun = time.monotonic()
     count = 0
-    with urllib.request.urlopen(address, timeout=30) as answer, open(path, "wb") as file:
-        length = int(answer.headers.get("Content-Length") or 0)
+    pieces = _pieces(file.address)
+    length = next(pieces)
+    with open(path, "wb") as part:
         with tqdm(total=length or None, unit="B", unit_scale=True, disable=None) as bar:
-            # read() would wait for all of a piece, however slowly it comes
-            while piece := answer.read1(1 << 16):
-                file.write(piece)
+            for piece in pieces:
+                part.write(piece)
                 digest.update(piece)
                 bar.update(len(piece))
                 count += len(piece)
+                if file.size and part.tell() > file.size:
+                    raise OSError(f"it sends more than its {file.size} bytes")
                 if time.monotonic() - begun > PATIENCE:
                     if count < SLOWEST * PATIENCE:
-                        raise OSError(f"it sends less than {SLOWEST} bytes a second")
+                        raise OSError(TRICKLES)
                     begun = time.monotonic()
                     count = 0
-        if length and file.tell() != length:
-            raise OSError(f"only {file.tell()} of its {length} bytes came")
+        if length and part.tell() != length:
+            raise OSError(f"only {part.tell()} of its {length} bytes came")
+        # Otherwise a power cut can leave the name on less
+        part.flush()
+        os.fsync(part.fileno())
     return digest.hexdigest()
+
+
+def _pieces(address):
+    """The length that an address names, or 0, and then what it sends. OSError if nothing comes, be
+    it of a header: there each byte renews the patience of a socket, so a thread waits."""
+    found = queue.Queue(16)
+
+    def send():
+        try:
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                found.put(int(answer.headers.get("Content-Length") or 0))
+                # read() would wait for all of a piece, however slowly it comes
+                while piece := answer.read1(1 << 16):
+                    found.put(piece)
+            found.put(None)
+        except Exception as error:  # for whoever waits
+            found.put(error)
+
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        while (piece := found.get(timeout=PATIENCE)) is not None:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+    except queue.Empty:
+        raise OSError(TRICKLES) from None
 
 
 def unpack(archive, target):

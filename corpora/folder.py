@@ -6,7 +6,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from corpora.program import BadInput, alone, lock, remove_leftovers
+from corpora.program import BadInput, alone, lock, printable, remove_leftovers
 from corpora.text import write_atomic
 
 
@@ -52,6 +52,7 @@ def read_results(path):
     path = Path(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        json.dumps(found, allow_nan=False)  # a ValueError: Python alone reads NaN
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -69,13 +70,21 @@ def write_results(folder, name, results, label=""):
     path = Path(folder) / name
     refuse_no_file(path)
     with alone(path.parent):
+        # Of an evaluation that was killed; a training may be writing other files
+        for left in path.parent.glob(f".{path.name}.*.part"):
+            left.unlink()
         before = read_results(path)
-        if before and path.stat().st_mtime >= (Path(folder) / "model.pt").stat().st_mtime:
+        lost = ""
+        if not before and path.exists():
+            lost = "what is no JSON object of finite numbers"
+        elif before and path.stat().st_mtime >= (Path(folder) / "model.pt").stat().st_mtime:
             if before.get("rows") == label:
                 results = before | results
             else:
-                print(f"note: {path} held the numbers of {before.get('rows')}: replaced",
-                      file=sys.stderr)
+                lost = f"the numbers of {before.get('rows')}"
+        if lost:
+            note = printable(f"note: {path} held {lost}: replaced")
+            print(note.replace("\n", " "), file=sys.stderr)
         text = json.dumps({"rows": label} | results, indent=1, allow_nan=False)
         write_atomic(path, text.encode())
 

@@ -4,6 +4,7 @@
     TOKENIZER/tokens.bin   (T,) uint32, all ids one behind the other
               offsets.bin  (rows * columns + 1,) int64: cell i is tokens[offsets[i]:offsets[i + 1]]
               held.bin     int64, the rows held out
+              said.json    what of the files was left out
 
 Each folder has a checksum of what is in it. That is compared whenever the folder is opened, which
 takes about a second for each GB, and what is damaged is made anew: it can be made again from files.
@@ -25,7 +26,7 @@ from tqdm import tqdm
 from corpora.program import BadInput, alone, printable, remove_leftovers
 from corpora.text import write_atomic
 
-LAYOUT = 4  # version of all this
+LAYOUT = 5  # version of all this
 CHUNK = 1024  # rows that are encoded at once
 CHECKSUM = "checksum"  # the file with that of its folder
 LARGE = 10_000_000  # bytes; the digest of a larger file is remembered
@@ -149,11 +150,15 @@ class Store:
         name = "tokenizer.json"
         return whole(folder, self.identity, lambda part: save(part / name)) / name
 
-    def arrays(self, tokenizer):
-        """-> tokens, offsets, rows held out."""
+    def arrays(self, tokenizer, say=True):
+        """-> tokens, offsets, rows held out. `say` how the files were read."""
         owner = [self.identity, tokenizer.hash]
         folder = whole(self.folder / tokenizer.hash[:10], owner,
                        lambda part: self._write(tokenizer, part))
+        if say:
+            said = json.loads((folder / "said.json").read_bytes())
+            for note in filter(None, [*self.source.notes, said["left out"]]):
+                print(printable(note), file=sys.stderr)
         # A memory map reads from disk what is asked for, and no more
         tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
         offsets = np.memmap(folder / "offsets.bin", np.int64, "r").view(np.ndarray)
@@ -169,10 +174,8 @@ class Store:
                            "file and --langs")
         if self._identity() != self.identity:
             raise BadInput(f"{source.name} was changed while it was read: start again")
-        for note in source.notes:
-            print(printable(note), file=sys.stderr)
-        if left_out:
-            print(printable(f"{source.name}: kept {count:,} rows, {left_out}"), file=sys.stderr)
+        said = f"{source.name}: kept {count:,} rows, {left_out}" if left_out else ""
+        (folder / "said.json").write_bytes(json.dumps({"left out": said}).encode())
 
     def _write_arrays(self, tokenizer, folder):
         """The three arrays -> the number of rows."""
@@ -186,12 +189,13 @@ class Store:
         with open(folder / "tokens.bin", "wb") as tokens, bar:
             while chunk := list(itertools.islice(records, CHUNK)):
                 ids = tokenizer.encode(itertools.chain(*(texts for _, texts in chunk)))
-                np.concatenate(ids).tofile(tokens)
+                # Not tofile: on a full disk it loses the end without an error
+                tokens.write(np.concatenate(ids))
                 lengths.append(np.array([len(cell) for cell in ids]))  # (rows * columns,)
                 held += [row for row, (record, _) in enumerate(chunk, count)
                          if record in records_held]
                 count += len(chunk)
                 bar.update(len(chunk))
-        np.cumsum(np.concatenate(lengths)).tofile(folder / "offsets.bin")
-        np.array(held, np.int64).tofile(folder / "held.bin")
+        (folder / "offsets.bin").write_bytes(np.cumsum(np.concatenate(lengths)))
+        (folder / "held.bin").write_bytes(np.array(held, np.int64))
         return count

@@ -31,6 +31,8 @@ PACKED = (".zip", ".zst", ".7z", ".lz4", ".tar", ".tgz", ".parquet")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}([_-][A-Za-z0-9]{1,10})*")
 CODE = re.compile(r"[a-z]{2,3}[0-9]*([_-][A-Za-z0-9]{1,8})*")
 SURE = re.compile(r"[a-z]{2}[0-9]*([_-][A-Za-z0-9]+)?|[a-z]{3}[_-][A-Z][a-z]{3}")
+WORDS = set("am an as at be by do go he hi if in is it me my no of oh ok on or so to up us "
+            "we".split())
 KNOWN_NAMES = set("src tgt trg source target text anchor positive negative s1 s2 "
                   "sentence1 sentence2 id ref label score".split())
 NOT_TEXT = {"id", "ref", "label", "score"}  # read only when --langs names them
@@ -62,7 +64,7 @@ def write_atomic(path, content):
 def plain_name(path):
     """The path of a file's name without .gz, .bz2 and .xz."""
     path = Path(Path(path).name)
-    return path.with_suffix("") if path.suffix in OPENERS else path
+    return path.with_suffix("") if path.suffix.lower() in OPENERS else path
 
 
 def check_file(path):
@@ -84,12 +86,13 @@ def check_file(path):
 def read_lines(path):
     """(line number, line as bytes without its end) of a file, plain or of OPENERS."""
     path = Path(path)
-    opener = OPENERS.get(path.suffix, open)
+    opener = OPENERS.get(path.suffix.lower(), open)
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if number == 1:
-                    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    # Its mark, or half of a Latin letter
+                    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]:
                         raise BadInput(f"{path} is UTF-16: convert it (iconv -f utf-16 -t utf-8)")
                     line = line.removeprefix(b"\xef\xbb\xbf")  # the mark of UTF-8 files of Windows
                 yield number, line.rstrip(b"\r\n")
@@ -152,7 +155,10 @@ def _json_rows(line, langs):
     try:
         found = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON lines ({error}): one object on each line") from None
+        # A list may go over several lines
+        if not line.lstrip().startswith("["):
+            raise ValueError(f"not JSON lines ({error}): one object on each line") from None
+        found = []
     if not isinstance(found, dict):
         raise ValueError(f"not JSON lines but a {type(found).__name__}: one object on each line; "
                          "jq -c '.[]' makes them of a list")
@@ -297,7 +303,8 @@ class TextFiles:
         """Whether the first line of a table looks like one; notes what was no more than a guess."""
         is_pair = kind == "tsv" and len(cells) == 2
         is_named = bool(self.langs) and set(self.langs) <= set(cells)
-        if len(cells) > 1 and (is_named or _look_like(SURE, cells)):
+        is_sure = _look_like(SURE, cells) and not WORDS.issuperset(cells)
+        if len(cells) > 1 and (is_named or is_sure):
             return True
         if len(cells) == 1 or not _look_like(NAME, cells):
             if is_pair:
@@ -373,7 +380,10 @@ class TextFiles:
             for record, (number, row) in enumerate(self._read(index), sum(self.counts[:index])):
                 texts = [row.get(name, "") for name in self.columns]
                 texts = tuple("" if text.isspace() else text for text in texts)
-                if self._is_usable(index, number, texts):
+                # Still a record, so that the same rows are held out
+                if not any(map(str.strip, row.values())):
+                    self.sparse += 1
+                elif self._is_usable(index, number, texts):
                     yield record, texts
                 left -= sum(map(len, texts))
                 if characters and left <= 0:
@@ -408,21 +418,22 @@ class TextFiles:
             yield from self._read_parallel(names)
             return
         path = self.paths[index]
-        is_open = False
+        before = b""
         for number, raw in itertools.islice(read_lines(path), above, None):
-            was_open = is_open
-            is_open = kind in ("tsv", "csv") and _opens_quote(raw)
             try:
+                if kind == "tsv" and _closes_quote(before, raw):
+                    raise ValueError("a quote ends that began in the line before")
                 rows = self._parse(kind, names, _decode(raw))
             except ValueError as error:
                 # Never skipped: what is left of the row would be paired with something else
-                if is_open or was_open:
+                if kind in ("tsv", "csv") and (_opens_quote(before) or _opens_quote(raw)):
                     raise BadInput(f"{path}:{number}: {error}: does a quoted cell go over several "
                                    "lines? Write one row on a line") from None
                 self._bad(path, number, error)
             else:
                 for row in rows:
                     yield number, row
+            before = raw
 
     def _parse(self, kind, names, line):
         """One line -> its rows {column: text}. Raises ValueError with the reason."""
@@ -439,6 +450,9 @@ class TextFiles:
             return []
         cells = _cells(kind, line)
         if len(cells) != len(names):
+            # As below the table of a spreadsheet
+            if not "".join(cells).strip():
+                return []
             raise ValueError(f"{len(cells)} cells, but {len(names)} columns "
                              f"({', '.join(names[:6])})")
         return [dict(zip(names, cells))]
@@ -483,6 +497,12 @@ def _look_like(shape, cells):
 def _opens_quote(raw):
     """Whether a line of a table may end inside of a quoted cell."""
     return raw.count(b'"') % 2 == 1 and re.search(rb'(^|[\t,])"', raw) is not None
+
+
+def _closes_quote(before, raw):
+    """Whether the first cell of a TSV's line ends the quoted last one of the line before."""
+    # Speech over two rows has quotes in every language, so no other cell may have one
+    return re.match(rb'[^\t"]+"\t', raw) and re.fullmatch(rb'[^"]*\t"[^\t"]*', before)
 
 
 def _guess(line):

@@ -1,6 +1,7 @@
 """data.py: tokenizers and rows of ids, the token store, the order of the rows, the masks."""
 
 import os
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -182,8 +183,29 @@ def test_an_interrupted_store_is_not_taken_for_whole(tmp_path, monkeypatch, caps
         patch.setattr(np, "cumsum", stopped)
         small(path, skip_bad=True)
     assert not list((tmp_path / "cache").rglob("tokens.bin"))
-    assert len(small(path, skip_bad=True, holdout=False)) == 40
-    assert "a: kept 40 rows, left out 1 bad lines" in capsys.readouterr().err
+    tsv(tmp_path / "a.tsv", PAIRS, "Hello\tHallo\nonly one\t\n")
+    for _ in range(2):  # the second time from the cache
+        assert len(small(path, skip_bad=True, holdout=False)) == 41
+        small(path, skip_bad=True, holdout=False, split="valid")
+        corpora.evaluation_rows(path, split="valid", skip_bad=True)
+        first, second = capsys.readouterr().err.splitlines()
+        assert "Hello | Hallo, is taken for a row" in first
+        assert "a: kept 41 rows, left out 1 bad lines" in second
+
+
+@pytest.mark.parametrize("rows", [PAIRS, [("a", "b")] * 40], ids=["tokens", "offsets"])
+def test_a_store_that_the_disk_does_not_take_whole_is_an_error(tmp_path, rows):
+    path = tsv(tmp_path / "a.tsv", rows)
+    tokenizer = Tokenizer.train(["a b"] * 9, 300)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(OSError, match="too large"):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500, most[1]))
+            small(path, tokenizer)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert not list((tmp_path / "cache").rglob("*.bin"))
+    assert len(small(path, tokenizer, holdout=False)) == 40
 
 
 def test_programs_that_make_a_store_at_once_all_get_it_whole(tmp_path):

@@ -79,7 +79,11 @@ def test_a_file_is_fetched_once_and_what_is_there_is_kept(source, tmp_path, caps
     assert download.missing("x", tmp_path / "data") == ""
     served.unlink()
     assert exit_status(download.main, arguments) == 0
-    assert (tmp_path / "data/x/a.txt").read_bytes() == b"one\ntwo\n"
+    path = tmp_path / "data/x/a.txt"
+    assert path.read_bytes() == b"one\ntwo\n"
+    path.write_bytes(b"one\n")
+    assert exit_status(download.main, arguments) == 2 and path.read_bytes() == b"one\n"
+    assert "a.txt has 4 bytes, not 8: delete it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, content, wanted", [
@@ -109,15 +113,18 @@ def test_what_is_not_whole_or_not_safe_is_refused(source, tmp_path, name, conten
     assert not list(tmp_path.rglob("evil"))
 
 
-@pytest.mark.parametrize("length, pieces, said", [
-    (3, 3, ""), (9, 3, "only 3 of its 9 bytes came"), (500, 500, "it sends less than 1000 bytes")])
-def test_a_download_that_is_cut_or_trickles_ends_and_leaves_nothing(
-        tmp_path, monkeypatch, length, pieces, said):
+@pytest.mark.parametrize("length, pieces, size, said", [
+    (3, 3, 3, ""), (9, 3, None, "only 3 of its 9 bytes came"),
+    (500, 500, None, "it sends less than 1000 bytes"), (9, 9, 2, "it sends more than its 2 bytes"),
+    (None, 500, None, "it sends less than 1000 bytes")], ids=str)
+def test_a_download_that_is_cut_trickles_or_goes_on_ends_and_leaves_nothing(
+        tmp_path, monkeypatch, length, pieces, size, said):
     class Slow(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
-            self.send_header("Content-Length", str(length))
-            self.end_headers()
+            self.flush_headers()
+            if length:  # otherwise the header does not end
+                self.wfile.write(b"Content-Length: %d\r\n\r\n" % length)
             for _ in range(pieces):
                 self.wfile.write(b"x")
                 time.sleep(.01)
@@ -126,7 +133,7 @@ def test_a_download_that_is_cut_or_trickles_ends_and_leaves_nothing(
     monkeypatch.setenv("no_proxy", "*")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        file = download.File(f"http://127.0.0.1:{server.server_port}/a.txt")
+        file = download.File(f"http://127.0.0.1:{server.server_port}/a.txt", size)
         with pytest.raises(BadInput, match=said) if said else contextlib.nullcontext():
             download.fetch(file, tmp_path / "a.txt")
         server.shutdown()

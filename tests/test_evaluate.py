@@ -370,6 +370,20 @@ def test_without_stderr_the_numbers_are_printed_all_the_same(folder, capsys, mon
     assert status == 0 and json.loads(shown)["geometry/rows"] == 9
 
 
+@pytest.mark.parametrize("held, said", [
+    ('{"rows": "\\u001b[2Jevil\\nerror: \\ud800"}', "the numbers of  [2Jevil error:  : replaced\n"),
+    ('{"rows": "x", "a": NaN}', "held what is no JSON object of finite numbers: replaced\n")])
+def test_results_that_cannot_be_kept_are_named_in_one_line(folder, capsys, held, said):
+    (folder / "eval.json").write_text(held, encoding="utf-8")
+    for name in (".eval.json.1.part", ".train.pt.1.part"):  # killed; perhaps of another that lives
+        (folder / name).touch()
+    write_results(folder, "eval.json", {"b": 1}, "x")
+    shown = capsys.readouterr().err
+    assert shown.endswith(said) and shown.count("\n") == 1
+    assert results_in(folder) == {"eval.json": {"rows": "x", "b": 1}}
+    assert [path.name for path in folder.glob(".*.part")] == [".train.pt.1.part"]
+
+
 def test_evaluations_at_the_same_time_lose_no_number(folder):
     program = """
 import sys

@@ -20,7 +20,7 @@ TURNS = {"system": "s", "user": "u", "assistant": "a"}
 def write(path, text):
     raw = text if isinstance(text, bytes) else text.encode()
     packers = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-    path.write_bytes(packers.get(path.suffix, bytes)(raw))
+    path.write_bytes(packers.get(path.suffix.lower(), bytes)(raw))
     return str(path)
 
 
@@ -49,7 +49,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".GZ"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_plain_or_compressed_gives_the_same_rows(tmp_path, name, ending):
     text, columns = FORMATS[name]
@@ -95,8 +95,11 @@ def test_only_line_ends_are_stripped_and_a_text_has_one_row_on_a_line(tmp_path):
     path = write(tmp_path / "b.jsonl", lines({"text": "o\u2028n\x85e\n\r\ntwo", "title": "t"}))
     assert rows(path) == [("o\u2028n\x85e",), ("two",)]
     assert rows(path, langs="title,text") == [("t", "o\u2028n\x85e\n\r\ntwo")]
-    path = write(tmp_path / "c.tsv", "\nen\tde\na\tb\n\nc\td\n\n \n")
+    path = write(tmp_path / "c.tsv", "\nen\tde\na\tb\n\nc\td\n\n \n\t\n\xa0\n\f\n")
     assert rows(path) == [("a", "b"), ("c", "d")]
+    assert rows(write(tmp_path / "c.csv", "en,de,fr\na,b,c\n,\n,,\n")) == [("a", "b", "c")]
+    path = write(tmp_path / "q.tsv", '"I am.\t"Ich.\nHere."\tHier."\nA.\t"B.\nC.\tD."\n')
+    assert rows(path)[1:] == [('Here."', 'Hier."'), ("A.", '"B.'), ("C.", 'D."')]
 
 
 def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path):
@@ -126,6 +129,7 @@ def test_an_evaluation_says_which_rows_it_leaves_out(tmp_path, capsys, options, 
 @pytest.mark.parametrize("first, header, columns, said", [
     ("en\tde", "auto", ("en", "de"), ""), ("A cat.\tEine.", "auto", ("src", "tgt"), ""),
     ("EN\tDE", "auto", ("src", "tgt"), "the first line, EN | DE, is taken for a row (--header yes"),
+    ("is\tno", "auto", ("is", "no"), "is | no, is taken for a header (--header no, if it is"),
     ("EN\tDE", "yes", ("EN", "DE"), ""), ("eng\tdeu", "auto", ("eng", "deu"), "for a header"),
     ("Hello\tHallo\tSalut", "auto", ("Hello", "Hallo", "Salut"), "a header (--header no, if"),
     ("Hello\tHallo\tSalut", "no", ("column1", "column2", "column3"), ""),
@@ -152,7 +156,7 @@ def test_a_header_is_what_looks_like_one_and_a_guess_is_said(
     ("a.tsv", "en\tde\na\tb\n \tb\n", "a.tsv:3: empty 'en'"),
     ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: ',' expected after"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON"),
-    ("a.jsonl", '{"text": "x"}\n' + "[" * 99_999, "a.jsonl:2: not JSON lines (maximum recursion"),
+    ("a.jsonl", '{"text": "x"}\n' + '{"a":' * 99_999, ":2: not JSON lines (maximum recursion"),
     ("a.jsonl", '{"text": "x"}\n{"text": 7}', "a.jsonl:2: 'text' is int, not a string"),
     ("a.jsonl", lines({"translation": {"a": "x"}}, {"translation": {}}), "translation is empty"),
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: 'utf-8' codec can't"),
@@ -173,11 +177,13 @@ def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(tmp_path, n
 @pytest.mark.parametrize("name, text, langs, said", [
     ("a.txt.gz", "", "", "is empty"), ("a.jsonl", "hello", "", ":1: not JSON"),
     ("a.json", '[{"text": "a"}]', "", "a.json:1: not JSON lines but a list: one object on each"),
-    ("a.json", '[\n{"text": "a"}]', "", "a.json:1: not JSON lines (Expecting"),
+    ("a.json", '[\n{"text": "a"}]', "", "a.json:1: not JSON lines but a list: one object on each"),
     ("a.txt", "a\n".encode("utf-16"), "", "a.txt is UTF-16: convert it (iconv -f utf-16"),
+    ("q.txt", "a\n".encode("utf-16-le"), "", "q.txt is UTF-16: convert it (iconv -f utf-16"),
     ("a.tsv.zip", "PK", "", "a.tsv.zip: .zip is not read; unpack it, or use .gz, .bz2"),
     ("q.tsv", 'en\tde\na\tb\n"c\nd"\te\n', "", "q.tsv:3: 1 cells, but 2 columns (en, de): does"),
     ("q.tsv", 'en\tde\na\t"b\nc"\n', "", "q.tsv:3: 1 cells, but 2 columns (en, de): does a"),
+    ("q.tsv", 'en\tde\nx\ty\na\t"b\nc"\t\n', "", "q.tsv:4: a quote ends that began in the line"),
     ("q.csv", 'en,de\n"a\nb",c\n', "", "q.csv:2: unexpected end of data: does a quoted"),
     ("a.jsonl", lines({"translation": {"\x1b[2J": "a"}}), "", r"'\x1b[2J' cannot be the name of"),
     ("cut.txt.bz2", "line\n" * 9_999, "", "damaged or cut short"),
@@ -206,8 +212,8 @@ def test_what_is_no_file_of_text_is_refused_with_the_reason(tmp_path):
     os.mkfifo(tmp_path / "pipe.tsv")
     os.symlink(tmp_path / "loop", tmp_path / "loop")
     (tmp_path / "folder.tsv").mkdir()
-    for name, said in (("pipe.tsv", "is a pipe or a device"), ("loop", "symbolic links$"),
-                       ("folder.tsv", "must hold files CODE.devtest")):
+    for name, said in (("pipe.tsv", "is a pipe or a device"), ("pipe.tsv/x", "Not a directory"),
+                       ("folder.tsv", "must hold files CODE.devtest"), ("loop", "symbolic links$")):
         with pytest.raises(BadInput, match=f"^(cannot read )?/.*{name}.*{said}"):
             open_text(str(tmp_path / name))
     with pytest.raises(BadInput, match="folder.tsv is a folder; name the files in it"):
