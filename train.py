@@ -503,6 +503,9 @@ class Run:
         differ, none if not two do."""
         train = self.train
         held_out = open_rows(train, train.eval_data or train.data, "valid", self.tokenizer)
+        if held_out.hash == self.corpus.hash:
+            raise BadInput(f"--eval-data {train.eval_data} holds the rows that --data trains on: "
+                           "leave it out, and some rows are held out")
         rows = min(train.eval_limit, len(held_out))
         self.validation_steps = 0
         size = min(train.batch // train.accumulate, max(1, len(held_out) // self.world))

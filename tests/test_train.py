@@ -872,6 +872,9 @@ def test_blocks_of_text_are_rows_of_one_length(name, tmp_path, refused):
                 cache=str(tmp_path / "cache"))
     error = refused(["--objective", name, *flags(more), "--out", tmp_path / "run"])
     assert "block 32" in error and "--eval-data" in error
+    copy = write(tmp_path / "copy.txt", Path(text).read_bytes())
+    with pytest.raises(BadInput, match="copy.txt holds the rows that --data trains on"):
+        train.start(name, eval_data=copy, **more)
     run = train.start(name, eval_data=valid, **more)
     batch = run.make_batch(0)[0]
     clean = batch.get("clean", batch["packed"])
