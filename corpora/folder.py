@@ -11,13 +11,13 @@ from corpora.text import write_atomic
 
 
 def read_log(folder):
-    """The objects of log.jsonl, [] if there is none."""
+    """The records of log.jsonl, [] if there is none; a damaged one is left out."""
     path = Path(folder) / "log.jsonl"
     records = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         with contextlib.suppress(ValueError, RecursionError):  # a kill may cut the last line short
             records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict)]
+    return [one for one in records if isinstance(one, dict) and type(one.get("step", 0)) is int]
 
 
 # What is read of a run's config, which may lack some
@@ -184,19 +184,15 @@ class TrainingFolder:
         with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def records(self):
-        """What was logged of a step, and first of the run."""
-        return [one for one in read_log(self.path) if type(one.get("step", 0)) is int]
-
     def is_finished(self, step):
         """Was this, the last step, evaluated, and is all written? A kill may have come between."""
-        evaluated = [one["step"] for one in self.records() if "eval" in one and "step" in one]
+        evaluated = [one["step"] for one in read_log(self.path) if "eval" in one and "step" in one]
         files = [(self.path / name).exists() for name in ("model.pt", "eval.json")]
         return step in evaluated and all(files)
 
     def rewind(self, step, is_last):
         """Drop what was logged after a step: it comes again, with the same numbers."""
-        kept = [one for one in self.records() if one.get("step", 0) <= step]
+        kept = [one for one in read_log(self.path) if one.get("step", 0) <= step]
         if not kept or "config" not in kept[0]:
             raise BadInput(f"{self.path / 'log.jsonl'} has lost its first line, the run's "
                            "settings: put the file back, or use another --out")

@@ -1,6 +1,7 @@
 """Pictures of vectors, masks, tokens and logs, each a function that returns a matplotlib Figure.
 
-    python -m results plots out/mexma --out plots           # of a run's test rows, and of its log
+    python -m results plots out/mexma --out plots    # of a run's test rows, its log, and what tasks
+                                                     # found: gap's plane, the cells of MLQA
     python -m results plots out/a-0 out/a-1 out/b-0 --out plots    # curves: a line for a and for b
 
 In a notebook: plots.mask(packed.mask(0)), plots.spectrum({"mexma": vectors}), ... Those that take

@@ -59,7 +59,8 @@ def make(tmp_path):
                       mexma={"koleo_weight": 1.0}, out=name) | settings
         records = [{"config": config, "tokenizer_hash": tokenizer}, {"step": 60, "loss": 1.0}]
         lines = [json.dumps(record) + "\n" for record in records]
-        (folder / "log.jsonl").write_text("".join(lines) + '{"step": 9', encoding="utf-8")
+        damaged = '{"step": null}\n{"step": 9'
+        (folder / "log.jsonl").write_text("".join(lines) + damaged, encoding="utf-8")
         (folder / "model.pt").write_bytes(b"")
         (folder / file).write_text(json.dumps(scores), encoding="utf-8")
         return str(folder)
