@@ -155,6 +155,7 @@ class Tokenizer:
         self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
         # A special token spelled out in a text stays text: a page with "</s>" must not end a row
         inner.encode_special_tokens = True
+        # Then the ids of a word are the same wherever it stands
         self.by_words = (isinstance(inner.pre_tokenizer, pre_tokenizers.ByteLevel)
                          and inner.normalizer is None
                          and all(x.special for x in inner.get_added_tokens_decoder().values()))

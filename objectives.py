@@ -196,7 +196,7 @@ class Objective(nn.Module):
     presets = {}  # {a name: (values laid over `paper`, over `toy`)}
     needs = {}  # {an option: what it has no effect without, as program.unmet reads it}
     held_out = {}  # options that `collate` reads otherwise for the rows held out
-    reads = ""  # what is said of the loss if a pretrained model has another pool
+    reads = ""  # the states that its loss reads, where that is not what --pool gives
 
     @dataclass(frozen=True)
     class Config:
@@ -615,7 +615,7 @@ class Bepa(Objective):
              "align_ramp": "align!=none and align_weight", "keep_self": "align=info_nce",
              "temperature": "align=info_nce and align_weight",
              "cls_view": "align!=none and align_weight", "predictor": "align!=none"}
-    reads = ", and its loss reads [CLS]"
+    reads = "[CLS]"
 
     @dataclass(frozen=True)
     class Config:

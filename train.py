@@ -207,10 +207,16 @@ def settle(name, given):
                            f"{own.width} has an effect")
         pool = given.get("pool", own.pool)
         if pool != kind.pool:
-            notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}{kind.reads}")
+            notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}")
+            if kind.reads:
+                notes.append(f"  the loss of {kind.name} reads {kind.reads} all the same")
         dropout = (kind.paper | toy | given).get("dropout", own.dropout)
         model = replace(own, head=model.head, pool=pool, dropout=dropout)
-    train, model = fit_lengths(kind, train, model, given, notes)
+    # The length goes with the model too.
+    asked = train.max_length
+    train, model = fit_lengths(kind, train, model, given)
+    if train.max_length != asked:
+        notes.append(f"  max_length {train.max_length}, not {asked}: the model reads no more")
     return Settings(kind, options, train, model, source, notes)
 
 
@@ -230,8 +236,9 @@ def fit_source(source, kind, options):
     return source._replace(tokenizer=tokenizer, model=grown)
 
 
-def fit_lengths(kind, train, model, given, notes):
-    """-> the same with lengths that fit: a default gives way, what was asked for is refused."""
+def fit_lengths(kind, train, model, given):
+    """-> train and model with lengths that fit each other: a default gives way. BadInput for a
+    length that was asked for."""
     # [CLS] and [SEP] around every text of a row, and a chat's system text before them.
     texts = kind.texts_per_row + (train.chat == "system")
     longest = texts * (train.max_length + 2)
@@ -242,10 +249,7 @@ def fit_lengths(kind, train, model, given, notes):
     if longest > most and (train.block or "max_length" in given or fitting < 1):
         raise BadInput(f"max_length {train.max_length}: a row can have {longest} tokens, over the "
                        f"model's {most}: --max-length {fitting} fits")
-    if longest > most:
-        notes.append(f"  max_length {fitting}: the model reads {most} tokens")
-        train = replace(train, max_length=fitting)
-    return train, model
+    return replace(train, max_length=min(train.max_length, fitting)), model
 
 
 def unknown_flag(name, kind):

@@ -71,8 +71,7 @@ def write_results(folder, name, results, label=""):
     refuse_no_file(path)
     with alone(path.parent):
         # Of an evaluation that was killed; a training may be writing other files
-        for left in path.parent.glob(f".{path.name}.*.part"):
-            left.unlink()
+        remove_leftovers(path.parent, f"{path.name}.*")
         before = read_results(path)
         lost = ""
         if not before and path.exists():

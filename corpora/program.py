@@ -345,10 +345,10 @@ def alone(folder):
         os.close(handle)
 
 
-def remove_leftovers(folder):
-    """Delete what killed writes left in a folder, within `alone(folder)`: what is written by a
-    process that lives is none of them."""
-    for left in folder.glob(".*.part") if fcntl else ():
+def remove_leftovers(folder, name="*"):
+    """Delete what killed writes left in a folder, of all files or of one, within `alone(folder)`:
+    what is written by a process that lives is none of them."""
+    for left in folder.glob(f".{name}.part") if fcntl else ():
         if left.is_dir():
             shutil.rmtree(left)
         else:

@@ -31,8 +31,6 @@ PACKED = (".zip", ".zst", ".7z", ".lz4", ".tar", ".tgz", ".parquet")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}([_-][A-Za-z0-9]{1,10})*")
 CODE = re.compile(r"[a-z]{2,3}[0-9]*([_-][A-Za-z0-9]{1,8})*")
 SURE = re.compile(r"[a-z]{2}[0-9]*([_-][A-Za-z0-9]+)?|[a-z]{3}[_-][A-Z][a-z]{3}")
-WORDS = set("am an as at be by do go he hi if in is it me my no of oh ok on or so to up us "
-            "we".split())
 KNOWN_NAMES = set("src tgt trg source target text anchor positive negative s1 s2 "
                   "sentence1 sentence2 id ref label score".split())
 NOT_TEXT = {"id", "ref", "label", "score"}  # read only when --langs names them
@@ -303,8 +301,7 @@ class TextFiles:
         """Whether the first line of a table looks like one; notes what was no more than a guess."""
         is_pair = kind == "tsv" and len(cells) == 2
         is_named = bool(self.langs) and set(self.langs) <= set(cells)
-        is_sure = _look_like(SURE, cells) and not WORDS.issuperset(cells)
-        if len(cells) > 1 and (is_named or is_sure):
+        if len(cells) > 1 and (is_named or _look_like(SURE, cells)):
             return True
         if len(cells) == 1 or not _look_like(NAME, cells):
             if is_pair:

@@ -330,10 +330,13 @@ def answers(scores):
     for name, number in scores.items():
         part = re.fullmatch(r"mlqa/f1/(\w\w)-(\w\w)", name)
         if part:
-            cells.setdefault(part[1], {})[part[2]] = number
-    names = list(cells)
-    table = [list(map(row.get, names, [math.nan] * len(names))) for row in cells.values()]
-    return heat(table, names, names, "question", "context", "F1")
+            cells[part[1], part[2]] = number
+    contexts = list(dict.fromkeys(context for context, _ in cells))
+    questions = list(dict.fromkeys(question for _, question in cells))
+    table = torch.full((len(contexts), len(questions)), math.nan)
+    for (context, question), number in cells.items():
+        table[contexts.index(context), questions.index(question)] = number
+    return heat(table, contexts, questions, "question", "context", "F1")
 
 
 # ---- files

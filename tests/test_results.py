@@ -297,6 +297,9 @@ def test_plots_of_runs_are_of_what_each_has(pairs, tmp_path, capsys):
     (folders[1] / "finetune-mlqa.json").write_text(json.dumps(scores), encoding="utf-8")
     _, _, _, places = plots.of_run(folders[0], 20)
     assert places["mlm, sst2"] == [(0.5, -1.0)] and "mlm, sst2/max" not in places
+    # Three languages are asked in of two contexts.
+    axis, _ = plots.answers({"mlqa/f1/en-en": 3.0, "mlqa/f1/en-de": 1.0, "mlqa/f1/de-hi": 2.0}).axes
+    assert axis.images[0].get_array().shape == (2, 3)
     assert said(capsys, "plots", *folders, "--out", tmp_path / "plots", "--limit", 20)[0] == 0
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {
         "attention-mlm", "attention-contrastive", "pca-mlm", "pca-contrastive", "cosines-mlm",

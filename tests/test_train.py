@@ -799,14 +799,14 @@ def test_what_a_vector_is_and_how_long_a_row_goes_with_the_model(pairs, starts, 
         train.settle("contrastive", from_run(pairs, first, lora_rank=LARGE))
     own = train.settle("contrastive", from_run(pairs, first))
     assert own.train.max_length == 38
-    assert any("max_length 38" in note and "40 tokens" in note for note in own.notes)
+    assert any("max_length 38, not 128" in note for note in own.notes)
     run = train.start("contrastive", **from_run(pairs, first, steps=1, max_length=30))
     config = run.model.config
     assert (config.pool, config.max_tokens, config.normalize) == ("max", 40, True)
     assert config.dropout == run.model.dropout.p == 0.3
     assert any("pool max" in note and "cls" in note for note in run.settings.notes)
     bepa = train.settle("bepa", from_run(pairs, first))
-    assert any("its loss reads [CLS]" in note for note in bepa.notes)
+    assert any("loss of bepa reads [CLS]" in note for note in bepa.notes)
     asked = train.settle("contrastive", from_run(pairs, first, max_length=30, pool="cls"))
     assert asked.model.pool == "cls" and not any("pool" in note for note in asked.notes)
 
