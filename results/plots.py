@@ -18,6 +18,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
 import evaluate
@@ -28,6 +29,7 @@ from tasks.metrics import alignment
 
 # Told apart without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+MONO = "DejaVu Sans Mono"  # comes with matplotlib
 SMALL = 7  # points, of numbers at an axis; its name has one more
 
 
@@ -302,7 +304,7 @@ def words(rows):
         strength = colour if is_weight else 0.4
         paint = COLOURS[0 if is_weight or colour is None else colour % 7]
         box = dict(boxstyle="square,pad=0.15", facecolor=(paint, strength), linewidth=0)
-        axis.text(column, line, text, fontsize=SMALL + 0.5, family="DejaVu Sans Mono", va="center",
+        axis.text(column, line, text, fontsize=SMALL + 0.5, family=MONO, va="center",
                   color="white" if is_weight and colour > 0.6 else "black",
                   bbox=None if colour is None else box)
     return figure
@@ -310,8 +312,10 @@ def words(rows):
 
 def looked_at(evaluation, count=4):
     """A few texts of each language, the darker where the sentence vector's token looks in the last
-    layer, mean of the heads [MEXMA, figs 7 to 10]."""
+    layer, mean of the heads [MEXMA, figs 7 to 10]. Texts with letters that the font lacks,
+    say Chinese, are left out; None if all."""
     from tasks import analysis
+    letters = get_font(findfont(MONO)).get_charmap()
     rows = {}
     for language, ids in evaluation.ids.items():
         weights = analysis.sentence_attention(evaluation, ids[:count])              # (H, L) each
@@ -319,8 +323,9 @@ def looked_at(evaluation, count=4):
             seen = seen.mean(0)[1:-1]  # without [CLS] and [SEP]
             seen = (seen / seen.max()).tolist()
             pieces = [evaluation.tokenizer.decode([index]) for index in row[1:-1]]
-            rows[f"{language} {number}"] = list(zip(pieces, seen))
-    return words(rows)
+            if letters.keys() >= set(map(ord, "".join(pieces))):
+                rows[f"{language} {number}"] = list(zip(pieces, seen))
+    return words(rows) if rows else None
 
 
 def answers(scores):
@@ -370,8 +375,9 @@ def of_run(folder, limit):
         same = analysis.last_tokens(evaluation) if causal else evaluation.vectors
         pairs[folder.name] = tuple(same.values())[:2]
         places[folder.name] = [(alignment(x, others[0]), evaluate.uniformity(x))]
-    if run.model.blocks and not causal:
-        pictures[f"attention-{folder.name}"] = looked_at(evaluation)
+    attention = looked_at(evaluation) if run.model.blocks and not causal else None
+    if attention:
+        pictures[f"attention-{folder.name}"] = attention
     found = {}
     for name in ("eval-sets.json", "finetune-mlqa.json"):
         if (folder / name).is_file():

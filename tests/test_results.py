@@ -7,6 +7,7 @@ import math
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -284,7 +285,7 @@ def test_every_plot_is_drawn_the_same_each_time():
     assert plots.points_of(log, "loss") == {1: 2.0}                      # "nan" has no point
 
 
-def test_plots_of_runs_are_of_what_each_has(pairs, tmp_path, capsys):
+def test_plots_of_runs_are_of_what_each_has(pairs, tmp_path, capsys, monkeypatch):
     folders = []
     for name in ("mlm", "contrastive"):
         run = train.start(name, tmp_path / name, steps=1, **TINY | pairs)
@@ -305,6 +306,8 @@ def test_plots_of_runs_are_of_what_each_has(pairs, tmp_path, capsys):
         "attention-mlm", "attention-contrastive", "pca-mlm", "pca-contrastive", "cosines-mlm",
         "cosines-contrastive", "mlqa-contrastive", "spectrum", "explained", "curves", "plane",
         "differences"}
+    monkeypatch.setattr(plots, "get_font", lambda path: SimpleNamespace(get_charmap=dict))
+    assert plots.looked_at(run.evaluation()) is None
 
 
 # ---- the benchmark
