@@ -4,7 +4,7 @@
     TOKENIZER/tokens.bin   (T,) uint32, all ids one behind the other
               offsets.bin  (rows * columns + 1,) int64: cell i is tokens[offsets[i]:offsets[i + 1]]
               held.bin     int64, the rows held out
-              said.json    what of the files was left out
+              said.txt     what of the files was left out
 
 Each folder has a checksum of what is in it. That is compared whenever the folder is opened, which
 takes about a second for each GB, and what is damaged is made anew: it can be made again from files.
@@ -156,8 +156,8 @@ class Store:
         folder = whole(self.folder / tokenizer.hash[:10], owner,
                        lambda part: self._write(tokenizer, part))
         if say:
-            said = json.loads((folder / "said.json").read_bytes())
-            for note in filter(None, [*self.source.notes, said["left out"]]):
+            said = (folder / "said.txt").read_text(encoding="utf-8")
+            for note in filter(None, [*self.source.notes, said]):
                 print(printable(note), file=sys.stderr)
         # A memory map reads from disk what is asked for, and no more
         tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
@@ -175,7 +175,7 @@ class Store:
         if self._identity() != self.identity:
             raise BadInput(f"{source.name} was changed while it was read: start again")
         said = f"{source.name}: kept {count:,} rows, {left_out}" if left_out else ""
-        (folder / "said.json").write_bytes(json.dumps({"left out": said}).encode())
+        (folder / "said.txt").write_text(printable(said), encoding="utf-8")
 
     def _write_arrays(self, tokenizer, folder):
         """The three arrays -> the number of rows."""
