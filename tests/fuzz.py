@@ -119,7 +119,7 @@ def bad_flags(rng):
 
 def damage(rng):
     path = rng.choice(sorted(one for one in Path().rglob("[!.]*") if one.is_file()))
-    content = path.read_bytes()
+    content = path.read_bytes() or b"\n"
     cut = rng.randrange(len(content))
     flipped = content[:cut] + bytes([content[cut] ^ 1 << rng.randrange(8)]) + content[cut + 1:]
     ways = [content[:cut], flipped, flipped, flipped, content + content[:cut], bytes(len(content)),
