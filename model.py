@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import kernels
+from corpora.device import shapes_only
 from corpora.program import BadInput, shortened, validate
 from corpora.text import write_atomic
 from kernels.cached import KeyValueCache  # noqa: F401
@@ -494,7 +495,7 @@ def load(path, device="cpu"):
         raise BadInput(f"{path} is no model of this version ({error}): give the model.pt of a run, "
                        "or use the version that wrote it") from None
     # First without memory: a damaged config may tell of a model that no machine can hold.
-    with fitting(path), torch.device("meta"):
+    with fitting(path), shapes_only():
         Model(config).load_state_dict(each_tensor(weights, lambda x: x.to("meta")))
     model = Model(config).to(device)
     with fitting(path):
@@ -545,7 +546,7 @@ def add_tokens(model, count, known=None):
         mean = old[:known].mean(0, keepdim=True).expand(count, *old.shape[1:])
         # Unused rows behind the tokenizer's are taken first.
         weights[name] = torch.cat([old[:known], mean, old[known + count:]])
-    with torch.device("meta"):
+    with shapes_only():
         grown = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
     grown.load_state_dict(weights, assign=True)
     return grown.train(model.training)

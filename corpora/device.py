@@ -1,8 +1,10 @@
 """What a device can do, how much it holds, and where its chance stands."""
 
+import contextlib
 import math
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from corpora.program import BadInput, machine_memory, peak_memory
 
@@ -49,6 +51,22 @@ def set_random_state(state, device):
 # ---- memory
 
 
+class Undrawn(TorchFunctionMode):
+    """Without normal numbers: to draw them on "meta" imports the compiler (2 s)."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.nn.init.normal_:
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def shapes_only():
+    """The modules that are made here have shapes, and neither numbers nor memory."""
+    with torch.device("meta"), Undrawn():
+        yield
+
+
 def most_memory(device):
     """The most bytes that were held at once: on a GPU, or by this process."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
@@ -58,7 +76,7 @@ def bytes_needed(make):
     """Weights, gradients and AdamW's moments, in float32, of the module that make() gives -> bytes,
     found without taking memory; 0 for a class that asks for its numbers."""
     try:
-        with torch.device("meta"):
+        with shapes_only():
             parameters = make().parameters()
     except (RuntimeError, TypeError) as error:
         # Of a tensor that no computer could hold.

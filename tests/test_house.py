@@ -185,10 +185,14 @@ def test_the_core_alone_trains_resumes_and_evaluates(tmp_path):
     assert python(["-c", blocked], core, block) == "closed\n"
 
 
-def test_the_compiler_is_not_imported_unless_it_is_asked_for():
-    """It takes as long as PyTorch."""
-    said = python(["-c", "import sys, train; print('torch._dynamo' in sys.modules)"], ROOT)
-    assert said == "False\n"
+def test_the_compiler_is_not_imported_unless_it_is_asked_for(tmp_path):
+    """It takes as long as PyTorch, and PyTorch imports it where "meta" draws a normal number."""
+    code = f"""import sys, torch, model, train
+small = model.Model(model.ModelConfig(vocab=9, width=8, layers=1, heads=1))
+model.save(small, r"{tmp_path}/model.pt")
+model.load(r"{tmp_path}/model.pt")
+print('torch._dynamo' in sys.modules)"""
+    assert python(["-c", code], ROOT) == "False\n"
 
 
 def test_the_loop_names_no_objective():
