@@ -7,13 +7,20 @@ its control. The verdict is a rule, not an opinion: a paired one-tailed t-test o
 seeds, of three seeds at least.
 """
 
+import itertools
+from statistics import fmean
+
+from scipy import stats
+
 from corpora.program import Parser
 from corpora.text import write_atomic
 
+from . import plots
 from .compare import DATA, ROOT, by_label, markdown, mean_std, paired_test, unit_of
 from .run import read_records
 
 PAGE = ROOT / "results/claims.md"
+BOARD = DATA["board"]  # what the pictures show, and of which experiments
 LEVEL = 0.05  # of the test
 SEEDS = 3  # fewer say nothing
 
@@ -51,6 +58,58 @@ def measured(claim):
     return ", ".join(filter(None, [*numbers, seeds, p])), word
 
 
+def along(experiment, metric, unit="step"):
+    """{label: (places, (seeds, P))} of a metric along training; a place is a step, or the TFLOP
+    that a run had cost till then."""
+    found = {}
+    for record in read_records(experiment):
+        size = record["flops"] / record["steps"] / 1e12 if unit == "TFLOP" else 1
+        points = {int(step) * size: kept[metric]
+                  for step, kept in record["curve"].items() if metric in kept}
+        if points:
+            places, seeds = found.setdefault(record["label"], (list(points), []))
+            seeds.append(list(points.values())[:len(places)])
+    return found
+
+
+def usefulness(geometry):
+    """{label: [(geometry, mean of the probes) of each seed]} of the encoders on the board, the
+    rank correlation of their means, and its p."""
+    shown = BOARD["usefulness"]
+    points = {}
+    for record in itertools.chain(*map(read_records, shown["experiments"])):
+        numbers = [record["eval"].get(name) for name in (geometry, *shown["probes"])]
+        if None not in numbers:
+            points.setdefault(record["label"], []).append((numbers[0], fmean(numbers[1:])))
+    means = [tuple(map(fmean, zip(*each))) for each in points.values()]
+    found = stats.spearmanr(means)
+    return points, found.statistic, found.pvalue
+
+
+def correlations():
+    """Does geometry say what the probes find? A line for each measure."""
+    lines = []
+    for name, metric in BOARD["usefulness"]["geometry"].items():
+        points, rank, p = usefulness(metric)
+        lines.append(f"- {name} against the probes: Spearman {rank:.2f} (p {p:.2f}) over the means "
+                     f"of {len(points)} encoders")
+    return ["", *lines]
+
+
+def picture():
+    """Retrieval against compute, collapse, geometry against probes, the learned lambda."""
+    scatters = BOARD["usefulness"]["geometry"]
+    figure, axes = plots.panels(-(-(3 + len(scatters)) // 2), 2, height=2.6)
+    for name, unit, y in (("retrieval", "TFLOP", "xsim, %"), ("collapse", "step", "RankMe")):
+        plots.lines(along(*BOARD[name], unit), unit, y, axis=axes.pop(0))
+    for name, metric in scatters.items():
+        plots.cloud(usefulness(metric)[0], name, "probes, %", axis=axes.pop(0))
+    plots.lines(along(*BOARD["lambda"]), "step", "learned lambda", axis=axes.pop(0))
+    for axis in axes:  # of an odd number
+        axis.remove()
+    return figure
+
+
 def page():
     """The Markdown of the board."""
     rows = []
@@ -69,10 +128,13 @@ def page():
         "from scratch: a verdict is about this scale.", "",
         f"Verdict: paired one-tailed t-test over common seeds, level {LEVEL}, at least {SEEDS} "
         "seeds; of fewer none.", "",
-        head, line.replace(":", ""), *body, "", "## How to read each", "", *notes]) + "\n"
+        head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",
+        "## Pictures", "", "![compute, collapse, lambda, usefulness](claims.png)", "",
+        BOARD["about"], *correlations()]) + "\n"
 
 
 def main(arguments):
     Parser("python -m results claims", __doc__).parse_args(arguments)
     write_atomic(PAGE, page().encode())
+    write_atomic(PAGE.with_suffix(".png"), plots.png(picture()))
     print("results/claims.md")

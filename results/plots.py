@@ -265,6 +265,14 @@ def cosines(vectors, bins=40, axis=None):
     return histogram(found, "cosine", bins, (-1, 1), axis)
 
 
+def cloud(points, x, y, axis=None):
+    """{label: [(x, y), ...]} -> its points."""
+    axis = canvas(axis)
+    for label, each in points.items():
+        axis.plot(*zip(*each), "o", markersize=3.5, label=label)
+    return finish(axis, x, y)
+
+
 def plane(runs, axis=None):
     """{label: [(alignment, uniformity), ...], its way through training} -> where each ends: best is
     low and to the left [Predict and Reconstruct; Wang & Isola 2020]."""

@@ -27,6 +27,7 @@ from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 
 from .compare import COLUMNS, DATA, ROOT, paired_lines, table_lines
+from .flops import run_flops
 
 OUT = Path("out/results")
 RECORDS = ROOT / "results"
@@ -95,12 +96,13 @@ def execute(job, files):
             scores[f"{rows}/{name}".lstrip("/")] = number
     lines = evaluate.read_log(ROOT / job.folder)
     last = ([line for line in lines if "loss" in line] or [{}])[-1]
-    # Of the evaluations in training, what has a column.
+    # Of training, what has a column, and the way of a learned lambda.
+    kept = {"lambda", *COLUMNS.values()} - {"seconds", "steps"}
     curve = {}
-    for line in lines:
-        points = line.get("eval", {}).items()
+    for line in lines[1:]:
+        points = {name: one for name, one in line.get("eval", line).items() if name in kept}
         if points:
-            curve[line["step"]] = {name: one for name, one in points if name in COLUMNS.values()}
+            curve[line["step"]] = curve.get(line["step"], {}) | points
     commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT,
                             capture_output=True, text=True)
     record = {"label": job.label, "seed": job.seed, "train": job.train, "test": job.tests,
@@ -108,6 +110,8 @@ def execute(job, files):
     record |= {key: lines[0].get(key) for key in ("torch", "python", "device", "parameters")}
     record |= {key: last.get(key) for key in ("tokens", "seconds")}
     record |= {"steps": last.get("step"), "test_seconds": round(time.perf_counter() - begun)}
+    if "train.py" in train:
+        record["flops"] = run_flops(ROOT / job.folder)
     if "geometry/rankme" in scores:
         record["health"] = evaluate.diagnose(scores, lines[0].get("views", 2))
     return record | {"last": last, "curve": curve, "eval": scores}

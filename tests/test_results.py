@@ -388,6 +388,22 @@ def test_the_board_of_claims_is_what_the_records_say():
         assert {claim["ours"], claim.get("control", claim["ours"])} <= set(labels)
 
 
+def test_the_pictures_of_the_board_are_drawn_from_the_records(monkeypatch):
+    places, seeds = claims.along(*claims.BOARD["retrieval"], "TFLOP")["contrastive"]
+    assert len(seeds) == 3 and places[0] == 0 and places[-1] == pytest.approx(7.06, abs=0.01)
+    drawn = len(claims.BOARD["usefulness"]["geometry"]) + 3
+    assert len(claims.picture().axes) == drawn == claims.page().count("Spearman") + 3
+    monkeypatch.setitem(claims.BOARD, "usefulness", {"experiments": ["a"], "probes": ["p", "q"]})
+    made = [("a", 1, 1, 3), ("a", 2, 3, 3), ("b", 1, 5, 4), ("c", 0, 7, 4), ("c", 1, 2, None)]
+    records = []
+    for seed, (label, *numbers) in enumerate(made):
+        scores = {name: n for name, n in zip("xpq", numbers) if n is not None}
+        records.append({"label": label, "seed": seed, "eval": scores})
+    monkeypatch.setattr(claims, "read_records", lambda name: records)
+    points, rank, _ = claims.usefulness("x")
+    assert points == {"a": [(1, 2), (2, 3)], "b": [(1, 4.5)], "c": [(0, 5.5)]} and rank == -1
+
+
 def call_here(command, files, log):
     """run.call without a process of its own."""
     _, program, *words = command.split()
@@ -419,6 +435,7 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     assert said(capsys, "mini")[0] == 0
     first, second = run.read_records("mini")
     assert (first["label"], first["seed"], first["steps"]) == ("ntp", 3, 4)
+    assert first["flops"] == flops.run_flops(tmp_path / "mini-ntp-3")
     own = flops.step_flops(second["train"].replace("MATCH", "9").split()[2:])[0]
     assert second["steps"] == round(flops.run_flops(tmp_path / "mini-ntp-3") / own) < 4
     assert said(capsys, "mini", "list")[1] == ""
