@@ -97,7 +97,7 @@ def execute(job, files):
     lines = evaluate.read_log(ROOT / job.folder)
     last = ([line for line in lines if "loss" in line] or [{}])[-1]
     # Of training, what has a column, and the way of a learned lambda.
-    kept = {"lambda", *COLUMNS.values()} - {"seconds", "steps"}
+    kept = {"lambda", "validation/loss", *COLUMNS.values()} - {"seconds", "steps"}
     curve = {}
     for line in lines[1:]:
         points = {name: one for name, one in line.get("eval", line).items() if name in kept}
