@@ -17,7 +17,7 @@ from corpora.text import write_atomic
 
 from . import plots
 from .compare import DATA, ROOT, by_label, markdown, mean_std, paired_test, unit_of
-from .run import read_records
+from .run import ALL, read_records
 
 PAGE = ROOT / "results/claims.md"
 BOARD = DATA["board"]  # what the pictures show, and of which experiments
@@ -119,6 +119,9 @@ def page():
         rows.append([number, claim["claim"], claim["paper"], numbers, claim["matched"],
                      f"**{word}**", f"`python -m results {claim['experiment']}`"])
         notes.append(f"{number}. {claim['note']}")
+    seconds = 0
+    for record in itertools.chain(*map(read_records, ALL)):
+        seconds += (record.get("seconds") or 0) + record.get("test_seconds", 0)
     heads = ["", "claim", "the paper says", "measured here", "matched", "verdict", "command"]
     head, line, *body = markdown(heads, rows)
     return "\n".join([
@@ -127,7 +130,8 @@ def page():
         "are a hundred times smaller than the papers' and, where nothing else is said, trained "
         "from scratch: a verdict is about this scale.", "",
         f"Verdict: paired one-tailed t-test over common seeds, level {LEVEL}, at least {SEEDS} "
-        "seeds; of fewer none.", "",
+        f"seeds; of fewer none. All recorded runs together took {seconds / 3600:.0f} hours of one "
+        "thread.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",
         "## Pictures", "", "![compute, collapse, lambda, usefulness](claims.png)", "",
         BOARD["about"], *correlations()]) + "\n"
