@@ -110,6 +110,18 @@ def picture():
     return figure
 
 
+def signature():
+    """Each measure of a decoder with the JEPA loss, in percent of what it is without."""
+    shown = BOARD["signature"]
+    records = read_records(shown["experiment"])
+    bars = {}
+    for name, metric in shown["metrics"].items():
+        ours, control = (by_label(records, metric)[label] for label in shown["runs"])
+        shares = [100 * ours[seed] / control[seed] for seed in ours.keys() & control.keys()]
+        bars[name] = {"": (fmean(shares), min(shares), max(shares))}
+    return plots.bars(bars, "{}, % of {}'s".format(*shown["runs"]))
+
+
 def page():
     """The Markdown of the board."""
     rows = []
@@ -141,4 +153,5 @@ def main(arguments):
     Parser("python -m results claims", __doc__).parse_args(arguments)
     write_atomic(PAGE, page().encode())
     write_atomic(PAGE.with_suffix(".png"), plots.png(picture()))
+    write_atomic(PAGE.with_name("signature.png"), plots.png(signature()))
     print("results/claims.md")

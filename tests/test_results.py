@@ -406,6 +406,18 @@ def test_the_pictures_of_the_board_are_drawn_from_the_records(monkeypatch):
     assert points == {"a": [(1, 2), (2, 3)], "b": [(1, 4.5)], "c": [(0, 5.5)]} and rank == -1
 
 
+def test_the_first_screen_of_the_results_says_what_the_records_say():
+    text = (run.RECORDS / "README.md").read_text(encoding="utf-8")[:2500]
+    shown = claims.BOARD["signature"]
+    records = run.read_records(shown["experiment"])
+    for metric, digits in (("linear/residual_held_out", 3), ("linear/singular_100", 0),
+                           ("geometry/rankme", 0), ("geometry/cosine/same", 3),
+                           ("linear/residual_spread", 2), ("generate/exact", 1)):
+        for label in shown["runs"]:
+            mean = np.mean(list(compare.by_label(records, metric)[label].values()))
+            assert f"{mean:.{digits}f}".lstrip("0") in text
+
+
 def call_here(command, files, log):
     """run.call without a process of its own."""
     _, program, *words = command.split()
