@@ -1,6 +1,6 @@
 """The board: twelve claims of the four papers, each with what was measured here.
 
-    python -m results claims             # writes results/claims.md from the records
+    python -m results claims    # writes claims.md and its pictures, claims.png and signature.png
 
 A claim of experiments.json names an experiment, a metric, the run that is claimed to be better and
 its control. The verdict is a rule, not an opinion: a paired one-tailed t-test over the common
@@ -93,7 +93,7 @@ def correlations():
         points, rank, p = usefulness(metric)
         lines.append(f"- {name} against the probes: Spearman {rank:.2f} (p {p:.2f}) over the means "
                      f"of {len(points)} encoders")
-    return ["", *lines]
+    return lines
 
 
 def picture():
@@ -122,6 +122,14 @@ def signature():
     return plots.bars(bars, "{}, % of {}'s".format(*shown["runs"]))
 
 
+def hours():
+    """Of one thread, all recorded trainings and their tests together."""
+    seconds = 0
+    for record in itertools.chain(*map(read_records, ALL)):
+        seconds += (record.get("seconds") or 0) + record.get("test_seconds", 0)
+    return seconds / 3600
+
+
 def page():
     """The Markdown of the board."""
     rows = []
@@ -131,9 +139,6 @@ def page():
         rows.append([number, claim["claim"], claim["paper"], numbers, claim["matched"],
                      f"**{word}**", f"`python -m results {claim['experiment']}`"])
         notes.append(f"{number}. {claim['note']}")
-    seconds = 0
-    for record in itertools.chain(*map(read_records, ALL)):
-        seconds += (record.get("seconds") or 0) + record.get("test_seconds", 0)
     heads = ["", "claim", "the paper says", "measured here", "matched", "verdict", "command"]
     head, line, *body = markdown(heads, rows)
     return "\n".join([
@@ -142,11 +147,11 @@ def page():
         "are a hundred times smaller than the papers' and, where nothing else is said, trained "
         "from scratch: a verdict is about this scale.", "",
         f"Verdict: paired one-tailed t-test over common seeds, level {LEVEL}, at least {SEEDS} "
-        f"seeds; of fewer none. All recorded runs together took {seconds / 3600:.0f} hours of one "
+        f"seeds; of fewer none. All recorded runs together took {hours():.0f} hours of one "
         "thread.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",
         "## Pictures", "", "![compute, collapse, lambda, usefulness](claims.png)", "",
-        BOARD["about"], *correlations()]) + "\n"
+        BOARD["about"], "", *correlations()]) + "\n"
 
 
 def main(arguments):
