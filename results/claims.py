@@ -58,17 +58,17 @@ def measured(claim):
     return ", ".join(filter(None, [*numbers, seeds, p])), word
 
 
-def along(experiment, metric, unit="step"):
-    """{label: (places, (seeds, P))} of a metric along training; a place is a step, or the TFLOP
-    that a run had cost till then."""
+def along(experiment, metric, places):
+    """{label: (places, (seeds, P))} of a metric along training; a place is a step or, if `places`
+    says so, the TFLOP that a run had cost till then."""
     found = {}
     for record in read_records(experiment):
-        size = record["flops"] / record["steps"] / 1e12 if unit == "TFLOP" else 1
+        size = record["flops"] / record["steps"] / 1e12 if "TFLOP" in places else 1
         points = {int(step) * size: kept[metric]
                   for step, kept in record["curve"].items() if metric in kept}
         if points:
-            places, seeds = found.setdefault(record["label"], (list(points), []))
-            seeds.append(list(points.values())[:len(places)])
+            first, seeds = found.setdefault(record["label"], (list(points), []))
+            seeds.append(list(points.values())[:len(first)])
     return found
 
 
@@ -97,14 +97,14 @@ def correlations():
 
 
 def picture():
-    """Retrieval against compute, collapse, geometry against probes, the learned lambda."""
+    """Retrieval against compute, collapse, the learned lambda, geometry against probes."""
+    ways = BOARD["along"]
     scatters = BOARD["usefulness"]["geometry"]
-    figure, axes = plots.panels(-(-(3 + len(scatters)) // 2), 2, height=2.6)
-    for name, unit, y in (("retrieval", "TFLOP", "xsim, %"), ("collapse", "step", "RankMe")):
-        plots.lines(along(*BOARD[name], unit), unit, y, axis=axes.pop(0))
+    figure, axes = plots.panels(-(-(len(ways) + len(scatters)) // 2), 2, height=2.6)
+    for experiment, metric, places, name in ways:
+        plots.lines(along(experiment, metric, places), places, name, axis=axes.pop(0))
     for name, metric in scatters.items():
         plots.cloud(usefulness(metric)[0], name, "probes, %", axis=axes.pop(0))
-    plots.lines(along(*BOARD["lambda"]), "step", "learned lambda", axis=axes.pop(0))
     for axis in axes:  # of an odd number
         axis.remove()
     return figure
