@@ -3,8 +3,7 @@
     python -m results claims    # writes claims.md and its pictures, claims.png and signature.png
 
 A claim of experiments.json names an experiment, a metric, the run that is claimed to be better and
-its control. The verdict is a rule, not an opinion: a paired one-tailed t-test over the common
-seeds, of three seeds at least.
+its control. The verdict is a rule, not an opinion: a paired t-test over the common seeds.
 """
 
 import itertools
@@ -21,12 +20,12 @@ from .run import ALL, read_records
 
 PAGE = ROOT / "results/claims.md"
 BOARD = DATA["board"]  # what the pictures show, and of which experiments
-LEVEL = 0.05  # of the test
+LEVEL = 0.05  # of the test; the board's "rule" says it too
 SEEDS = 3  # fewer say nothing
 
 
 def verdict(ours, control, better):
-    """{seed: number} of two runs, "higher" or "lower" -> a word or two, and p or ""."""
+    """{seed: number} of two runs, "higher" or "lower" -> a word or two, and what the test says."""
     if not ours or not control:
         return "not measured yet", ""
     if len(ours.keys() & control.keys()) < SEEDS:
@@ -35,11 +34,12 @@ def verdict(ours, control, better):
     if not isinstance(test, dict):
         return "no difference found", ""
     p = "p < 0.001" if test["p"] < 0.001 else f"p {test['p']:.3f}"
+    told = f"difference {test['low']:+.2f} to {test['high']:+.2f}, {p}"
     if test["p"] < LEVEL:
-        return "holds here", p
+        return "holds here", told
     if test["p"] > 1 - LEVEL:
-        return "the reverse holds here", p
-    return "no difference found", p
+        return "the reverse holds here", told
+    return "no difference found", told
 
 
 def measured(claim):
@@ -51,16 +51,16 @@ def measured(claim):
     if "control" not in claim:  # a number that the paper has nothing beside
         return f"{mean_std(list(ours.values()), unit)} ({len(ours)} seeds)", "not testable here"
     control = found.get(claim["control"], {})
-    word, p = verdict(ours, control, claim["better"])
+    word, told = verdict(ours, control, claim["better"])
     numbers = [f"{label} {mean_std(list(scores.values()), unit)}"
                for label, scores in ((claim["control"], control), (claim["ours"], ours))]
     seeds = f"{len(ours.keys() & control.keys())} common seeds"
-    return ", ".join(filter(None, [*numbers, seeds, p])), word
+    return ", ".join(filter(None, [*numbers, seeds, told])), word
 
 
 def along(experiment, metric, places):
-    """{label: (places, (seeds, P))} of a metric along training; a place is a step or, if `places`
-    says so, the TFLOP that a run had cost till then."""
+    """{label: (places, (seeds, P))} of a metric along training; a place is a step or, if it says
+    so, the TFLOP that a run had cost."""
     found = {}
     for record in read_records(experiment):
         size = record["flops"] / record["steps"] / 1e12 if "TFLOP" in places else 1
@@ -119,15 +119,15 @@ def signature():
         ours, control = (by_label(records, metric)[label] for label in shown["runs"])
         shares = [100 * ours[seed] / control[seed] for seed in ours.keys() & control.keys()]
         bars[name] = {"": (fmean(shares), min(shares), max(shares))}
-    return plots.bars(bars, "{}, % of {}'s".format(*shown["runs"]))
+    figure = plots.bars(bars, "{}, % of {}'s".format(*shown["runs"]))
+    figure.axes[0].axhline(100, color="black", linewidth=1, linestyle=":")
+    return figure
 
 
 def hours():
-    """Of one thread, all recorded trainings and their tests together."""
-    seconds = 0
-    for record in itertools.chain(*map(read_records, ALL)):
-        seconds += (record.get("seconds") or 0) + record.get("test_seconds", 0)
-    return seconds / 3600
+    """Of one thread, all recorded trainings and tests."""
+    each = itertools.chain(*map(read_records, ALL))
+    return sum((one.get("seconds") or 0) + one.get("test_seconds", 0) for one in each) / 3600
 
 
 def page():
@@ -136,19 +136,16 @@ def page():
     notes = []
     for number, claim in enumerate(DATA["claims"], start=1):
         numbers, word = measured(claim)
-        rows.append([number, claim["claim"], claim["paper"], numbers, claim["matched"],
-                     f"**{word}**", f"`python -m results {claim['experiment']}`"])
+        word = f"**{word}**" + claim.get("but", "")
+        rows.append([number, claim["claim"], claim["paper"], claim["measure"], numbers,
+                     claim["matched"], word, f"`python -m results {claim['experiment']}`"])
         notes.append(f"{number}. {claim['note']}")
-    heads = ["", "claim", "the paper says", "measured here", "matched", "verdict", "command"]
+    heads = ["", "claim", "the paper says", "measure", "measured here", "matched", "verdict",
+             "command"]
     head, line, *body = markdown(heads, rows)
     return "\n".join([
         "# Twelve claims of the four papers", "",
-        "Written by `python -m results claims` from the records of the experiments. Models here "
-        "are a hundred times smaller than the papers' and, where nothing else is said, trained "
-        "from scratch: a verdict is about this scale.", "",
-        f"Verdict: paired one-tailed t-test over common seeds, level {LEVEL}, at least {SEEDS} "
-        f"seeds; of fewer none. All recorded runs together took {hours():.0f} hours of one "
-        "thread.", "",
+        BOARD["rule"], "", f"All recorded runs took {hours():.0f} hours of one thread.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",
         "## Pictures", "", "![compute, collapse, lambda, usefulness](claims.png)", "",
         BOARD["about"], "", *correlations()]) + "\n"

@@ -83,9 +83,10 @@ def by_label(records, name):
 
 
 def paired_test(scores, base, better):
-    """Is a group better than the base? {seeds: number} each -> {"n", "difference", "t", "p"} of a
-    paired one-tailed t-test over the common seeds, p near 1 if it is worse; or why there is none,
-    a text. [Student 1908; LLM-JEPA, sec. 4]"""
+    """Is a group better than the base? {seeds: number} each -> {"n", "difference", "low", "high",
+    "t", "p"} of a paired one-tailed t-test over the common seeds, p near 1 if it is worse; low to
+    high: the difference with 95 % confidence. Or why there is none, a text. [Student 1908;
+    LLM-JEPA, sec. 4]"""
     common = sorted(scores.keys() & base.keys())
     if len(common) < 2:
         return f"a test needs 2 common seeds, there are {len(common)}"
@@ -94,8 +95,9 @@ def paired_test(scores, base, better):
         return f"the same difference, {differences[0]:+g}, in every seed"
     sign = 1 if better == "higher" else -1
     found = stats.ttest_1samp([sign * one for one in differences], 0, alternative="greater")
-    return {"n": len(common), "difference": statistics.fmean(differences),
-            "t": float(found.statistic), "p": float(found.pvalue)}
+    low, high = stats.ttest_1samp(differences, 0).confidence_interval()
+    return {"n": len(common), "difference": statistics.fmean(differences), "low": float(low),
+            "high": float(high), "t": float(found.statistic), "p": float(found.pvalue)}
 
 
 def table_lines(table, records):

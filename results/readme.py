@@ -1,6 +1,5 @@
-"""Put recorded numbers into README.md and results/README.md: between `<!-- from results/X.md -->`
-and `<!-- end -->` stands the first table of that file, and of `<!-- from results/X.md: A; B -->`
-its columns A and B.
+"""Put recorded numbers into both README.md: between `<!-- from results/X.md -->` and `<!-- end -->`
+stands the first table of that file; `<!-- from results/X.md: A; B -->` keeps its columns A and B.
 
     python -m results readme             # writes both
 """

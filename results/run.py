@@ -122,17 +122,16 @@ def execute(job, files):
 
 
 def read_records(name):
+    """In the experiment's order, whatever was done first."""
     path = RECORDS / f"{name}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines]
+    order = [job["label"] for job in ALL[name]["jobs"]]
+    return sorted(map(json.loads, lines), key=lambda one: order.index(one["label"]))
 
 
 def page(name, records):
     """The Markdown of an experiment out of its records."""
     experiment = ALL[name]
-    # In the order of the experiment, whichever job was done first.
-    order = [job["label"] for job in experiment["jobs"]]
-    records = sorted(records, key=lambda one: order.index(one["label"]))
     seeds = dict.fromkeys(record["seed"] for record in records)
     files = " --files FOLDER" if "files" in experiment else ""
     lines = [f"# {name}", "", experiment["about"], "",
