@@ -9,7 +9,7 @@
     python -m results peers                   steps, encoding, data, writing against other people's
     python -m results gpu                     all that a GPU must show; at toy size without one
     python -m results picture                 draws the README's picture
-    python -m results readme                  puts recorded numbers into README.md
+    python -m results readme                  puts recorded numbers into both README.md
     python -m results claims                  the papers' claims beside what was measured
     python -m results mixtures FOLDER OUT     the files of the experiments on real text
     python -m results EXPERIMENT              does an experiment, and writes its page

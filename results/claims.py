@@ -3,7 +3,7 @@
     python -m results claims    # writes claims.md and its pictures, claims.png and signature.png
 
 A claim of experiments.json names an experiment, a metric, the run that is claimed to be better and
-its control. The verdict is a rule, not an opinion: a paired t-test over the common seeds.
+its control. The verdict is a rule, a paired t-test over the common seeds.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from .run import ALL, read_records
 
 PAGE = ROOT / "results/claims.md"
 BOARD = DATA["board"]  # what the pictures show, and of which experiments
-LEVEL = 0.05  # of the test; the board's "rule" says it too
+LEVEL = 0.05  # of the test
 SEEDS = 3  # fewer say nothing
 
 
@@ -59,8 +59,8 @@ def measured(claim):
 
 
 def along(experiment, metric, places):
-    """{label: (places, (seeds, P))} of a metric along training; a place is a step or, if it says
-    so, the TFLOP that a run had cost."""
+    """{label: (places, (seeds, P))} of a metric along training; places, the axis, is steps or TFLOP
+    (what a run had cost)."""
     found = {}
     for record in read_records(experiment):
         size = record["flops"] / record["steps"] / 1e12 if "TFLOP" in places else 1
@@ -145,7 +145,8 @@ def page():
     head, line, *body = markdown(heads, rows)
     return "\n".join([
         "# Twelve claims of the four papers", "",
-        BOARD["rule"], "", f"All recorded runs took {hours():.0f} hours of one thread.", "",
+        BOARD["rule"].format(seeds=SEEDS, level=LEVEL, other=1 - LEVEL), "",
+        f"All recorded runs took {hours():.0f} hours of one thread.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",
         "## Pictures", "", "![compute, collapse, lambda, usefulness](claims.png)", "",
         BOARD["about"], "", *correlations()]) + "\n"

@@ -104,14 +104,14 @@ def table_lines(table, records):
     """A table of the page, mean ± deviation over seeds; what nobody measured is left out.
 
     columns {heading: metric}, or names behind one prefix; rows {heading: [label, ending of the
-    metric's name]}, or every label; published {heading: texts}; notes {label: text}.
+    metric's name]} behind all labels; published {heading: texts}; notes {label: text}.
     """
     columns = dict(table.get("columns", {} if "names" in table else COLUMNS))
     for name in table.get("names", "").split():
         columns[name.replace("_", " ")] = table["prefix"] + name
+    labels = {record["label"]: [record["label"], ""] for record in records}
     rows = []
-    for heading in table.get("rows", dict.fromkeys(record["label"] for record in records)):
-        label, ending = table.get("rows", {}).get(heading, (heading, ""))
+    for heading, (label, ending) in (labels | table.get("rows", {})).items():
         cells = [heading]
         for name in columns.values():
             numbers = by_label(records, name + ending).get(label, {})
