@@ -19,7 +19,7 @@ from .compare import DATA, ROOT, by_label, markdown, mean_std, paired_test, unit
 from .run import ALL, read_records
 
 PAGE = ROOT / "results/claims.md"
-BOARD = DATA["board"]  # what the pictures show, and of which experiments
+BOARD = DATA["board"]  # what the pictures show
 LEVEL = 0.05  # of the test
 SEEDS = 3  # fewer say nothing
 

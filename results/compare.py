@@ -83,8 +83,8 @@ def by_label(records, name):
 
 
 def paired_test(scores, base, better):
-    """Is a group better than the base? {seeds: number} each -> {"n", "difference", "low", "high",
-    "t", "p"} of a paired one-tailed t-test over the common seeds, p near 1 if it is worse; low to
+    """Is a group better than the base? {seeds: number} each -> {"difference", "low", "high", "t",
+    "p"} of a paired one-tailed t-test over the common seeds, p near 1 if it is worse; low to
     high: the difference with 95 % confidence. Or why there is none, a text. [Student 1908;
     LLM-JEPA, sec. 4]"""
     common = sorted(scores.keys() & base.keys())
@@ -96,8 +96,8 @@ def paired_test(scores, base, better):
     sign = 1 if better == "higher" else -1
     found = stats.ttest_1samp([sign * one for one in differences], 0, alternative="greater")
     low, high = stats.ttest_1samp(differences, 0).confidence_interval()
-    return {"n": len(common), "difference": statistics.fmean(differences), "low": float(low),
-            "high": float(high), "t": float(found.statistic), "p": float(found.pvalue)}
+    return {"difference": statistics.fmean(differences), "low": float(low), "high": float(high),
+            "t": float(found.statistic), "p": float(found.pvalue)}
 
 
 def table_lines(table, records):
@@ -130,21 +130,26 @@ def table_lines(table, records):
     return [*title, *markdown(rows[0], rows[1:]), ""]
 
 
-def paired_lines(metrics, records):
-    """Is each label better than the first? Where no direction is known, lower is better."""
+def paired_lines(metrics, records, controls):
+    """Is each label better than its control, by default the first? Where no direction is known,
+    lower is better. -> lines, number of tests"""
     base, *others = dict.fromkeys(record["label"] for record in records)
     rows = []
+    count = 0
     for name in metrics:
         scores = by_label(records, name)
         for label in others:
             better = unit_of(name)[1] or "lower"
-            test = paired_test(scores.get(label, {}), scores.get(base, {}), better)
+            control = controls.get(label, base)
+            test = paired_test(scores.get(label, {}), scores.get(control, {}), better)
             cells = [test, "", ""]
             if isinstance(test, dict):
+                count += 1
                 cells = [f"{test['difference']:+.2f}", f"{test['t']:.2f}", f"{test['p']:.3f}"]
-            rows.append([f"{label}: {name}", *cells])
+            against = f" against {control}" if label in controls else ""
+            rows.append([f"{label}{against}: {name}", *cells])
     title = f"## Better than {base}? Paired one-tailed t-test over seeds"
-    return [title, "", *markdown(["", "difference", "t", "p"], rows), ""]
+    return [title, "", *markdown(["", "difference", "t", "p"], rows), ""], count
 
 
 # --------------------------------------------------------------------------------------------------
@@ -315,14 +320,9 @@ def page(groups, names, notes):
             if len(found) != len(groups[label]):
                 lines.append(f"{label}: {name} has n = {len(found)}, not {len(groups[label])}.")
     tested = [name for name in names if unit_of(name)[1]]
-    base, *others = groups
-    count = 0
-    for name in tested:
-        found = by_label(records, name)
-        common = [found.get(label, {}).keys() & found.get(base, {}).keys() for label in others]
-        count += sum(len(pairs) > 1 for pairs in common)
+    tests, count = paired_lines(tested, records, {})
     if count:
-        lines += ["", *paired_lines(tested, records), "Near p = 1 it is worse. "
+        lines += ["", *tests, "Near p = 1 it is worse. "
                   f"{count} tests: by chance alone, .05 would be passed {0.05 * count:.1f} times; "
                   f"Holm's correction asks {0.05 / count:.2g} of the smallest p."]
     return lines + notes

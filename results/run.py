@@ -141,7 +141,7 @@ def page(name, records):
     for table in experiment.get("tables", (whole, DATA["errors"])):
         lines += table_lines(table, records)
     if "paired" in experiment and records:
-        lines += paired_lines(experiment["paired"], records)
+        lines += paired_lines(experiment["paired"], records, experiment.get("controls", {}))[0]
     lines += ["## Runs of the first seed; commands as they were at that commit", ""]
     for one in records:
         if one["seed"] == records[0]["seed"]:

@@ -86,7 +86,7 @@ def test_the_critical_values_of_4_degrees_of_freedom(t, p):
     x = {seed: 50 + shift + seed for seed in (-2, -1, 0, 1, 2)}          # deviation sqrt 2.5
     y = dict.fromkeys(x, 50.0)
     found = compare.paired_test(x, y, "higher")
-    assert found["n"] == 5 and found["p"] == pytest.approx(p, abs=1e-5)
+    assert found["p"] == pytest.approx(p, abs=1e-5)
     assert found["t"] == pytest.approx(t) and found["difference"] == pytest.approx(shift)
     assert compare.paired_test(x, y, "lower")["p"] == pytest.approx(1 - p, abs=1e-5)
 
@@ -99,7 +99,7 @@ def test_the_test_pairs_common_seeds_or_says_why_not():
     assert found["p"] == pytest.approx(other.pvalue)
     assert found["t"] == pytest.approx(-other.statistic)
     assert "2 common seeds, there are 1" in compare.paired_test({1: 1.0}, y, "lower")
-    assert "same difference" in compare.paired_test({1: 1.0, 2: 2.0}, {1: 1.0, 2: 2.0}, "higher")
+    assert "same difference" in compare.paired_test({1: 1, 2: 2}, {1: 1, 2: 2}, "higher")
 
 
 def test_the_table_has_a_row_a_group_and_p_is_golden(runs, capsys):
@@ -443,8 +443,8 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     jobs = [{"label": "ntp", "train": "--objective ntp --steps 4"},
             {"label": "equal", "train": "--objective llm-jepa --steps MATCH", "after": "mini-ntp"}]
     monkeypatch.setitem(run.ALL, "mini", {
-        "about": "A test.", "seeds": [3], "jobs": jobs, "paired": ["generate/exact"],
-        "flags": " ".join(as_words(TINY | pairs))})
+        "about": "", "seeds": [3], "jobs": jobs, "paired": ["generate/exact"],
+        "controls": {"equal": "ntp"}, "flags": " ".join(as_words(TINY | pairs))})
     for name, value in (("OUT", tmp_path), ("RECORDS", tmp_path), ("call", call_here)):
         monkeypatch.setattr(run, name, value)
     assert said(capsys, "mini")[0] == 0
@@ -455,7 +455,7 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     assert second["steps"] == round(flops.run_flops(tmp_path / "mini-ntp-3") / own) < 4
     assert said(capsys, "mini", "list")[1] == ""
     page = (tmp_path / "mini.md").read_text(encoding="utf-8")
-    assert "| ntp |" in page and "equal: generate/exact" in page and "health: " in page
+    assert "| ntp |" in page and "equal against ntp: generate/exact" in page and "health: " in page
 
 
 def test_the_readmes_tables_are_the_recorded_ones():
