@@ -81,7 +81,7 @@ def call(command, files, log):
 
 def execute(job, files):
     """Train and measure one job -> its record."""
-    log = (ROOT / job.folder).with_suffix(".txt")
+    log = ROOT / f"{job.folder}.txt"
     train = job.train
     if "MATCH" in train:
         flags = train.partition("train.py ")[2].replace("--steps MATCH", "")
