@@ -59,8 +59,7 @@ def measured(claim):
 
 
 def along(experiment, metric, places):
-    """{label: (places, (seeds, P))} of a metric along training; places, the axis, is steps or TFLOP
-    (what a run had cost)."""
+    """{label: (places, (seeds, P))} of a metric along training; places are steps or TFLOP."""
     found = {}
     for record in read_records(experiment):
         size = record["flops"] / record["steps"] / 1e12 if "TFLOP" in places else 1
@@ -77,10 +76,12 @@ def usefulness(geometry):
     rank correlation of their means, and its p."""
     shown = BOARD["usefulness"]
     points = {}
-    for record in itertools.chain(*map(read_records, shown["experiments"])):
-        numbers = [record["eval"].get(name) for name in (geometry, *shown["probes"])]
-        if None not in numbers:
-            points.setdefault(record["label"], []).append((numbers[0], fmean(numbers[1:])))
+    for experiment, ending in shown["experiments"].items():
+        for record in read_records(experiment):
+            numbers = [record["eval"].get(name) for name in (geometry, *shown["probes"])]
+            if None not in numbers:
+                each = points.setdefault(record["label"] + ending, [])
+                each.append((numbers[0], fmean(numbers[1:])))
     means = [tuple(map(fmean, zip(*each))) for each in points.values()]
     found = stats.spearmanr(means)
     return points, found.statistic, found.pvalue
@@ -100,13 +101,17 @@ def picture():
     """Retrieval against compute, collapse, the learned lambda, geometry against probes."""
     ways = BOARD["along"]
     scatters = BOARD["usefulness"]["geometry"]
-    figure, axes = plots.panels(-(-(len(ways) + len(scatters)) // 2), 2, height=2.6)
+    figure, axes = plots.panels((len(ways) + len(scatters)) // 2 + 1, 2, height=2.6)
     for experiment, metric, places, name in ways:
         plots.lines(along(experiment, metric, places), places, name, axis=axes.pop(0))
     for name, metric in scatters.items():
-        plots.cloud(usefulness(metric)[0], name, "probes, %", axis=axes.pop(0))
-    for axis in axes:  # of an odd number
-        axis.remove()
+        axis = axes.pop(0)
+        plots.cloud(usefulness(metric)[0], name, "probes, %", axis=axis)
+        axis.get_legend().remove()
+    # One legend for all of them.
+    axes[0].legend(*axis.get_legend_handles_labels(), fontsize=plots.SMALL, frameon=False)
+    for axis in axes:
+        axis.axis("off")
     return figure
 
 

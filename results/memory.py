@@ -3,8 +3,7 @@
     python -m results memory --objective mexma          # and other flags of train.py
 
 The bytes of one step are counted on this machine, in bfloat16, and scaled to larger batches by
-their tokens. It is no measurement of a GPU: kernels keep a little more or less, and torch's
-allocator wants a tenth above it.
+their tokens. It is no measurement of a GPU: kernels keep a little more or less.
 """
 
 import torch
@@ -38,8 +37,7 @@ def kept_bytes(run, parts):
 
 
 def need(words, size, rows):
-    """Flags of train.py -> (parameters of the objective, bytes beside the batch, bytes of one
-    example)."""
+    """Flags of train.py -> (parameters, bytes beside the batch, bytes of one example)."""
     words = [*words, "--size", size, "--batch", str(rows), "--device", "cpu"]
     run = train.Run(train.parse(words), writes=False)
     trained = sum(p.numel() for p in run.objective.parameters() if p.requires_grad)

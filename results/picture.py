@@ -20,8 +20,7 @@ PARTS = [  # segment, its tokens, colour, what it is for
 
 
 def example():
-    """One row of three segments, as LLM-JEPA packs it: the answer shares the Text without [PRED],
-    the Code shares [CLS] alone."""
+    """One row of three segments, as LLM-JEPA packs it."""
     lengths = [len(tokens) for _, tokens, _, _ in PARTS]
     prefixes = [None, (0, len(TEXT) - 1), (0, 1)]
     segments = [Segment(np.arange(length), True, prefix)
@@ -30,13 +29,12 @@ def example():
 
 
 def label(x, y, text, size=11, anchor="middle", colour="#333"):
-    text = text.replace("&", "&amp;").replace("<", "&lt;")
     return (f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" '
             f'font-family="monospace">{text}</text>')
 
 
 def draw():
-    """-> the picture as SVG text: the line of tokens with its key ranges, and its mask."""
+    """-> the line of tokens with its key ranges, and its mask, as SVG."""
     packed = example()
     mask = packed.mask(0)
     tokens = []
@@ -74,5 +72,4 @@ def draw():
 
 
 def main(arguments):
-    """Write the picture to the file that is named."""
     write_atomic(arguments[0] if arguments else "results/packed.svg", draw().encode())

@@ -268,8 +268,9 @@ def cosines(vectors, bins=40, axis=None):
 def cloud(points, x, y, axis=None):
     """{label: [(x, y), ...]} -> its points."""
     axis = canvas(axis)
-    for label, each in points.items():
-        axis.plot(*zip(*each), "o", markersize=3.5, label=label)
+    for number, (label, each) in enumerate(points.items()):
+        # Where the colours begin again, another shape.
+        axis.plot(*zip(*each), "o^s"[number // 7 % 3], markersize=3.5, label=label)
     return finish(axis, x, y)
 
 

@@ -4,8 +4,8 @@
     python -m results nlrx --files FOLDER --jobs 2 --seeds 82,23
     python -m results collapse report                  # only write the page again
 
-Every job adds a line to results/NAME.jsonl, and the page is made of these records. What is recorded
-with the same commands is not done again, and what was stopped resumes; runs are in out/results.
+Every job adds a line to results/NAME.jsonl, of which the page is made. What is recorded with the
+same commands is not done again, and what was stopped resumes; runs are in out/results.
 """
 # In commands RUN is the run's folder, FILES that of --files, MATCH the steps with the compute of
 # the run `after`.
