@@ -396,7 +396,7 @@ def test_the_pictures_of_the_board_are_drawn_from_the_records(monkeypatch):
     places, seeds = claims.along("objectives", "retrieval/xsim", "TFLOP")["contrastive"]
     assert len(seeds) == 3 and places[0] == 0 and places[-1] == pytest.approx(7.06, abs=0.01)
     assert len(claims.picture().axes) == 5 + claims.page().count("Spearman")
-    monkeypatch.setitem(claims.BOARD, "usefulness", {"experiments": {"a": ""}, "probes": ["p", "q"]})
+    monkeypatch.setitem(claims.BOARD, "usefulness", {"experiments": {"a": ""}, "probes": "pq"})
     made = [("a", 1, 1, 3), ("a", 2, 3, 3), ("b", 1, 5, 4), ("c", 0, 7, 4), ("c", 1, 2, None)]
     records = []
     for seed, (label, *numbers) in enumerate(made):
