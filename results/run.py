@@ -8,16 +8,19 @@ Every job adds a line to results/NAME.jsonl, of which the page is made. What is 
 same commands is not done again, and what was stopped resumes; runs are in out/results.
 """
 # In commands RUN is the run's folder, FILES that of --files, MATCH the steps with the compute of
-# the run `after`.
+# the run `after`. With test_controls a job's tests lose their --no-controls.
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -32,6 +35,7 @@ from .flops import run_flops
 OUT = Path("out/results")
 RECORDS = ROOT / "results"
 ALL = DATA["experiments"]
+BUSY = defaultdict(Lock)  # of a run: more than one job may need it
 
 # --------------------------------------------------------------------------------------------------
 # Doing a job
@@ -45,7 +49,7 @@ class Job(NamedTuple):
     # Those that measure it, joined by " && "; each prints JSON. With "NAME: " before one its
     # numbers are NAME/task/metric: a task may be measured on more than one set of rows.
     tests: str
-    after: Path | None  # a run that must be finished before
+    after: Path | None  # a run that must be finished before: its start, or that of MATCH
 
 
 def jobs_of(name, seeds=None):
@@ -60,8 +64,13 @@ def jobs_of(name, seeds=None):
             train = job.get("command", f"train.py {flags} --seed {seed} --out RUN")
             tests = job.get("tests") or experiment.get("tests") or ["evaluate.py RUN"]
             tests = " && ".join(re.sub(r"^(\w+: )?", r"\1python ", words) for words in tests)
+            if "test_controls" in job:
+                tests = tests.replace(" --no-controls", "")
             commands = [text.replace("RUN", str(folder)) for text in (f"python {train}", tests)]
-            after = OUT / f"{job['after']}-{seed}" if "after" in job else None
+            start = re.search(r"--init (\S+)", train)
+            after = Path(start[1]) if start else None
+            if "after" in job:
+                after = OUT / f"{job['after']}-{seed}"
             made.append(Job(job["label"], seed, folder, *commands, after))
     return made
 
@@ -79,15 +88,27 @@ def call(command, files, log):
     return done.stdout
 
 
-def execute(job, files):
-    """Train and measure one job -> its record."""
-    log = ROOT / f"{job.folder}.txt"
+def make(job, files, log):
+    """Finish a job's run, and first the one that it needs: its record may have come without it."""
     train = job.train
+    if job.after:
+        seed = int(job.after.name.rpartition("-")[2])
+        jobs = itertools.chain(*[jobs_of(name, [seed]) for name in ALL])
+        make(next(one for one in jobs if one.folder == job.after), files, log)
     if "MATCH" in train:
         flags = train.partition("train.py ")[2].replace("--steps MATCH", "")
         said = call(f"python -m results flops --match {job.after} {flags}", files, log)
         train = train.replace("MATCH", said.split()[0])
-    call(train, files, log)
+    with BUSY[job.folder]:
+        # A finished training ends at once, an import would refuse.
+        if "train.py" in train or not (ROOT / job.folder).exists():
+            call(train, files, log)
+
+
+def execute(job, files):
+    """Train and measure one job -> its record."""
+    log = ROOT / f"{job.folder}.txt"
+    make(job, files, log)
     begun = time.perf_counter()
     scores = {}
     for test in job.tests.split(" && "):
@@ -110,7 +131,7 @@ def execute(job, files):
     record |= {key: lines[0].get(key) for key in ("torch", "python", "device", "parameters")}
     record |= {key: last.get(key) for key in ("tokens", "seconds")}
     record |= {"steps": last.get("step"), "test_seconds": round(time.perf_counter() - begun)}
-    if "train.py" in train:
+    if "train.py" in job.train:
         record["flops"] = run_flops(ROOT / job.folder)
     if "geometry/rankme" in scores:
         record["health"] = evaluate.diagnose(scores, lines[0].get("views", 2))
@@ -162,23 +183,21 @@ def page(name, records):
 
 
 def work_through(name, todo, files, side_by_side):
-    """Do jobs, a record each; those that need another run come after the others."""
+    """Do jobs, a record each."""
     failed = []
     progress = tqdm(total=len(todo), disable=not sys.stderr.isatty())
-    for late in (False, True):
-        turn = [job for job in todo if (job.after is not None) == late]
-        with ThreadPoolExecutor(side_by_side) as pool:
-            for done in as_completed([pool.submit(execute, job, files) for job in turn]):
-                progress.update()
-                try:
-                    record = done.result()
-                except BadInput as error:
-                    failed.append(str(error))
-                    continue
-                key = (record["label"], record["seed"])
-                kept = [one for one in read_records(name) if (one["label"], one["seed"]) != key]
-                lines = [json.dumps(one) + "\n" for one in [*kept, record]]
-                write_atomic(RECORDS / f"{name}.jsonl", "".join(lines).encode())
+    with ThreadPoolExecutor(side_by_side) as pool:
+        for done in as_completed([pool.submit(execute, job, files) for job in todo]):
+            progress.update()
+            try:
+                record = done.result()
+            except BadInput as error:
+                failed.append(str(error))
+                continue
+            key = (record["label"], record["seed"])
+            kept = [one for one in read_records(name) if (one["label"], one["seed"]) != key]
+            lines = [json.dumps(one) + "\n" for one in [*kept, record]]
+            write_atomic(RECORDS / f"{name}.jsonl", "".join(lines).encode())
     progress.close()
     if failed:
         raise BadInput(f"{len(failed)} of {len(todo)} jobs failed; the first: {failed[0]}")
