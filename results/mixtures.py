@@ -118,7 +118,7 @@ def main(arguments):
     options = parser.parse_args(arguments)
     if not (options.folder / "parallel").is_dir():
         raise BadInput(f"{options.folder} has no parallel/: give the folder with parallel, text, "
-                       "tasks and llm that results/README.md describes")
+                       "tasks and llm that results/NOTES.md describes")
     lines, removed = encoders(options.folder, random.Random(0))
     options.out.mkdir(parents=True, exist_ok=True)
     files = {"encoders_train.tsv": lines, **parts(options.folder)}
