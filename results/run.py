@@ -8,7 +8,7 @@ Every job adds a line to results/NAME.jsonl, of which the page is made. What is 
 same commands is not done again, and what was stopped resumes; runs are in out/results.
 """
 # In commands RUN is the run's folder, FILES that of --files, MATCH the steps with the compute of
-# the run `after`. With test_controls a job's tests lose their --no-controls.
+# the row `equal`. With test_controls a job's tests lose their --no-controls.
 
 import itertools
 import json
@@ -30,7 +30,7 @@ from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 
 from .compare import COLUMNS, DATA, ROOT, paired_lines, table_lines
-from .flops import run_flops
+from .flops import run_flops, step_flops
 
 OUT = Path("out/results")
 RECORDS = ROOT / "results"
@@ -49,7 +49,7 @@ class Job(NamedTuple):
     # Those that measure it, joined by " && "; each prints JSON. With "NAME: " before one its
     # numbers are NAME/task/metric: a task may be measured on more than one set of rows.
     tests: str
-    after: Path | None  # a run that must be finished before: its start, or that of MATCH
+    equal: str | None  # how the row is trained whose compute MATCH stands for
 
 
 def jobs_of(name, seeds=None):
@@ -57,6 +57,7 @@ def jobs_of(name, seeds=None):
     experiment = ALL[name]
     made = []
     for seed in seeds or experiment.get("seeds", [0, 1, 2]):
+        trained = {None: None}
         for job in experiment["jobs"]:
             slug = job["label"].replace("+ ", "").replace(", equal", "").replace(", ", "-")
             folder = OUT / f"{job.get('run', f'{name}-{slug}')}-{seed}".replace(" ", "-")
@@ -67,11 +68,8 @@ def jobs_of(name, seeds=None):
             if "test_controls" in job:
                 tests = tests.replace(" --no-controls", "")
             commands = [text.replace("RUN", str(folder)) for text in (f"python {train}", tests)]
-            start = re.search(r"--init (\S+)", train)
-            after = Path(start[1]) if start else None
-            if "after" in job:
-                after = OUT / f"{job['after']}-{seed}"
-            made.append(Job(job["label"], seed, folder, *commands, after))
+            trained[job["label"]] = commands[0]
+            made.append(Job(job["label"], seed, folder, *commands, trained[job.get("equal")]))
     return made
 
 
@@ -88,17 +86,22 @@ def call(command, files, log):
     return done.stdout
 
 
+def flags_of(train, files):
+    """Of a training: what stands behind python train.py."""
+    return train.replace("FILES", str(files)).split()[2:]
+
+
 def make(job, files, log):
-    """Finish a job's run, and first the one that it needs: its record may have come without it."""
+    """Finish a job's run, and first make the imported one that it starts from."""
     train = job.train
-    if job.after:
-        seed = int(job.after.name.rpartition("-")[2])
-        jobs = itertools.chain(*[jobs_of(name, [seed]) for name in ALL])
-        make(next(one for one in jobs if one.folder == job.after), files, log)
-    if "MATCH" in train:
-        flags = train.partition("train.py ")[2].replace("--steps MATCH", "")
-        said = call(f"python -m results flops --match {job.after} {flags}", files, log)
-        train = train.replace("MATCH", said.split()[0])
+    start = re.search(r"--init (\S+-(\d+))", train)
+    if start:
+        others = itertools.chain(*[jobs_of(name, [int(start[2])]) for name in ALL])
+        make(next(one for one in others if str(one.folder) == start[1]), files, log)
+    if job.equal:
+        wanted, steps = step_flops(flags_of(job.equal, files))
+        own, _ = step_flops(flags_of(train.replace("MATCH", "1"), files))
+        train = train.replace("MATCH", str(max(1, round(wanted * steps / own))))
     with BUSY[job.folder]:
         # A finished training ends at once, an import would refuse.
         if "train.py" in train or not (ROOT / job.folder).exists():

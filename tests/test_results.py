@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -359,6 +358,7 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
                 settings = train.parse(words[2:])
                 assert settings.train.seed == 7 and settings.train.out == str(job.folder)
             assert job.tests.startswith("python ") and "RUN" not in job.train + job.tests
+            assert ("MATCH" in job.train) == bool(job.equal)
         # Beside hybrid stands the paper's control: its head and recipe, without its loss.
         trained = " ".join(job.train for job in run.jobs_of(name, [7]))
         assert "--preset hybrid" in trained or "--objective hybrid" not in trained or (
@@ -428,7 +428,7 @@ def call_here(command, files, log):
             for _ in train.Run(train.parse(words), True, command=command).steps():
                 pass
         else:
-            assert not (evaluate.main(words) if program == "evaluate.py" else work(words[1:]))
+            assert program == "evaluate.py" and not evaluate.main(words)
     return shown.getvalue()
 
 
@@ -442,7 +442,7 @@ def test_a_command_has_one_thread_and_a_failure_is_told(tmp_path):
 def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_path, monkeypatch,
                                                                   capsys):
     jobs = [{"label": "ntp", "train": "--objective ntp --steps 4"},
-            {"label": "equal", "train": "--objective llm-jepa --steps MATCH", "after": "mini-ntp"}]
+            {"label": "equal", "train": "--objective llm-jepa --steps MATCH", "equal": "ntp"}]
     monkeypatch.setitem(run.ALL, "mini", {
         "about": "", "seeds": [3], "jobs": jobs, "paired": ["generate/exact"],
         "controls": {"equal": "ntp"}, "flags": " ".join(as_words(TINY | pairs))})
@@ -457,11 +457,18 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     assert said(capsys, "mini", "list")[1] == ""
     page = (tmp_path / "mini.md").read_text(encoding="utf-8")
     assert "| ntp |" in page and "equal against ntp: generate/exact" in page and "health: " in page
-    # A record may have come without its run, which is then made again.
-    for folder in ("mini-ntp-3", "mini-equal-3"):
-        shutil.rmtree(tmp_path / folder)
-    (tmp_path / "mini.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
-    assert said(capsys, "mini")[0] == 0 and run.read_records("mini")[1]["steps"] == second["steps"]
+
+
+def test_a_job_first_makes_the_run_that_it_starts_from(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(run, "call", lambda command, files, log: called.append(command))
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    job = run.jobs_of("decoder-lambda")[0]
+    run.make(job, None, None)
+    (tmp_path / "out/results/decoder-before-0").mkdir(parents=True)
+    run.make(job, None, None)
+    first = "python -m interop import FILES/smollm2 out/results/decoder-before-0"
+    assert called == [first, job.train, job.train]
 
 
 def test_the_readmes_tables_are_the_recorded_ones():
