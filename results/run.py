@@ -57,7 +57,7 @@ def jobs_of(name, seeds=None):
     experiment = ALL[name]
     made = []
     for seed in seeds or experiment.get("seeds", [0, 1, 2]):
-        trained = {None: None}
+        trained = {}
         for job in experiment["jobs"]:
             slug = job["label"].replace("+ ", "").replace(", equal", "").replace(", ", "-")
             folder = OUT / f"{job.get('run', f'{name}-{slug}')}-{seed}".replace(" ", "-")
@@ -69,7 +69,8 @@ def jobs_of(name, seeds=None):
                 tests = tests.replace(" --no-controls", "")
             commands = [text.replace("RUN", str(folder)) for text in (f"python {train}", tests)]
             trained[job["label"]] = commands[0]
-            made.append(Job(job["label"], seed, folder, *commands, trained[job.get("equal")]))
+            equal = trained[job["equal"]] if "equal" in job else None
+            made.append(Job(job["label"], seed, folder, *commands, equal))
     return made
 
 
