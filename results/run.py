@@ -8,7 +8,7 @@ Every job adds a line to results/NAME.jsonl, of which the page is made. What is 
 same commands is not done again, and what was stopped resumes; runs are in out/results.
 """
 # In commands RUN is the run's folder, FILES that of --files, MATCH the steps with the compute of
-# the row `equal`. With test_controls a job's tests lose their --no-controls.
+# the row `equal` above. With test_controls a job's tests lose their --no-controls.
 
 import itertools
 import json
