@@ -49,7 +49,8 @@ def panels(rows=1, columns=1, height=2.2, titles=()):
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(which="both", labelsize=SMALL)
         axis.yaxis.get_offset_text().set_fontsize(SMALL)
-        axis.set_prop_cycle(color=COLOURS)
+        # Where the colours begin again, dashes.
+        axis.set_prop_cycle(color=2 * COLOURS, linestyle=7 * ["-"] + 7 * ["--"])
     for axis, title in zip(axes, titles, strict=False):
         axis.set_title(title, fontsize=SMALL + 1)
     return figure, axes

@@ -206,7 +206,7 @@ def test_a_core_file_keeps_to_its_budget(name):
 
 @pytest.mark.parametrize("paths, most", [
     ([ROOT / f"{name}.py" for name in CORE], 189_000), ([ROOT / "kernels/attention.py"], 22_000),
-    (OURS, 684_100), (TESTS, 418_570)], ids=["core", "attention", "ours", "tests"])
+    (OURS, 684_200), (TESTS, 418_570)], ids=["core", "attention", "ours", "tests"])
 def test_the_house_keeps_to_its_budget(paths, most):
     assert bytes_of(paths) <= most
 
