@@ -80,6 +80,12 @@ def step_flops(arguments):
     return total, run.train.steps
 
 
+def match(wanted, arguments):
+    """Flags of train.py -> (its steps with the wanted FLOPs, the FLOPs of one)."""
+    flops, _ = step_flops(arguments)
+    return max(1, round(wanted / flops)), flops
+
+
 def run_flops(folder):
     """All FLOPs of a finished run, counted again from the command in its log."""
     first = evaluate.read_first(folder)
@@ -98,10 +104,9 @@ def main(arguments):
     parser = Parser("python -m results flops", __doc__, "and every flag of train.py")
     parser.add_argument("--match", metavar="RUN", help="print the steps with the compute of this")
     options, rest = parser.parse_known_args(arguments)
-    wanted = run_flops(options.match) if options.match else None
-    flops, steps = step_flops(rest)
-    if wanted is None:
-        print(f"{flops / 1e9:.2f} GFLOP a step, {flops * steps / 1e12:.2f} TFLOP in {steps} steps")
+    if options.match:
+        steps, flops = match(run_flops(options.match), rest)
+        print(f"{steps} steps of {flops / 1e9:.2f} GFLOP have the compute of {options.match}")
         return
-    matched = max(1, round(wanted / flops))
-    print(f"{matched} steps of {flops / 1e9:.2f} GFLOP have the compute of {options.match}")
+    flops, steps = step_flops(rest)
+    print(f"{flops / 1e9:.2f} GFLOP a step, {flops * steps / 1e12:.2f} TFLOP in {steps} steps")

@@ -30,12 +30,12 @@ from corpora.program import BadInput, Parser, comma_list
 from corpora.text import write_atomic
 
 from .compare import COLUMNS, DATA, ROOT, paired_lines, table_lines
-from .flops import run_flops, step_flops
+from .flops import match, run_flops, step_flops
 
 OUT = Path("out/results")
 RECORDS = ROOT / "results"
 ALL = DATA["experiments"]
-BUSY = defaultdict(Lock)  # of a run: more than one job may need it
+BUSY = defaultdict(Lock)  # of a run that jobs share
 
 # --------------------------------------------------------------------------------------------------
 # Doing a job
@@ -47,13 +47,13 @@ class Job(NamedTuple):
     folder: Path
     train: str  # the command that makes the run, as it is recorded
     # Those that measure it, joined by " && "; each prints JSON. With "NAME: " before one its
-    # numbers are NAME/task/metric: a task may be measured on more than one set of rows.
+    # numbers are NAME/task/metric.
     tests: str
     equal: str | None  # how the row is trained whose compute MATCH stands for
 
 
 def jobs_of(name, seeds=None):
-    """All jobs of an experiment, one seed after the other."""
+    """Jobs of an experiment, seed by seed."""
     experiment = ALL[name]
     made = []
     for seed in seeds or experiment.get("seeds", [0, 1, 2]):
@@ -88,7 +88,7 @@ def call(command, files, log):
 
 
 def flags_of(train, files):
-    """Of a training: what stands behind python train.py."""
+    """What follows python train.py."""
     return train.replace("FILES", str(files)).split()[2:]
 
 
@@ -100,9 +100,9 @@ def make(job, files, log):
         others = itertools.chain(*[jobs_of(name, [int(start[2])]) for name in ALL])
         make(next(one for one in others if str(one.folder) == start[1]), files, log)
     if job.equal:
-        wanted, steps = step_flops(flags_of(job.equal, files))
-        own, _ = step_flops(flags_of(train.replace("MATCH", "1"), files))
-        train = train.replace("MATCH", str(max(1, round(wanted * steps / own))))
+        flops, steps = step_flops(flags_of(job.equal, files))
+        matched, _ = match(flops * steps, flags_of(train.replace("MATCH", "1"), files))
+        train = train.replace("MATCH", str(matched))
     with BUSY[job.folder]:
         # A finished training ends at once, an import would refuse.
         if "train.py" in train or not (ROOT / job.folder).exists():
@@ -211,7 +211,7 @@ def main(name, arguments):
     """Do what of an experiment is not recorded, and write its page."""
     parser = Parser(f"python -m results {name}", f"{ALL[name]['about']}\n\n{__doc__}")
     parser.add_argument("what", nargs="?", choices=("do", "list", "report"), default="do",
-                        help="do it, only list what is to be done, or only write the page [do]")
+                        help="do it, list what is to be done, or write the page [do]")
     parser.add_argument("--files", type=Path, metavar="FOLDER", help=ALL[name].get("files"))
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side [1]")
     parser.add_argument("--seeds", type=comma_list, help="in place of its own")
