@@ -344,6 +344,7 @@ def geometry(vectors):
     scores["rankme_share"] = 100 * scores["rankme"] / min(each[0].shape)
     scores["uniformity"] = mean([uniformity(z) for z in each])
     scores["std"] = mean([std(z) for z in each])
+    scores["length"] = mean([z.norm(dim=1).mean().item() for z in each])
     scores["cosine/same"] = mean([random_cosine(z, z) for z in each])
     return scores | over_pairs(vectors, compare_cosines)
 
@@ -369,8 +370,8 @@ def diagnose(results, views=2):
         verdict = "ok"
     positive = f" | cos(pos) {found['cosine/translations']:.2f}" if pairs else ""
     return (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) "
-            f"{together:.2f}{positive} | unif {found['uniformity']:.2f} | std {found['std']:.2f} "
-            f"-> {verdict}")
+            f"{together:.2f}{positive} | unif {found['uniformity']:.2f} | std {found['std']:.2f} | "
+            f"length {found['length']:.1f} -> {verdict}")
 
 
 # ---- the probe: what do vectors know of a sentence?
@@ -575,6 +576,7 @@ TASKS = {
         "rankme_share": ("%", "higher", "rankme as a share of the most possible"),
         "uniformity": ("", "lower", "0 is one point, -4 the whole sphere"),
         "std": ("", "higher", "deviation of unit rows, 0 is one point, 1 healthy"),
+        "length": ("", "", "mean length of the vectors, before they are made unit vectors"),
         "cosine/same": ("", "lower", "unrelated sentences, one language"),
         "cosine/translations": ("", "higher", "translations"),
         "cosine/different": ("", "lower", "unrelated sentences, two languages"),
@@ -654,7 +656,7 @@ def about(name, tasks=TASKS):
     task, _, whole = name.partition("/")
     if task == "validation":  # train.py's: the loss of the objective, and its terms
         # All of them are losses but this weight of one
-        better = "" if whole == "lambda" else "lower"
+        better = "" if whole in ("lambda", "teacher_start") else "lower"
         return "", better, "on held-out rows, without dropout"
     known = tasks[task].about if task in tasks else {}
     metric = whole

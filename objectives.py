@@ -56,10 +56,13 @@ def no_autocast(x):
     return torch.autocast(x.device.type, enabled=False)
 
 
-def koleo(x, epsilon=1e-8):
+def koleo(x, unit=True, epsilon=1e-8):
     """Push every vector away from its nearest: -mean_i log min_j |x_i - x_j|, (N, D) -> ()
-    [Sablayrolles et al. 2019, eq. 3]; on the unit sphere, as in MEXMA's code, not its formula."""
-    x = F.normalize(upcast(x), dim=-1, eps=epsilon)
+    [Sablayrolles et al. 2019, eq. 3]; `unit`: of unit vectors, as in MEXMA's code; otherwise of the
+    vectors as they are, as in its formula [MEXMA, sec. 3.3]."""
+    x = upcast(x)
+    if unit:
+        x = F.normalize(x, dim=-1, eps=epsilon)
     with torch.no_grad(), no_autocast(x):
         squares = x.square().sum(-1)
         distances = squares[:, None] + squares - 2 * x @ x.T  # (N, N)
@@ -158,12 +161,15 @@ class Teacher(nn.Module):
     gradients or dropout [BYOL, Grill et al. 2020, sec. 3.1].
 
         teacher <- m teacher + (1 - m) student,  m from `momentum` to 1 over the run
+
+    `start_share` is the share that the weights at step 0 still have in the teacher.
     """
 
     def __init__(self, model, momentum):
         super().__init__()
         self.model = copy.deepcopy(model).requires_grad_(False)
         self.momentum = momentum
+        self.register_buffer("start_share", torch.ones(()))
         self.train(False)
 
     def train(self, mode=True):
@@ -176,6 +182,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def update(self, student, progress):
         m = self.momentum + (1 - self.momentum) * progress
+        self.start_share.mul_(m)
         # All parameters in a few kernels, not one after the other.
         torch._foreach_lerp_(list(self.model.parameters()), list(student.parameters()), 1 - m)
 
@@ -488,6 +495,7 @@ class Mexma(Objective):
         align_views: Literal["clean", "dirty"] = "clean"  # dirty: A's vector from its masked text
         mlm_weight: float = 1.0  # on the mean of the two sides
         koleo_weight: float = 0.01  # on the mean of the two sides
+        koleo_input: Literal["unit", "raw"] = "unit"  # vectors it spreads; raw: the paper's formula
         koleo_all_ranks: bool = False  # of the vectors of all processes together
         symmetrical: bool = True  # unmask both languages; otherwise one, drawn per example
         token_gradients: bool = True  # unmasking teaches the encoder through its tokens too
@@ -574,7 +582,8 @@ class Mexma(Objective):
             a = all_gather_with_grad(a)
             b = second
         if c.koleo_weight:
-            spread = (koleo(a) + koleo(b)) / 2
+            unit = c.koleo_input == "unit"
+            spread = (koleo(a, unit) + koleo(b, unit)) / 2
 
         loss = c.align_weight * aligned + c.mlm_weight * mlm + c.koleo_weight * spread
         return loss, {"mlm": mlm.detach(), "align": aligned.detach(), "koleo": spread.detach()}
@@ -841,7 +850,9 @@ class Hybrid(Objective):
     name = "hybrid"
     pool = "mean"
     paper = HYBRID
-    toy = dict(HYBRID_TOY, predictor_width=64, predictor_layers=2, predictor_heads=4,
+    # The paper's momentum of .996 is for 300,000 steps. After 600 a third of the teacher would still
+    # be its random start; of .97 nothing is left of it after 310.
+    toy = dict(HYBRID_TOY, momentum=0.97, predictor_width=64, predictor_layers=2, predictor_heads=4,
                predictor_std=0.0)
     needs = {"balance_start": "balance!=uncertainty", "balance_end": "balance=scheduled",
              "min_keep": "allow_overlap=", "mask_special": "masking=token"}
@@ -964,7 +975,8 @@ class Hybrid(Objective):
         else:
             share = self.share()
             loss = share * latent + (1 - share) * mlm
-        return loss, {"mlm": mlm.detach(), "latent": latent.detach(), "lambda": share.detach()}
+        return loss, {"mlm": mlm.detach(), "latent": latent.detach(), "lambda": share.detach(),
+                      "teacher_start": self.teacher.start_share.clone()}
 
     def share(self):
         """lambda, the weight of the latent loss: ()"""
@@ -990,6 +1002,10 @@ class Hybrid(Objective):
         self.teacher.update(self.model, progress)
 
     def warning(self):
+        start = self.teacher.start_share.item()
+        if self.progress == 1 and start > 0.01:
+            return (f"{start:.0%} of the teacher are still the weights of step 0: "
+                    "lower --momentum, or train longer")
         share = self.share().item()
         if self.config.balance != "learned" or 0.05 <= share <= 0.95:
             return ""

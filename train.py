@@ -40,7 +40,7 @@ from corpora.device import (
     random_state,
     set_random_state,
     usable_device,
-    usable_dtype,
+    usable_precision,
 )
 from corpora.folder import TrainingFolder, differences, outline, write_results
 from corpora.program import (
@@ -418,7 +418,7 @@ def to_device(batch, device):
 # --------------------------------------------------------------------------------------------------
 # The run
 
-FORMAT = 3  # of train.pt
+FORMAT = 4  # of train.pt
 
 
 class Run:
@@ -439,13 +439,8 @@ class Run:
         self.rank = self.ranks.rank
         self.world = self.ranks.world
         self.device = self.ranks.device
-        self.dtype = usable_dtype(self.train.precision, self.device)
         self.say = say if self.rank == 0 else lambda text: None
         self.folder = Path(self.train.out)
-        self.say(f"nanoJEPA: {self.kind.name}, size {self.train.size}, {self.train.steps} steps of "
-                 f"{self.train.batch} examples, in {self.dtype or torch.float32} on {self.device}")
-        for note in settings.notes:
-            self.say(note)
         demand_memory(settings, self.device)
         # Rank 0 alone holds the folder and writes.
         self.own = TrainingFolder(self.folder) if writes and self.rank == 0 else None
@@ -457,6 +452,15 @@ class Run:
             found = saved.get("format") if isinstance(saved, dict) else None
             if type(found) is not int or found != FORMAT:
                 raise BadInput(f"{path} is no checkpoint of this version: use another --out")
+        # A resumed run keeps the precision that was chosen for it, also on another machine.
+        self.precision = usable_precision(self.train.precision, self.device)
+        if saved and self.train.precision == "auto":
+            self.precision = usable_precision(saved["precision"], self.device)
+        self.dtype = None if self.precision == "float32" else getattr(torch, self.precision)
+        self.say(f"nanoJEPA: {self.kind.name}, size {self.train.size}, {self.train.steps} steps of "
+                 f"{self.train.batch} examples, in {self.precision} on {self.device}")
+        for note in settings.notes:
+            self.say(note)
         self.open_data(saved)
         self.make_model()
         self.evaluation()  # refuses rows that cannot be evaluated now, not after an hour
@@ -552,6 +556,7 @@ class Run:
                   "parameters": sum(p.numel() for p in self.objective.parameters()),
                   "processes": self.world, "tokenizer_hash": self.tokenizer.hash,
                   "affixes": self.affixes, "views": self.kind.views, "device": str(self.device),
+                  "precision": self.precision,
                   "torch": torch.__version__, "python": platform.python_version()})
 
     def identity(self):
@@ -572,7 +577,7 @@ class Run:
         self.count_time()
         write_torch({"format": FORMAT, **self.identity(), "random": states, "step": self.step,
                      "tokens": self.tokens, "seconds": self.seconds, "untrained": self.untrained,
-                     "scaler": self.scaler.state_dict(),
+                     "precision": self.precision, "scaler": self.scaler.state_dict(),
                      "weights": self.objective.state_dict(),
                      "moments": self.optimizer.state_dict()["state"],
                      "window": each_tensor(self.window, lambda x: x.cpu())},
@@ -719,7 +724,7 @@ class Run:
         try:
             self.objective.eval()
             for part in to_device(self.make_batch(0), self.device):
-                self.add_losses(self.objective, part, {}, 1).backward()
+                self.add_losses(self.objective, part, {}, 1, self.dtype).backward()
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split())[:200]
             self.say(f"--compile does not work here: going on without it ({reason})")
@@ -760,7 +765,7 @@ class Run:
             # Ranks exchange gradients once a step, with the last part.
             is_exchanged = self.world == 1 or part is parts[-1]
             with contextlib.nullcontext() if is_exchanged else forward.no_sync():
-                loss = self.add_losses(forward, part, total, len(parts))
+                loss = self.add_losses(forward, part, total, len(parts), self.dtype)
                 self.scaler.scale(loss / len(parts)).backward()
         tokens = sum(len(part["packed"].tokens) for part in parts)
         total["tokens"] = torch.full((), float(tokens), device=self.device)
@@ -779,9 +784,10 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         return dict(zip([*total, "grad_norm"], values))
 
-    def add_losses(self, forward, part, total, count):
-        """The loss of one of `count` parts; it and its terms are added to the means `total`."""
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+    def add_losses(self, forward, part, total, count, dtype):
+        """The loss of one of `count` parts; it and its terms are added to the means `total`.
+        Products are in `dtype`, in float32 if that is None."""
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             loss, terms = forward(part)
         for name, value in {"loss": loss.detach(), **terms}.items():
             total[name] = total.get(name, 0) + value / count
@@ -844,7 +850,7 @@ class Run:
         total = {}
         with evaluate.in_eval_mode(self.objective):
             for part in parts:
-                self.add_losses(self.objective, part, total, len(parts))
+                self.add_losses(self.objective, part, total, len(parts), None)
         values = self.ranks.mean(torch.stack(list(total.values())).float()).tolist()
         return {f"validation/{name}": value for name, value in zip(total, values)}
 
@@ -873,6 +879,11 @@ class Run:
         # What the loss does not show, such as a lambda that has run away.
         lost = [name for name in found if name not in results]
         warnings = [self.objective.warning(), lost and f"{', '.join(lost)}: not a finite number"]
+        length = results.get("geometry/length", math.inf)
+        first = self.untrained.get("geometry/length", 0)
+        if length < first / 2:
+            warnings.append(f"the vectors shrank from a mean length of {first:.1f} to {length:.1f}: "
+                            "a distance of raw vectors falls so without their coming closer")
         for warning in filter(None, warnings):
             self.log({"step": self.step, "warning": warning})
             self.say(f"warning at step {self.step}: {warning}")

@@ -21,17 +21,22 @@ def usable_device(name):
     return name
 
 
-def usable_dtype(precision, device):
-    """The dtype of autocast; None for float32. BadInput if the device has no such products."""
+def usable_precision(precision, device):
+    """The name of the precision of products, by default the best that the device has instructions
+    for. BadInput if it cannot."""
     if precision == "auto":
         precision = "float32"
         if device.type == "cuda":
             # A GPU without bfloat16 computes in half precision, with a loss scaler.
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
             precision = "bfloat16" if has_bfloat16 else "float16"
+        # Older PyTorch cannot tell; without the instructions bfloat16 is slower than float32.
+        can = getattr(torch.cpu, "get_capabilities", dict)()
+        if device.type == "cpu" and (can.get("avx512_bf16") or can.get("amx_bf16")):
+            precision = "bfloat16"
     if precision == "float16" and device.type != "cuda":
         raise BadInput("precision float16 needs a CUDA GPU for its loss scaling: use bfloat16")
-    return None if precision == "float32" else getattr(torch, precision)
+    return precision
 
 
 def random_state(device):

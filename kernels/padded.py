@@ -143,6 +143,12 @@ def sdpa(q, k, v, mask=None, softcap=0.0):
     The mask broadcasts to (n, H, L, M); None: every key is visible.
     `softcap` c: a score s becomes c tanh(s / c), unless 0 [Gemma 2, sec. 2].
     """
+    narrow = torch.is_autocast_enabled("cpu") or q.dtype == torch.bfloat16
+    if q.device.type == "cpu" and narrow:
+        # PyTorch's backward of attention in bfloat16 on a CPU takes half of a whole step, in
+        # float32 a fourteenth: all other products gain from bfloat16, attention alone does not.
+        with torch.autocast("cpu", enabled=False):
+            return sdpa(q.float(), k.float(), v.float(), mask, softcap).to(v.dtype)
     if not softcap:
         shared = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=shared)

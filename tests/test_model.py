@@ -140,6 +140,26 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
     assert (single - results[1][0]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("softcap", [0, 1.5])
+@pytest.mark.parametrize("name", ["bidirectional", "prefix, answer, isolated segment"])
+def test_a_cpu_that_computes_in_bfloat16_keeps_attention_in_float32(name, softcap):
+    packed = Packed.of_segments(LAYOUTS[name])
+    # The inputs are numbers of bfloat16; what is compared is what attention makes of them.
+    qkv = torch.randn(len(packed.tokens), 8 * 8).bfloat16().requires_grad_()
+    exact = qkv.detach().double().requires_grad_()
+    expected = oracle(exact, 4, 2, packed, softcap)
+    weight = torch.randn_like(expected).bfloat16()
+    (expected_grad,) = torch.autograd.grad((expected * weight.double()).sum(), exact)
+    for is_autocast in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+            out = kernels.packed_attention(qkv, 4, 2, packed, softcap=softcap)
+        assert out.dtype == torch.bfloat16
+        (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
+        # Only the results are rounded: half a unit in the last of bfloat16's eight binary digits.
+        assert ((out - expected).abs() <= expected.abs() * 2 ** -8 + 1e-6).all()
+        assert ((grad - expected_grad).abs() <= expected_grad.abs() * 2 ** -8 + 1e-6).all()
+
+
 def area(lengths, buckets):
     return sum((last - first) * lengths[last - 1] ** 2 for first, last in buckets)
 
