@@ -241,16 +241,18 @@ def rows_of(tokenizer, texts, prefix=(), suffix=None, system=None, max_system=No
         openings = [[*start, *ids[:max_system].tolist(), *special.chat.end]
                     for ids in tokenizer.encode(system)]
     rows = []
-    cut = 0
+    longer = collections.Counter()  # {limit: texts that were cut there}
     for opening, ids in zip(openings, tokenizer.encode(texts)):
         row = [*opening, *prefix, *ids[:max_text].tolist(), *suffix]
-        # Too long a row loses the end of its text, not the suffix
+        # Too long a row loses the end of its text, not the suffix.
         if max_length and len(row) > max_length:
             row = [*row[:max_length - len(suffix)], *suffix]
-            cut += 1
+            longer[max_length] += 1
+        elif max_text and len(ids) > max_text:
+            longer[max_text] += 1
         rows.append(row)
-    if cut:
-        print(f"warning: {cut} of {len(rows)} texts are longer than {max_length} tokens and were "
+    for limit, count in longer.items():
+        print(f"warning: {count} of {len(rows)} texts are longer than {limit} tokens and were "
               "cut", file=sys.stderr)
     return rows
 

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -76,30 +76,44 @@ def read_rows(model, rows, read, tokens_per_batch=4096):
     return [found[key] for key in keys]
 
 
-def text_rows(model, tokenizer, texts, prefix=(), suffix=None, max_length=None):
-    """N texts -> rows of ids [CLS] prefix text suffix; without a suffix [SEP]."""
-    # As in training: so many tokens of the text, whatever stands around it
-    if max_length:
-        return rows_of(tokenizer, texts, prefix, suffix, max_text=max_length)
-    longest = model.config.max_tokens or model.config.max_positions
-    return rows_of(tokenizer, texts, prefix, suffix, max_length=longest)
+def finite(found):
+    """What was found of each text (a tensor each), if all of it is finite; else BadInput."""
+    bad = sum(not value.isfinite().all() for value in found)
+    if bad:
+        raise BadInput(f"the model gives NaN or infinity for {bad} of {len(found)} texts: its "
+                       "training has diverged")
+    return found
 
 
-def embed_rows(model, rows, pool=None):
-    """N rows of ids -> vectors (N, D), float32 on the CPU, of length 1 if the model says so."""
+def embed(model, rows, pool=None):
+    """N rows of ids -> vectors (N, D), float32 on the CPU, of length 1 if the model says so.
+    BadInput if one is not finite."""
 
     def read(packed):
         return model.pool(model(packed), packed, pool).float().cpu()  # (rows of the batch, D)
 
     if not rows:
         return torch.empty(0, model.config.width)
-    vectors = torch.stack(read_rows(model, rows, read))  # (N, D)
+    vectors = finite(torch.stack(read_rows(model, rows, read)))  # (N, D)
     return F.normalize(vectors, dim=1) if model.config.normalize else vectors
 
 
-def embed(model, tokenizer, texts, prefix=(), suffix=None, max_length=None):
-    """N texts -> vectors (N, D), float32 on the CPU, of their `text_rows`."""
-    return embed_rows(model, text_rows(model, tokenizer, texts, prefix, suffix, max_length))
+def encode(model, tokenizer, texts, affixes=((), None), max_length=None, pool=None):
+    """N texts -> vectors (N, D), as `embed`. A text is cut at max_length tokens, its row where the
+    model ends; how many were cut is said on stderr. `affixes`: as `ids_of`. BadInput for one text
+    in place of a list."""
+    if isinstance(texts, str):
+        raise BadInput(f"{texts[:60]!r} is one text, and would be read letter by letter: give a "
+                       "list of texts")
+    return embed(model, ids_of(model, tokenizer, texts, affixes, max_length), pool)
+
+
+def ids_of(model, tokenizer, texts, affixes=((), None), max_length=None):
+    """N texts -> rows of ids [CLS] prefix text suffix, of affixes (prefix, suffix); without a
+    suffix [SEP]."""
+    # As in training, max_length counts the tokens of the text, whatever stands around it.
+    longest = model.config.max_tokens or model.config.max_positions
+    return rows_of(tokenizer, list(texts), *affixes, max_length=longest, max_text=max_length)
 
 
 # ---- generate
@@ -432,6 +446,12 @@ class Evaluation:
         if self.count < 2:
             raise BadInput(f"{self.rows.name} gives {self.count} rows: at least 2 are needed")
 
+    def again(self):
+        """The same rows, to be judged once more when the model has changed."""
+        other = replace(self)
+        other.ids = self.ids  # what was cut has been said
+        return other
+
     @functools.cached_property
     def digest(self):
         """Of all that is asked: two files of one name can have different rows."""
@@ -442,43 +462,32 @@ class Evaluation:
     def label(self):
         return f"{self.count} rows of {self.rows.name} ({', '.join(self.texts)}), {self.digest}"
 
-    def checked(self, found):
-        """What was found of each text, if all of it is finite."""
-        bad = sum(not value.isfinite().all() for value in found)
-        if bad:
-            raise BadInput(f"the model gives NaN or infinity for {bad} of {len(found)} texts: its "
-                           "training has diverged")
-        return found
-
-    def row_ids(self, texts, affixes):
-        return text_rows(self.model, self.tokenizer, texts, *affixes, self.max_length)
-
-    def embed(self, rows, pool=None):
-        """N rows of ids -> (N, D)."""
-        return self.checked(embed_rows(self.model, rows, pool or self.pool))
-
-    def encode(self, texts, pool=None):
-        """N texts -> (N, D), as those of the first column are."""
-        return self.embed(self.row_ids(texts, self.affixes[0]), pool)
+    def ids_of(self, texts, column=0):
+        """N texts -> rows of ids, as those of a column are."""
+        affixes = self.affixes[min(column, 1)]
+        return ids_of(self.model, self.tokenizer, texts, affixes, self.max_length)
 
     @functools.cached_property
     def ids(self):
         """{column: N rows of ids}, each [CLS] (system [SEP]) prefix text suffix."""
-        chat = self.tokenizer.special.chat
-        openings = self.system and self.row_ids(self.system, (chat.system, chat.end))
         found = {}
-        for name, texts in self.texts.items():
-            rows = self.row_ids(texts, self.affixes[1 if found else 0])
-            if openings:
-                rows = [[*opening, *row[1:]] for opening, row in zip(openings, rows)]  # one [CLS]
-            found[name] = rows
+        for column, (name, texts) in enumerate(self.texts.items()):
+            found[name] = self.ids_of(texts, column)
+        if self.system:
+            chat = self.tokenizer.special.chat
+            affixes = (chat.system, chat.end)
+            openings = ids_of(self.model, self.tokenizer, self.system, affixes, self.max_length)
+            for name, rows in found.items():
+                # The opening has the [CLS] of both.
+                found[name] = [[*opening, *row[1:]] for opening, row in zip(openings, rows)]
         return found
 
     @functools.cached_property
     def vectors(self):
         """{column: (N, D)}"""
         rows = sum(self.ids.values(), [])
-        return dict(zip(self.ids, self.embed(rows).split(self.count)))
+        vectors = embed(self.model, rows, self.pool)  # (columns * N, D)
+        return dict(zip(self.ids, vectors.split(self.count)))
 
     @functools.cached_property
     def answers(self):
@@ -511,7 +520,8 @@ class Task(NamedTuple):
 
 
 def task_retrieval(evaluation):
-    negatives = evaluation.encode([text for text, _, _ in evaluation.hard])  # (M, D)
+    hard = evaluation.ids_of([text for text, _, _ in evaluation.hard])
+    negatives = embed(evaluation.model, hard, evaluation.pool)  # (M, D)
     scores = retrieval(evaluation.vectors, evaluation.texts, negatives, evaluation.hard)
     return {"rows": evaluation.count} | scores
 
@@ -529,17 +539,18 @@ def task_geometry(evaluation):
 def task_probe(evaluation):
     """A linear probe for each property of labelled texts; do cosines rank pairs as graders do?"""
     texts, properties = evaluation.rows.labelled
-    z = evaluation.encode(texts)  # (N, D)
-    found = {}                    # {property: accuracy}
-    majority = []                 # share of its most frequent class
+    first, second, similarity = zip(*evaluation.rows.graded)
+    rows = evaluation.ids_of([*texts, *first, *second])
+    vectors = embed(evaluation.model, rows, evaluation.pool)
+    z, x, y = vectors.split([len(texts), len(first), len(second)])  # (N, D), (M, D), (M, D)
+    found = {}     # {property: accuracy}
+    majority = []  # share of its most frequent class
     for name, labels in properties.items():
         gold = labels[1::2]  # odd rows are for testing, even ones for training
         found[name] = linear_probe(z[::2], labels[::2], z[1::2], gold)
         majority.append(100 * max(gold.count(label) for label in set(gold)) / len(gold))
-    first, second, similarity = zip(*evaluation.rows.graded)
-    alike = cosines(evaluation.encode(first), evaluation.encode(second))
     scores = {"rows": len(texts), "mean": mean(found.values()), "majority": mean(majority)} | found
-    return scores | {"similarity": 100 * rank_correlation(alike, similarity)}
+    return scores | {"similarity": 100 * rank_correlation(cosines(x, y), similarity)}
 
 
 def no_probe(evaluation):

@@ -463,7 +463,9 @@ class Run:
             self.say(note)
         self.open_data(saved)
         self.make_model()
-        self.evaluation()  # refuses rows that cannot be evaluated now, not after an hour
+        # Rows that cannot be evaluated are refused now, and not after an hour.
+        self.judged = evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
+                                          self.train.max_length, views=self.kind.views)
         self.optimizer = make_optimizer(self.objective, self.train)
         # Half precision alone needs its loss scaled; otherwise this does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -836,8 +838,7 @@ class Run:
 
     def evaluation(self):
         """The model and its held-out rows, with vectors to be made."""
-        return evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
-                                   self.train.max_length, views=self.kind.views)
+        return self.judged.again()
 
     def validate(self):
         """{"validation/TERM": number}: the loss on the rows held out, as all ranks compute it."""
@@ -861,7 +862,9 @@ class Run:
 
     def encode(self, texts):
         """Texts -> their sentence vectors of length 1 (N, D), framed as the first view is."""
-        return torch.nn.functional.normalize(self.evaluation().encode(texts), dim=-1)
+        vectors = evaluate.encode(self.model, self.tokenizer, texts, self.affixes[0],
+                                  self.train.max_length)
+        return torch.nn.functional.normalize(vectors, dim=-1)
 
     def evaluate(self):
         """Evaluate and log -> the record, of the numbers that are finite."""

@@ -282,14 +282,8 @@ def complain(name, wrong):
 
 def encode(run, texts):
     """N texts -> float32 array (N, D): their vectors, as the run of `evaluate.open_run` says."""
-    prefix, suffix = affixes(run)
-    vectors = evaluate.embed(run.model, run.tokenizer, texts, prefix, suffix,
-                             run.config.get("max_length"))  # (N, D)
-    bad = int((~vectors.isfinite()).any(1).sum())
-    if bad:
-        raise BadInput(f"the model gives NaN or infinity for {bad} of {len(vectors)} texts: its "
-                       "training has diverged")
-    return vectors.numpy()
+    return evaluate.encode(run.model, run.tokenizer, texts, affixes(run),
+                           run.config.get("max_length")).numpy()
 
 
 def affixes(run):
@@ -416,7 +410,7 @@ def compare(model, tokenizer, again):
     same = ours.keys() == theirs.keys() and all(
         torch.equal(ours[key][-len(weight):], weight) for key, weight in theirs.items())
     rows = [tokenizer.encode(text).ids[:model.config.max_positions] for text in SAMPLES]
-    vectors = [evaluate.embed_rows(one, rows) for one in (model, again.model)]
+    vectors = [evaluate.embed(one, rows) for one in (model, again.model)]
     same = same and torch.equal(*vectors) and again.tokenizer.inner.to_str() == tokenizer.to_str()
     if not same:
         raise BadInput("read back, the folder is not the model it was made of: it was not written")

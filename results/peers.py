@@ -278,7 +278,7 @@ def encoding(setting):
     sizes = bench.lengths(18, .8, 2, 120, 40 * setting.count)
     texts = [" ".join(words[7 * i % 999:][:size]) for i, size in enumerate(sizes)]
     encode = partial(sentences.encode, texts, show_progress_bar=False)
-    embed = partial(evaluate.embed, model.eval(), setting.tokenizer, texts)
+    embed = partial(evaluate.encode, model.eval(), setting.tokenizer, texts)
     same(np.allclose(embed(), encode(), atol=1e-4), "sentence-transformers")
     return timed({"ours": embed, "sentence-transformers": encode}, setting)
 

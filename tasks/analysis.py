@@ -14,6 +14,8 @@ from sklearn.preprocessing import StandardScaler
 from corpora.program import BadInput
 from data import rows_of
 from evaluate import (
+    embed,
+    finite,
     mean,
     over_pairs,
     read_rows,
@@ -182,7 +184,7 @@ def token_states(evaluation, rows, make=None):
         states = evaluation.model(packed).float().cpu().split(lengths)
         return map(make, packed.tokens.cpu().split(lengths), states) if make else states
 
-    return evaluation.checked(read_rows(evaluation.model, rows, read))
+    return finite(read_rows(evaluation.model, rows, read))
 
 
 def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
@@ -272,7 +274,7 @@ def pool(evaluation, rows, how):
     random query and keys [both Predict-and-Reconstruct's code]; "words" the mean without special
     tokens [MEXMA]."""
     if how not in ("attention", "words"):
-        return evaluation.embed(rows, "mean" if how == "weighted" else how)
+        return embed(evaluation.model, rows, "mean" if how == "weighted" else how)
     width = evaluation.model.config.width
     chance = torch.Generator().manual_seed(0)
     keys = (2 * torch.rand(width, width, generator=chance) - 1) / width ** 0.5  # as nn.Linear's
@@ -354,7 +356,7 @@ def sentence_attention(evaluation, rows):
         weights = attention_weights(evaluation.model, packed, index.long())
         return [each.cpu() for each in weights]
 
-    return evaluation.checked(read_rows(evaluation.model, rows, read))
+    return finite(read_rows(evaluation.model, rows, read))
 
 
 def attention(evaluation, options=None):
@@ -378,7 +380,7 @@ def uniform(evaluation, options=None):
     """MEXMA's table 10: retrieval with the model's own pooling, the mean, and the mean of plain
     tokens; "change" is (own - other) / own."""
     own = evaluation.pool
-    hard = evaluation.row_ids([text for text, _, _ in evaluation.hard], evaluation.affixes[0])
+    hard = evaluation.ids_of([text for text, _, _ in evaluation.hard])
     scores = {"rows": evaluation.count}
     for how in dict.fromkeys((own, "mean", "words")):
         vectors = {name: pool(evaluation, rows, how) for name, rows in evaluation.ids.items()}
@@ -410,7 +412,7 @@ def gap(evaluation, options):
             rows = rows_of(evaluation.tokenizer, second, *evaluation.affixes[0], texts,
                            max_length=evaluation.model.config.max_positions)
         else:
-            rows = evaluation.row_ids(texts, evaluation.affixes[0])
+            rows = evaluation.ids_of(texts)
         targets = token_targets(rows, evaluation.tokenizer.special.ids)
         scores[f"{name}/rows"] = len(rows)
         scores[f"{name}/rows_token"] = int((targets >= 0).sum())

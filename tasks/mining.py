@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
-from evaluate import by_margin, mean, mistakes, over_pairs, percent, search, with_mean
+from evaluate import by_margin, embed, mean, mistakes, over_pairs, percent, search, with_mean
 from tasks.metrics import read_table, top1
 
 
@@ -166,9 +166,9 @@ def bucc(evaluation, options=None):
 def embed_pair(evaluation, queries, texts):
     """Vectors of two lists of texts: of the first as of other columns, of the second as of the
     first column, which is searched in."""
-    first, others = evaluation.affixes
-    rows = evaluation.row_ids(texts, first) + evaluation.row_ids(queries, others)
-    y, x = evaluation.embed(rows).split([len(texts), len(queries)])
+    rows = evaluation.ids_of(texts) + evaluation.ids_of(queries, column=1)
+    vectors = embed(evaluation.model, rows, evaluation.pool)
+    y, x = vectors.split([len(texts), len(queries)])
     return x, y
 
 

@@ -3,7 +3,6 @@ on published sentence sets, each score beside those of an untrained model and a 
 
 Vectors are (N, D), labels (N,).
 """
-import copy
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from corpora.program import BadInput
-from evaluate import mean
+from evaluate import embed, mean
 from model import Model
 from tasks import sets
 
@@ -264,25 +263,25 @@ def encoders(evaluation, options, pool=None):
     """{"model", "untrained" (seed 0), "bag": the mean of the input embeddings}: functions texts ->
     (N, D), which remember what they have embedded."""
     if pool not in options.encoders:
-        found = {"model": remembering(partial(evaluation.encode, pool=pool))}
+        pooled = pool or evaluation.pool
+        found = {"model": remembering(evaluation, evaluation.model, pooled)}
         if options.controls:
-            twin = copy.copy(evaluation)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                twin.model = Model(evaluation.model.config).to(next(evaluation.model.parameters()))
-            found["untrained"] = remembering(partial(twin.encode, pool=pool))
+                twin = Model(evaluation.model.config).to(next(evaluation.model.parameters()))
+            found["untrained"] = remembering(evaluation, twin, pooled)
             found["bag"] = partial(bag, evaluation)
         options.encoders[pool] = found
     return options.encoders[pool]
 
 
-def remembering(encode):
+def remembering(evaluation, model, pool):
     known = {}
 
     def remember(texts):
         new = [text for text in dict.fromkeys(texts) if text not in known]
         if new:
-            known.update(zip(new, encode(new)))
+            known.update(zip(new, embed(model, evaluation.ids_of(new), pool)))
         return torch.stack([known[text] for text in texts])
     return remember
 

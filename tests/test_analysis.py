@@ -193,7 +193,7 @@ def test_the_tasks_are_the_metrics_of_the_rows(tokenizer, causal, toy_rows):
     before = found[f"uniform/xsim++/{own}"]
     change = 100 * (before - found["uniform/xsim++/words"]) / before
     assert found["uniform/change/xsim++/words"] == pytest.approx(change)
-    maxima = {name: evaluation.embed(ids, "max") for name, ids in evaluation.ids.items()}
+    maxima = {name: evaluate.embed(model, ids, "max") for name, ids in evaluation.ids.items()}
     for metric, value in analysis.ranks(maxima).items():
         assert found[f"poolings/max/{metric}"] == pytest.approx(value, rel=1e-4)
 
@@ -202,7 +202,7 @@ def test_the_linear_map_is_read_at_the_same_positions_whatever_the_objective(tok
     model = tiny("last", causal=True)
     rows = EvaluationRows("x", {"en": WORDS, "de": WORDS[::-1]})
     plain = [[tokenizer.special.cls, *ids.tolist()] for ids in tokenizer.encode(WORDS)]
-    x = evaluate.embed_rows(model, plain)
+    x = evaluate.embed(model, plain)
     wanted = analysis.linear_map(x, x.flip(0))["singular_relative"]
     own = set()
     for suffix in ([tokenizer.special.sep], [20], []):  # of ntp, of [PRED], of k = 0
@@ -246,7 +246,7 @@ def test_the_probe_gap_of_sets_and_of_rows_without_labels(tokenizer, tmp_path, t
     rows = [[special.cls, *a.tolist(), special.sep, *b.tolist(), special.sep]
             for a, b in zip(tokenizer.encode(first), tokenizer.encode(second))]
     bins = torch.tensor([row % 6 for row in range(36)]).clamp(max=4)
-    wanted = analysis.of_classes(evaluation.embed(rows, "mean"), bins)
+    wanted = analysis.of_classes(evaluate.embed(evaluation.model, rows, "mean"), bins)
     for metric, value in wanted.items():
         assert found[f"gap/stsb/mean/{metric}"] == pytest.approx(value, rel=1e-4)
     plain = results_of(tiny(), tokenizer, toy_rows, ["gap"])

@@ -38,15 +38,15 @@ def evaluation(tokenizer, model=None, texts=None, **more):
 @pytest.mark.parametrize("pool, causal", [("cls", False), ("mean", False), ("last", True)])
 def test_a_text_has_one_vector_whatever_it_is_embedded_with(tokenizer, pool, causal):
     model = tiny(pool, causal)
-    together = evaluate.embed(model, tokenizer, TEXTS)
-    alone = torch.cat([evaluate.embed(model, tokenizer, [text]) for text in TEXTS])
+    together = evaluate.encode(model, tokenizer, TEXTS)
+    alone = torch.cat([evaluate.encode(model, tokenizer, [text]) for text in TEXTS])
     assert together.shape == (6, 32) and together.dtype == torch.float32
     assert torch.allclose(together, alone, atol=1e-5)
     assert not torch.allclose(together[0], together[3], atol=1e-3)
     few = evaluate.read_rows(model, rows_of(tokenizer, TEXTS),
                              lambda packed: model.pool(model(packed), packed), 20)
     assert torch.allclose(together, torch.stack(few), atol=1e-5)
-    assert evaluate.embed(model, tokenizer, []).shape == (0, 32)
+    assert evaluate.encode(model, tokenizer, []).shape == (0, 32)
 
 
 @pytest.mark.parametrize("pool", [None, "max"])
@@ -73,8 +73,8 @@ def test_an_equal_text_has_an_equal_vector_in_whatever_batch(tokenizer):
 def test_embedding_leaves_no_trace(tokenizer, training):
     model = tiny().train(training)
     state = torch.get_rng_state()
-    first = evaluate.embed(model, tokenizer, TEXTS)
-    assert torch.equal(first, evaluate.embed(model, tokenizer, TEXTS))  # no dropout
+    first = evaluate.encode(model, tokenizer, TEXTS)
+    assert torch.equal(first, evaluate.encode(model, tokenizer, TEXTS))  # no dropout
     assert {module.training for module in model.modules()} == {training}
     assert torch.equal(state, torch.get_rng_state()) and not first.requires_grad
 
@@ -98,8 +98,9 @@ def test_rows_have_the_affixes_of_their_column_and_their_chats_system_text(token
             system = ids(texts.system[row])
             wanted = [special.cls, *system, special.sep, *prefix, *ids(text), 3]
             assert one.ids[column][row] == wanted
-    plain = evaluate.embed(one.model, tokenizer, ["the cat", LONG], [20], [3], longest)
-    assert torch.equal(one.encode(["the cat", LONG]), plain)
+    rows = one.ids_of(["the cat", LONG])
+    plain = evaluate.encode(one.model, tokenizer, ["the cat", LONG], ([20], [3]), longest)
+    assert torch.equal(evaluate.embed(one.model, rows), plain)
 
 
 def test_a_text_is_read_no_further_than_in_training(tokenizer, tmp_path, capsys):
@@ -116,8 +117,12 @@ def test_a_text_is_read_no_further_than_in_training(tokenizer, tmp_path, capsys)
     opened = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, max_length=6))
     assert evaluate.evaluation_of(opened, limit=5).max_length == 6
     one = evaluation(tokenizer)  # an imported model has no such length
-    assert list(map(len, one.row_ids([LONG, "dogs"], ((), None)))) == [48, 6]
+    assert list(map(len, one.ids_of([LONG, "dogs"]))) == [48, 6]
     assert "1 of 2 texts are longer than 48 tokens" in capsys.readouterr().err
+    evaluate.encode(one.model, tokenizer, [LONG, "dogs", LONG], max_length=9)
+    assert "2 of 3 texts are longer than 9 tokens" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="'the cat' is one text"):
+        run.encode("the cat")
 
 
 def test_run_names_every_metric_and_averages_over_the_languages(tokenizer):
@@ -138,7 +143,7 @@ def test_the_probe_is_of_labels_and_of_graded_similarity(tokenizer):
     found = evaluate.run(one, ["probe"])
     texts, properties = one.rows.labelled
     assert {"tense", "number", "negation", "verb"} <= set(properties)
-    z = one.encode(texts)
+    z = evaluate.embed(one.model, one.ids_of(texts))
     wanted = {}
     most = []
     for name, labels in properties.items():
@@ -146,7 +151,8 @@ def test_the_probe_is_of_labels_and_of_graded_similarity(tokenizer):
         most.append(max(labels[1::2].count(label) for label in labels) / .3)
     mean = sum(wanted.values()) / len(wanted)
     first, second, similarity = zip(*one.rows.graded)
-    cosines = torch.cosine_similarity(one.encode(first).double(), one.encode(second).double())
+    x, y = (evaluate.encode(one.model, tokenizer, side).double() for side in (first, second))
+    cosines = torch.cosine_similarity(x, y)
     wanted |= {"probe/rows": 60, "probe/mean": mean, "probe/majority": sum(most) / len(most),
                "probe/similarity": 100 * evaluate.rank_correlation(cosines, similarity)}
     assert found == pytest.approx(wanted)

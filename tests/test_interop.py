@@ -321,7 +321,7 @@ def test_what_is_being_written_is_no_leftover(tmp_path):
 
 def test_a_failed_self_check_leaves_nothing(tmp_path, monkeypatch, refused):
     a_run(tmp_path / "run")
-    monkeypatch.setattr(evaluate, "embed_rows", lambda model, rows: torch.rand(len(rows), 8))
+    monkeypatch.setattr(evaluate, "embed", lambda model, rows: torch.rand(len(rows), 8))
     words = f"export {tmp_path / 'run'} {tmp_path / 'new'}"
     assert "was not written" in refused(program.main, words)
     assert os.listdir(tmp_path) == ["run"]

@@ -27,7 +27,7 @@ def test_the_matrix_and_buccs_f1_are_averaged_over_languages(tokenizer):
     texts = {"en": WORDS, "de": [text.upper() for text in WORDS], "ru": WORDS[::-1]}
     tasks = ["matrix", "bucc", "margins"]
     found = results_of(tiny(), tokenizer, EvaluationRows("x", texts), tasks)
-    vectors = {name: evaluate.embed(tiny(), tokenizer, lines) for name, lines in texts.items()}
+    vectors = {name: evaluate.encode(tiny(), tokenizer, lines) for name, lines in texts.items()}
     for a, b in itertools.permutations(texts, 2):
         wanted = evaluate.xsim(vectors[a], vectors[b], texts=texts[b])
         assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(wanted)
@@ -82,9 +82,9 @@ def test_tatoeba_reads_tables_and_lasers_pairs_of_files(tokenizer, tmp_path):
         path = tmp_path / f"tatoeba.fra-eng.{name}"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = results_of(tiny(), tokenizer, None, ["tatoeba"], files=tmp_path)
-    gold = evaluate.embed(tiny(), tokenizer, WORDS)
+    gold = evaluate.encode(tiny(), tokenizer, WORDS)
     for name, lines in texts.items():
-        x = evaluate.embed(tiny(), tokenizer, lines)
+        x = evaluate.encode(tiny(), tokenizer, lines)
         assert found[f"tatoeba/accuracy/{name}-eng"] == pytest.approx(metrics.top1(x, gold))
         assert found[f"tatoeba/accuracy/eng-{name}"] == pytest.approx(metrics.top1(gold, x))
     assert found["tatoeba/rows"] == 24
@@ -95,7 +95,7 @@ def test_pairs_of_texts_have_the_affixes_of_the_columns(tokenizer):
     evaluation = evaluate.Evaluation(tiny(), tokenizer, NO_ROWS, affixes)
     pair = mining.embed_pair(evaluation, ["the cat", "dogs"], ["seven"])
     for found, texts, own in zip(pair, (["the cat", "dogs"], ["seven"]), affixes[::-1]):
-        wanted = evaluate.embed(tiny(), tokenizer, texts, *own)
+        wanted = evaluate.encode(tiny(), tokenizer, texts, own)
         assert torch.allclose(found, wanted, atol=1e-6)
 
 

@@ -193,9 +193,9 @@ def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer, 
     assert torch.allclose(vectors["bag"][0], model.embed.weight[ids].mean(0))
     assert not vectors["bag"][1].any()
     torch.manual_seed(0)
-    rows = evaluate.text_rows(model, tokenizer, texts)
+    rows = evaluation.ids_of(texts)
     for kind, one in (("model", model), ("untrained", Model(model.config))):
-        assert torch.allclose(vectors[kind], evaluate.embed_rows(one, rows, "max"), atol=1e-6)
+        assert torch.allclose(vectors[kind], evaluate.embed(one, rows, "max"), atol=1e-6)
 
 
 @pytest.mark.parametrize("names, options, message", [
