@@ -24,9 +24,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from corpora import EMBEDDED_VOCAB, open_text
 from corpora.chats import FAMILIES
+from corpora.folder import write_atomic
 from corpora.program import BadInput
 from corpora.store import Store, digest
-from corpora.text import write_atomic
 
 # --------------------------------------------------------------------------------------------------
 # Special tokens

@@ -20,12 +20,10 @@ from torch import nn
 
 import kernels
 from corpora.device import shapes_only
+from corpora.folder import write_atomic
 from corpora.program import BadInput, shortened, validate
-from corpora.text import write_atomic
-from kernels.cached import KeyValueCache  # noqa: F401
 from kernels.cross_entropy import upcast
-from kernels.lora import add_lora, plain_weights  # noqa: F401
-from kernels.positions import rope, rotate, sinusoids
+from kernels.padded import sdpa
 
 # ---- a batch is one line of tokens, and every token says which keys it may see
 
@@ -229,6 +227,43 @@ def size_config(size, **changes):
     if size not in SIZES:
         raise BadInput(f"size {size!r} is unknown: choose one of {', '.join(SIZES)}")
     return ModelConfig(**SIZES[size] | changes)
+
+
+# ---- where a token stands: sinusoids that are added to its state, or angles that turn q and k
+
+
+def rope_angles(positions, head_dim, theta, scaling=()):
+    """position * theta^(-2i/K), i in 0..K/2: (..., T) -> (..., T, K/2), float64 where there is."""
+    exact = torch.float32 if positions.device.type == "mps" else torch.float64
+    even = torch.arange(0, head_dim, 2, device=positions.device, dtype=exact)
+    rates = theta ** (-even / head_dim)
+    if scaling:
+        # Pairs that turn less than `low` times in `length` positions are slowed down by `factor`,
+        # those that turn more than `high` times stay; between, a blend [Llama 3.1's code].
+        factor, low, high, length = scaling
+        kept = ((length * rates / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
+        rates = rates * (kept + (1 - kept) / factor)
+    return positions[..., None].to(exact) * rates
+
+
+def sinusoids(positions, width):
+    """(..., T) -> (..., T, D): sine on even, cosine on odd dimensions [Vaswani et al. 2017]."""
+    angles = rope_angles(positions, width, 10000.0)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
+
+
+def rope(positions, head_dim, theta, scaling=()):
+    """(..., T) -> cosines and sines (..., T, 1, K) that `rotate` takes [Su et al. 2021]."""
+    angles = rope_angles(positions, head_dim, theta, scaling)
+    angles = torch.cat([angles, angles], -1).unsqueeze(-2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x, angles):
+    """Turn x (..., T, heads, K) by its positions: i and i + K/2 are the coordinates of a plane."""
+    cosine, sine = angles
+    left, right = x.chunk(2, -1)
+    return x * cosine.to(x.dtype) + torch.cat([-right, left], -1) * sine.to(x.dtype)
 
 
 # ---- the transformer
@@ -473,6 +508,142 @@ def set_attention(module, back_end, device, element_size):
                 raise BadInput(str(error)) from None
             needs.add(kernels.plan_needed(layer.back_end, *shape, element_size))
     return needs
+
+
+# ---- generation: the keys and values that a layer has seen are kept
+
+
+class KeyValueCache:
+    """The keys and values of one layer, of R rows that end together: row r begins at place
+    `first[r]`, and what stands before it belongs to nobody.
+
+    The first call may bring many tokens, which see each other causally; later ones bring one.
+    """
+
+    def __init__(self, attention, first, longest, like):
+        self.heads = attention.heads
+        self.first = first  # (R,)
+        shape = (len(first), attention.kv_heads, longest, attention.head_dim)
+        self.keys = like.new_empty(shape)
+        self.values = like.new_empty(shape)
+        self.length = 0
+
+    @staticmethod
+    def of(model, first, longest):
+        """One for each block of a model: rows of at most `longest` places, from `first` (R,) on."""
+        like = model.embed.weight
+        return [KeyValueCache(block.attention, first, longest, like) for block in model.blocks]
+
+    def attend(self, qkv, softcap=0.0):
+        """The next n tokens of each row, (R, n, (H + 2 Hkv) K), heads of q, k, v -> (R, n, H K)."""
+        kv_heads, _, head_dim = self.keys.shape[1:]
+        heads = qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+        q, k, v = heads.split([self.heads, kv_heads, kv_heads], 1)  # (R, heads, n, K)
+        start = self.length
+        end = start + q.shape[2]
+        self.keys[:, :, start:end] = k
+        self.values[:, :, start:end] = v
+        self.length = end
+        key = torch.arange(end, device=q.device)
+        query = key[start:, None]  # (n, 1)
+        own = self.first[:, None, None] <= key  # (R, 1, end)
+        # Nobody's tokens see themselves: a row of the mask with nothing in it would give NaN.
+        mask = own & (key <= query) | (key == query)  # (R, n, end)
+        out = sdpa(q, self.keys[:, :, :end], self.values[:, :, :end], mask[:, None], softcap)
+        return out.transpose(1, 2).flatten(2)
+
+    def keep(self, rows):
+        """Only these rows go on."""
+        self.first = self.first[rows]
+        self.keys = self.keys[rows]
+        self.values = self.values[rows]
+
+
+# ---- LoRA: train a low-rank difference to frozen weights [Hu et al. 2022, eq. 3]
+
+
+class LowRank(nn.Module):
+    """A frozen linear map, of several projections side by side, and the trained difference of each:
+    W x + (alpha / rank) B A dropout(x), B = 0 at first. `sizes`: outputs of the projections."""
+
+    def __init__(self, linear, sizes, rank, alpha, dropout=0.0):
+        super().__init__()
+        like = linear.weight
+        bound = like.shape[1] ** -0.5
+        self.linear = linear.requires_grad_(False)
+        self.scale = alpha / rank
+        self.dropout = nn.Dropout(dropout)
+        self.a = nn.ParameterList()
+        self.b = nn.ParameterList()
+        for size in sizes:
+            a = like.new_empty(rank, like.shape[1])
+            self.a.append(a.uniform_(-bound, bound))  # PEFT's initial values
+            self.b.append(like.new_zeros(size, rank))
+
+    @property
+    def weight(self):
+        """The sum of both, for files."""
+        differences = [b @ a for a, b in zip(self.a, self.b, strict=True)]
+        return self.linear.weight + torch.cat(differences) * self.scale
+
+    def forward(self, x):
+        parts = []
+        for a, b in zip(self.a, self.b, strict=True):
+            parts.append(F.linear(F.linear(self.dropout(x), a), b))
+        return self.linear(x) + torch.cat(parts, -1) * self.scale
+
+
+class NewRows(nn.Module):
+    """A frozen embedding of which only the rows `ids` are trained: those of new tokens."""
+
+    def __init__(self, embedding, ids):
+        super().__init__()
+        ids = torch.as_tensor(ids, device=embedding.weight.device)
+        self.embedding = embedding.requires_grad_(False)
+        self.register_buffer("ids", ids, persistent=False)
+        self.rows = nn.Parameter(embedding.weight[ids].clone())
+
+    @property
+    def weight(self):
+        """The whole table (V, D), for tied logits too."""
+        return self.embedding.weight.index_copy(0, self.ids, self.rows)
+
+    def forward(self, tokens):
+        return F.embedding(tokens, self.weight)
+
+
+def add_lora(model, rank, alpha, dropout=0.0, new_ids=()):
+    """Freeze a Model and train low-rank differences of the seven projections of every block (six
+    without a gate), and the embeddings of `new_ids`."""
+    model.requires_grad_(False)
+    for block in model.blocks:
+        attention = block.attention
+        mlp = block.mlp
+        keys = attention.kv_heads * attention.head_dim
+        gated = 1 if mlp.activation == "gelu" else 2
+        maps = [(attention, "qkv", [attention.heads * attention.head_dim, keys, keys]),
+                (attention, "out", [attention.out.out_features]),
+                (mlp, "up", [mlp.up.out_features // gated] * gated),  # gate, up
+                (mlp, "down", [mlp.down.out_features])]
+        for part, name, sizes in maps:
+            setattr(part, name, LowRank(getattr(part, name), sizes, rank, alpha, dropout))
+    if len(new_ids):
+        model.embed = NewRows(model.embed, new_ids)
+    return model
+
+
+def plain_weights(model):
+    """The state of a Model under the names it has without LoRA, the differences merged."""
+    state = model.state_dict()
+    for name, module in model.named_modules():
+        if isinstance(module, (LowRank, NewRows)):
+            bias = state.get(f"{name}.linear.bias")
+            for key in module.state_dict():
+                del state[f"{name}.{key}"]
+            state[f"{name}.weight"] = module.weight.detach()
+            if bias is not None:
+                state[f"{name}.bias"] = bias
+    return state
 
 
 # ---- files

@@ -13,14 +13,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from corpora.program import BadInput, validate
 from data import ROLES, corrupt, exact_mask, sample_mask, span_mask, whole_word_mask
-from kernels.all_gather import all_gather_with_grad
 from kernels.cross_entropy import linear_cross_entropy, upcast
-from kernels.epps_pulley import epps_pulley
 from model import Block, ModelConfig, Packed, Regressor, Segment, initialise, sinusoids
 
 # ---- losses, the simplest first: (N, D), (N, D) -> (), in float32 whatever the run's precision
@@ -129,6 +128,25 @@ def barlow_twins(x, y, off_diagonal=0.005):
     return (1 - diagonal).square().sum() + off_diagonal * others
 
 
+def epps_pulley(z, seed, slices=256, reach=3.0, points=17):
+    """How far vectors are from a standard normal, (N, D) -> (): the mean over random directions,
+    drawn by `seed`, of N * integral |phi(t) - exp(-t^2/2)|^2 exp(-t^2/2) dt over |t| <= reach, phi
+    being the characteristic function of the projections [Epps & Pulley 1983; LeJEPA]."""
+    z = upcast(z)
+    # Drawn where z is: numbers from another device would have to be waited for.
+    chance = torch.Generator(z.device).manual_seed(seed)
+    directions = torch.randn(z.shape[1], slices, generator=chance, device=z.device,
+                             dtype=torch.float64)
+    directions = F.normalize(directions, dim=0).to(z.dtype)  # (D, slices)
+    t = torch.linspace(0, reach, points, device=z.device, dtype=z.dtype)
+    normal = (-t.square() / 2).exp()
+    with no_autocast(z):
+        angle = (z @ directions)[..., None] * t  # (N, slices, points)
+        error = (angle.cos().mean(0) - normal).square() + angle.sin().mean(0).square()
+        # Twice the half [0, reach]: the integrand is even.
+        return 2 * len(z) * torch.trapezoid(error * normal, t).mean()
+
+
 def sigreg(x, y, seed, share=0.05):
     """`mse`, and the distance of either side from an isotropic Gaussian; raw vectors
     [LeJEPA, Balestriero & LeCun 2025, eq. 7]."""
@@ -151,6 +169,31 @@ def align(kind, x, y, temperature=0.07, seed=0, within=True, keep_self=False, bo
     if kind == "none":
         return 0 * upcast(x).sum()  # not a plain 0: DDP waits for every parameter's gradient
     return WITHOUT_OPTIONS[kind](x, y)
+
+
+# ---- the vectors of all processes, with gradients: losses over a whole batch need them
+
+
+class AllGather(torch.autograd.Function):
+    """(N, D) -> (world x N, D); the gradient is the sum of what all ranks want of these rows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def all_gather_with_grad(x):
+    """The items of all ranks, (world x N, D): each computes the loss of the whole batch, and DDP's
+    mean of the summed gradients is the gradient of one big batch."""
+    return AllGather.apply(x) if dist.is_available() and dist.is_initialized() else x
 
 
 # ---- what objectives are made of
@@ -850,8 +893,8 @@ class Hybrid(Objective):
     name = "hybrid"
     pool = "mean"
     paper = HYBRID
-    # The paper's momentum of .996 is for 300,000 steps. After 600 a third of the teacher would still
-    # be its random start; of .97 nothing is left of it after 310.
+    # The paper's momentum of .996 is for 300,000 steps: after 600 a third of the teacher would be
+    # its random start still. With .97 a hundredth of that is left after 310 steps.
     toy = dict(HYBRID_TOY, momentum=0.97, predictor_width=64, predictor_layers=2, predictor_heads=4,
                predictor_std=0.0)
     needs = {"balance_start": "balance!=uncertainty", "balance_end": "balance=scheduled",

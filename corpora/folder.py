@@ -2,12 +2,73 @@
 
 import contextlib
 import json
+import os
+import secrets
+import shutil
 import sys
 import zlib
 from pathlib import Path
 
-from corpora.program import BadInput, alone, lock, printable, remove_leftovers
-from corpora.text import write_atomic
+from corpora.program import BadInput, printable
+
+try:
+    import fcntl
+except ImportError:  # Windows does not have it.
+    fcntl = None
+
+
+def write_atomic(path, content):
+    """Write bytes into a file, whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            # Otherwise a power cut can leave the new name on old or no content
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def lock(folder):
+    """One process a folder: two would write into each other's files. -> the open file of the
+    lock, which ends with the process, however that ends. BadInput if another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = open(folder / ".lock", "w", encoding="utf-8")
+    if fcntl:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"another process trains in {folder}: wait for it, or use another "
+                           "--out") from None
+    return held
+
+
+@contextlib.contextmanager
+def alone(folder):
+    """`with alone(folder):` until nobody else is: one process after the other, without a file."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder, name="*"):
+    """Delete what killed writes left in a folder, of all files or of one, within `alone(folder)`:
+    what is written by a process that lives is none of them."""
+    for left in folder.glob(f".{name}.part") if fcntl else ():
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def read_log(folder):

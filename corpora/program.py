@@ -9,7 +9,6 @@ import inspect
 import math
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -315,44 +314,6 @@ def add_flags(group, config, names, defaults, hidden=()):
             is_hidden = value == default or field.name in hidden
             group.add_argument(name, dest=field.name, action="store_const", const=value,
                                help=argparse.SUPPRESS if is_hidden else note)
-
-
-def lock(folder):
-    """One process a folder: two would write into each other's files. -> the open file of the
-    lock, which ends with the process, however that ends. BadInput if another process has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    held = open(folder / ".lock", "w", encoding="utf-8")
-    if fcntl:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"another process trains in {folder}: wait for it, or use another "
-                           "--out") from None
-    return held
-
-
-@contextlib.contextmanager
-def alone(folder):
-    """`with alone(folder):` until nobody else is: one process after the other, without a file."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def remove_leftovers(folder, name="*"):
-    """Delete what killed writes left in a folder, of all files or of one, within `alone(folder)`:
-    what is written by a process that lives is none of them."""
-    for left in folder.glob(f".{name}.part") if fcntl else ():
-        if left.is_dir():
-            shutil.rmtree(left)
-        else:
-            left.unlink()
 
 
 class Progress:

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from corpora.program import BadInput, alone, printable, remove_leftovers
-from corpora.text import write_atomic
+from corpora.folder import alone, remove_leftovers, write_atomic
+from corpora.program import BadInput, printable
 
 LAYOUT = 5  # version of all this
 CHUNK = 1024  # rows that are encoded at once

@@ -12,7 +12,6 @@ import json
 import lzma
 import os
 import re
-import secrets
 import stat
 import zlib
 from pathlib import Path
@@ -42,22 +41,6 @@ HEADER_LINES = 10_000  # of a JSONL file: it may name a language late
 
 # --------------------------------------------------------------------------------------------------
 # Files
-
-def write_atomic(path, content):
-    """Write bytes into a file, whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            # Otherwise a power cut can leave the new name on old or no content
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
 
 def plain_name(path):
     """The path of a file's name without .gz, .bz2 and .xz."""

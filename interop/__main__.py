@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 import evaluate
+from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser, exit_status, printable, wing_imports
-from corpora.text import check_file, read_lines, write_atomic
+from corpora.text import check_file, read_lines
 
 with wing_imports():
     from interop import huggingface

@@ -24,9 +24,8 @@ from safetensors.numpy import save as to_safetensors
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
-from corpora.folder import sealed
-from corpora.program import BadInput, alone, machine_memory
-from corpora.text import write_atomic
+from corpora.folder import alone, sealed, write_atomic
+from corpora.program import BadInput, machine_memory
 from data import Tokenizer, rows_of
 from interop.families import FAMILIES, OWN_FILE, POSITIONS, spell
 from model import Model, save

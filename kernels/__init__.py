@@ -1,16 +1,9 @@
-"""What the transformer computes with, below any model. The axes are those of model.py.
+"""Attention over the packed line, and the loss over a large vocabulary. The axes are model.py's.
 
     padded.py          attention by PyTorch's own kernel on padded rows (`sdpa`): runs everywhere
     attention.py       attention by our kernels (`triton`); imported only when they run
     schedule.py        which tiles our kernels visit: NumPy, once a batch
-    build.py           compiles our kernels for GPUs that are not here
-    cached.py          attention for generation, which keeps keys and values
-    positions.py       sinusoids and rotary positions
-    lora.py            low-rank differences to frozen weights
     cross_entropy.py   the loss over a large vocabulary, without its logits
-    all_gather.py      the vectors of all processes, with gradients
-    ranks.py           the processes that train together
-    epps_pulley.py     how far vectors are from a normal distribution
 
 Here: which back end computes attention over the packed line, and what it must know of a batch.
 """

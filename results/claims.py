@@ -11,8 +11,8 @@ from statistics import fmean
 
 from scipy import stats
 
+from corpora.folder import write_atomic
 from corpora.program import Parser
-from corpora.text import write_atomic
 
 from . import plots
 from .compare import DATA, ROOT, by_label, markdown, mean_std, paired_test, unit_of

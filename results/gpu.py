@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
+from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser, comma_list
-from corpora.text import write_atomic
 
 from . import bench
 from .compare import ROOT, markdown

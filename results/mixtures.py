@@ -15,8 +15,8 @@ import lzma
 import random
 from pathlib import Path
 
+from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser
-from corpora.text import write_atomic
 
 # Column -> Tatoeba's, NTREX's name.
 LANGUAGES = {"de": ("deu", "deu"), "fr": ("fra", "fra"), "ru": ("rus", "rus"),

@@ -23,11 +23,10 @@ import torch.nn.functional as F
 
 import data
 import evaluate
+from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser, comma_list
-from corpora.text import write_atomic
 from interop.huggingface import export
-from kernels.lora import add_lora
-from model import DECODER, Model, ModelConfig, save, set_attention
+from model import DECODER, Model, ModelConfig, add_lora, save, set_attention
 from objectives import (
     Bepa,
     Contrastive,

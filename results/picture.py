@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from corpora.text import write_atomic
+from corpora.folder import write_atomic
 from model import Packed, Segment
 
 CELL = 21  # pixels of a token

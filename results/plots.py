@@ -22,9 +22,8 @@ from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
 import evaluate
-from corpora.folder import read_results
+from corpora.folder import read_results, write_atomic
 from corpora.program import Parser
-from corpora.text import write_atomic
 from tasks.metrics import alignment
 
 # Told apart without red and green [Okabe & Ito 2008].

@@ -7,8 +7,8 @@ stands the first table of that file; `<!-- from results/X.md: A; B -->` keeps it
 import re
 from operator import itemgetter
 
+from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser
-from corpora.text import write_atomic
 
 from .compare import ROOT
 

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 import evaluate
+from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser, comma_list
-from corpora.text import write_atomic
 
 from .compare import COLUMNS, DATA, ROOT, paired_lines, table_lines
 from .flops import match, run_flops, step_flops

@@ -19,8 +19,8 @@ import torch
 from tqdm import tqdm
 
 import train
+from corpora.folder import write_atomic
 from corpora.program import Parser, peak_memory, pick
-from corpora.text import write_atomic
 from model import Model, ModelConfig, set_attention
 from objectives import OBJECTIVES
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 import kernels
 from corpora.program import BadInput, validate
 from kernels.cross_entropy import linear_cross_entropy
-from kernels.lora import LowRank
 from kernels.padded import length_buckets
 from model import (
     DECODER,
     KeyValueCache,
+    LowRank,
     Model,
     ModelConfig,
     Packed,

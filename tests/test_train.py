@@ -55,7 +55,8 @@ def flags(given):
 
 
 def settings(pairs, objective="mexma", **more):
-    files = dict(data=str(pairs / "pairs.tsv"), cache=str(pairs / "cache"))
+    # Other processes would take bfloat16 where the CPU has it.
+    files = dict(data=str(pairs / "pairs.tsv"), cache=str(pairs / "cache"), precision="float32")
     return {**files, **SMALL, **EXTRA.get(objective, {}), **more}
 
 

@@ -1,8 +1,8 @@
 """Compile the kernels for GPUs that are not here: what ptxas makes of every row of the table of
 tiles, in registers, spills, shared memory and tensor-core instructions.
 
-    python -m kernels.build                # every GPU class, head size and precision
-    python -m kernels.build --brief        # every row once, on its tightest GPU and head size
+    python tests/build.py                # every GPU class, head size and precision
+    python tests/build.py --brief        # every row once, on its tightest GPU and head size
 
 Exit status 1 if a kernel spills registers, needs more shared memory than the GPU has, or (9.0, 16
 bits) lacks wgmma.
@@ -20,8 +20,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import attention
-from .schedule import HEAD_SIZES, TILES
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from kernels import attention  # noqa: E402
+from kernels.schedule import HEAD_SIZES, TILES  # noqa: E402
 
 # KB of shared memory that a block may have; 99: compute capability 8.6, 8.9.
 SHARED = {"9.0": 227, "other": 99}
