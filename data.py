@@ -26,15 +26,15 @@ from corpora import EMBEDDED_VOCAB, open_text
 from corpora.chats import FAMILIES
 from corpora.folder import write_atomic
 from corpora.program import BadInput
+from corpora.split import HELD, TRAIN
 from corpora.store import Store, digest
 
-# --------------------------------------------------------------------------------------------------
-# Special tokens
+# ---- special tokens
 
-# Ours, with the ids 0 to 14
+# Our own, with the ids 0 to 14.
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
          *(f"[PRED_{number}]" for number in range(1, 11)))
-# How we, encoders and decoders spell them; the first that a tokenizer has counts
+# How we, encoders and decoders spell them. The first that a tokenizer has counts.
 SPELLINGS = {
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "cls": ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
@@ -75,23 +75,23 @@ def _find_special(inner):
     added = inner.get_added_tokens_decoder()
     spellings = dict(SPELLINGS)
     family = next((texts for name, texts in FAMILIES.items() if name in pieces), None)
-    # A chat begins and ends as its family says
+    # A chat begins and ends as its family says.
     if family:
         spellings["cls"] = family[:1]
         spellings["sep"] = family[1:2]
     roles = {}
     for role, names in spellings.items():
         roles[role] = next((pieces[name] for name in names if name in pieces), None)
-        # A row can do without the others
+        # A row can do without the other two.
         if roles[role] is None and role in ("cls", "sep"):
             raise BadInput(f"the tokenizer has no {role} token ({' or '.join(names)}); add it, or "
                            "use another tokenizer")
     preds = [pieces[name] for name in ROLES[5:] if name in pieces]
-    # What is marked as special in the file, and what has a role
+    # Special is what the file marks as special, and what has a role.
     ids = {index for index, token in added.items() if token.special}
     ids.update(index for index in (*roles.values(), *preds) if index is not None)
     highest = max(pieces.values())
-    # Memory goes with the highest id
+    # The model needs memory for every id up to the highest.
     if highest > 2 * len(pieces) + 10_000:
         raise BadInput(f"the tokenizer has an id of {highest:,} among {len(pieces):,} pieces: it "
                        "is damaged, take the file of the model's own folder")
@@ -102,7 +102,7 @@ def _find_special(inner):
 
 
 def _chat_ids(inner, texts):
-    # Here the name of a special token in a text does mean this token
+    # In these texts the name of a special token does mean this token.
     inner.encode_special_tokens = False
     for text in texts:
         if text is None:
@@ -123,21 +123,20 @@ def _word_starts(inner, pieces, added):
         if is_word_piece:
             starts[index] = not piece.startswith("##")
             continue
-        # A byte-level piece spells bytes; those of a part of a character come out as U+FFFD
+        # A byte-level piece spells bytes; a part of a character comes out as U+FFFD.
         text = spelled.decode([piece]).lstrip("\ufffd") if is_byte_level else piece
-        # A space mark or punctuation begins a word. Chinese and Japanese write no spaces: there
-        # each character does
+        # A space mark or punctuation begins a word, and in Chinese and Japanese, which write no
+        # spaces, each character.
         is_inside = not text or unicodedata.category(text[0])[0] in "LNM"
         starts[index] = not is_inside or "\u2e80" <= text[:1] <= "\u9fff"
     return starts
 
 
-# --------------------------------------------------------------------------------------------------
-# Tokenizer and rows of ids
+# ---- tokenizer and rows of ids
 
-# A vocabulary of some ten thousand pieces does not change with more text than this
+# A vocabulary of some ten thousand pieces hardly changes with more text than this.
 TRAIN_CHARACTERS = 20_000_000
-# Here a text falls into words, and no piece of a byte-level BPE reaches into two of them
+# Byte-level BPE never merges across this boundary, so each word is encoded once.
 BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)")
 
 
@@ -145,17 +144,18 @@ class Tokenizer:
     """A tokenizer of the tokenizers library, `inner`, and its special ids. Not to be changed."""
 
     def __init__(self, inner):
-        # Both would change the data unseen; and it adds no [CLS] or [SEP]: collators do
+        # Padding and truncation would change the data unseen. [CLS] and [SEP] are not added here:
+        # collate adds them.
         inner.no_padding()
         inner.no_truncation()
         self.inner = inner
         self.special = _find_special(inner)
         self.vocab = self.special.vocab
-        # Of everything that decides which ids a text gets
+        # It covers everything that decides which ids a text gets.
         self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
-        # A special token spelled out in a text stays text: a page with "</s>" must not end a row
+        # A special token spelled out in a text stays text: a page with "</s>" must not end a row.
         inner.encode_special_tokens = True
-        # Then the ids of a word are the same wherever it stands
+        # If all this holds, the ids of a word are the same wherever it stands.
         self.by_words = (isinstance(inner.pre_tokenizer, pre_tokenizers.ByteLevel)
                          and inner.normalizer is None
                          and all(x.special for x in inner.get_added_tokens_decoder().values()))
@@ -167,10 +167,10 @@ class Tokenizer:
             raise BadInput(f"--vocab {vocab} is too small: special tokens, 256 bytes and some "
                            "merges need at least 300")
         inner = tokenizers.Tokenizer(models.BPE())
-        # The space that is added makes a word one token wherever it stands; decoding drops it again
+        # The space that is added makes a word one token wherever it stands; decoding drops it.
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-        # Of the library's trainers this one gives the same file for the same text every time
+        # Of the library's trainers this one gives the same file for the same text every time.
         trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=list(ROLES), min_frequency=2,
                                       initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                                       show_progress=False)
@@ -184,7 +184,7 @@ class Tokenizer:
             raise BadInput(f"{path} is no file: put back the tokenizer.json of the run")
         try:
             inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
-        # The library raises plain Exception for whatever it cannot parse
+        # The library raises plain Exception for whatever it cannot parse.
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise BadInput(f"{path} is no tokenizer.json that can be read: {reason}") from None
@@ -207,7 +207,6 @@ class Tokenizer:
         texts = list(texts)
         if not self.by_words:
             return [np.array(ids, np.uint32) for ids in self._encode(texts)]
-        # A word is encoded once, and not wherever it stands
         rows = [BETWEEN_WORDS.split(text) for text in texts]
         words = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
         known = dict(zip(words, self._encode(words)))
@@ -217,7 +216,7 @@ class Tokenizer:
     def _encode(self, texts):
         encoded = self.inner.encode_batch_fast(texts, add_special_tokens=False)
         for text, ids in zip(texts, (found.ids for found in encoded)):
-            # BERT's normaliser deletes some texts whole, say a zero-width space
+            # BERT's normaliser deletes some texts whole, say a zero-width space.
             if text and not ids:
                 names = ("[UNK]", "<unk>", "[MASK]", "<mask>")
                 known = map(self.inner.token_to_id, names)
@@ -235,7 +234,7 @@ def rows_of(tokenizer, texts, prefix=(), suffix=None, system=None, max_system=No
     special = tokenizer.special
     suffix = [special.sep] if suffix is None else list(suffix)
     openings = [[special.cls]] * len(texts)
-    # Texts that open the chats, cut at `max_system` tokens
+    # A chat opens with its system text, cut at `max_system` tokens.
     if system is not None:
         start = [special.cls, *special.chat.system]
         openings = [[*start, *ids[:max_system].tolist(), *special.chat.end]
@@ -257,15 +256,14 @@ def rows_of(tokenizer, texts, prefix=(), suffix=None, system=None, max_system=No
     return rows
 
 
-# --------------------------------------------------------------------------------------------------
-# Corpora
+# ---- corpora
 
 class Example(tuple):
-    """A row as training reads it: the ids (n,) uint32 of each view, and last those of a chat's
-    system text if it is asked for. Of each, `columns` is the number of its column in the corpus,
-    and `cut` says whether it lost its end to max_length."""
+    """A row as training reads it, a tuple because collate unpacks its views: the ids (n,) uint32 of
+    each view and, if it is asked for, those of a chat's system text. For each of these `columns`
+    has the number of its column in the corpus, and `cut` whether it lost its end to max_length."""
 
-    # A tuple is made here and not in __init__; it is one because collate unpacks its views
+    # A tuple cannot be filled in __init__.
     def __new__(cls, views, columns=None, cut=None):
         made = super().__new__(cls, views)
         made.columns = tuple(range(len(made)) if columns is None else columns)
@@ -277,29 +275,33 @@ class Corpus:
     """Rows of token ids, one cell for each column. `hash` says what the data is."""
 
     def __init__(self, name, columns, tokenizer, tokens, offsets, identity, sides=None, split="all",
-                 held=(), max_length=None, block=0):
+                 kinds=(), max_length=None, block=0):
         self.name = name
         self.columns = tuple(columns)
         self.sides = sides or len(self.columns)  # the first so many columns can be views
         self.tokenizer = tokenizer
         self.special = tokenizer.special
         self.max_length = max_length
-        # The ids of cell i = row * len(columns) + column are tokens[offsets[i]:offsets[i + 1]]
+        # The ids of cell i = row * len(columns) + column are tokens[offsets[i]:offsets[i + 1]].
         self.tokens = tokens  # (T,) uint32
         self.offsets = offsets  # (cells + 1,) int64
-        # With `block`, all ids are run together instead, and a row is the next so many
+        # With `block`, all ids are run together instead, and a row is the next so many.
         self.block = block
         count = len(tokens) // block if block else (len(offsets) - 1) // len(self.columns)
+        kinds = np.asarray(kinds, np.uint8)  # of each row, TRAIN, HELD or LEFT_OUT; () if "all"
+        self.held = np.flatnonzero(kinds == HELD)
         if block and len(self.columns) > 1:
             raise BadInput(f"--block {block} runs one text together, and {name} has the columns "
                            f"{', '.join(columns[:6])}; choose with --langs")
-        if block and len(held):
+        if block and len(self.held):
             raise BadInput(f"--block {block} would run across the rows held out of {name}: name "
                            "other rows with --eval-data")
-        # "train" leaves out the rows held out, which are "valid" and "test"
-        rows = np.arange(count)
-        self.held = np.array(held, np.int64)
-        self.rows = {"all": rows, "train": np.delete(rows, self.held)}.get(split, self.held)
+        if split == "all":
+            self.rows = np.arange(count)
+        elif split == "train":
+            self.rows = np.flatnonzero(kinds == TRAIN)
+        else:
+            self.rows = self.held
         if not len(self.rows):
             raise BadInput(f"{name} has no rows for {split!r}: {count} in all are too few")
         self.hash = digest([identity, self.columns, tokenizer.hash, split, block])
@@ -329,7 +331,7 @@ class Corpus:
 
     def count_cut(self, max_length):
         """-> how many texts that can be views have more tokens, and how many there are."""
-        # Its rows are of one length
+        # All rows of a block have the same length.
         if self.block:
             return len(self) * (self.block > max_length), len(self)
         lengths = np.diff(self.offsets).reshape(-1, len(self.columns))[self.rows, :self.sides]
@@ -337,7 +339,7 @@ class Corpus:
 
     def example(self, row, views, choice, pairs="pivot"):
         """A row -> an Example of one or two views."""
-        # `choice` is a number that the caller draws, to select among the columns that have text
+        # `choice` is a number that the caller draws, to select among the columns that have text.
         cells = self._cells(row)[:self.sides]
         filled = [column for column, ids in enumerate(cells) if len(ids)]
         columns = _choose(filled, views, choice, pairs)
@@ -348,22 +350,21 @@ def _choose(filled, views, choice, pairs):
     """Some of the columns that have text -> those of the views."""
     if views == 1:
         return (filled[choice % len(filled)],)
-    # Two that follow each other: of paraphrases each predicts the next
+    # Two columns that follow each other: of paraphrases each predicts the next.
     if pairs == "neighbours":
         first = choice % (len(filled) - 1)
         return filled[first], filled[first + 1]
-    # The first column is the pivot, and the other view any of the rest
+    # The first column is the pivot, and the other view is any of the rest.
     if filled[0] == 0:
         return 0, filled[1 + choice % (len(filled) - 1)]
-    # A row without a pivot: any two
-    choice, first = divmod(choice, len(filled))
-    others = filled[:first] + filled[first + 1:]
-    return filled[first], others[choice % len(others)]
+    # A row without the pivot gives any two.
+    both = list(itertools.permutations(filled, 2))
+    return both[choice % len(both)]
 
 
 def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, skip_bad=False,
                 cache="cache", count=20_000, seed=0, max_length=128, holdout=True, block=0,
-                header="auto"):
+                header="yes"):
     """What corpora.open_text gives, or what it can open -> Corpus. Raises BadInput.
 
     `vocab`: pieces of the tokenizer, if it is trained. `holdout`: keep back rows of a file as
@@ -374,21 +375,21 @@ def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, 
         raise BadInput(f"split {split!r}: choose train, valid or test")
     if not hasattr(text, "rows"):
         text = open_text(text, langs, skip_bad, count, seed, header)
-    # Files may be large: their ids lie on disk
+    # Files may be large, so their ids lie on disk.
     if not text.embedded:
         store = Store(text, cache)
         if tokenizer is None:
             path = store.tokenizer(vocab or 8000, functools.partial(_train_on, text, vocab or 8000))
             tokenizer = Tokenizer.read(path)
-        # The others are of a training, or of rows whose evaluation says it
-        tokens, offsets, held = store.arrays(tokenizer, say=split == "train")
+        # Training says how the files are read; its validation rows come from the same files.
+        tokens, offsets, kinds, content = store.arrays(tokenizer, split == "train", holdout)
         if not holdout:
             split = "all"
-            held = ()
-        return Corpus(text.name, text.columns, tokenizer, tokens, offsets, store.identity,
-                      text.sides, split, held, max_length, block)
+            kinds = ()
+        return Corpus(text.name, text.columns, tokenizer, tokens, offsets, content, text.sides,
+                      split, kinds, max_length, block)
     rows = text.rows(split)
-    # Whatever the split, the tokenizer is that of the training text
+    # Whatever the split is, the tokenizer is made of the training text.
     if tokenizer is None:
         training = rows if split == "train" else text.rows("train")
         tokenizer = Tokenizer.train(itertools.chain(*training), vocab or EMBEDDED_VOCAB)
@@ -400,13 +401,12 @@ def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, 
 
 def _train_on(source, vocab, path):
     """A tokenizer of the start of each file, without the rows held out, into a file."""
-    held = source.held()
-    rows = (texts for record, texts in source.records(TRAIN_CHARACTERS) if record not in held)
+    kinds = source.find_kinds()
+    rows = (texts for record, texts in source.records(TRAIN_CHARACTERS) if kinds[record] == TRAIN)
     Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab).save(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# Batches
+# ---- batches
 
 class Batches:
     """The examples of every step; a row comes once an epoch, unless its text is in the step
@@ -444,9 +444,9 @@ class Batches:
         """`batch` Examples of `views` texts, none longer than max_length."""
         if not self.in_batch:
             return self._draw(step * self.world + self.rank, self.batch, self.rng(step, 1))
-        # No text may be in two examples of a step, whichever ranks they are on: it would be a false
-        # negative. Every rank makes the examples of all, other rows take the place of repeats, and
-        # each rank takes its own
+        # A text in two examples of a step, whichever ranks they are on, would be a false negative.
+        # So every rank makes the examples of all ranks, puts other rows in the place of repeats,
+        # and takes its own examples.
         rng = self.rng(step, 1, rank=0)
         made = self._draw(step, self.batch * self.world, rng)
         seen = set()
@@ -457,10 +457,11 @@ class Batches:
 
     def _draw(self, turn, number, rng):
         """The examples turn * number and so on of the endless line of shuffled epochs."""
+        choices = rng.integers(2 ** 31, size=number)
         made = []
-        for place, choice in enumerate(rng.integers(2 ** 31, size=number), turn * number):
-            epoch, index = divmod(place, len(self.corpus))
-            made.append(self._example(self._order(epoch)[index], choice))
+        for i in range(number):
+            epoch, index = divmod(turn * number + i, len(self.corpus))
+            made.append(self._example(self._order(epoch)[index], choices[i]))
         return made
 
     def _order(self, epoch):
@@ -473,7 +474,7 @@ class Batches:
 
     def _another(self, rng, seen):
         """An example with new texts."""
-        # Luck first, and for a corpus of few different rows a walk through it
+        # Random rows come first, then a walk through the corpus, which may have few different rows.
         count = len(self.corpus)
         start = int(rng.integers(count))
         lucky = rng.integers(count, size=64)
@@ -489,7 +490,7 @@ class Batches:
 
     def _example(self, row, choice):
         example = self.corpus.example(row, self.views, int(choice), self.pairs)
-        # What opens a chat is no view, and a row for the model all the same
+        # The text that opens a chat is no view, but the model reads it.
         views = list(example)
         columns = list(example.columns)
         if self.system:
@@ -523,8 +524,7 @@ def prefetch(make, start, stop, depth=4):
         pool.shutdown(cancel_futures=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# Masks: ids (n,) -> (n,) bool. Special tokens are never chosen, unless that is said
+# ---- masks: ids (n,) -> (n,) bool. Special tokens are never chosen, unless that is said
 
 def _is_special(ids, special):
     index = np.searchsorted(special.ids, ids)

@@ -773,7 +773,7 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
     if limit is None and not Path(spec).is_dir():
         limit = 1000
     skip_bad = config.get("skip_bad", False)
-    header = header or "auto"
+    header = header or "yes"
     columns = corpora.open_text(spec, langs, skip_bad, header=header).columns
     # A run that was trained with system texts can be asked without
     system = config.get("chat") == "system" and "system" in columns
@@ -793,7 +793,7 @@ def make_parser(prog, description, tasks):
     add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)}")
     add("--data", help="other rows than the run's own: toy, files, or a folder of CODE.devtest")
     add("--langs", type=comma_list, default=[], help="columns, as en,de; the first is searched in")
-    add("--header", choices=("auto", "yes", "no"), help="has a table's first line the columns?")
+    add("--header", choices=("yes", "no"), help="has a table's first line the columns?")
     add("--split", choices=("train", "valid", "test", "all"), help="default: not trained on")
     add("--limit", type=int, help="at most so many rows, 0: all [1000; of a folder, all]")
     add("--max-new", type=int, help="cut answers after so many tokens")

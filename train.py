@@ -82,7 +82,7 @@ from objectives import OBJECTIVES
 
 @dataclass(frozen=True)
 class TrainConfig:
-    data: str = "toy"  # toy, documents, regex, pydoc, or files: TSV, CSV, JSONL, text, Moses
+    data: str = "toy"  # toy, documents, regex, or files: TSV, CSV, JSONL, text, Moses
     langs: str = ""  # columns to use, as en,de; the first is the pivot; default: all
     eval_data: str = ""  # file to evaluate on; default: rows held out from the data
     vocab: int | None = None  # pieces of the tokenizer; default: 4096 embedded, 8000 files
@@ -109,7 +109,7 @@ class TrainConfig:
     block: int = 0  # of text: run lines together, cut rows of so many tokens; 0: a line is a row
     pairs: Literal["pivot", "neighbours"] = "pivot"  # two views: column 1 and any, or i and i + 1
     skip_bad: bool = False  # drop and count bad lines instead of stopping at the first
-    header: Literal["auto", "yes", "no"] = "auto"  # does a table's first line name the columns?
+    header: Literal["yes", "no"] = "yes"  # does a table's first line name the columns?
     cache: str = "cache"  # where token stores of files are kept
     lora_alpha: float = 0.0  # their scale is alpha / rank; 0: twice the rank
     lora_dropout: float = 0.1  # on what they read

@@ -4,19 +4,19 @@
     evaluation_rows(spec)  -> what an evaluation reads, once
 """
 
-import hashlib
+import itertools
 import os
-import re
 import sys
+from collections import Counter
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from corpora import toy
-from corpora.program import BadInput, comma_list, did_you_mean, printable
+from corpora.program import BadInput, comma_list, did_you_mean, printable, shortened
 from corpora.text import TextFiles, check_columns, flores_files
 
-EMBEDDED = ("toy", "documents", "regex", "pydoc")
+EMBEDDED = ("toy", "documents", "regex")
 EMBEDDED_VOCAB = 4096  # nearly a piece for every word form of the five languages: short rows
 DOCUMENTS = {"train": 2000, "valid": 200, "test": 200}  # at most: one takes a hundredth of a second
 HELD_ROWS = 1000  # of the other corpora, at most, in "valid" and in "test"
@@ -46,46 +46,18 @@ class EmbeddedText:
             places = [("english", "regex").index(column) for column in self.columns]
             rows = toy.regex(split, count, self.seed)
             return [tuple(map(row.__getitem__, places)) for row in rows]
-        if self.name == "documents":
-            texts = toy.documents(split, min(count, DOCUMENTS[split]), self.seed)
-        else:
-            texts = [text for text in _paragraphs() if _split_of(text) == split]
+        texts = toy.documents(split, min(count, DOCUMENTS[split]), self.seed)
         return [(text,) for text in texts]
 
 
-def _paragraphs():
-    """The prose of the language reference that comes with Python, without titles, grammar rules,
-    code and headings of lists."""
-    from pydoc_data import topics  # large, and wanted by nothing else
-    found = {}
-    for topic in topics.topics.values():
-        for block in re.split(r"\n\s*\n", topic):
-            text = " ".join(block.removeprefix("* ").split())
-            is_other = re.search(r"^[*=~-]{3}|::=|>>>|\n *\* ", block, re.MULTILINE)
-            is_prose = re.fullmatch(r"\(?[A-Z].+[.:)]", text) and text.count(" ") >= 7
-            if is_prose and not is_other:
-                found[text] = None
-    return list(found)
-
-
-def _split_of(text):
-    """90 % of all texts are for training; which ones depends on the text alone."""
-    percent = hashlib.sha256(text.encode()).digest()[0] * 100 // 256
-    if percent < 90:
-        return "train"
-    return "valid" if percent < 95 else "test"
-
-
-def open_text(spec, langs=None, skip_bad=False, count=20_000, seed=0, header="auto"):
+def open_text(spec, langs=None, skip_bad=False, count=20_000, seed=0, header="yes"):
     """The texts that `spec` names: one of EMBEDDED, a file, "a.de,a.en", a list of files, or a
     folder of files CODE.devtest -> EmbeddedText or TextFiles. `header`: whether the first line of a
-    table names its columns, "yes", "no" or "auto". Raises BadInput."""
-    if header not in ("auto", "yes", "no"):
-        raise BadInput(f"header {header!r}: choose auto, yes or no")
+    table names its columns, "yes" or "no". Raises BadInput."""
+    if header not in ("yes", "no"):
+        raise BadInput(f"header {header!r}: choose yes or no")
     langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
     if spec in EMBEDDED:
-        if header != "auto":
-            raise BadInput(f"--header {header} has no effect: {spec} is no file; drop it")
         return EmbeddedText(spec, langs, count, seed)
     paths = [spec] if isinstance(spec, Path) else spec
     if isinstance(spec, str):
@@ -99,7 +71,8 @@ def open_text(spec, langs=None, skip_bad=False, count=20_000, seed=0, header="au
             return TextFiles(files.values(), (), skip_bad, files, header)
         if not os.path.lexists(only) and not only.suffix and only.name == str(only):
             near = did_you_mean(str(only), EMBEDDED, "; give the path of a file")
-            raise BadInput(f"--data {only}: neither a file nor one of {', '.join(EMBEDDED)}{near}")
+            raise BadInput(f"--data {shortened(str(only))}: neither a file nor one of "
+                           f"{', '.join(EMBEDDED)}{near}")
     return TextFiles(paths, langs, skip_bad, (), header)
 
 
@@ -113,7 +86,7 @@ class EvaluationRows(NamedTuple):
 
 
 def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, system=False,
-                    header="auto"):
+                    header="yes"):
     """What is evaluated, at most `limit` rows of a split: "train", "valid", "test", or "all" rows
     of a file. `system`: a chat's system texts too. Rows with an empty column are left out, and
     what of a file is not evaluated is said."""
@@ -138,7 +111,7 @@ def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, 
     if source.name == "documents":
         texts = _by_column(source.columns, source.rows(split)[:limit])
         return EvaluationRows(source.name, texts, **known)
-    # In one style, so that a hard negative differs by its error alone
+    # All are in one style, so that a hard negative differs by its error alone.
     meanings = toy.meanings(split, limit)
     texts = {}
     for name in source.columns:
@@ -155,7 +128,7 @@ def _rows_of_files(source, split, limit):
         if not all(row[:source.sides]):
             partial += 1
         elif limit and len(rows) == limit:
-            # A training is watched on a few rows; a result is of all that are asked for
+            # A training is watched on a few rows; a result is of all that are asked for.
             if split != "valid":
                 notes.append(f"only the first {limit:,} rows of {source.name} are evaluated; a "
                              "limit of 0 takes all")
@@ -166,7 +139,7 @@ def _rows_of_files(source, split, limit):
     if partial:
         notes.append(f"{partial:,} rows of {source.name} lack a text in one of {columns}, and are "
                      "left out of every score; fewer --langs keep more")
-    # The rows for validation are those of a training, which has said how it reads them
+    # The rows for validation are those of a training, which has said how it reads them.
     if split != "valid":
         notes = [*source.notes, *notes, source.left_out()]
     for note in filter(None, notes):
@@ -174,13 +147,34 @@ def _rows_of_files(source, split, limit):
     return rows
 
 
-def train_texts(spec, langs=None, skip_bad=False, holdout=True, header="auto"):
+def train_texts(spec, langs=None, skip_bad=False, holdout=True, header="yes"):
     """All texts of the training split, a set: what tells recall from more than that."""
     source = open_text(spec, langs, skip_bad, header=header)
     texts = set()
     for row in source.rows("train" if holdout or source.embedded else "all"):
         texts.update(text.strip() for text in row[:source.sides] if text)
     return texts
+
+
+def count_trained_on(spec, rows, langs=None, skip_bad=False, holdout=True, header="yes"):
+    """How many of some rows (tuples of texts) a training on `spec` has read. A row counts if all of
+    its texts stand in one row of the training split, whatever their columns; "" is no text.
+    `holdout`: the training held rows out, as without --eval-data."""
+    wanted = [set(map(str.strip, row)) - {""} for row in rows]
+    commonness = Counter(itertools.chain.from_iterable(wanted))
+    # Under the rarest of its texts: few rows have to be compared.
+    by_text = {}
+    for texts in filter(None, wanted):
+        by_text.setdefault(min(texts, key=commonness.get), []).append(texts)
+    source = open_text(spec, langs, skip_bad, header=header)
+    found = 0
+    for row in source.rows("train" if holdout or source.embedded else "all"):
+        texts = set(map(str.strip, row))
+        for text in texts & by_text.keys():
+            others = [one for one in by_text[text] if not one <= texts]
+            found += len(by_text[text]) - len(others)
+            by_text[text] = others
+    return found
 
 
 def _by_column(columns, rows):

@@ -2,25 +2,26 @@
 
 CHATML = ("<|im_start|>", "<|im_end|>", "system\n", "user\n", "<|im_end|>\n<|im_start|>")
 
-# The token: what opens and what ends a row, then the texts before the system turn (None: a family
-# without one), before the user's, behind each of the two, and before the assistant's turn
+# For each token: the tokens that open and end a row, then the texts that stand before the system
+# turn (None for a family without one), before the user's turn, behind each of these two, and before
+# the assistant's turn.
 FAMILIES = {
-    # DeepSeek-R1-Distill
+    # DeepSeek-R1-Distill.
     "<｜User｜>": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>",
                  "", "<｜User｜>", "", "<｜Assistant｜>"),
-    # Llama-3
+    # Llama-3.
     "<|start_header_id|>": ("<|begin_of_text|>", "<|eot_id|>",
                             "<|start_header_id|>system<|end_header_id|>\n\n",
                             "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
                             "<|start_header_id|>assistant<|end_header_id|>\n\n"),
-    # Gemma
+    # Gemma.
     "<start_of_turn>": ("<bos>", "<end_of_turn>", None,
                         "<start_of_turn>user\n", "<end_of_turn>\n", "<start_of_turn>model\n"),
-    # OLMo-2
+    # OLMo-2.
     "<|endofprompt|>": ("<|endoftext|>", "<|endoftext|>",
                         "<|system|>\n", "<|user|>\n", "\n", "<|assistant|>\n"),
-    # Qwen3, asked not to think; it has <|im_start|> too, so it stands before the next
+    # Qwen3, asked not to think. It has <|im_start|> too, so it stands before the next one.
     "<think>": (*CHATML, "assistant\n<think>\n\n</think>\n\n"),
-    # Qwen2, SmolLM2
+    # Qwen2, SmolLM2.
     "<|im_start|>": (*CHATML, "assistant\n"),
 }

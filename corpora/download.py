@@ -7,30 +7,22 @@ The first lists them all; they stand in datasets.txt. A file gets its name only 
 and its sha256 is right, and an archive its folder only when it is unpacked: what is there is whole.
 """
 
-import hashlib
 import http.client
 import os
-import queue
 import re
 import shlex
 import shutil
 import sys
 import tarfile
-import threading
-import time
 import urllib.request
 import zipfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
+from torch.hub import download_url_to_file
 
 from corpora.program import BadInput, Parser, did_you_mean, exit_status
-
-PATIENCE = 60  # seconds
-SLOWEST = 1000  # bytes a second: a download that is slower for so long would never end
-TRICKLES = f"it sends less than {SLOWEST} bytes a second"
 
 
 class File(NamedTuple):
@@ -140,71 +132,19 @@ def fetch(file, path):
         return
     part = path.with_name(f".{path.name}.part")
     try:
-        found = _receive(file, part)
-        if file.sha256 not in (None, found):
-            raise OSError(f"its sha256 is {found}, not {file.sha256}")
-        os.replace(part, path)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        if file.sha256:
+            show = sys.stderr.isatty()
+            download_url_to_file(file.address, path, hash_prefix=file.sha256, progress=show)
+        else:
+            # This one refuses what is shorter than the server said, the other one does not.
+            urllib.request.urlretrieve(file.address, part)
+            os.replace(part, path)
+    # RuntimeError: the sha256 is another; ValueError: that is no address.
+    except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
         raise BadInput(f"{file.address}: {' '.join(str(error).split())}; nothing was kept; try "
                        f"again, or fetch it by hand and put it at {path}") from None
     finally:
         part.unlink(missing_ok=True)
-
-
-def _receive(file, path):
-    """What an address sends, into a file -> its sha256. OSError if it is cut, trickles, or does not
-    end."""
-    digest = hashlib.sha256()
-    begun = time.monotonic()
-    count = 0
-    pieces = _pieces(file.address)
-    length = next(pieces)
-    with open(path, "wb") as part:
-        with tqdm(total=length or None, unit="B", unit_scale=True, disable=None) as bar:
-            for piece in pieces:
-                part.write(piece)
-                digest.update(piece)
-                bar.update(len(piece))
-                count += len(piece)
-                if file.size and part.tell() > file.size:
-                    raise OSError(f"it sends more than its {file.size} bytes")
-                if time.monotonic() - begun > PATIENCE:
-                    if count < SLOWEST * PATIENCE:
-                        raise OSError(TRICKLES)
-                    begun = time.monotonic()
-                    count = 0
-        if length and part.tell() != length:
-            raise OSError(f"only {part.tell()} of its {length} bytes came")
-        # Otherwise a power cut can leave the name on less
-        part.flush()
-        os.fsync(part.fileno())
-    return digest.hexdigest()
-
-
-def _pieces(address):
-    """The length that an address names, or 0, and then what it sends. OSError if nothing comes, be
-    it of a header: there each byte renews the patience of a socket, so a thread waits."""
-    found = queue.Queue(16)
-
-    def send():
-        try:
-            with urllib.request.urlopen(address, timeout=30) as answer:
-                found.put(int(answer.headers.get("Content-Length") or 0))
-                # read() would wait for all of a piece, however slowly it comes
-                while piece := answer.read1(1 << 16):
-                    found.put(piece)
-            found.put(None)
-        except Exception as error:  # for whoever waits
-            found.put(error)
-
-    threading.Thread(target=send, daemon=True).start()
-    try:
-        while (piece := found.get(timeout=PATIENCE)) is not None:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-    except queue.Empty:
-        raise OSError(TRICKLES) from None
 
 
 def unpack(archive, target):
@@ -212,13 +152,11 @@ def unpack(archive, target):
     Raises BadInput; nothing is left half unpacked."""
     if target.exists():
         return
-    if not hasattr(tarfile, "data_filter"):
-        raise BadInput(f"{archive}: this Python does not check where its files would go: use "
-                       "3.10.12, 3.11.4 or newer")
-    # No links out of the folder, no absolute names; the reader of zips skips those by itself.
+    # No links out of the folder, no devices, no absolute names. The reader of zips, which has no
+    # filter, makes plain files only, and leaves out what would lie outside of the folder.
     checked = {} if archive.suffix == ".zip" else {"filter": "data"}
     content = target.with_name(f".{target.name}.part")
-    # Of a process that was killed
+    # A process that was killed may have left it.
     shutil.rmtree(content, ignore_errors=True)
     content.mkdir()
     try:
@@ -227,7 +165,9 @@ def unpack(archive, target):
         inside = list(content.iterdir())
         is_one = len(inside) == 1 and inside[0].is_dir()
         (inside[0] if is_one else content).rename(target)
-    except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+    # RuntimeError: a zip with a password, or packed in a way that Python does not know.
+    except (EOFError, OSError, RuntimeError, tarfile.TarError, zipfile.BadZipFile,
+            zlib.error) as error:
         raise BadInput(f"{archive} cannot be unpacked ({error}): delete it to fetch it again, "
                        "or free some room") from None
     finally:

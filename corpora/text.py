@@ -2,10 +2,15 @@
 
 A row holds the same content in several columns (languages, captions, question and answer). Files
 are read line by line, never whole. Every mistake in them is a BadInput with FILE:LINE.
+
+A new format is a function and a line in READERS. The function takes the path, the columns that
+--langs names (or none) and --header ("yes" or "no"), and yields (line number, {column: text}) for
+each row. For a line that cannot be read it yields (line number, ValueError with the reason).
 """
 
 import bz2
 import csv
+import functools
 import gzip
 import itertools
 import json
@@ -13,34 +18,36 @@ import lzma
 import os
 import re
 import stat
+import sys
+import time
 import zlib
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
-from corpora.program import BadInput, did_you_mean
+from corpora import split
+from corpora.program import BadInput, did_you_mean, printable, shortened
 
-KINDS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl",
-         ".ndjson": "jsonl", ".txt": "text", ".text": "text"}
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-PACKED = (".zip", ".zst", ".7z", ".lz4", ".tar", ".tgz", ".parquet")
-# How the name of a column looks. In a table of two columns only the code of a language is one
-# (en, deu, en1, zh-CN, eng_Latn): "Hello<TAB>Hallo" is a row, not a header. Words may look like
-# either, so what is taken is said, but of codes that hardly are words (en, zh-CN, eng_Latn).
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}([_-][A-Za-z0-9]{1,10})*")
+# Endings of files that are not read -> what they are.
+OTHERS = {".tmx": "XML", ".xml": "XML", ".xlsx": "a workbook", ".ods": "a workbook"}
+OTHERS |= dict.fromkeys((".zip", ".zst", ".7z", ".lz4", ".tar", ".tgz", ".parquet"), "packed")
+# What can be the name of a column, and what surely is: the code of a language or a known word.
+NAME = re.compile(r"\w[\w-]{0,39}")
 CODE = re.compile(r"[a-z]{2,3}[0-9]*([_-][A-Za-z0-9]{1,8})*")
-SURE = re.compile(r"[a-z]{2}[0-9]*([_-][A-Za-z0-9]+)?|[a-z]{3}[_-][A-Z][a-z]{3}")
-KNOWN_NAMES = set("src tgt trg source target text anchor positive negative s1 s2 "
-                  "sentence1 sentence2 id ref label score".split())
-NOT_TEXT = {"id", "ref", "label", "score"}  # read only when --langs names them
+NOT_TEXT = {"id", "ref", "label", "score", "index", "unnamed: 0"}  # read only if --langs names them
+KNOWN_NAMES = NOT_TEXT | set("src tgt trg source target text sentence anchor positive negative s1 "
+                             "s2 sentence1 sentence2 user assistant system question answer".split())
 KNOWN_KEYS = (("src", "tgt"), ("src", "trg"), ("anchor", "positive"),
               ("user", "assistant", "system"), ("text",), ("question", "answer"))
+MOST_COLUMNS = 1000
 LONGEST_WORD = 10_000  # characters; byte pair encoding takes the square of a word's length
-HEADER_LINES = 10_000  # of a JSONL file: it may name a language late
+HEADER_ROWS = 10_000  # a JSONL file may name a language late
 
 
-# --------------------------------------------------------------------------------------------------
-# Files
+# ---- files
+
 
 def plain_name(path):
     """The path of a file's name without .gz, .bz2 and .xz."""
@@ -60,8 +67,6 @@ def check_file(path):
         raise BadInput(f"{path} is a folder; name the files in it")
     if not stat.S_ISREG(mode):
         raise BadInput(f"{path} is a pipe or a device, which can be read once: use a file")
-    if path.suffix.lower() in PACKED:
-        raise BadInput(f"{path}: {path.suffix} is not read; unpack it, or use {', '.join(OPENERS)}")
 
 
 def read_lines(path):
@@ -72,7 +77,7 @@ def read_lines(path):
         with opener(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if number == 1:
-                    # Its mark, or half of a Latin letter
+                    # The first bytes are the mark of UTF-16, or half of a Latin letter.
                     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]:
                         raise BadInput(f"{path} is UTF-16: convert it (iconv -f utf-16 -t utf-8)")
                     line = line.removeprefix(b"\xef\xbb\xbf")  # the mark of UTF-8 files of Windows
@@ -82,15 +87,34 @@ def read_lines(path):
         raise BadInput(f"cannot read {path}: {error}{damaged}") from None
 
 
-def _decode(raw):
-    """A line's text. A ValueError with the reason if it is none."""
-    if b"\0" in raw:
-        raise ValueError("a NUL character: this is no text, or UTF-16 (iconv -f utf-16 -t utf-8)")
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start}; convert the file, say with iconv -f "
-                         "latin1 -t utf-8") from None
+def decoded_lines(path):
+    """(line number, text of the line, or a ValueError with the reason why it is none)."""
+    for number, raw in read_lines(path):
+        if b"\0" in raw:
+            text = ValueError("a NUL character: this is no text, or UTF-16 (iconv -f utf-16 -t "
+                              "utf-8)")
+        else:
+            try:
+                text = raw.decode()
+            except UnicodeDecodeError as error:
+                text = ValueError(f"not UTF-8 at byte {error.start}; convert the file, say with "
+                                  "iconv -f latin1 -t utf-8")
+        yield number, text
+
+
+def watched(rows, what, total=None, pause=30):
+    """The same rows. On a terminal a bar shows how many there were, in a log a line now and then
+    (every `pause` seconds)."""
+    if sys.stderr.isatty():
+        yield from tqdm(rows, what, total, unit=" rows")
+        return
+    said = time.monotonic()
+    for count, row in enumerate(rows, 1):
+        yield row
+        if count % 1000 == 0 and time.monotonic() - said >= pause:
+            said = time.monotonic()
+            share = f" of {total:,} ({count / total:.0%})" if total else ""
+            print(printable(f"{what}: {count:,}{share} rows"), file=sys.stderr)
 
 
 def flores_files(folder, langs=None):
@@ -112,31 +136,171 @@ def flores_files(folder, langs=None):
     return {code: found[code] for code in codes}
 
 
+def listed(names):
+    """The first of some names, which may be many and long."""
+    return shortened(", ".join(itertools.islice(names, 12)))
+
+
 def check_columns(langs, known, name):
     """BadInput if a language is none of the known columns."""
     for lang in langs:
         if known and lang not in known:
-            raise BadInput(f"--langs {lang}: {name} has the columns {', '.join(known)}"
+            raise BadInput(f"--langs {shortened(lang)}: {name} has the columns {listed(known)}"
                            + did_you_mean(lang, known))
 
 
-def held_out(count):
-    """Which of `count` records are kept for evaluation, a set: 1 %, at least 200 of 2,000 or a
-    tenth of fewer, at most 1,000."""
-    size = min(1000, max(count // 100, min(200, count // 10)))
-    order = np.random.Generator(np.random.Philox([0, 3, 0, 0])).permutation(count)
-    return set(order[:size].tolist())
+# ---- plain text and tables
 
 
-# --------------------------------------------------------------------------------------------------
-# A line of JSON. What is wrong with it is a ValueError with the reason
+def read_text(path, langs, header):
+    """One row a line."""
+    for number, line in decoded_lines(path):
+        if isinstance(line, ValueError):
+            yield number, line
+        elif line.strip():
+            yield number, {"text": line}
+
+
+def read_tsv(path, langs, header):
+    """A table whose cells stand between tabs. A cell that begins with a quote is read by the rules
+    of CSV (spreadsheets write such cells) if it ends with a quote on its line; otherwise the quote
+    is text, as in most corpora."""
+    return _table(path, _tsv_cells(path), langs, header)
+
+
+def read_csv(path, langs, header):
+    """A table whose cells stand between commas. A cell in quotes may go over several lines."""
+    return _table(path, _csv_cells(path), langs, header)
+
+
+def _tsv_cells(path):
+    count = 0  # of columns, known after the first line
+    for number, line in decoded_lines(path):
+        cells = line
+        if isinstance(line, str):
+            cells = line.split("\t")
+            if line.startswith('"') or '\t"' in line:
+                cells = _without_quotes(line, cells, count)
+            count = count or len(cells)
+        yield number, cells
+
+
+def _without_quotes(line, plain, count):
+    try:
+        cells = next(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error:
+        return plain
+    # Speech may begin in one cell and end in the next one.
+    return plain if len(plain) == count != len(cells) else cells
+
+
+def _csv_cells(path):
+    bad = []  # lines that are no text; a cell may hold several
+
+    def lines():
+        for _, line in decoded_lines(path):
+            if isinstance(line, ValueError):
+                bad.append(line)
+                line = ""
+            yield line + "\n"
+
+    reader = csv.reader(lines(), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            cells = ValueError(error)
+            # How many rows are lost nobody knows, so they are not skipped.
+            if reader.line_num > number:
+                raise BadInput(f"{path}:{number}: {error}: a cell that begins with a quote does "
+                               "not end with one") from None
+        yield number, bad[0] if bad else cells
+        bad.clear()
+
+
+def _table(path, lines, langs, header):
+    """(line number, cells or ValueError) -> (line number, {column: text} or ValueError)."""
+    names = []
+    for number, cells in lines:
+        if isinstance(cells, ValueError):
+            if not names:
+                raise BadInput(f"{path}:{number}: {cells}")
+            yield number, cells
+        # Lines of empty cells stand below the table of a spreadsheet.
+        elif any(map(str.strip, cells)):
+            if not names:
+                names = _column_names(f"{path}:{number}", cells, langs, header)
+                if header == "yes":
+                    continue
+            if len(cells) == len(names):
+                yield number, {name: cell for name, cell in zip(names, cells) if name}
+            else:
+                more = ""
+                if any('"' in cell for cell in cells):
+                    more = "; does a cell in quotes go over several lines? Save the table as CSV"
+                yield number, ValueError(f"{len(cells):,} cells, but {len(names)} columns "
+                                         f"({listed(names)}){more}")
+
+
+def _column_names(where, cells, langs, header):
+    """The names of a table's columns, given its first line; "" for one without a name."""
+    names = [cell.strip() for cell in cells]
+    if len(names) > MOST_COLUMNS:
+        raise BadInput(f"{where}: {len(names):,} columns, over {MOST_COLUMNS:,}: is this a table "
+                       "of texts?")
+    if header == "no":
+        numbered = [f"column{place}" for place in range(1, len(names) + 1)]
+        plain = ["src", "tgt"] if len(names) == 2 else numbered
+        # --langs can choose among these columns, or give names to all of them.
+        is_choice = set(langs) <= set(plain) or len(langs) != len(names)
+        return plain if is_choice else list(langs)
+    filled = [name for name in names if name]
+    if len(names) == 1 and ";" in names[0]:
+        raise BadInput(f"{where}: the cells are separated by semicolons: save the table with "
+                       "commas or tabs")
+    if len(set(filled)) < len(filled):
+        raise BadInput(f"{where}: the header names a column twice: {listed(filled)}; give every "
+                       "column a name of its own")
+    if not names_columns(filled, langs) and not all(map(NAME.fullmatch, filled)):
+        raise BadInput(f"{where}: the first line must name the columns, such as en,de, and looks "
+                       f"like a row ({listed(filled)}): add a header, say --header no, or name "
+                       "columns of this line with --langs")
+    return names
+
+
+def names_columns(cells, langs=()):
+    """Whether one of the cells of a first line surely is the name of a column."""
+    known = KNOWN_NAMES | set(langs)
+    return any(CODE.fullmatch(cell) or cell in known or cell.lower() in known for cell in cells)
+
+
+# ---- JSON lines
+
+
+def read_jsonl(path, langs, header):
+    """An object on each line; a "text" alone has one row for each paragraph."""
+    for number, line in decoded_lines(path):
+        try:
+            if isinstance(line, ValueError):
+                raise line
+            rows = _json_rows(line, langs) if line.strip() else []
+        except ValueError as error:
+            yield number, error
+        else:
+            for row in rows:
+                yield number, row
+
 
 def _json_rows(line, langs):
-    """One line of JSON -> its rows {column: text}: one, or one for each paragraph of a "text"."""
+    """One line of JSON -> its rows {column: text}: one, or one for each paragraph of a "text".
+    Raises ValueError with the reason why there are none."""
     try:
         found = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        # A list may go over several lines
+        # A list may go over several lines.
         if not line.lstrip().startswith("["):
             raise ValueError(f"not JSON lines ({error}): one object on each line") from None
         found = []
@@ -151,11 +315,11 @@ def _json_rows(line, langs):
     row = {}
     for name, text in _known(found, langs).items():
         if text is not None and not isinstance(text, str):
-            raise ValueError(f"{name!r} is {type(text).__name__}, not a string")
+            raise ValueError(f"{shortened(repr(name))} is {type(text).__name__}, not a string")
         row[name] = text or ""
         row[name].encode()  # a ValueError if it holds half a surrogate pair, which is no character
     if list(row) == ["text"]:
-        # Not splitlines: a character such as U+2028 ends no line
+        # Not splitlines: a character such as U+2028 ends no line.
         return [{"text": part} for part in re.split(r"\r?\n", row["text"]) if part.strip()]
     return [row]
 
@@ -181,7 +345,8 @@ def _question(found):
         label = str(found.get("label"))
         if label in [*"0123"[:len(endings)]]:
             options = [f"{letter}) {ending}" for letter, ending in zip("ABCD", endings)]
-            # The two views [LLM-JEPA, sec. 5.1]; --langs question,letter are what is asked of it
+            # User and assistant are the two views [LLM-JEPA, sec. 5.1]. The task hellaswag-letter
+            # reads --langs question,letter.
             return {"user": found["ctx"], "assistant": endings[int(label)],
                     "question": "\n".join([found["ctx"], *options]), "letter": "ABCD"[int(label)]}
     return {}
@@ -196,136 +361,194 @@ def _known(found, langs):
         return found["translation"]
     for names in (langs, *KNOWN_KEYS):
         if names and found.keys() >= set(names):
-            return {name: found[name] for name in names}
-    raise ValueError(f"no known keys among {', '.join(map(repr, found)) or 'none'}: translation, "
+            negatives = [name for name in found if name.startswith("negative")]
+            return {name: found[name] for name in (*names, *negatives)}
+    raise ValueError(f"no known keys among {listed(map(repr, found)) or 'none'}: translation, "
                      "src + tgt, anchor + positive, user + assistant, messages, text or question + "
                      "answer (or name two of its keys with --langs)")
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows
+READERS = {".txt": read_text, ".text": read_text, ".tsv": read_tsv, ".tab": read_tsv,
+           ".csv": read_csv, ".jsonl": read_jsonl, ".json": read_jsonl, ".ndjson": read_jsonl}
+
+
+# ---- which reader
+
+
+def find_reader(path):
+    """The reader of a file, by its ending or else by its first line. BadInput for what is no text.
+    """
+    ending = plain_name(path).suffix.lower()
+    if ending in OTHERS:
+        raise BadInput(f"{path}: {ending} is not read, it is {OTHERS[ending]}; save it as TSV, CSV "
+                       f"or JSONL (plain, or as {', '.join(OPENERS)})")
+    first = next((line for _, line in read_lines(path) if line.strip()), b"").lstrip()
+    if not first:
+        raise BadInput(f"{path} is empty")
+    if first.startswith((b"<?xml", b"<!DOCTYPE", b"<tmx")):
+        raise BadInput(f"{path} is XML, which is not read: save it as TSV, CSV or JSONL")
+    if ending in READERS:
+        return READERS[ending]
+    if first.startswith(b"{"):
+        return read_jsonl
+    return read_tsv if b"\t" in first else read_text
+
+
+def parallel_names(plain):
+    """The columns of parallel files, given their plain names; [] of others. corpus.de-en.de and
+    corpus.de-en.en are de and en, as are corpus.de.txt and corpus.en.txt; eng_Latn.dev and
+    deu_Latn.dev are eng_Latn and deu_Latn."""
+    if len(plain) < 2:
+        return []
+    if all(name.suffix.lower() == ".txt" for name in plain):
+        plain = [name.with_suffix("") for name in plain]
+        is_parallel = all(CODE.fullmatch(name.suffix[1:]) for name in plain)
+        is_parallel = is_parallel and len({name.stem for name in plain}) == 1
+        return [name.suffix[1:] for name in plain] if is_parallel else []
+    if not all(name.suffix and name.suffix.lower() not in READERS for name in plain):
+        return []
+    if len({name.stem for name in plain}) == 1:
+        return [name.suffix[1:] for name in plain]
+    return [name.stem for name in plain]
+
+
+def read_parallel(paths, names):
+    """Line N of every file is one row."""
+    for lines in itertools.zip_longest(*map(decoded_lines, paths)):
+        if None in lines:
+            # Never skipped: where one line is missing, all after it may be misaligned.
+            short = paths[lines.index(None)]
+            path, (number, _) = next(pair for pair in zip(paths, lines) if pair[1])
+            raise BadInput(f"{short} has {number - 1:,} lines, {path} has more ({path}:{number}); "
+                           "line N of all must be one row")
+        number = lines[0][0]
+        row = {}
+        for path, name, (_, line) in zip(paths, names, lines):
+            if isinstance(line, ValueError):
+                row = ValueError(f"in {path.name}: {line}")
+                break
+            row[name] = line
+        yield number, row
+
+
+# ---- rows
+
 
 class TextFiles:
     """Rows of text out of one or more files, streaming. Raises BadInput.
 
     `langs`: columns to read, all by default. `skip_bad`: leave out bad lines, and count them.
     `names`: the column of each file, if line N of all files is one row. `header`: whether the first
-    line of a table names its columns ("yes", "no"; "auto": as it looks).
+    line of a table names its columns ("yes", "no").
     """
 
     embedded = False
 
-    def __init__(self, paths, langs=(), skip_bad=False, names=(), header="auto"):
+    def __init__(self, paths, langs=(), skip_bad=False, names=(), header="yes"):
         self.paths = [Path(path) for path in paths]
         self.langs = tuple(langs)
         self.skip_bad = skip_bad
+        self.header = header
         self.dropped = 0  # bad lines
         self.sparse = 0  # rows of many columns with too little text in the chosen ones
-        self.counts = []  # records of each file, once they were counted
+        self.kinds = None  # what each row is for, once that is asked
+        self.counts = []  # the rows of each file, known then too
         self.notes = []  # what a user should know of how the files are read
+        self.split_notes = []  # and of how their rows are held out
         for path in self.paths:
             check_file(path)
         plain = [plain_name(path) for path in self.paths]
         self.name = "+".join(dict.fromkeys(name.stem for name in plain))[:80]
-        names = list(names) or _parallel_names(plain)
-        self.is_parallel = bool(names)
-        # Of each file its kind, the names of its columns, and how many lines stand above its rows
-        self.layouts = [("parallel", names, 0)]
-        if not names:
-            self.layouts = [self._layout(path, header) for path in self.paths]
-        known = {}
-        for kind, names, _ in self.layouts:
-            if header != "auto" and kind not in ("tsv", "csv"):
-                raise BadInput(f"--header {header} has no effect on {self.paths[0]}: drop it")
-            known.update(dict.fromkeys(names))
-            for name in names:
-                if not name.isprintable():
-                    raise BadInput(f"{self.paths[0]}: {name!r} cannot be the name of a column")
+        names = list(names) or parallel_names(plain)
+        if names:
+            self.readers = [functools.partial(read_parallel, self.paths, names)]
+        else:
+            self.readers = [functools.partial(find_reader(path), path, self.langs, header)
+                            for path in self.paths]
+        self.names = [names or self._names(index) for index in range(len(self.readers))]
+        known = list(dict.fromkeys(itertools.chain.from_iterable(self.names)))
         check_columns(self.langs, known, self.paths[0])
-        columns = self.langs or [name for name in known if name not in NOT_TEXT] or known
-        self.columns = tuple(columns)
+        negatives = [name for name in known if name.startswith("negative")]
+        # The columns that can be texts, whichever of them are chosen.
+        self.texts = [name for name in known
+                      if name.lower() not in NOT_TEXT and name not in negatives]
+        self.columns = self.langs or tuple(self.texts or known)
         self.sides = len(self.columns)  # the first so many columns can be views
-        # What opens a chat is none, and stands last
+        # What opens a chat is no view, and stands last.
+        if {"user", "assistant", "system"} <= set(known):
+            self.texts.remove("system")
         if {"user", "assistant", "system"} <= set(self.columns):
             turns = [name for name in self.columns if name != "system"]
             self.columns = (*turns, "system")
             self.sides = len(turns)
+        if negatives and not set(negatives) & set(self.columns):
+            self.notes.append(f"{self.name}: {listed(negatives)} is not used: no objective reads "
+                              "negatives of the data")
 
-    def _layout(self, path, header):
-        """The kind of a file, by its ending and its first line, the names of its columns, and how
-        many lines stand above its rows."""
-        number, first = next((line for line in read_lines(path) if line[1].strip()), (0, b""))
-        if not first:
-            raise BadInput(f"{path} is empty")
-        first = first.decode(errors="replace")
-        kind = KINDS.get(plain_name(path).suffix.lower()) or _guess(first)
-        if kind == "text":
-            return kind, ["text"], 0
-        if kind == "jsonl":
-            return kind, self._keys(path), 0
-        try:
-            cells = _cells(kind, first)
-        except ValueError as error:
-            raise BadInput(f"{path}:{number}: {error}") from None
-        if header == "yes" or header == "auto" and self._is_header(path, kind, cells):
-            if len(set(cells)) < len(cells):
-                raise BadInput(f"{path}:{number}: the header names a column twice: "
-                               f"{', '.join(cells[:8])}; give every column a name of its own")
-            return kind, cells, number
-        names = [f"column{place}" for place in range(1, len(cells) + 1)]
-        if len(cells) == 2:
-            names = ["src", "tgt"]
-        # --langs can give names to all columns of a table that has none
-        if header == "no" and len(self.langs) == len(cells) and set(self.langs) - set(names):
-            names = list(self.langs)
-        return kind, names, 0
-
-    def _is_header(self, path, kind, cells):
-        """Whether the first line of a table looks like one; notes what was no more than a guess."""
-        is_pair = kind == "tsv" and len(cells) == 2
-        is_named = bool(self.langs) and set(self.langs) <= set(cells)
-        if len(cells) > 1 and (is_named or _look_like(SURE, cells)):
-            return True
-        if len(cells) == 1 or not _look_like(NAME, cells):
-            if is_pair:
-                return False
-            example = "en,de" if kind == "csv" else "en<TAB>de"
-            raise BadInput(f"{path}:1: the first line does not name the columns, {len(cells)} of "
-                           f"them; add a header such as {example}, or say --header no (plain text, "
-                           "one row on a line, belongs in a .txt)")
-        is_header = not is_pair or _look_like(CODE, cells)
-        taken = "a header (--header no, if it is a row)"
-        if not is_header:
-            taken = "a row (--header yes, if it names the columns)"
-        self.notes.append(f"{path}: the first line, {' | '.join(cells[:6])}, is taken for {taken}")
-        return is_header
-
-    def _keys(self, path):
-        """The columns of a JSONL file."""
+    def _names(self, index):
+        """The columns of one file."""
+        path = self.paths[index]
         names = {}
-        for number, raw in itertools.islice(read_lines(path), HEADER_LINES):
-            try:
-                rows = _json_rows(_decode(raw), self.langs) if raw.strip() else []
-            except ValueError as error:
-                if not names and not self.skip_bad:
-                    raise BadInput(f"{path}:{number}: {error}") from None
-            else:
-                for row in rows:
-                    names.update(dict.fromkeys(row))
+        for number, row in itertools.islice(self.readers[index](), HEADER_ROWS):
+            if isinstance(row, dict):
+                names.update(dict.fromkeys(row))
+            elif not names and not self.skip_bad:
+                raise BadInput(f"{path}:{number}: {row}")
+        if not names:
+            raise BadInput(f"{path} has no row that can be used: there is nothing below its header")
+        if len(names) > MOST_COLUMNS:
+            raise BadInput(f"{path}: {len(names):,} columns, over {MOST_COLUMNS:,}: choose some "
+                           "with --langs")
+        for name in names:
+            if not name.isprintable():
+                raise BadInput(f"{path}: {shortened(repr(name))} cannot be the name of a column")
+        is_table = self.readers[index].func in (read_tsv, read_csv)
+        if is_table and self.header == "yes" and not names_columns(names, self.langs):
+            self.notes.append(f"{path}: the first line, {listed(names)}, names the columns "
+                              "(--header no, if it is a row)")
         return list(names)
 
-    def _bad(self, path, number, reason):
+    def _read(self, index):
+        """(line number, {column: text}) of every row of a file that can be read. Bad lines are
+        counted, or BadInput names the first."""
+        known = set(self.names[index])
+        for number, row in self.readers[index]():
+            if isinstance(row, dict) and not self.langs and not known.issuperset(row):
+                late = shortened(repr(min(set(row) - known)))
+                row = ValueError(f"{late} is no column of the lines before; choose columns with "
+                                 "--langs")
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                self._bad(index, number, row)
+
+    def _bad(self, index, number, reason):
         if not self.skip_bad:
-            raise BadInput(f"{path}:{number}: {reason}; mend the line, or leave out such lines "
-                           "with --skip-bad")
+            raise BadInput(f"{self.paths[index]}:{number}: {reason}; mend the line, or leave out "
+                           "such lines with --skip-bad")
         self.dropped += 1
 
-    def held(self):
-        """Numbers of the records kept for evaluation, a set: the same whichever columns are
-        chosen. Reads the files once, to count."""
-        for index in range(len(self.counts), len(self.layouts)):
-            self.counts.append(sum(1 for _ in self._read(index)))
-        return held_out(sum(self.counts))
+    def find_kinds(self):
+        """(N,) uint8: what each of all rows is for, as corpora.split says: the same whichever
+        columns are chosen. Reads the files once."""
+        if self.kinds is None:
+            self.dropped = 0
+            names = self.texts or self.columns
+            rows = watched(self._all_texts(names), f"read {self.name}")
+            self.kinds, repeated = split.split(rows, len(names))
+            if repeated:
+                self.split_notes.append(
+                    f"{self.name}: the texts of {listed(names[i] for i in repeated)} repeat; rows "
+                    "held out share them with rows trained on")
+        return self.kinds
+
+    def _all_texts(self, names):
+        for index in range(len(self.readers)):
+            count = 0
+            for _, row in self._read(index):
+                yield [row.get(name, "") for name in names]
+                count += 1
+            self.counts.append(count)
 
     def left_out(self):
         """What was not read, "" if nothing."""
@@ -334,33 +557,34 @@ class TextFiles:
         return (f"left out {self.dropped:,} bad lines and {self.sparse:,} rows with too little "
                 f"text in {', '.join(self.columns[:6])}")
 
-    def rows(self, split):
+    def rows(self, wanted):
         """Tuples of texts, "" for none: "all" rows, those that training reads ("train"), or those
         that it never sees ("valid" and "test", which are the same)."""
-        # Nothing has to be counted then
-        if split == "all":
+        # Nothing has to be compared then.
+        if wanted == "all":
             for _, texts in self.records():
                 yield texts
             return
-        held = self.held()
-        last = max(held, default=-1)
+        kinds = self.find_kinds()
+        wanted = split.TRAIN if wanted == "train" else split.HELD
+        last = np.flatnonzero(kinds == wanted).max(initial=-1)
         for record, texts in self.records():
-            if split != "train" and record > last:
+            if record > last:
                 return
-            if (record in held) == (split != "train"):
+            if kinds[record] == wanted:
                 yield texts
 
     def records(self, characters=None):
-        """(number of the record, one text a column, "" for none). `characters`: stop after so
-        many, as many from each file. Numbers are those of `held` once that has counted."""
+        """(number of the row, one text a column, "" for none) of the rows with text enough. Numbers
+        are the places in `find_kinds`, once that was called. `characters`: stop after so many, as
+        many from each file."""
         self.dropped = 0
         self.sparse = 0
-        for index in range(len(self.layouts)):
-            left = (characters or 0) / len(self.layouts)
+        for index in range(len(self.readers)):
+            left = (characters or 0) / len(self.readers)
             for record, (number, row) in enumerate(self._read(index), sum(self.counts[:index])):
                 texts = [row.get(name, "") for name in self.columns]
                 texts = tuple("" if text.isspace() else text for text in texts)
-                # Still a record, so that the same rows are held out
                 if not any(map(str.strip, row.values())):
                     self.sparse += 1
                 elif self._is_usable(index, number, texts):
@@ -371,133 +595,21 @@ class TextFiles:
 
     def _is_usable(self, index, number, texts):
         """Whether a row has text enough. A pair must be whole; in a wider table "" is no text."""
-        path = self.paths[index]
-        names = self.layouts[index][1]
+        names = self.names[index]
         longest = 0
         for text in texts:
             if len(text) > LONGEST_WORD:
                 longest = max(longest, *(len(word) for word in text.split()), 0)
         if longest > LONGEST_WORD:
-            self._bad(path, number, f"a word of {longest:,} characters, over {LONGEST_WORD:,}: the "
-                                    "tokenizer would take hours")
+            self._bad(index, number, f"a word of {longest:,} characters, over {LONGEST_WORD:,}: "
+                                     "the tokenizer would take hours")
             return False
         empty = [name for name, text in zip(self.columns[:self.sides], texts) if not text]
         is_pair = len(names) - ("system" in names) <= 2
         if is_pair and not set(empty).isdisjoint(names):
-            self._bad(path, number, f"empty {empty[0]!r}")
+            self._bad(index, number, f"empty {empty[0]!r}")
             return False
         if self.sides - len(empty) < min(2, self.sides):
             self.sparse += 1
             return False
         return True
-
-    def _read(self, index):
-        """The records of one file, or of parallel ones: (line number, {column: text})."""
-        kind, names, above = self.layouts[index]
-        if kind == "parallel":
-            yield from self._read_parallel(names)
-            return
-        path = self.paths[index]
-        before = b""
-        for number, raw in itertools.islice(read_lines(path), above, None):
-            try:
-                if kind == "tsv" and _closes_quote(before, raw):
-                    raise ValueError("a quote ends that began in the line before")
-                rows = self._parse(kind, names, _decode(raw))
-            except ValueError as error:
-                # Never skipped: what is left of the row would be paired with something else
-                if kind in ("tsv", "csv") and (_opens_quote(before) or _opens_quote(raw)):
-                    raise BadInput(f"{path}:{number}: {error}: does a quoted cell go over several "
-                                   "lines? Write one row on a line") from None
-                self._bad(path, number, error)
-            else:
-                for row in rows:
-                    yield number, row
-            before = raw
-
-    def _parse(self, kind, names, line):
-        """One line -> its rows {column: text}. Raises ValueError with the reason."""
-        if kind == "text":
-            return [{"text": line}] if line.strip() else []
-        if kind == "jsonl":
-            rows = _json_rows(line, self.langs) if line.strip() else []
-            late = set().union(*rows) - set(names)
-            if late and not self.langs:
-                raise ValueError(f"{min(late)!r} is no column of the lines before; choose columns "
-                                 "with --langs")
-            return rows
-        if not line.strip(" "):
-            return []
-        cells = _cells(kind, line)
-        if len(cells) != len(names):
-            # As below the table of a spreadsheet
-            if not "".join(cells).strip():
-                return []
-            raise ValueError(f"{len(cells)} cells, but {len(names)} columns "
-                             f"({', '.join(names[:6])})")
-        return [dict(zip(names, cells))]
-
-    def _read_parallel(self, names):
-        """Line N of every file is one row."""
-        for lines in itertools.zip_longest(*map(read_lines, self.paths)):
-            if None in lines:
-                self._refuse_lengths(lines)
-            row = {}
-            for path, name, (number, raw) in zip(self.paths, names, lines):
-                try:
-                    row[name] = _decode(raw)
-                except ValueError as error:
-                    self._bad(path, number, error)
-                    break
-            else:
-                yield number, row
-
-    def _refuse_lengths(self, lines):
-        # Never skipped: where one line is missing, all after it may be misaligned
-        short = self.paths[lines.index(None)]
-        path, (number, _) = next(pair for pair in zip(self.paths, lines) if pair[1])
-        raise BadInput(f"{short} has {number - 1:,} lines, {path} has more ({path}:{number}); line "
-                       "N of all must be one row")
-
-
-def _cells(kind, line):
-    """The cells of a line of a table. Raises ValueError with the reason."""
-    if kind == "tsv":
-        return line.split("\t")
-    try:
-        return next(csv.reader([line], strict=True))
-    except csv.Error as error:
-        raise ValueError(error) from None
-
-
-def _look_like(shape, cells):
-    return all(shape.fullmatch(cell) or cell in KNOWN_NAMES for cell in cells)
-
-
-def _opens_quote(raw):
-    """Whether a line of a table may end inside of a quoted cell."""
-    return raw.count(b'"') % 2 == 1 and re.search(rb'(^|[\t,])"', raw) is not None
-
-
-def _closes_quote(before, raw):
-    """Whether the first cell of a TSV's line ends the quoted last one of the line before."""
-    # Speech over two rows has quotes in every language, so no other cell may have one
-    return re.match(rb'[^\t"]+"\t', raw) and re.fullmatch(rb'[^"]*\t"[^\t"]*', before)
-
-
-def _guess(line):
-    """The kind of a file without a known ending, by its first line."""
-    if line.startswith("{"):
-        return "jsonl"
-    return "tsv" if "\t" in line else "text"
-
-
-def _parallel_names(plain):
-    """The columns of parallel files, [] of others: corpus.de-en.de + corpus.de-en.en are de and en,
-    eng_Latn.dev + deu_Latn.dev are eng_Latn and deu_Latn."""
-    unknown = [name.suffix and name.suffix.lower() not in KINDS for name in plain]
-    if len(plain) < 2 or not all(unknown):
-        return []
-    if len({name.stem for name in plain}) == 1:
-        return [name.suffix[1:] for name in plain]
-    return [name.stem for name in plain]

@@ -75,7 +75,7 @@ def train_texts(config):
     try:
         return corpora.train_texts(config["data"], comma_list(config.get("langs", "")),
                                    config.get("skip_bad", False), not config.get("eval_data"),
-                                   config.get("header", "auto"))
+                                   config.get("header", "yes"))
     except BadInput as error:
         print(f"note: the scores of unseen rows are left out: {error}", file=sys.stderr)
         return None

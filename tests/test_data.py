@@ -124,53 +124,36 @@ def test_rows_held_out_are_not_trained_on_and_an_evaluation_reads_the_same(tmp_p
     assert test == corpora.evaluation_rows(path).texts["en"] and len(test) == 4
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "held.bin", "checksum",
-                                  "tokenizer.json"])
-def test_a_damaged_cache_is_made_anew_and_that_is_said(tmp_path, capsys, name):
+def test_a_file_that_is_moved_has_the_same_rows_and_one_that_changes_is_read_anew(tmp_path):
+    first = small(tsv(tmp_path / "a.tsv", PAIRS))
+    (tmp_path / "a.tsv").rename(tmp_path / "b.tsv")
+    moved = small(tmp_path / "b.tsv", first.tokenizer)
+    assert moved.hash == first.hash and moved.held.tolist() == first.held.tolist()
+    times = (tmp_path / "b.tsv").stat()
+    os.utime(tmp_path / "b.tsv", ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    made = set((tmp_path / "cache").iterdir())
+    assert small(tmp_path / "b.tsv", first.tokenizer).hash == first.hash
+    assert len(set((tmp_path / "cache").iterdir()) - made) == 1
+
+
+def test_copies_of_a_held_out_row_are_left_out_of_training_and_that_is_said(tmp_path, capsys):
+    path = tsv(tmp_path / "a.tsv", PAIRS * 5)
+    train, test = small(path), small(path, split="test")
+    said = "a: 16 rows share a text with a held-out row and are left out of training\n"
+    assert (len(train), len(test)) == (180, 4) and capsys.readouterr().err == said
+    texts = [{corpus.ids(row, "en").tobytes() for row in range(len(corpus))}
+             for corpus in (train, test)]
+    assert not texts[0] & texts[1]
+    assert len(small(path, holdout=False)) == 200 and not capsys.readouterr().err
+
+
+def test_files_that_are_empty_or_changed_meanwhile_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(BadInput, match="h.tsv has no row that can be used .left out 0 bad lines"):
+        small(tsv(tmp_path / "h.tsv", [("a", "", "")], "en\tde\tfr\n"))
     path = tsv(tmp_path / "a.tsv", PAIRS)
-    first = small(path)
-    first = first.hash, first.tokens.tolist(), first.offsets.tolist(), first.rows.tolist()
-    file = next(one for one in sorted((tmp_path / "cache").rglob(name)))
-    (file.parent.parent / ".killed.part").mkdir()
-    whole = file.read_bytes()
-    for damaged in (whole[:len(whole) // 2], whole[4:] + whole[:4], whole + b"1", b""):
-        file.write_bytes(damaged)
-        again = small(path)
-        assert first == (again.hash, again.tokens.tolist(), again.offsets.tolist(),
-                         again.rows.tolist())
-        assert capsys.readouterr().err == f"{file.parent} is damaged: it is made anew\n"
-        assert file.read_bytes() == whole
-    assert not list((tmp_path / "cache").rglob("*.part"))
-
-
-def test_all_of_a_file_says_what_it_is_and_a_large_one_is_not_read_twice(tmp_path, monkeypatch):
-    path = tmp_path / "a.tsv"
-    path.write_bytes(b"a\n" * 2_000_000)
-    monkeypatch.setattr(store, "LARGE", 1000)
-    read = []
-    pieces = store._pieces
-    monkeypatch.setattr(store, "_pieces", lambda path: read.append(path) or pieces(path))
-    first = store.fingerprint(path, tmp_path / "cache")
-    assert first == store.fingerprint(path, tmp_path / "cache") and len(read) == 1
-    memo, = (tmp_path / "cache/digests").iterdir()
-    memo.write_bytes(memo.read_bytes().replace(first[1][:4].encode(), b"0000"))
-    assert first == store.fingerprint(path, tmp_path / "cache") and len(read) == 2
-    times = path.stat()
-    with open(path, "r+b") as file:
-        file.seek(2_000_000)
-        file.write(b"b")
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert first != store.fingerprint(path, tmp_path / "cache") and len(read) == 3
-
-
-def test_files_that_are_there_twice_empty_or_changed_meanwhile_are_refused(tmp_path, monkeypatch):
-    path = tsv(tmp_path / "a.tsv", PAIRS)
-    (tmp_path / "b.tsv").symlink_to(path)
-    with pytest.raises(BadInput, match="b.tsv holds the same as .*a.tsv: give it once"):
-        small(f"{path},{tmp_path / 'b.tsv'}")
-    with pytest.raises(BadInput, match="h.tsv has no row that can be used .nothing below"):
-        small(tsv(tmp_path / "h.tsv", []))
-    monkeypatch.setattr(store.Store, "_write_arrays", lambda *_: tsv(tmp_path / "a.tsv", PAIRS[1:]))
+    write = store.Store._write_arrays
+    monkeypatch.setattr(store.Store, "_write_arrays", lambda *arguments: (
+        write(*arguments), tsv(tmp_path / "a.tsv", PAIRS[1:]))[0])
     with pytest.raises(BadInput, match="a was changed while it was read: start again"):
         small(path)
 
@@ -183,19 +166,19 @@ def test_an_interrupted_store_is_not_taken_for_whole(tmp_path, monkeypatch, caps
         patch.setattr(np, "cumsum", stopped)
         small(path, skip_bad=True)
     assert not list((tmp_path / "cache").rglob("tokens.bin"))
+    (next((tmp_path / "cache").iterdir()) / ".killed.part").mkdir()
     tsv(tmp_path / "a.tsv", PAIRS, "Hello\tHallo\nonly one\t\n")
     for _ in range(2):  # the second time from the cache
-        assert len(small(path, skip_bad=True, holdout=False)) == 41
+        assert len(small(path, skip_bad=True, holdout=False)) == 40
         small(path, skip_bad=True, holdout=False, split="valid")
         corpora.evaluation_rows(path, split="valid", skip_bad=True)
         first, second = capsys.readouterr().err.splitlines()
-        assert "Hello | Hallo, is taken for a row" in first
-        assert "a: kept 41 rows, left out 1 bad lines" in second
+        assert "the first line, Hello, Hallo, names the columns" in first
+        assert "a: kept 40 rows, left out 1 bad lines" in second
 
 
-@pytest.mark.parametrize("rows", [PAIRS, [("a", "b")] * 40], ids=["tokens", "offsets"])
-def test_a_store_that_the_disk_does_not_take_whole_is_an_error(tmp_path, rows):
-    path = tsv(tmp_path / "a.tsv", rows)
+def test_a_store_that_the_disk_does_not_take_whole_is_an_error(tmp_path):
+    path = tsv(tmp_path / "a.tsv", PAIRS)
     tokenizer = Tokenizer.train(["a b"] * 9, 300)
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.raises(OSError, match="too large"):

@@ -126,7 +126,7 @@ def test_the_command_knows_which_answers_were_in_the_training_data(
     test = tmp_path / "test.tsv"
     for path, count, answers in ((train, 30, 7), (test, 36, 9)):
         rows = [f"say {row}\tanswer {row % answers}\n" for row in range(count)]
-        path.write_text("".join(rows), encoding="utf-8")
+        path.write_text("src\ttgt\n" + "".join(rows), encoding="utf-8")
     run = write_run(tmp_path / "run", tiny("last", causal=True), tokenizer, train,
                     eval_data=str(test))
     flags = ["--tasks", "regex,label,generate", "--max-new", "3", "--json"]
