@@ -3,12 +3,9 @@
     python -m results compare RUN RUN ...     mean and deviation over seeds, paired tests
     python -m results inspect --objective X   one batch as text and as a mask
     python -m results flops --objective X     compute of a step; --match RUN: steps that equal a run
-    python -m results steps                   where a step's time goes, how it grows
-    python -m results memory                  which batch fits which GPU, computed
     python -m results plots RUN ...           spectrum, vectors, cosines, curves
-    python -m results peers                   steps, encoding, data, writing against other people's
-    python -m results gpu                     all that a GPU must show; at toy size without one
-    python -m results picture                 draws the README's picture
+    python -m results peers                   steps, encoding and writing against other libraries
+    python -m results gpu                     kernels, steps, memory and tiles; toy size without one
     python -m results readme                  puts recorded numbers into both README.md
     python -m results claims                  the papers' claims beside what was measured
     python -m results mixtures FOLDER OUT     the files of the experiments on real text
@@ -20,27 +17,30 @@ Each has a --help of its own. Experiments: {names}.
 import importlib
 import sys
 
-from corpora.program import BadInput, did_you_mean, exit_status, wing_imports
+from corpora.program import BadInput, did_you_mean, exit_status
 
-with wing_imports():
-    from . import run
+from .tables import DATA
 
-TOOLS = ("compare", "inspect", "flops", "memory", "plots", "peers", "gpu", "picture", "readme",
-         "mixtures", "claims", "steps")
+EXPERIMENTS = DATA["experiments"]
+# The file and the function of each command.
+TOOLS = {name: (name, "main") for name in
+         ("compare", "inspect", "flops", "plots", "readme", "claims", "mixtures")}
+TOOLS |= {"peers": ("bench", "peers"), "gpu": ("bench", "gpu")}
 
 
 def work(arguments):
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h"):
-        print(__doc__.strip().replace("{names}", ", ".join(run.ALL)))
+        print(__doc__.strip().replace("{names}", ", ".join(EXPERIMENTS)))
         return None
-    if name in run.ALL:
-        return run.main(name, arguments[1:])
+    # A file is imported only when its command runs: some need more packages than the core has.
+    if name in EXPERIMENTS:
+        return importlib.import_module("results.run").main(name, arguments[1:])
     if name not in TOOLS:
-        near = did_you_mean(name, [*TOOLS, *run.ALL], ": see python -m results --help")
+        near = did_you_mean(name, [*TOOLS, *EXPERIMENTS], ": see python -m results --help")
         raise BadInput(f"{name!r} is no command and no experiment{near}")
-    # Only now: plots, steps and peers need more packages than the others.
-    return importlib.import_module(f"results.{name}").main(arguments[1:])
+    file, function = TOOLS[name]
+    return getattr(importlib.import_module(f"results.{file}"), function)(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python -m results claims    # writes claims.md and its pictures, claims.png and signature.png
 
 A claim of experiments.json names an experiment, a metric, the run that is claimed to be better and
-its control. The verdict is a rule, a paired t-test over the common seeds.
+its control. The verdict is a rule: a paired two-sided t-test over the common seeds, and Holm's
+correction over all claims that have a test.
 """
 
 import itertools
@@ -15,47 +16,87 @@ from corpora.folder import write_atomic
 from corpora.program import Parser
 
 from . import plots
-from .compare import DATA, ROOT, by_label, markdown, mean_std, paired_test, unit_of
+from .compare import by_label, mean_std, paired_test, unit_of
 from .run import ALL, read_records
+from .tables import DATA, ROOT, markdown
 
 PAGE = ROOT / "results/claims.md"
-BOARD = DATA["board"]  # what the pictures show
-LEVEL = 0.05  # of the test
-SEEDS = 3  # fewer say nothing
+BOARD = DATA["board"]  # What the pictures show.
+LEVEL = 0.05  # Of the tests.
+SEEDS = 3  # Fewer say nothing.
 
 
-def verdict(ours, control, better):
-    """{seed: number} of two runs, "higher" or "lower" -> a word or two, and what the test says."""
+# ---- verdicts
+
+
+def numbers_of(claim):
+    """{seed: number} of the run that is claimed to be better, and of its control."""
+    found = by_label(read_records(claim["experiment"]), claim["metric"])
+    return found.get(claim["ours"], {}), found.get(claim.get("control"), {})
+
+
+def claim_test(ours, control):
+    """{seed: number} of two runs -> what `paired_test` gives, or a verdict where no test is
+    possible, a text."""
     if not ours or not control:
-        return "not measured yet", ""
+        return "not measured yet"
     if len(ours.keys() & control.keys()) < SEEDS:
-        return "open: too few seeds", ""
-    test = paired_test(ours, control, better)
-    if not isinstance(test, dict):
-        return "no difference found", ""
-    p = "p < 0.001" if test["p"] < 0.001 else f"p {test['p']:.3f}"
-    told = f"difference {test['low']:+.2f} to {test['high']:+.2f}, {p}"
-    if test["p"] < LEVEL:
-        return "holds here", told
-    if test["p"] > 1 - LEVEL:
-        return "the reverse holds here", told
-    return "no difference found", told
+        return "open: too few seeds"
+    test = paired_test(ours, control)
+    return test if isinstance(test, dict) else "no difference found"
 
 
-def measured(claim):
-    """-> the cells of a claim: what was measured, its verdict."""
-    records = read_records(claim["experiment"])
-    found = by_label(records, claim["metric"])
-    unit = unit_of(claim["metric"])[0]
-    ours = found.get(claim["ours"], {})
-    if "control" not in claim:  # a number that the paper has nothing beside
-        return f"{mean_std(list(ours.values()), unit)} ({len(ours)} seeds)", "not testable here"
-    control = found.get(claim["control"], {})
-    word, told = verdict(ours, control, claim["better"])
-    numbers = [f"{label} {mean_std(list(scores.values()), unit)}"
-               for label, scores in ((claim["control"], control), (claim["ours"], ours))]
-    seeds = f"{len(ours.keys() & control.keys())} common seeds"
-    return ", ".join(filter(None, [*numbers, seeds, told])), word
+def holm(ps):
+    """{name: p} -> {name: corrected p}: the smallest of m is multiplied by m, the next by m - 1,
+    and so on, and none is smaller than the one before it [Holm 1979]."""
+    corrected = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(ps, key=ps.get)):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[name]))
+        corrected[name] = largest
+    return corrected
+
+
+def verdict(test, corrected, better):
+    """What `paired_test` gave, its p after Holm's correction, "higher" or "lower" -> some words."""
+    if test["p"] >= LEVEL:
+        return "no difference found"
+    is_better = (test["difference"] > 0) == (better == "higher")
+    where = "here" if corrected < LEVEL else "before the correction only"
+    return f"holds {where}" if is_better else f"the reverse holds {where}"
+
+
+def p_text(p):
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def judge(claims):
+    """Claims -> a pair of cells for each: what was measured, and the verdict."""
+    tests = {number: claim_test(*numbers_of(claim)) for number, claim in enumerate(claims)}
+    corrected = holm({number: test["p"] for number, test in tests.items()
+                      if isinstance(test, dict)})
+    cells = []
+    for number, claim in enumerate(claims):
+        ours, control = numbers_of(claim)
+        test = tests[number]
+        unit = unit_of(claim["metric"])[0]
+        shown = mean_std(list(ours.values()), unit)
+        if "control" not in claim:  # The paper has nothing beside this number.
+            cells.append((f"{shown} ({len(ours)} seeds)", "not testable here"))
+            continue
+        parts = [f"{claim['control']} {mean_std(list(control.values()), unit)}",
+                 f"{claim['ours']} {shown}",
+                 f"{len(ours.keys() & control.keys())} common seeds"]
+        word = test
+        if isinstance(test, dict):
+            word = verdict(test, corrected[number], claim["better"])
+            parts += [f"difference {test['low']:+.2f} to {test['high']:+.2f}",
+                      f"p {p_text(test['p'])}", f"corrected {p_text(corrected[number])}"]
+        cells.append((", ".join(parts), word))
+    return cells
+
+
+# ---- pictures
 
 
 def along(experiment, metric, places):
@@ -97,7 +138,7 @@ def correlations():
     return lines
 
 
-def picture():
+def board_picture():
     """Retrieval against compute, collapse, the learned lambda, geometry against probes."""
     ways = BOARD["along"]
     scatters = BOARD["usefulness"]["geometry"]
@@ -135,12 +176,15 @@ def hours():
     return sum((one.get("seconds") or 0) + one.get("test_seconds", 0) for one in each) / 3600
 
 
-def page():
+# ---- the page
+
+
+def board():
     """The Markdown of the board."""
     rows = []
     notes = []
-    for number, claim in enumerate(DATA["claims"], start=1):
-        numbers, word = measured(claim)
+    judged = judge(DATA["claims"])
+    for number, (claim, (numbers, word)) in enumerate(zip(DATA["claims"], judged), start=1):
         word = f"**{word}**" + claim.get("but", "")
         rows.append([number, claim["claim"], claim["paper"], claim["measure"], numbers,
                      claim["matched"], word, f"`python -m results {claim['experiment']}`"])
@@ -150,7 +194,7 @@ def page():
     head, line, *body = markdown(heads, rows)
     return "\n".join([
         "# Twelve claims of the four papers", "",
-        BOARD["rule"].format(seeds=SEEDS, level=LEVEL, other=1 - LEVEL), "",
+        BOARD["rule"].format(seeds=SEEDS, level=LEVEL), "",
         f"All recorded runs took {hours():.0f} hours of one thread.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",
         "## Pictures", "", "![compute, collapse, lambda, usefulness](claims.png)", "",
@@ -159,7 +203,7 @@ def page():
 
 def main(arguments):
     Parser("python -m results claims", __doc__).parse_args(arguments)
-    write_atomic(PAGE, page().encode())
-    write_atomic(PAGE.with_suffix(".png"), plots.png(picture()))
+    write_atomic(PAGE, board().encode())
+    write_atomic(PAGE.with_suffix(".png"), plots.png(board_picture()))
     write_atomic(PAGE.with_name("signature.png"), plots.png(signature()))
     print("results/claims.md")

@@ -5,8 +5,6 @@
 
 Runs that differ in nothing but their seed are one group, a row of the table.
 """
-# First the tables of this folder, made of records; then runs, and the command.
-
 import json
 import re
 import statistics
@@ -22,25 +20,16 @@ from corpora.program import BadInput, Parser, comma_list, did_you_mean
 from tasks import __main__ as wing
 from tasks import finetune
 
+from .tables import DATA, markdown
+
 # Settings that do not change what is learned, or only by chance.
 FREE = set("seed out cache device attention compile log_every eval_every eval_limit save_every"
            .split())
 # Results that must be the same before others may be compared.
 AMOUNTS = ("rows", "train_rows", "epochs")
-ROOT = Path(__file__).parent.parent
-DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"))
 COLUMNS = DATA["columns"]  # {heading: metric} of a table that does not say its own
 
-# --------------------------------------------------------------------------------------------------
-# Tables
-
-
-def markdown(heads, rows):
-    """Headings and rows of cells -> the lines of a Markdown table."""
-    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
-    for row in rows:
-        lines.append("| " + " | ".join(map(str, row)) + " |")
-    return lines
+# ---- tables of records
 
 
 def mean_std(values, unit="%"):
@@ -82,20 +71,18 @@ def by_label(records, name):
     return found
 
 
-def paired_test(scores, base, better):
-    """Is a group better than the base? {seeds: number} each -> {"difference", "low", "high", "t",
-    "p"} of a paired one-tailed t-test over the common seeds, p near 1 if it is worse; low to
-    high: the difference with 95 % confidence. Or why there is none, a text. [Student 1908;
-    LLM-JEPA, sec. 4]"""
+def paired_test(scores, base):
+    """Does a group differ from the base? {seeds: number} each -> {"difference", "low", "high", "t",
+    "p"} of a paired two-sided t-test over the common seeds; low to high is the difference with 95 %
+    confidence. Where no test is possible, a text says why. [Student 1908; LLM-JEPA, sec. 4]"""
     common = sorted(scores.keys() & base.keys())
     if len(common) < 2:
         return f"a test needs 2 common seeds, there are {len(common)}"
     differences = [scores[seeds] - base[seeds] for seeds in common]
     if min(differences) == max(differences):
         return f"the same difference, {differences[0]:+g}, in every seed"
-    sign = 1 if better == "higher" else -1
-    found = stats.ttest_1samp([sign * one for one in differences], 0, alternative="greater")
-    low, high = stats.ttest_1samp(differences, 0).confidence_interval()
+    found = stats.ttest_1samp(differences, 0)
+    low, high = found.confidence_interval()
     return {"difference": statistics.fmean(differences), "low": float(low), "high": float(high),
             "t": float(found.statistic), "p": float(found.pvalue)}
 
@@ -131,29 +118,38 @@ def table_lines(table, records):
 
 
 def paired_lines(metrics, records, controls):
-    """Is each label better than its control, by default the first? Where no direction is known,
-    lower is better. -> lines, number of tests"""
+    """Does each label differ from its control, by default the first? -> lines, number of tests"""
     base, *others = dict.fromkeys(record["label"] for record in records)
     rows = []
     count = 0
     for name in metrics:
         scores = by_label(records, name)
         for label in others:
-            better = unit_of(name)[1] or "lower"
             control = controls.get(label, base)
-            test = paired_test(scores.get(label, {}), scores.get(control, {}), better)
-            cells = [test, "", ""]
+            test = paired_test(scores.get(label, {}), scores.get(control, {}))
+            cells = [test, "", "", ""]
             if isinstance(test, dict):
                 count += 1
-                cells = [f"{test['difference']:+.2f}", f"{test['t']:.2f}", f"{test['p']:.3f}"]
+                cells = [f"{test['difference']:+.2f}", f"{test['low']:+.2f} to {test['high']:+.2f}",
+                         f"{test['t']:.2f}", f"{test['p']:.3f}"]
             against = f" against {control}" if label in controls else ""
             rows.append([f"{label}{against}: {name}", *cells])
-    title = f"## Better than {base}? Paired one-tailed t-test over seeds"
-    return [title, "", *markdown(["", "difference", "t", "p"], rows), ""], count
+    title = f"## Other than {base}? Paired two-sided t-test over seeds"
+    return [title, "", *markdown(["", "difference", "95 %", "t", "p"], rows), ""], count
 
 
-# --------------------------------------------------------------------------------------------------
-# Runs and groups
+def mixed_precisions(found):
+    """{row: its precision} -> a line that says which rows have which, [] if all have the same."""
+    rows = {}
+    for row, precision in found.items():
+        rows.setdefault(precision, []).append(row)
+    if len(rows) < 2:
+        return []
+    said = [f"{precision} in {', '.join(names)}" for precision, names in sorted(rows.items())]
+    return [f"The precision of the products is not the same in all rows: {'; '.join(said)}."]
+
+
+# ---- runs and groups
 
 
 class Run(NamedTuple):
@@ -162,6 +158,7 @@ class Run(NamedTuple):
     folder: Path
     settings: dict
     config: dict
+    precision: str
     tokenizer: str
     scores: dict
     steps: int
@@ -208,7 +205,9 @@ def read_run(folder, files=("eval.json",)):
     settings["init"] = re.sub(rf"\b{seed}/?$", "SEED", settings.get("init") or "")
     steps = max(record.get("step", 0) for record in read_log(folder))
     scores = read_scores(folder, files, seed)
-    return Run(folder, settings, first["config"], first.get("tokenizer_hash"), scores, steps)
+    precision = first.get("precision", "float32")  # older logs have none
+    return Run(folder, settings, first["config"], precision, first.get("tokenizer_hash"), scores,
+               steps)
 
 
 def label_of(settings, others):
@@ -264,6 +263,7 @@ def check_same_rows(runs, names, files):
     notes = []
     if len({run.tokenizer for run in runs}) > 1:
         notes.append("The tokenizers differ: metrics of tokens cannot be compared, of texts can.")
+    notes += mixed_precisions({str(run.folder): run.precision for run in runs})
     for run in runs:
         asked = run.config.get("steps", 0)
         if run.steps < asked:
@@ -288,8 +288,7 @@ def unequal(groups):
     return [f"Settings that are not the same in all rows, in their order: {'; '.join(said)}."]
 
 
-# --------------------------------------------------------------------------------------------------
-# The command
+# ---- the command
 
 
 def records_of(groups):
@@ -303,7 +302,7 @@ def records_of(groups):
     return records
 
 
-def page(groups, names, notes):
+def comparison(groups, names, notes):
     """The lines of the table, a row a group, of the tests, and of what one must know to read it."""
     records = records_of(groups)
     seeds = {"run": "seeds"}
@@ -322,7 +321,7 @@ def page(groups, names, notes):
     tested = [name for name in names if unit_of(name)[1]]
     tests, count = paired_lines(tested, records, {})
     if count:
-        lines += ["", *tests, "Near p = 1 it is worse. "
+        lines += ["", *tests,
                   f"{count} tests: by chance alone, .05 would be passed {0.05 * count:.1f} times; "
                   f"Holm's correction asks {0.05 / count:.2g} of the smallest p."]
     return lines + notes
@@ -347,4 +346,4 @@ def main(arguments):
     names = options.metrics or [name for name in COLUMNS.values() if name in known]
     names = names or [name for name in known if unit_of(name)[1]]
     notes = check_same_rows(runs, names, options.files) + unequal(groups)
-    print(*page(groups, names, notes), sep="\n")
+    print(*comparison(groups, names, notes), sep="\n")

@@ -31,7 +31,7 @@ TESTS = {"parallel/ntrex": ["eng", *(name for _, name in LANGUAGES.values())],
          "tasks/pawsx_dev": ["s1_{}", "s2_{}"]}
 
 
-def table(path):
+def tsv_rows(path):
     """Rows of a .tsv.xz file with a header, as dicts."""
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -49,10 +49,10 @@ def test_sentences(folder):
         kept = set()
         for language in ("en", *LANGUAGES):
             kept.update(column.format(language) for column in columns)
-        for row in table(folder / f"{name}.tsv.xz"):
+        for row in tsv_rows(folder / f"{name}.tsv.xz"):
             found.update(plain(text) for column, text in row.items() if column in kept)
     for path in sorted((folder / "parallel/tatoeba_laser_v1").glob("*.tsv.xz")):
-        for row in table(path):
+        for row in tsv_rows(path):
             found.update(map(plain, row.values()))
     return found
 
@@ -66,18 +66,18 @@ def without(rows, tests):
     return kept, len(rows) - len(kept)
 
 
-def encoders(folder, chance):
+def encoder_rows(folder, chance):
     """Lines of encoders_train.tsv, and how many of each source were taken out of it."""
     tests = test_sentences(folder)
     rows = []
     removed = {}
     for name, (tatoeba, _) in LANGUAGES.items():
         path = folder / f"parallel/tatoeba_pairs/eng-{tatoeba}.tsv.xz"
-        pairs = [{"en": row["eng"], name: row[tatoeba]} for row in table(path)]
+        pairs = [{"en": row["eng"], name: row[tatoeba]} for row in tsv_rows(path)]
         kept, removed[name] = without(pairs, tests)
         rows += chance.sample(kept, min(PAIRS, len(kept)))
     captions = []
-    for row in table(folder / "parallel/multi30k_train.tsv.xz"):
+    for row in tsv_rows(folder / "parallel/multi30k_train.tsv.xz"):
         captions.append({"en": row["en"], "de": row["de"], "fr": row["fr"]})
     kept, removed["captions"] = without(captions, tests)
     rows += kept
@@ -93,11 +93,11 @@ def paragraphs(articles):
     return [text for text in itertools.chain(*articles) if len(text) > 100]
 
 
-def parts(folder):
+def other_files(folder):
     """{name of a file: its lines}, all but encoders_train.tsv."""
     news = ["\t".join(["en", *LANGUAGES])]
     columns = ["eng", *(ntrex for _, ntrex in LANGUAGES.values())]
-    for row in table(folder / "parallel/ntrex.tsv.xz"):
+    for row in tsv_rows(folder / "parallel/ntrex.tsv.xz"):
         news.append("\t".join(row[name] for name in columns))
     with lzma.open(folder / "text/enwiki_train.jsonl.xz", "rt", encoding="utf-8") as file:
         articles = [json.loads(line)["text"].split("\n") for line in file]
@@ -119,9 +119,9 @@ def main(arguments):
     if not (options.folder / "parallel").is_dir():
         raise BadInput(f"{options.folder} has no parallel/: give the folder with parallel, text, "
                        "tasks and llm that results/NOTES.md describes")
-    lines, removed = encoders(options.folder, random.Random(0))
+    lines, removed = encoder_rows(options.folder, random.Random(0))
     options.out.mkdir(parents=True, exist_ok=True)
-    files = {"encoders_train.tsv": lines, **parts(options.folder)}
+    files = {"encoders_train.tsv": lines, **other_files(options.folder)}
     for name, lines in files.items():
         write_atomic(options.out / name, "".join(line + "\n" for line in lines).encode())
         print(f"{options.out / name}: {len(lines):,} lines")

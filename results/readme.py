@@ -10,7 +10,7 @@ from operator import itemgetter
 from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser
 
-from .compare import ROOT
+from .tables import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "results/README.md")
 BLOCK = re.compile(r"(<!-- from (\S+\.md)(?:: (.*?))? -->\n).*?(?=<!-- end -->)", re.S)

@@ -26,19 +26,19 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 import evaluate
-from corpora.folder import write_atomic
+from corpora.folder import alone, write_atomic
 from corpora.program import BadInput, Parser, comma_list
 
-from .compare import COLUMNS, DATA, ROOT, paired_lines, table_lines
+from .compare import COLUMNS, mixed_precisions, paired_lines, table_lines
 from .flops import match, run_flops, step_flops
+from .tables import DATA, ROOT
 
 OUT = Path("out/results")
 RECORDS = ROOT / "results"
 ALL = DATA["experiments"]
-BUSY = defaultdict(Lock)  # of a run that jobs share
+BUSY = defaultdict(Lock)  # Of a run that several jobs start from.
 
-# --------------------------------------------------------------------------------------------------
-# Doing a job
+# ---- doing a job
 
 
 class Job(NamedTuple):
@@ -133,6 +133,7 @@ def execute(job, files):
     record = {"label": job.label, "seed": job.seed, "train": job.train, "test": job.tests,
               "commit": commit.stdout.strip()}
     record |= {key: lines[0].get(key) for key in ("torch", "python", "device", "parameters")}
+    record["precision"] = lines[0].get("precision", "float32")  # Older logs have none.
     record |= {key: last.get(key) for key in ("tokens", "seconds")}
     record |= {"steps": last.get("step"), "test_seconds": round(time.perf_counter() - begun)}
     if "train.py" in job.train:
@@ -142,8 +143,7 @@ def execute(job, files):
     return record | {"last": last, "curve": curve, "eval": scores}
 
 
-# --------------------------------------------------------------------------------------------------
-# Records and the page
+# ---- records and the page
 
 
 def read_records(name):
@@ -154,7 +154,17 @@ def read_records(name):
     return sorted(map(json.loads, lines), key=lambda one: order.index(one["label"]))
 
 
-def page(name, records):
+def keep_record(name, record):
+    """Add a record to an experiment's, in place of an older one of the same row and seed; another
+    runner beside this one waits meanwhile, so that neither loses what the other wrote."""
+    key = (record["label"], record["seed"])
+    with alone(RECORDS):
+        kept = [one for one in read_records(name) if (one["label"], one["seed"]) != key]
+        lines = [json.dumps(one) + "\n" for one in [*kept, record]]
+        write_atomic(RECORDS / f"{name}.jsonl", "".join(lines).encode())
+
+
+def experiment_page(name, records):
     """The Markdown of an experiment out of its records."""
     experiment = ALL[name]
     seeds = dict.fromkeys(record["seed"] for record in records)
@@ -162,6 +172,11 @@ def page(name, records):
     lines = [f"# {name}", "", experiment["about"], "",
              f"`python -m results {name}{files}`: mean ± standard deviation over seeds "
              f"{str(list(seeds))[1:-1]}; one thread a run, on a machine that others used.", ""]
+    precisions = {f"{one['label']}, seed {one['seed']}": one.get("precision", "float32")
+                  for one in records}
+    mixed = mixed_precisions(precisions)
+    if mixed:
+        lines += [*mixed, ""]
     whole = {"notes": experiment.get("notes")}
     for table in experiment.get("tables", (whole, DATA["errors"])):
         lines += table_lines(table, records)
@@ -178,12 +193,12 @@ def page(name, records):
                     lines.append(f"  - {metric} along training: {', '.join(shown)}")
             if one.get("health"):
                 lines.append(f"  - {one['health']}")
-    made = {f"{one['commit']}, torch {one['torch']}, {one['device']}" for one in records}
+    made = {f"{one['commit']}, torch {one['torch']}, {one['device']}, "
+            f"{one.get('precision', 'float32')}" for one in records}
     return "\n".join([*lines, "", f"Commit {'; '.join(sorted(made))}."]) + "\n"
 
 
-# --------------------------------------------------------------------------------------------------
-# The command
+# ---- the command
 
 
 def work_through(name, todo, files, side_by_side):
@@ -198,10 +213,7 @@ def work_through(name, todo, files, side_by_side):
             except BadInput as error:
                 failed.append(str(error))
                 continue
-            key = (record["label"], record["seed"])
-            kept = [one for one in read_records(name) if (one["label"], one["seed"]) != key]
-            lines = [json.dumps(one) + "\n" for one in [*kept, record]]
-            write_atomic(RECORDS / f"{name}.jsonl", "".join(lines).encode())
+            keep_record(name, record)
     progress.close()
     if failed:
         raise BadInput(f"{len(failed)} of {len(todo)} jobs failed; the first: {failed[0]}")
@@ -233,5 +245,5 @@ def main(name, arguments):
     records = read_records(name)
     if not records:
         raise BadInput(f"results/{name}.jsonl has no records: run python -m results {name}")
-    write_atomic(RECORDS / f"{name}.md", page(name, records).encode())
+    write_atomic(RECORDS / f"{name}.md", experiment_page(name, records).encode())
     print(f"results/{name}.md")

@@ -50,7 +50,7 @@ COMMANDS = (
     "evaluate run --json", "evaluate run --data pairs.tsv", "tasks run --tasks matrix,linear",
     "interop import model new", "interop encode run lines.txt --out v.npy", FINETUNE,
     "interop nearest run lines.txt --query dog", "results compare run run",
-    f"results inspect {TINY}", f"results flops {TINY}", f"results memory {TINY}")
+    f"results inspect {TINY}", f"results flops {TINY}")
 # A checksum or a hash is kept of these.
 SEALED = re.compile(r"run/(model|train)\.pt|(run|cache/.*)/tokenizer\.json|.*\.bin")
 PLAIN = ("0 1 2 3 7 0.5 1e-3 en de,en pairs.tsv run lines.txt model sets new mean cls yes all test "

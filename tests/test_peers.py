@@ -1,64 +1,76 @@
-"""Other people's libraries compute what ours does before they are timed; and the command for a GPU,
-at toy size."""
+"""Other people's libraries compute what ours does before they are timed; the parts for a GPU run at
+toy size."""
 
 import json
-from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import data
 from corpora.program import BadInput
-from objectives import OBJECTIVES
-from results import bench, gpu, peers
+from model import Packed
+from objectives import LlmJepa
+from results import bench
 
-REQUIRED = (Path(__file__).parent.parent / "requirements-dev.txt").read_text(encoding="utf-8")
-SMALL = ["--size", "tiny", "--count", "4", "--rounds", "1", "--megabytes", ".01"]
+SMALL = ["--size", "tiny", "--count", "4", "--rounds", "1"]
 
 
-@pytest.mark.parametrize("name", peers.PEERS)
-def test_a_peer_gives_our_losses_or_answers_or_is_named_as_missing(name, tmp_path):
-    peers.main(["--only", name, *SMALL, "--out", str(tmp_path)])
-    lines = (tmp_path / "peers.jsonl").read_text(encoding="utf-8").splitlines()
-    for record in map(json.loads, lines):
-        if "missing" in record:
-            assert record["missing"].replace("_", "-") not in REQUIRED
-        else:
-            assert len(record["table"]) >= 2 and "ours" in record["table"]
-        assert record["name"] in (tmp_path / "peers.md").read_text(encoding="utf-8")
+def test_both_sides_give_the_same_loss_or_vectors_in_each_precision(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "LENGTHS", {"8-40": bench.LENGTHS["8-40"]})
+    monkeypatch.setattr(bench, "usable_precision", lambda asked, device: "bfloat16")
+    bench.peers([*SMALL, "--out", str(tmp_path)])
+    records = [json.loads(line) for line in (tmp_path / "peers.jsonl").open(encoding="utf-8")]
+    names = {f"{name}, 8-40, size tiny, 4 examples" for name in bench.PEERS}
+    steps = {name for name in names if "encoding" not in name}
+    assert {one["name"] for one in records} == names | {f"{name}, bfloat16" for name in steps}
+    for record in records:
+        assert len(record["table"]) >= 2 and record["table"]["ours"]["times ours"] == 1
+        assert f"## {record['name']}\n" in (tmp_path / "peers.md").read_text(encoding="utf-8")
 
 
 def test_nothing_is_timed_if_the_losses_differ(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "info_nce", lambda *_, **__: bench.torch.zeros(()))
+    monkeypatch.setattr(bench, "koleo", lambda vectors: torch.ones(()))
     with pytest.raises(BadInput, match="transformers does not compute what ours does"):
-        peers.main(["--only", "contrastive", *SMALL, "--out", str(tmp_path)])
+        bench.peers(["--only", "mexma", *SMALL, "--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_part_for_a_gpu_that_fails_or_lasts_leaves_the_others_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "LONGEST", 0.01)
-    assert gpu.main(["--only", "syncs", "--out", str(tmp_path)]) == 1
-    assert "syncs stopped after" in (tmp_path / "README.md").read_text(encoding="utf-8")
-    monkeypatch.setattr(gpu, "LONGEST", 300)
-    assert gpu.main(["--only", "vocabulary", "--out", str(tmp_path)]) == 0
-    text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "## Vocabulary loss" in text and "SHORT" not in text and "not measured yet" in text
+def test_llm_jepa_in_two_and_three_rows_is_the_same_batch():
+    corpus = data.open_corpus("toy", count=50)
+    rng = np.random.default_rng(0)
+    examples = [data.Example([rng.integers(20, 200, n), rng.integers(20, 200, n + 2)])
+                for n in (3, 7)]
+    batch = LlmJepa.collate(examples, rng, LlmJepa.Config(), corpus.special)
+    wanted = batch["packed"].tokens[batch["vector_index"]]
+    for count in (2, 3):
+        rows = bench.in_rows(batch, count)
+        assert len(rows["packed"]) == 2 * count
+        assert torch.equal(rows["packed"].tokens[rows["vector_index"]], wanted)
+        following = rows["packed"].tokens[rows["target_positions"] + 1]
+        is_last = batch["targets"] == corpus.special.sep
+        assert torch.equal(following[~is_last], batch["targets"][~is_last])
 
 
-@pytest.mark.parametrize("part", ["attention", "tuning", "steps", "syncs", "mexma", "llm-jepa"])
-def test_every_part_runs_at_toy_size(part, monkeypatch):
-    monkeypatch.setattr(bench, "OBJECTIVES", {name: OBJECTIVES[name] for name in ("mlm", "ntp")})
-    tables = {}
-    for found in gpu.PARTS[part]():
-        tables |= found
-    rows = [row for table in tables.values() for row in table.values()]
-    assert rows and all(row for row in rows)
+def test_a_side_that_fails_says_why():
+    found = bench.interleaved({"ours": list, "peer": lambda: [][0]}, 1)
+    assert found["peer"] == {"failed": "IndexError: list index out of range"}
+    assert found["ours"]["times ours"] == 1 and "| peer |" in "".join(bench.table_of(found))
 
 
-def test_what_falls_short_of_a_target_is_said():
-    titles = {title for _, _, title, *_ in gpu.TARGETS}
-    tables = {title: {"ours": {"ms": 1.0, "times ours": 1.0, "peak GB": 2.0},
-                      "FlexAttention": {"times ours": 1.5},
-                      "FlexAttention, max-autotune": {"times ours": 1.2}} for title in titles}
-    rows = gpu.verdicts(tables, True)
-    assert ["A1", "FlexAttention over ours (Attention forward: MEXMA)", ">= 1.3",
-            "1.2, SHORT"] in rows
-    assert "1.2, met" in {row[-1] for row in rows if row[0] == "A4"}
-    assert {row[-1] for row in gpu.verdicts(tables, False)} == {"not measured yet"}
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_every_part_for_a_gpu_runs_at_toy_size(part, tmp_path, monkeypatch):
+    shape = bench.Shape(Packed.of([np.zeros(9, np.int64)]), 2, 2, 16)
+    monkeypatch.setattr(bench, "shapes", lambda: {"nine tokens": shape})
+    assert bench.gpu(["--only", part, "--out", str(tmp_path)]) == 0
+    records = [json.loads(line) for line in (tmp_path / "gpu.jsonl").open(encoding="utf-8")]
+    assert records and all("ms" in next(iter(one["table"].values())) for one in records)
+
+
+def test_the_table_of_tiles_is_tried_with_each_number_changed():
+    tiles = bench.schedule.choose((9, 0), 64, 2)[0]
+    found = bench.variants(tiles)
+    assert found.pop("as in the table") == tiles and len(found) > 10
+    for what, one in found.items():
+        changed = [old != new for old, new in zip(tiles.flat(), one.flat())]
+        assert sum(changed) == 1, what

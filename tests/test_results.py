@@ -1,13 +1,15 @@
-"""Comparison and statistics, a batch as a picture, compute, plots, the benchmark, experiments."""
+"""Comparison and statistics, a batch as text, compute, plots, experiments and their records."""
 
 import contextlib
 import io
+import itertools
 import json
-import math
 import os
 import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import evaluate
 import train
 from corpora.program import BadInput, exit_status
-from model import Block, Packed
-from results import bench, claims, compare, flops, inspect, memory, plots, readme, run, steps
+from model import Block
+from results import claims, compare, flops, inspect, plots, readme, run
 from results.__main__ import work
+from results.tables import DATA, ROOT
 
 TINY = dict(width=16, layers=1, heads=2, ffn_dim=32, dropout=0.0, vocab=300, eval_limit=20, batch=8)
 
@@ -30,8 +33,8 @@ def pairs(tmp_path_factory):
     """Flags for a small TSV of made-up pairs."""
     folder = tmp_path_factory.mktemp("pairs")
     lines = [f"sun {i} moon {i % 7} tree\tSUN {i} MOON {i % 7} TREE\n" for i in range(300)]
-    (folder / "pairs.tsv").write_text("a\tb\n" + "".join(lines), encoding="utf-8")
-    return dict(data=str(folder / "pairs.tsv"), cache=str(folder / "cache"), header="yes")
+    (folder / "pairs.tsv").write_text("en\tde\n" + "".join(lines), encoding="utf-8")
+    return dict(data=str(folder / "pairs.tsv"), cache=str(folder / "cache"))
 
 
 def said(capsys, *words):
@@ -53,17 +56,18 @@ def as_words(flags):
 @pytest.fixture
 def make(tmp_path):
     """make(name, scores, seed=..., ...) -> a folder as train.py and evaluate.py write it."""
-    def write(name, scores, file="eval.json", tokenizer="t", **settings):
+    def write(name, scores, tokenizer="t", precision="float32", **settings):
         folder = tmp_path / name
         folder.mkdir()
         config = dict(objective="mexma", data="toy", langs="", steps=60, lr=0.001, seed=0, init="",
                       mexma={"koleo_weight": 1.0}, out=name) | settings
-        records = [{"config": config, "tokenizer_hash": tokenizer}, {"step": 60, "loss": 1.0}]
+        first = {"config": config, "tokenizer_hash": tokenizer, "precision": precision}
+        records = [first, {"step": 60, "loss": 1.0}]
         lines = [json.dumps(record) + "\n" for record in records]
         damaged = '{"step": null}\n{"step": 9'
         (folder / "log.jsonl").write_text("".join(lines) + damaged, encoding="utf-8")
         (folder / "model.pt").write_bytes(b"")
-        (folder / file).write_text(json.dumps(scores), encoding="utf-8")
+        (folder / "eval.json").write_text(json.dumps(scores), encoding="utf-8")
         return str(folder)
     return write
 
@@ -79,27 +83,18 @@ def runs(make):
     return made
 
 
-@pytest.mark.parametrize("t, p", [(2.131847, .05), (3.746947, .01), (0.0, .5), (-2.131847, .95)])
-def test_the_critical_values_of_4_degrees_of_freedom(t, p):
-    """Differences of mean m and deviation s: t = m / (s / sqrt 5)."""
-    shift = t * math.sqrt(2.5 / 5)
-    x = {seed: 50 + shift + seed for seed in (-2, -1, 0, 1, 2)}          # deviation sqrt 2.5
-    y = dict.fromkeys(x, 50.0)
-    found = compare.paired_test(x, y, "higher")
-    assert found["p"] == pytest.approx(p, abs=1e-5)
-    assert found["t"] == pytest.approx(t) and found["difference"] == pytest.approx(shift)
-    assert compare.paired_test(x, y, "lower")["p"] == pytest.approx(1 - p, abs=1e-5)
-
-
 def test_the_test_pairs_common_seeds_or_says_why_not():
     x = {1: 1.0, 2: 4.0, 3: 2.5, 4: 7.0, 9: 0.0}
     y = {1: 0.5, 2: 4.5, 3: 1.0, 4: 6.0, 8: 0.0}
-    other = stats.ttest_rel(list(x.values())[:4], list(y.values())[:4], alternative="less")
-    found = compare.paired_test(x, y, "lower")
-    assert found["p"] == pytest.approx(other.pvalue)
-    assert found["t"] == pytest.approx(-other.statistic)
-    assert "2 common seeds, there are 1" in compare.paired_test({1: 1.0}, y, "lower")
-    assert "same difference" in compare.paired_test({1: 1, 2: 2}, {1: 1, 2: 2}, "higher")
+    other = stats.ttest_rel(list(x.values())[:4], list(y.values())[:4])
+    found = compare.paired_test(x, y)
+    assert (found["t"], found["p"]) == pytest.approx((other.statistic, other.pvalue))
+    assert [found["low"], found["high"]] == pytest.approx(list(other.confidence_interval()))
+    assert found["difference"] == pytest.approx(0.625)
+    back = compare.paired_test(y, x)
+    assert (back["t"], back["p"]) == pytest.approx((-found["t"], found["p"]))
+    assert "2 common seeds, there are 1" in compare.paired_test({1: 1.0}, y)
+    assert "same difference" in compare.paired_test({1: 1, 2: 2}, {1: 1, 2: 2})
 
 
 def test_the_table_has_a_row_a_group_and_p_is_golden(runs, capsys):
@@ -110,35 +105,23 @@ def test_the_table_has_a_row_a_group_and_p_is_golden(runs, capsys):
     assert lines[0] == "| run | retrieval/xsim % (lower) | geometry/rankme (higher) | seeds |"
     assert lines[2] == "| mexma koleo_weight 1.0 | 22.00 ± 2.00 | 72.00 ± 2.00 | 1, 2, 3 |"
     assert lines[3] == "| mexma koleo_weight 0.1 | 20.00 ± 1.73 | 70.00 ± 1.73 | 1, 2, 3 |"
-    assert "| mexma koleo_weight 0.1: retrieval/xsim | -2.00 | 3.46 | 0.037 |" in lines
-    assert "| mexma koleo_weight 0.1: geometry/rankme | -2.00 | -3.46 | 0.963 |" in lines
+    test = "-2.00 | -4.48 to +0.48 | -3.46 | 0.074 |"
+    assert f"| mexma koleo_weight 0.1: retrieval/xsim | {test}" in lines
+    assert f"| mexma koleo_weight 0.1: geometry/rankme | {test}" in lines
     assert "2 tests: by chance alone, .05 would be passed 0.1 times; Holm" in out
 
 
-def test_a_metric_that_some_runs_lack_is_counted_and_what_may_mislead_is_noted(make, capsys):
+def test_what_may_mislead_is_noted(make, capsys):
     runs = [make("a", {"retrieval/xsim": 1.0, "geometry/rankme": 3.0}, seed=1),
             make("b", {"geometry/rankme": 4.0}, seed=2),
-            make("c", {"geometry/rankme": 5.0}, objective="mlm", steps=90, tokenizer="u")]
+            make("c", {"geometry/rankme": 5.0}, objective="mlm", steps=90, tokenizer="u",
+                 precision="bfloat16")]
     os.utime(Path(runs[2]) / "eval.json", (0, 0))
     out = said(capsys, "compare", *runs)[1]
-    for text in ("mexma | 1.00 | 3.50 ± 0.71 | 1, 2 |", "mlm | - | 5.00 | 0 |",
-                 "mexma: retrieval/xsim has n = 1, not 2.", "steps 60 / 90.",
-                 "step 60 of 90.", "eval.json is older", "The tokenizers differ"):
+    for text in ("mexma | 1.00 | 3.50 ± 0.71 | 1, 2 |", "retrieval/xsim has n = 1, not 2.",
+                 "steps 60 / 90.", "step 60 of 90.", "eval.json is older", "The tokenizers differ",
+                 f"bfloat16 in {runs[2]}; float32 in {runs[0]}, {runs[1]}."):
         assert text in out
-
-
-def test_seeds_of_fine_tuning_are_pairs_with_those_of_training(make, capsys):
-    runs = []
-    for kind in ("bepa", "mlm"):
-        for seed in (1, 2):
-            scores = {"mnli/accuracy": 60.0, "mnli/accuracy/seed_7": 60.0 + len(runs),
-                      "mnli/accuracy/seed_8": 61.0 - len(runs) % 2}
-            runs.append(make(f"{kind}-{seed}", scores, "finetune-mnli.json", seed=seed,
-                             objective=kind, init=f"out/start-{seed}"))
-    out = said(capsys, "compare", *runs, "--files", "finetune-mnli.json")[1]
-    assert "| bepa | 60.50 ± 0.58 | 1, 2 |" in out and "| mlm | 61.50 ± 1.29 | 1, 2 |" in out
-    assert "mlm: mnli/accuracy has n = 4, not 2." in out
-    assert "| mlm: mnli/accuracy | +1.00 | 1.73 | 0.091 |" in out
 
 
 @pytest.mark.parametrize("more", [dict(data="regex"), dict(langs="en,de"),
@@ -154,7 +137,7 @@ def test_numbers_of_other_rows_are_refused(more, make, runs, capsys):
     (["compare", "RUN", "--metrics", "retrieval/xsin"], "did you mean retrieval/xsim?"),
     (["compare", "RUN", "--files", "x.json"], "has no x.json: make it with python evaluate.py"),
     (["compare", "RUN", "RUN"], "the same run with the same seed 1"),
-    (["inspect", "--step", "-1"], "--step -1"), (["gpu", "--only", "x"], "'x' is unknown"),
+    (["inspect", "--step", "-1"], "--step -1"), (["gpu", "--only", "x"], "--only x: choose from"),
     (["inspect", "--row", "99", "PAIRS"], "--row 99: packed has rows 0 to 7"),
     (["inspect", "--line", "clean", "PAIRS"], "this batch has packed, head_packed"),
     (["flops", "--match", "nowhere", "PAIRS"], "nowhere is no run"),
@@ -172,56 +155,47 @@ def test_a_mistake_is_one_line_and_status_2(words, message, runs, pairs, capsys)
 # ---- inspect
 
 
-NAMES = {  # of the parts of each second row of a batch of two
-    "mexma": ["masked A", "masked B", "clean A", "clean B"],
-    "bepa": ["masked A|masked B", "clean A", "clean B"],
-    "llm-jepa": ["Text|[PRED]|answer|Code"], "ntp": ["Text|answer"], "mlm": ["masked"],
-    "contrastive": ["clean A", "clean B"], "hybrid": ["masked", "context"],
-    "hybrid --line predict": ["context|targets", "context|targets"],
-    "mexma --no-symmetrical --align-views dirty": ["masked A", "clean B"],
-    "bepa --cls-view masked": ["masked A|masked B", "clean A|hidden B", "clean B|hidden A|clean B"],
-    "llm-jepa --mode two-row --reverse": ["Text|answer", "Text|Code|[PRED]"],
-    "llm-jepa --mode three-row --labels all": ["Text|answer", "Text|[PRED]", "Code"],
-}
-
-
-@pytest.mark.parametrize("objective", NAMES)
-def test_inspect_names_parts_marks_targets_and_explains_every_key(objective, pairs, capsys):
-    langs = "a" if objective.startswith(("mlm", "hybrid")) else "a,b"
-    flags = as_words(pairs | {"vocab": 300, "langs": langs})
-    words = ["--objective", *objective.split(), *flags]
+def inspected(capsys, *words):
+    """-> the rows, the mask and the keys that the command prints."""
     status, out, err = said(capsys, "inspect", *words)
     assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 100
-    rows, mask, keys = re.split("THE MASK|THE KEYS", out.partition("THE ROWS")[2])
-    rows = rows.split("\n\n", 1)[1]
-    names = []
-    for line in rows.splitlines():
-        if line[:4].strip():
-            names.append(line[5:13].strip())
-        elif line[5:13].strip():
-            names[-1] += f"|{line[5:13].strip()}"
-    assert names[::2] == names[1::2] == NAMES[objective]
-    line = "predict" if "predict" in words else "packed"
-    settings = train.parse([word for word in words if word not in ("--line", "predict")])
-    usual = vars(train.settle(settings.kind.name, {}).options)
-    own = {name: value for name, value in vars(settings.options).items() if value != usual[name]}
-    batch = train.batch(settings.kind.name, 2, 0, **own, **pairs, vocab=300, langs=langs)
-    assert all(f"\n{name} (" in keys or f"\n{name}: " in keys for name in batch)
-    assert "see the comment" not in keys
-    wanted = len(batch["mask_index"] if line == "predict" else batch.get("target_positions", ()))
-    assert rows.count("→") + len(re.findall(r"(?<!\S)_\S+?_(?!\S)", rows)) == wanted
+    return re.split("THE MASK|THE KEYS", out.partition("THE ROWS")[2])
+
+
+@pytest.mark.parametrize("objective", [
+    "mexma", "mexma --line head_packed", "bepa", "llm-jepa", "mlm", "hybrid --line predict"])
+def test_inspect_shows_rows_targets_mask_and_keys(objective, pairs, capsys):
+    name, *line = objective.split()
+    langs = "en" if name in ("mlm", "hybrid") else "en,de"
+    rows, mask, keys = inspected(capsys, "--objective", name, *line,
+                                 *as_words(pairs | {"vocab": 300, "langs": langs}))
+    batch = train.batch(name, 2, 0, **pairs, vocab=300, langs=langs)
+    shown = batch[line[-1] if line else "packed"]
+    numbers = [line[:4].strip() for line in rows.split("\n\n", 1)[1].splitlines()]
+    assert list(filter(None, numbers)) == [str(row) for row in range(len(shown))]
+    wanted = batch["mask_index"] if line == ["--line", "predict"] else batch.get("target_positions")
+    assert rows.split("\n\n", 1)[1].count("→") == len([] if wanted is None else wanted)
     cells = [list(one) for one in re.findall(r" ([#.]+)$", mask, re.M)]
-    assert np.array_equal(np.array(cells) == "#", batch[line].mask(0))
+    assert np.array_equal(np.array(cells) == "#", shown.mask(0))
+    assert all(f"\n{key}: " in keys for key in batch)
 
 
 def test_a_long_row_is_cut_to_what_fits(pairs, capsys):
     path = Path(pairs["data"]).with_name("long.tsv")
-    path.write_text("a\tb\n" + ("sun moon " * 70 + "\t" + "sun moon " * 70 + "\n") * 20, "utf-8")
-    out = said(capsys, "inspect", "--objective", "ntp", *as_words(pairs | {"data": path}),
-               "--vocab", 300)[1]
-    cells = re.findall(r" ([#.]+)$", out, re.M)
-    assert len(cells) == len(cells[0]) == inspect.GRID and max(map(len, out.splitlines())) <= 100
-    assert out.count(" tokens not drawn") == 2
+    path.write_text("en\tde\n" + ("sun moon " * 70 + "\t" + "sun moon " * 70 + "\n") * 20, "utf-8")
+    _, mask, _ = inspected(capsys, "--objective", "ntp", *as_words(pairs | {"data": path}),
+                           "--vocab", 300)
+    cells = re.findall(r" ([#.]+)$", mask, re.M)
+    assert len(cells) == len(cells[0]) == inspect.GRID and mask.count(" tokens not drawn") == 1
+
+
+def test_inspect_and_help_need_the_core_s_packages_alone(pairs):
+    code = ("import sys; [sys.modules.__setitem__(name, None) for name in ('scipy', 'sklearn', "
+            "'matplotlib', 'PIL', 'safetensors', 'transformers', 'huggingface_hub')]; "
+            "from results.__main__ import work; work(['--help']); work(sys.argv[1:])")
+    done = subprocess.run([sys.executable, "-c", code, "inspect", "--objective", "contrastive",
+                           *as_words(pairs)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "THE MASK" in done.stdout
 
 
 # ---- compute
@@ -255,22 +229,6 @@ def test_flops_from_sizes_are_those_that_the_profiler_counts(words, pairs):
     assert flops.batch_flops(one.objective, batch) == pytest.approx(counted, rel=0.02)
 
 
-def test_the_chance_of_leaving_the_latent_loss_out_counts_by_its_share(pairs):
-    def of(*words):
-        return flops.step_flops(["--objective", *words, *as_words(TINY | pairs)])[0]
-
-    found = [of("llm-jepa", "--jepa-dropout", "0.5", "--seed", str(seed)) for seed in range(3)]
-    half = (of("ntp") + of("llm-jepa")) / 2
-    assert found == pytest.approx([half] * 3, rel=0.05) and half > 1.1 * of("ntp")
-
-
-def test_memory_says_what_fits(monkeypatch, pairs, capsys):
-    monkeypatch.setattr(memory, "SIZES", ["toy"])
-    flags = {name: value for name, value in (TINY | pairs).items() if name != "batch"}
-    status, table, _ = said(capsys, "memory", "--objective", "ntp", "--rows", 2, *as_words(flags))
-    assert status == 0 and re.fullmatch(r"\| toy(?: \| [\d.]+){6} \|", table.splitlines()[-1])
-
-
 # ---- plots
 
 
@@ -282,71 +240,19 @@ def test_every_plot_is_drawn_the_same_each_time():
         assert plots.png(draw(vectors)) == plots.png(draw(vectors))
     figure = plots.curves({"mexma": [log, log], "mlm": [log]})
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "probe/mean"]
-    assert plots.points_of(log, "loss") == {1: 2.0}                      # "nan" has no point
+    assert plots.points_of(log, "loss") == {1: 2.0}  # "nan" has no point.
 
 
-def test_plots_of_runs_are_of_what_each_has(pairs, tmp_path, capsys, monkeypatch):
-    folders = []
-    for name in ("mlm", "contrastive"):
-        run = train.start(name, tmp_path / name, steps=1, **TINY | pairs)
-        list(run.steps())
-        folders.append(run.folder)
-    scores = {"gap/sst2/mean/class_alignment": 0.5, "gap/sst2/mean/uniformity": -1.0,
-              "gap/sst2/max/class_alignment": 0.1, "gap/sst2/max/uniformity": -2.0}
-    (folders[0] / "eval-sets.json").write_text(json.dumps(scores), encoding="utf-8")
-    scores = {"mlqa/f1": 2.0, "mlqa/f1/en-en": 3.0, "mlqa/f1/en-de": 1.0, "mlqa/f1/xlt": 3.0}
-    (folders[1] / "finetune-mlqa.json").write_text(json.dumps(scores), encoding="utf-8")
-    _, _, _, places = plots.of_run(folders[0], 20)
-    assert places["mlm, sst2"] == [(0.5, -1.0)] and "mlm, sst2/max" not in places
-    # Three languages are asked in of two contexts.
-    axis, _ = plots.answers({"mlqa/f1/en-en": 3.0, "mlqa/f1/en-de": 1.0, "mlqa/f1/de-hi": 2.0}).axes
-    assert axis.images[0].get_array().shape == (2, 3)
-    assert said(capsys, "plots", *folders, "--out", tmp_path / "plots", "--limit", 20)[0] == 0
+def test_plots_of_a_run_are_of_what_it_has(pairs, tmp_path, capsys):
+    trained = train.start("contrastive", tmp_path / "run", steps=1, **TINY | pairs)
+    list(trained.steps())
+    assert said(capsys, "plots", trained.folder, "--out", tmp_path / "plots", "--limit", 20)[0] == 0
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {
-        "attention-mlm", "attention-contrastive", "pca-mlm", "pca-contrastive", "cosines-mlm",
-        "cosines-contrastive", "mlqa-contrastive", "spectrum", "explained", "curves", "plane",
+        "attention-run", "pca-run", "cosines-run", "spectrum", "explained", "curves", "plane",
         "differences"}
-    monkeypatch.setattr(plots, "get_font", lambda path: SimpleNamespace(get_charmap=dict))
-    assert plots.looked_at(run.evaluation()) is None
-
-
-# ---- the benchmark
-
-
-def test_short_rows_waste_a_third_of_what_blocks_of_128_do():
-    """Computed over visible pairs."""
-    found, = next(bench.tiles()).values()
-    for name, expected in {
-            "sentences 8-40": (2.93, 13.08), "MEXMA encoder, mean 35": (2.10, 7.08),
-            "BERT-JEPA pairs, mean 90": (1.45, 3.57), "hybrid, 512": (1.00, 1.00),
-            "causal documents, mean 600": (1.27, 1.40)}.items():
-        measured = (found[name]["ours, forward and dq"], found[name]["blocks of 128"])
-        assert measured == pytest.approx(expected, abs=0.02), name
-
-
-def test_padded_states_are_the_packed_ones_and_a_peer_that_fails_says_why():
-    model = bench.Model(bench.ModelConfig(vocab=60, width=32, heads=4, layers=2, dropout=0.0))
-    packed = Packed.of([np.arange(7), np.arange(30, 33), np.arange(9, 20)])
-    assert torch.allclose(model(packed), bench.padded_states(model, packed), atol=1e-5)
-    found = bench.interleaved({"ours": list, "peer": lambda: [][0]}, 1, bench.core)
-    assert found["peer"] == {"failed": "IndexError: list index out of range"}
-    assert found["ours"]["times ours"] == 1 and "| peer |" in "".join(bench.table_of(found))
 
 
 # ---- experiments
-
-
-def test_a_steps_time_has_parts_and_the_page_is_what_was_measured(pairs, monkeypatch):
-    monkeypatch.setattr(steps, "STARTS", {"nothing": "pass"})
-    assert 0 < steps.starting(1)["nothing"]
-    parts = steps.step_times(["--objective", "mlm", *as_words(TINY | pairs)])
-    shares = [number for what, number in parts.items() if what.endswith(", %")][:-1]
-    assert sum(shares) == pytest.approx(100, abs=4) and min(parts.values()) >= 0 < parts["ms"]
-    few, many = (steps.point("contrastive", count, 4, 500, rounds=1) for count in (2, 64))
-    assert 0 < few[0] < many[0]
-    record = json.loads((steps.PLACE / "steps.json").read_text(encoding="utf-8"))
-    assert (steps.PLACE / "steps.md").read_text(encoding="utf-8") == steps.page(record)
-    assert plots.png(steps.picture(record)) == plots.png(steps.picture(record))
 
 
 def test_every_experiment_has_commands_that_train_understands_and_a_page():
@@ -364,7 +270,7 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
         assert "--preset hybrid" in trained or "--objective hybrid" not in trained or (
             name == "encoders-rates")
         records = run.read_records(name)
-        text = run.page(name, records)
+        text = run.experiment_page(name, records)
         assert text.startswith(f"# {name}\n") and "Commit " in text
         # A page without records says so by having no table, and is not written.
         assert ("\n|---|" in text) == bool(records)
@@ -372,37 +278,87 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
         assert not records or path.read_text(encoding="utf-8") == text
 
 
+def test_a_page_says_the_precision_of_its_rows():
+    """Logs that name none are of float32; where rows differ, a line says so."""
+    records = run.read_records("collapse")
+    assert "is not the same" not in run.experiment_page("collapse", records)
+    assert ", float32" in run.experiment_page("collapse", records)
+    records[0] = records[0] | {"precision": "bfloat16"}
+    row = f"{records[0]['label']}, seed {records[0]['seed']}"
+    page = run.experiment_page("collapse", records)
+    assert f"not the same in all rows: bfloat16 in {row}; float32 in" in page
+
+
+def test_runners_side_by_side_lose_no_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "RECORDS", tmp_path)
+    jobs = [{"label": label, "seed": seed} for label, seed in
+            itertools.product([job["label"] for job in run.ALL["collapse"]["jobs"]], range(9))]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda job: run.keep_record("collapse", job), jobs + jobs))
+    found = run.read_records("collapse")
+    assert sorted(map(str, found)) == sorted(map(str, jobs))
+
+
+# ---- the board
+
+
 SEEDS = {0: 1.0, 1: 2.0, 2: 3.0}
+BETTER = {0: 2.0, 1: 3.1, 2: 4.0}
+
+
+@pytest.mark.parametrize("ours, better, corrected, word", [
+    (BETTER, "higher", .01, "holds here"), (BETTER, "lower", .01, "the reverse holds here"),
+    (BETTER, "higher", .2, "holds before the correction only"),
+    (BETTER, "lower", .2, "the reverse holds before the correction only"),
+    ({0: 0.0, 1: 3.0, 2: 3.1}, "higher", .9, "no difference found")])
+def test_a_verdict_is_a_two_sided_test_and_its_correction(ours, better, corrected, word):
+    assert claims.verdict(claims.claim_test(ours, SEEDS), corrected, better) == word
 
 
 @pytest.mark.parametrize("ours, word", [
-    ({0: 2.0, 1: 3.1, 2: 4.0}, "holds here"), ({0: 0.0, 1: 1.1, 2: 2.0}, "the reverse holds here"),
-    ({0: 0.0, 1: 3.0, 2: 3.1}, "no difference found"), ({0: 9.0, 1: 9.0}, "open: too few seeds"),
-    (SEEDS, "no difference found"), ({}, "not measured yet")])
-def test_the_verdict_on_a_claim_is_a_paired_test(ours, word):
-    found, told = claims.verdict(ours, SEEDS, "higher")
-    assert found == word
-    assert word != "holds here" or "+0.89 to +1.18, p " in told
+    ({0: 9.0, 1: 9.0}, "open: too few seeds"), (SEEDS, "no difference found"),
+    ({}, "not measured yet")])
+def test_where_no_test_is_possible_the_verdict_says_so(ours, word):
+    assert claims.claim_test(ours, SEEDS) == word
+
+
+def test_holm_multiplies_the_smallest_p_most():
+    found = claims.holm({"a": .01, "b": .04, "c": .03, "d": .005})
+    assert found == pytest.approx({"d": .02, "a": .03, "c": .06, "b": .06})
+    assert claims.holm({"a": .9, "b": .8}) == {"b": 1.0, "a": 1.0}
 
 
 def test_the_board_of_claims_is_what_the_records_say():
-    assert len(compare.DATA["claims"]) == 12
-    assert claims.PAGE.read_text(encoding="utf-8") == claims.page()
-    for claim in compare.DATA["claims"]:
+    """Each verdict again from the records, with scipy alone."""
+    assert len(DATA["claims"]) == 12
+    assert claims.PAGE.read_text(encoding="utf-8") == claims.board()
+    ps = {}
+    signs = {}
+    for number, claim in enumerate(DATA["claims"]):
         labels = [job["label"] for job in run.ALL[claim["experiment"]]["jobs"]]
         assert {claim["ours"], claim.get("control", claim["ours"])} <= set(labels)
+        ours, control = claims.numbers_of(claim)
+        seeds = sorted(ours.keys() & control.keys())
+        if seeds:
+            test = stats.ttest_rel([ours[s] for s in seeds], [control[s] for s in seeds])
+            ps[number] = test.pvalue
+            signs[number] = (test.statistic > 0) == (claim["better"] == "higher")
+    verdicts = [word for _, word in claims.judge(DATA["claims"])]
+    # Holm, as his paper puts it: in the order of p, stop at the first that is above .05 / (m - k).
+    still = True
+    for rank, number in enumerate(sorted(ps, key=ps.get)):
+        still = still and ps[number] < .05 / (len(ps) - rank)
+        word = "holds here" if still else "holds before the correction only"
+        word = word if signs[number] else f"the reverse {word}"
+        assert verdicts[number] == (word if ps[number] < .05 else "no difference found")
 
 
-def test_the_pictures_of_the_board_are_drawn_from_the_records(monkeypatch):
-    places, seeds = claims.along("objectives", "retrieval/xsim", "TFLOP")["contrastive"]
-    assert len(seeds) == 3 and places[0] == 0 and places[-1] == pytest.approx(7.06, abs=0.01)
-    assert len(claims.picture().axes) == 5 + claims.page().count("Spearman")
+def test_geometry_is_ranked_against_usefulness_by_the_means_of_seeds(monkeypatch):
+    assert len(claims.board_picture().axes) == 5 + claims.board().count("Spearman")
     monkeypatch.setitem(claims.BOARD, "usefulness", {"experiments": {"a": ""}, "probes": "pq"})
-    made = [("a", 1, 1, 3), ("a", 2, 3, 3), ("b", 1, 5, 4), ("c", 0, 7, 4), ("c", 1, 2, None)]
-    records = []
-    for seed, (label, *numbers) in enumerate(made):
-        scores = {name: n for name, n in zip("xpq", numbers) if n is not None}
-        records.append({"label": label, "seed": seed, "eval": scores})
+    made = [("a", 1, 1, 3), ("a", 2, 3, 3), ("b", 1, 5, 4), ("c", 0, 7, 4)]
+    records = [{"label": label, "seed": seed, "eval": dict(zip("xpq", numbers))}
+               for seed, (label, *numbers) in enumerate(made)]
     monkeypatch.setattr(claims, "read_records", lambda name: records)
     points, rank, _ = claims.usefulness("x")
     assert points == {"a": [(1, 2), (2, 3)], "b": [(1, 4.5)], "c": [(0, 5.5)]} and rank == -1
@@ -418,6 +374,9 @@ def test_the_first_screen_of_the_results_says_what_the_records_say():
         for label in shown["runs"]:
             mean = np.mean(list(compare.by_label(records, metric)[label].values()))
             assert f"{mean:.{digits}f}".lstrip("0") in text
+
+
+# ---- the runner
 
 
 def call_here(command, files, log):
@@ -451,6 +410,7 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     assert said(capsys, "mini")[0] == 0
     first, second = run.read_records("mini")
     assert (first["label"], first["seed"], first["steps"]) == ("ntp", 3, 4)
+    assert first["precision"] == "float32"
     assert first["flops"] == flops.run_flops(tmp_path / "mini-ntp-3")
     own = flops.step_flops(second["train"].replace("MATCH", "9").split()[2:])[0]
     assert second["steps"] == round(flops.run_flops(tmp_path / "mini-ntp-3") / own) < 4
