@@ -13,6 +13,7 @@ only that its parts run.
 """
 
 import copy
+import itertools
 import json
 import os
 import platform
@@ -169,9 +170,10 @@ def exported(setting, **fields):
     return model, export(run, run / "theirs")
 
 
-def opened(setting, path, kind, **options):
+def opened(setting, path, kind):
     """The exported model as transformers opens it, to be trained."""
     import transformers
+    options = {"add_pooling_layer": False} if kind == "AutoModel" else {}
     return getattr(transformers, kind).from_pretrained(path, **options).train().to(setting.device)
 
 
@@ -264,7 +266,8 @@ def race(setting, ours, batch, others):
 
 def contrastive(setting):
     """Two padded encodes and the loss of sentence-transformers."""
-    from sentence_transformers import SentenceTransformer, losses
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import losses
     model, path = exported(setting)
     ours, batch = batch_of(setting, model, Contrastive, Contrastive.Config())
     rows = rows_of(batch["packed"])
@@ -305,7 +308,7 @@ def mexma(setting):
     wanted = on_grid(batch["targets"], batch["target_positions"], real)
     passes, real, wanted = move([passes, real, wanted], setting.device)
     theirs = copy.deepcopy(ours)
-    theirs.model = opened(setting, path, "AutoModel", add_pooling_layer=False)
+    theirs.model = opened(setting, path, "AutoModel")
 
     def loss():
         *masked, a, b = (theirs.model(**one).last_hidden_state for one in passes)
@@ -363,7 +366,8 @@ def in_rows(batch, count):
     if count == 3:
         views = [[Segment(text, True)] for text in texts]
         views += [[Segment(np.append(texts[0][:1], code), True)] for code in codes]
-    ends = np.cumsum([len(segment.tokens) for row in views for segment in row]) - 1 + len(scored)
+    sizes = [len(segment.tokens) for segment in itertools.chain(*views)]
+    ends = len(scored) + np.cumsum(sizes) - 1
     vectors = ends.reshape(2, -1) if count == 3 else ends.reshape(-1, 2).T
     return batch | dict(packed=Packed.of_segments(rows + views),
                         target_positions=torch.tensor(scored).nonzero()[:, 0],
