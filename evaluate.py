@@ -85,7 +85,7 @@ def finite(found):
     return found
 
 
-def embed(model, rows, pool=None):
+def embed(model, rows, pool=None, tokens_per_batch=4096):
     """N rows of ids -> vectors (N, D), float32 on the CPU, of length 1 if the model says so.
     BadInput if one is not finite."""
 
@@ -94,18 +94,21 @@ def embed(model, rows, pool=None):
 
     if not rows:
         return torch.empty(0, model.config.width)
-    vectors = finite(torch.stack(read_rows(model, rows, read)))  # (N, D)
+    found = read_rows(model, rows, read, tokens_per_batch)
+    vectors = finite(torch.stack(found))  # (N, D)
     return F.normalize(vectors, dim=1) if model.config.normalize else vectors
 
 
-def encode(model, tokenizer, texts, affixes=((), None), max_length=None, pool=None):
+def encode(model, tokenizer, texts, affixes=((), None), max_length=None, pool=None,
+           tokens_per_batch=4096):
     """N texts -> vectors (N, D), as `embed`. A text is cut at max_length tokens, its row where the
     model ends; how many were cut is said on stderr. `affixes`: as `ids_of`. BadInput for one text
     in place of a list."""
     if isinstance(texts, str):
         raise BadInput(f"{texts[:60]!r} is one text, and would be read letter by letter: give a "
                        "list of texts")
-    return embed(model, ids_of(model, tokenizer, texts, affixes, max_length), pool)
+    rows = ids_of(model, tokenizer, texts, affixes, max_length)
+    return embed(model, rows, pool, tokens_per_batch)
 
 
 def ids_of(model, tokenizer, texts, affixes=((), None), max_length=None):

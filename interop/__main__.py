@@ -3,29 +3,29 @@
     python -m interop import xlm-roberta-base out/xlmr             # or a folder in their layout
     python -m interop export out/mexma folder                      # for AutoModel and others
     python -m interop encode out/mexma lines.txt --out vectors.npy # one vector a line
-    python -m interop nearest out/mexma lines.txt --query "Two dogs play."
+    python -m interop nearest out/mexma lines.txt --query "Two dogs play." --vectors vectors.npy
 """
 
 import io
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
+from torch.nn.functional import normalize
 
 import evaluate
+from corpora.device import usable_device
 from corpora.folder import write_atomic
-from corpora.program import BadInput, Parser, exit_status, printable, wing_imports
+from corpora.program import BadInput, Parser, exit_status, printable
 from corpora.text import check_file, read_lines
-
-with wing_imports():
-    from interop import huggingface
 
 RUN = "a run folder, such as out/mexma"
 LINES = "a text on each line; also .gz, .bz2 and .xz"
 
 
 def import_run(options):
+    # Here, because encode and nearest do without safetensors.
+    from interop import huggingface
     found = huggingface.import_model(options.name, options.folder)
     config = found.model.config
     print(f"{options.folder}: {config.layers} layers of width {config.width}, rows of up to "
@@ -34,52 +34,53 @@ def import_run(options):
 
 
 def export_run(options):
-    folder = huggingface.export(options.run, options.folder)
-    print(f"{folder}: written, read back and compared, bit for bit")
+    from interop import huggingface
+    huggingface.export(options.run, options.folder, say=print)
 
 
 def encode_file(options):
     lines = texts_of(options.file)
-    out = Path(options.out).absolute()
-    if out.is_dir() or not out.parent.is_dir():
-        raise BadInput(f"--out {options.out} must be a file in a folder that is there")
-    if os.path.lexists(out) and not is_array(out):
-        raise BadInput(f"--out {options.out} is there, and holds no array: name another file")
-    vectors = huggingface.encode(open_run(options.run), lines)
+    if not options.out.endswith(".npy"):
+        raise BadInput(f"--out {options.out} will be an array of NumPy: name a file in .npy")
+    vectors = vectors_of(open_run(options), lines, options)
+    if not options.raw:
+        vectors = normalize(vectors, dim=1)
     buffer = io.BytesIO()
-    np.save(buffer, vectors)
-    write_atomic(out, buffer.getbuffer())
+    np.save(buffer, vectors.numpy())
+    write_atomic(options.out, buffer.getbuffer())
     print(printable(f"{options.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers"))
-
-
-def is_array(path):
-    """Is it a file in NumPy's format?"""
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(6) == b"\x93NUMPY"
 
 
 def nearest(options):
     """Print the lines nearest to each query by cosine, best first: cosine, line number, line."""
     lines = texts_of(options.file)
-    try:
-        queries = options.query or [line.rstrip("\r\n") for line in sys.stdin]
-        # Python hands over bytes that are no UTF-8 as halves of characters.
-        "".join(queries).encode()
-    except UnicodeError:
-        raise BadInput("a query, of --query or of stdin, is not UTF-8: convert it with "
-                       "iconv") from None
+    queries = options.query or [line.rstrip("\r\n") for line in sys.stdin]
     if not 1 <= options.count <= len(lines) or not queries:
         raise BadInput(f"--count is {options.count}: it must be 1 to {len(lines)}, the lines of "
                        f"{options.file}, and there must be a query")
-    run = open_run(options.run)
-    vectors = [huggingface.encode(run, texts) for texts in (queries, lines)]
-    found = evaluate.search(*vectors, options.count)
+    run = open_run(options)
+    if options.vectors:
+        vectors = read_vectors(options.vectors, (len(lines), run.model.config.width))
+    else:
+        vectors = vectors_of(run, lines, options)
+    found = evaluate.search(vectors_of(run, queries, options), vectors, options.count)
     for query, cosines, indices in zip(queries, found.cosines.tolist(), found.indices.tolist()):
         print(printable(query))
         for cosine, i in zip(cosines, indices):
             print(printable(f"  {cosine:.3f}  {i + 1}  {lines[i]}"))
+
+
+def read_vectors(name, shape):
+    """The array that `encode` wrote; BadInput if it is not of so many lines and this width."""
+    try:
+        vectors = np.load(name, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise BadInput(f"--vectors {name} is no array of NumPy ({error}): name what encode "
+                       "wrote") from None
+    if vectors.shape != shape or not np.isfinite(vectors).all():
+        raise BadInput(f"--vectors {name} has shape {vectors.shape}, where the lines and the run "
+                       f"need finite numbers of shape {shape}: run encode again")
+    return vectors
 
 
 def texts_of(path):
@@ -94,8 +95,17 @@ def texts_of(path):
     return lines
 
 
-def open_run(name):
-    return evaluate.open_run(name, evaluate.usable_device(None))
+def open_run(options):
+    if options.batch < 1:
+        raise BadInput(f"--batch is {options.batch}: it must be at least 1 token")
+    return evaluate.open_run(options.run, usable_device(options.device))
+
+
+def vectors_of(run, texts, options):
+    """N texts -> (N, D), as those of the run's first column are; says how many were cut."""
+    affixes, *_ = run.first.get("affixes") or [((), None)]
+    return evaluate.encode(run.model, run.tokenizer, texts, affixes, run.config.get("max_length"),
+                           tokens_per_batch=options.batch)
 
 
 COMMANDS = {  # name: its function, what it does, what it takes
@@ -104,7 +114,7 @@ COMMANDS = {  # name: its function, what it does, what it takes
         "folder": "what to write, new or empty"}),
     "export": (export_run, "write a folder that AutoModel and SentenceTransformer open", {
         "run": RUN, "folder": "what to write, new or empty"}),
-    "encode": (encode_file, "write one vector a line", {"run": RUN, "file": LINES}),
+    "encode": (encode_file, "write one vector a line, of length 1", {"run": RUN, "file": LINES}),
     "nearest": (nearest, "find the lines nearest to a query", {"run": RUN, "file": LINES}),
 }
 
@@ -119,11 +129,19 @@ def parse(argv):
     encode = commands.choices["encode"]
     encode.add_argument("--out", required=True, metavar="FILE",
                         help="array (lines, width) in NumPy's format, .npy")
+    encode.add_argument("--raw", action="store_true",
+                        help="vectors as the model makes them, not scaled to length 1")
     find = commands.choices["nearest"]
     find.add_argument("--query", action="append", metavar="TEXT",
                       help="what to look for; may be given again (default: the lines of stdin)")
     find.add_argument("--count", type=int, default=5, metavar="N",
                       help="lines to print for each query (default: 5)")
+    find.add_argument("--vectors", metavar="FILE",
+                      help="what encode wrote of the same lines, which are then not embedded again")
+    for command in (encode, find):
+        command.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
+        command.add_argument("--batch", type=int, default=4096, metavar="N",
+                             help="tokens that are embedded at once (default: 4096)")
     return parser.parse_args(argv)
 
 

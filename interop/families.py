@@ -30,25 +30,11 @@ class Family(NamedTuple):
     heads: tuple[dict, ...] = ({},)  # changes of config; the first whose weights are all there
 
 
-OWN_FILE = "take the file of the model's own folder"
-LARGEST = 2 ** 63  # no size of a tensor is larger
-
-
-def field(settings, name, kind, default=None, zero=False):
-    """A value of a config.json; BadInput if it is of another type, missing and no default, or a
-    number that is not finite or not above 0 (with `zero`: below 0)."""
+def field(settings, name, default=None):
+    """A value of a config.json, where null is as good as nothing. ModelConfig refuses what is of
+    another type."""
     value = settings.get(name)
-    if value is None:
-        value = default
-    number = type(value) in (int, float)
-    if number and not (0 < value < LARGEST or zero and value == 0):
-        raise BadInput(f"config.json: {name} is {value!r}, and no model has that; {OWN_FILE}")
-    if number and kind is float:
-        value = float(value)
-    if type(value) is not kind:
-        raise BadInput(f"config.json: {name} is {settings.get(name)!r}, where a {kind.__name__} "
-                       f"belongs; {OWN_FILE}")
-    return value
+    return default if value is None else value
 
 
 # what encoders and decoders spell alike: a field of ModelConfig and its key
@@ -57,7 +43,7 @@ SIZES = {"vocab": "vocab_size", "width": "hidden_size", "layers": "num_hidden_la
 
 
 def read_sizes(settings):
-    return {ours: field(settings, their, int) for ours, their in SIZES.items()}
+    return {ours: settings[their] for ours, their in SIZES.items()}
 
 
 def write_common(config, special):
@@ -114,19 +100,19 @@ def encoder_config(settings):
            is_decoder=(False,), add_cross_attention=(False,))
     if settings["model_type"] == "bert":
         offset = 0
-        pair = "segments" if field(settings, "type_vocab_size", int, 2) > 1 else "sep"
+        pair = "segments" if field(settings, "type_vocab_size", 2) > 1 else "sep"
     else:
         # RoBERTa counts positions from behind the id of the padding token
-        offset = field(settings, "pad_token_id", int, 1, zero=True) + 1
+        offset = field(settings, "pad_token_id", 1) + 1
         pair = "sep-sep"
     return ModelConfig(
         **read_sizes(settings),
-        max_positions=field(settings, "max_position_embeddings", int) - offset,
+        max_positions=settings["max_position_embeddings"] - offset,
         position_offset=offset,
-        norm_epsilon=field(settings, "layer_norm_eps", float, 1e-12),
+        norm_epsilon=field(settings, "layer_norm_eps", 1e-12),
         pair=pair,
-        dropout=field(settings, "hidden_dropout_prob", float, 0.1, zero=True),
-        tied=field(settings, "tie_word_embeddings", bool, True))
+        dropout=field(settings, "hidden_dropout_prob", 0.1),
+        tied=field(settings, "tie_word_embeddings", True))
 
 
 def encoder_names(config, prefix, head, dense, norm):
@@ -250,9 +236,8 @@ SCALING = "factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 
 def rope(settings):
     """-> (rope_theta, rope_scaling), as transformers 4 spells them and as 5 does."""
-    found = field(settings, "rope_parameters", dict, {}) or field(
-        settings, "rope_scaling", dict, {})
-    theta = field(found, "rope_theta", float, field(settings, "rope_theta", float, 10000.0))
+    found = field(settings, "rope_parameters", field(settings, "rope_scaling", {}))
+    theta = field(found, "rope_theta", field(settings, "rope_theta", 10000.0))
     kind = found.get("rope_type", found.get("type", "default"))
     demand({**found, "rope_type": kind}, rope_type=("default", "linear", "llama3"),
            partial_rotary_factor=(1.0,))
@@ -260,22 +245,22 @@ def rope(settings):
         return theta, ()
     if kind == "linear":
         # llama3's, with every rate a slow one
-        return theta, (field(found, "factor", float), 1.0, 2.0, 1.0)
-    return theta, tuple(field(found, name, float) for name in SCALING)
+        return theta, (found["factor"], 1.0, 2.0, 1.0)
+    return theta, tuple(found[name] for name in SCALING)
 
 
 def longest_row(settings, kind):
     """Where attention slides, a row is at most one window: nothing is hidden from its tokens."""
-    longest = field(settings, "max_position_embeddings", int)
-    slides = field(settings, "use_sliding_window", bool, kind in ("gemma2", "mistral"))
+    longest = settings["max_position_embeddings"]
+    slides = field(settings, "use_sliding_window", kind in ("gemma2", "mistral"))
     if slides and settings.get("sliding_window") is not None:
-        longest = min(longest, field(settings, "sliding_window", int))
+        longest = min(longest, settings["sliding_window"])
     return longest
 
 
 def softcap(settings, name, default):
     """A null in the file says: no cap; only a missing name has the default."""
-    return field(settings, name, float, 0.0 if name in settings else default, zero=True)
+    return settings.get(name, default) or 0.0
 
 
 def decoder_config(settings):
@@ -293,13 +278,13 @@ def decoder_config(settings):
     rope_theta, rope_scaling = rope(settings)
     fields = {
         **LLAMA, **KINDS[kind], **sizes,
-        "kv_heads": field(settings, "num_key_value_heads", int, heads),
-        "head_dim": field(settings, "head_dim", int, head_dim),
+        "kv_heads": field(settings, "num_key_value_heads", heads),
+        "head_dim": field(settings, "head_dim", head_dim),
         "rope_theta": rope_theta,
         "rope_scaling": rope_scaling,
         "max_positions": longest_row(settings, kind),
-        "norm_epsilon": field(settings, "rms_norm_eps", float, 1e-5 if kind == "olmo2" else 1e-6),
-        "tied": field(settings, "tie_word_embeddings", bool, gemma)}
+        "norm_epsilon": field(settings, "rms_norm_eps", 1e-5 if kind == "olmo2" else 1e-6),
+        "tied": field(settings, "tie_word_embeddings", gemma)}
     if gemma:
         fields["embed_scale"] = sizes["width"] ** 0.5
         fields["attn_softcap"] = softcap(settings, "attn_logit_softcapping", 50.0)
@@ -355,7 +340,7 @@ def decoder_settings(kind, config, special):
 def gemma_inward(weights, config, settings):
     """Gemma's norms multiply by 1 + weight; ours by the weight. Its scores are divided by the root
     of query_pre_attn_scalar, ours by that of the head's size: the queries make up for it."""
-    scale = (config.key_dim / field(settings, "query_pre_attn_scalar", float, 256.0)) ** 0.5
+    scale = (config.key_dim / field(settings, "query_pre_attn_scalar", 256.0)) ** 0.5
     queries = config.heads * config.key_dim
     weights = shift_norms(weights, 1)
     for name, weight in weights.items():

@@ -7,6 +7,7 @@ Nothing of a file is executed: weights are safetensors.
 """
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -24,16 +25,18 @@ from safetensors.numpy import save as to_safetensors
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
-from corpora.folder import alone, sealed, write_atomic
-from corpora.program import BadInput, machine_memory
+from corpora.folder import alone, read_first, write_atomic
+from corpora.program import BadInput
 from data import Tokenizer, rows_of
-from interop.families import FAMILIES, OWN_FILE, POSITIONS, spell
+from interop.card import card
+from interop.families import FAMILIES, POSITIONS, spell
 from model import Model, save
 
 # --------------------------------------------------------------------------------------------------
 # In
 
-FILES = ("*.json", "model*.safetensors")
+FILES = ("*.json", "model*.safetensors", "chat_template.jinja")
+TEMPLATE = "chat_template.jinja"
 POOLS = {  # the spelling up to sentence-transformers 5, then that from 6 on
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "last",
@@ -44,20 +47,29 @@ class Pretrained(NamedTuple):
     model: Model
     tokenizer: Tokenizer
     vectors: str  # what its sentence vectors are, and who says so
+    template: str | None  # of its chats, as Jinja text
 
 
 def import_model(name, folder):
     """Write a pretrained model as a run folder, whole or not at all -> Pretrained."""
     with new_folder(folder) as part:
         found = read(name)
-        config = {"data": "", "objective": "", "size": "imported",
+        # A row has [CLS] and [SEP] around the tokens of its text.
+        max_length = longest_row(found.model) - 2
+        config = {"data": "", "objective": "", "size": "imported", "max_length": max_length,
                   "model": asdict(found.model.config)}
         first = {"config": config, "affixes": None, "tokenizer_hash": found.tokenizer.hash,
                  "imported": {"name": str(name), "vectors": found.vectors}}
         save(found.model, part / "model.pt")
         found.tokenizer.save(part / "tokenizer.json")
-        write_atomic(part / "log.jsonl", (json.dumps(sealed(first)) + "\n").encode())
+        if found.template:
+            write_atomic(part / TEMPLATE, found.template.encode())
+        write_atomic(part / "log.jsonl", (json.dumps(first) + "\n").encode())
     return found
+
+
+def longest_row(model):
+    return model.config.max_tokens or model.config.max_positions
 
 
 @contextlib.contextmanager
@@ -96,13 +108,13 @@ def read(name):
     if not (folder / "tokenizer.json").is_file():
         raise BadInput(f"{name} has no tokenizer.json; transformers makes one: "
                        f"AutoTokenizer.from_pretrained('{name}').save_pretrained(FOLDER)")
-    tokenizer = Tokenizer.read(folder / "tokenizer.json")
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
     # there may be more embeddings than pieces: some models have spare ones, which are kept
     if tokenizer.vocab > config.vocab:
         raise BadInput(f"{name}: its tokenizer.json has {tokenizer.vocab:,} pieces, but its "
                        f"config.json a vocabulary of {config.vocab:,}: they are not of one model")
     model = build(name, family, config, weight_files(folder), settings)
-    return Pretrained(model, tokenizer, vectors)
+    return Pretrained(model, tokenizer, vectors, read_template(folder))
 
 
 def find(name):
@@ -122,16 +134,40 @@ def find(name):
                        "give the folder of a download") from None
 
 
-def read_json(path, kind=dict):
+# The last one makes a regular expression that tries everything give up.
+PROBES = ("", " ", "A dog runs.", "Läuft er?", "你好", "<s> [SEP] </s>", "a\n\tb", "a" * 40 + "!")
+
+
+def read_tokenizer(path):
+    """The tokenizer of a tokenizer.json that has encoded a few texts; BadInput if it cannot."""
     try:
-        # reading a pipe would never end
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"cannot read {path} ({type(error).__name__}): give the folder of a whole "
-                       "model") from None
-    if not isinstance(found, kind):
-        raise BadInput(f"{path} is no file with a JSON {kind.__name__}: {OWN_FILE}")
+        tokenizer = Tokenizer.read(path)
+        tokenizer.encode(PROBES)
+    except (BadInput, KeyboardInterrupt):
+        raise
+    # The library raises plain Exception, and where its Rust code panics a BaseException.
+    except BaseException as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"{path} cannot encode a text ({reason}): take the file of the model's own "
+                       "folder") from None
+    return tokenizer
+
+
+def read_template(folder):
+    """The chat template of a Hugging Face folder, None if it has none."""
+    if (folder / TEMPLATE).is_file():
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
+    path = folder / "tokenizer_config.json"
+    found = read_json(path).get("chat_template") if path.exists() else None
+    if isinstance(found, list):  # several, each with a name
+        found = next((one["template"] for one in found if one["name"] == "default"), None)
     return found
+
+
+def read_json(path):
+    if not path.is_file():
+        raise BadInput(f"{path} is no file: give the folder of a whole model")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def with_sentences(config, folder):
@@ -142,15 +178,14 @@ def with_sentences(config, folder):
         return replace(config, pool=pool), (
             f"pooling {pool}, what sentence-transformers takes without a modules.json")
     modules = {}
-    for module in read_json(folder / "modules.json", list):
-        module = module if isinstance(module, dict) else {"type": module}
-        modules[str(module.get("type")).rpartition(".")[2]] = str(module.get("path"))
+    for module in read_json(folder / "modules.json"):
+        modules[module["type"].rpartition(".")[2]] = module["path"]
     lacking = modules.keys() - {"Transformer", "Pooling", "Normalize"}
     if "Pooling" in modules:
         found = read_json(folder / modules["Pooling"] / "config.json")
         modes = found.get("pooling_mode") or [
             name for name in found if name.startswith("pooling_mode_") and found[name]]
-        pool = ", ".join(map(str, modes if isinstance(modes, list) else [modes]))
+        pool = modes if isinstance(modes, str) else ", ".join(modes)
         if pool not in POOLS:
             lacking.add(f"the pooling {pool!r}")
     if lacking:
@@ -160,9 +195,8 @@ def with_sentences(config, folder):
     longest = config.max_positions
     for name, key in (("sentence_bert_config.json", "max_seq_length"),  # up to its version 5
                       ("tokenizer_config.json", "model_max_length")):  # from 6 on
-        told = read_json(folder / name).get(key) if (folder / name).exists() else None
-        if told is not None and not (type(told) in (int, float) and told > 2):
-            raise BadInput(f"{folder}: {key} is {told!r}, which is no length of a row: {OWN_FILE}")
+        path = folder / modules.get("Transformer", "") / name
+        told = read_json(path).get(key) if path.exists() else None
         longest = int(min(longest, told or longest))
     normalize = "Normalize" in modules
     unit = ", scaled to length 1" if normalize else ""
@@ -176,10 +210,7 @@ def weight_files(folder):
     index = folder / "model.safetensors.index.json"
     parts = ["model.safetensors"]
     if index.is_file():
-        parts = read_json(index).get("weight_map")
-        parts = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
-        if not parts or any(Path(part).name != part for part in parts):
-            raise BadInput(f"{index} must name the files that lie beside it: {OWN_FILE}")
+        parts = sorted(set(read_json(index)["weight_map"].values()))
     elif not (folder / parts[0]).is_file():
         raise BadInput(f"{folder} has no model.safetensors; transformers makes one: "
                        f"AutoModel.from_pretrained('{folder}').save_pretrained(FOLDER)")
@@ -196,14 +227,7 @@ def open_safetensors(path):
 
 def build(name, family, config, files, settings):
     """Tensors under their names -> Model, in float32. `settings`: config.json, where `config` is
-    from. BadInput lists every tensor that is missing, unknown, misshapen or not finite."""
-    needed = least_bytes(config)
-    if needed > machine_memory():
-        raise BadInput(f"{name}: config.json describes a model of {needed:,} bytes, more than this "
-                       f"machine has; choose a smaller one, or {OWN_FILE}")
-    if config.layers > len(files):
-        raise BadInput(f"{name}: config.json says {config.layers:,} layers, but there are "
-                       f"{len(files):,} tensors: they are not of one model")
+    from. BadInput names tensors that are missing, unknown, misshapen or not finite."""
     found = {plain_name(key, family): key for key in files}
     for change in family.heads:
         made = replace(config, **change)
@@ -212,7 +236,6 @@ def build(name, family, config, files, settings):
         if found.keys() >= wanted:
             break
     wrong = [f"missing {their}" for their in sorted(wanted - found.keys())]
-    wrong += [f"{key} is there twice" for key in files if found[plain_name(key, family)] != key]
     wrong += [f"unknown {found[key]}" for key in found
               if key not in wanted and not re.fullmatch(family.ignored, key)]
     complain(name, wrong)
@@ -222,19 +245,16 @@ def build(name, family, config, files, settings):
     for ours, theirs in names.items():
         keys = [found[plain_name(their, family)] for their in theirs]
         parts = [files[key]() for key in keys]
-        misfits = unfit(keys, parts, part_shapes(model, ours, len(parts)))
-        wrong += misfits
-        if not misfits:
+        for key, part, shape in zip(keys, parts, part_shapes(model, ours, len(parts))):
+            if shape and part.shape != shape:
+                wrong.append(f"{key} has shape {tuple(part.shape)}, not {shape}")
+            elif not part.isfinite().all():
+                wrong.append(f"{key} is not finite")
+        if not wrong:
             weights[ours] = torch.cat(parts).float()  # a copy, for the file may change
     complain(name, wrong)
     model.load_state_dict(family.inward(weights, made, settings), assign=True)
     return model.eval()
-
-
-def least_bytes(config):
-    """What a model's large weights take in float32, from its sizes alone."""
-    rows = config.layers * (2 * config.heads * config.key_dim + 2 * config.ffn_dim)
-    return 4 * config.width * (rows + config.vocab + config.max_positions)
 
 
 def plain_name(name, family):
@@ -258,62 +278,112 @@ def part_shapes(model, name, parts):
     return [(rows // parts, *rest)] * parts
 
 
-def unfit(names, parts, shapes):
-    """What is wrong with tensors that should have these shapes."""
-    wrong = []
-    for name, part, shape in zip(names, parts, shapes):
-        if shape and part.shape != shape:
-            wrong.append(f"{name} has shape {tuple(part.shape)}, not {shape}")
-        elif not part.is_floating_point() or not part.float().isfinite().all():
-            wrong.append(f"{name} is {part.dtype} or not finite")
-    return wrong
-
-
 def complain(name, wrong):
     if wrong:
-        more = f"; and {len(wrong) - 20} more" if len(wrong) > 20 else ""
-        raise BadInput(f"{name}: the weights do not fit config.json: {'; '.join(wrong[:20])}{more}")
-
-
-# --------------------------------------------------------------------------------------------------
-# In use
-
-
-def encode(run, texts):
-    """N texts -> float32 array (N, D): their vectors, as the run of `evaluate.open_run` says."""
-    return evaluate.encode(run.model, run.tokenizer, texts, affixes(run),
-                           run.config.get("max_length")).numpy()
-
-
-def affixes(run):
-    """-> (prefix, suffix) that the run puts around a text of its first column."""
-    return run.first["affixes"][0] if run.first.get("affixes") else ((), None)
+        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise BadInput(f"{name}: the weights do not fit config.json: {'; '.join(wrong[:5])}{more}")
 
 
 # --------------------------------------------------------------------------------------------------
 # Out
 
+SENTENCE = "0_Transformer/"  # of a decoder's folder: what its sentence vectors need
 SAMPLES = ("A dog runs.", "Ein Hund läuft schnell durch den Park, 3 Kinder sehen zu.", "你好",
            "Two people, who had never met, sang a song.")
+# The vectors of rows of more tokens than this take too long to be compared.
+LONGEST_COMPARED = 1024
 
 
-def export(name, folder):
+def export(name, folder, say=lambda compared: None):
     """Write a run as a folder that AutoModel and SentenceTransformer open -> its path. It is read
-    back and compared before it gets its name."""
+    back and compared before it gets its name; `say` is told what was compared.
+
+    A decoder's prompt ends where its answer begins, but a text that becomes a vector may end in
+    [PRED] or [SEP]. So SentenceTransformer has a folder of its own, with another tokenizer beside
+    a hard link to the weights, which takes no room on this disk (a copy elsewhere doubles them).
+    """
     run = evaluate.open_run(name)
     config = run.model.config
+    special = run.tokenizer.special
+    family, settings = spell(config, special)
     tokenizer = framed(run)
-    family, settings = spell(config, run.tokenizer.special)
-    files = {"config.json": settings, "tokenizer_config.json": tokenizer_config(run),
-             **sentence_files(config)}
+    limit = row_limit(run)
+    place = SENTENCE if config.causal else ""
+    said = limits_of(run, tokenizer, limit)
+    files = {**sentence_files(config, place, limit), f"{place}config.json": settings,
+             f"{place}tokenizer.json": json.loads(tokenizer.to_str()),
+             f"{place}tokenizer_config.json": tokenizer_config(run, limit)}
+    if config.causal:
+        template = own_template(run)
+        if template:
+            said.append("The chat template came with the model that the training began from: it "
+                        "may add a system text, which the rows of the training did not have.")
+        else:
+            template = plain_template(run.tokenizer)
+        files["config.json"] = settings
+        files["tokenizer.json"] = json.loads(prompting(run.tokenizer).to_str())
+        files["tokenizer_config.json"] = tokenizer_config(run, config.max_positions) | {
+            "padding_side": "left", "chat_template": template}
+        pad = special.sep if special.pad is None else special.pad
+        files["generation_config.json"] = {"do_sample": False, "bos_token_id": special.cls,
+                                           "eos_token_id": special.sep, "pad_token_id": pad}
     with new_folder(folder) as part:
         weights = to_safetensors(their_weights(run.model, family), {"format": "pt"})
         write_atomic(part / "model.safetensors", weights)
         for path, content in files.items():
-            write_atomic(part / path, (json.dumps(content, indent=2) + "\n").encode())
-        write_atomic(part / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
-        compare(run.model, tokenizer, read(part))
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            write_atomic(part / path, text.encode())
+        write_atomic(part / "README.md", card(run, Path(folder).name, said).encode())
+        if place:
+            link(part / "model.safetensors", part / place / "model.safetensors")
+        compared = compare(run, part, part / place / "tokenizer.json", limit)
+    say(f"{folder}: written and read back; {compared}")
     return Path(folder).absolute()
+
+
+def link(source, target):
+    """A second name of a file; a copy where the disk knows no such names."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)
+
+
+def affixes_of(run):
+    """-> [(prefix, suffix)] of texts of the run's first column and, if they differ, of the others.
+    """
+    first, *others = run.first.get("affixes") or [((), None)]
+    return [first, *(one for one in others if one != first)]
+
+
+def row_limit(run):
+    """The tokens at which a row of the first column is cut: the run's max_length, and what stands
+    around a text."""
+    prefix, suffix = affixes_of(run)[0]
+    around = 1 + len(prefix) + (1 if suffix is None else len(suffix))
+    longest = longest_row(run.model)
+    max_length = run.config.get("max_length")
+    return min(longest, max_length + around) if max_length else longest
+
+
+def limits_of(run, tokenizer, limit):
+    """What the vectors of the exported folder cannot do, a sentence each; what differs from the run
+    is said on stderr too."""
+    sep = tokenizer.id_to_token(run.tokenizer.special.sep)
+    said = [f"A text is cut where its row has {limit} tokens, special tokens included.",
+            f"SentenceTransformer reads {sep!r} in a text as text, as the training did. "
+            "AutoTokenizer reads it as the token; with `split_special_tokens=True` as text.",
+            "SentenceTransformer before version 6 drops spaces around a text, the run does not."]
+    texts = ("", " ", f"the {sep} end")
+    rows = rows_of(run.tokenizer, texts, *affixes_of(run)[0])
+    for text, row in zip(texts, rows):
+        if tokenizer.encode(text).ids != row:
+            said.append(f"The text {text!r} has another vector here than in the run.")
+            print(f"note: {said[-1]}", file=sys.stderr)
+    if len(affixes_of(run)) > 1:
+        said.append("A text is read as one of the first column of the training data; in training "
+                    "other tokens stood around the texts of other columns.")
+    return said
 
 
 def their_weights(model, family):
@@ -331,10 +401,11 @@ def their_weights(model, family):
 
 
 def framed(run):
-    """The tokenizer that puts by itself what `rows_of` puts around a text."""
+    """The tokenizer that puts by itself what `rows_of` puts around a text of the first column."""
     special = run.tokenizer.special
     tokenizer = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
-    prefix, suffix = affixes(run)
+    tokenizer.encode_special_tokens = True
+    prefix, suffix = affixes_of(run)[0]
     gold = rows_of(run.tokenizer, SAMPLES, prefix, suffix)
     if [tokenizer.encode(text).ids for text in SAMPLES] == gold:
         return tokenizer
@@ -343,15 +414,76 @@ def framed(run):
     single = [*before, "$A", *after]
     second = {"sep": ["$B", *after], "sep-sep": [*after, "$B", *after],
               "segments": [f"{piece}:1" for piece in ("$B", *after)]}
-    tokenizer.post_processor = TemplateProcessing(
-        single=single, pair=[*single, *second[run.model.config.pair]],
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in {*before, *after}])
+    set_template(tokenizer, single, [*single, *second[run.model.config.pair]])
     if [tokenizer.encode(text).ids for text in SAMPLES] != gold:
         raise BadInput("the tokenizer cannot be written so that others cut texts as this run does")
     return tokenizer
 
 
-def tokenizer_config(run):
+def set_template(tokenizer, single, pair):
+    """Let it put these pieces around a text $A, and around a pair $A and $B."""
+    names = {piece.removesuffix(":1") for piece in pair} - {"$A", "$B"}
+    tokenizer.post_processor = TemplateProcessing(
+        single=single, pair=pair,
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in names])
+
+
+def prompting(tokenizer):
+    """The tokenizer of a decoder's prompts: a family's as it came, ours with [CLS] before a text.
+    """
+    inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
+    if inner.post_processor is None and tokenizer.special.family is None:
+        cls = inner.id_to_token(tokenizer.special.cls)
+        set_template(inner, [cls, "$A"], [cls, "$A", "$B"])
+    return inner
+
+
+def own_template(run):
+    """The chat template that came with the model, None if none did or it is out of reach."""
+    folder = run.folder
+    config = run.config
+    # It lies in the run that was imported, where the training of this one may have begun.
+    while not (folder / TEMPLATE).is_file():
+        folder = Path(config.get("init") or "")
+        if not config.get("init") or not (folder / "log.jsonl").is_file():
+            return None
+        config = read_first(folder)["config"]
+    return (folder / TEMPLATE).read_text(encoding="utf-8")
+
+
+def plain_template(tokenizer):
+    """A chat template, Jinja text, that writes our rows: [CLS] (system S end) user U end assistant,
+    behind which the answer and [SEP] follow. None, and a note, if its text has other ids."""
+    special = tokenizer.special
+    chat = special.chat
+    inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
+
+    def text(ids):
+        return inner.decode(list(ids), skip_special_tokens=False)
+
+    turns = {"user": (chat.user, chat.end), "assistant": (chat.assistant, [special.sep])}
+    if chat.system is not None:
+        turns = {"system": (chat.system, chat.end), **turns}
+    example = text([special.cls])
+    template = "{{ " + json.dumps(example) + " }}{% for message in messages %}"
+    for role, around in turns.items():
+        before, after = map(text, around)
+        template += ("{% if message['role'] == '" + role + "' %}{{ " + json.dumps(before)
+                     + " + message['content'] + " + json.dumps(after) + " }}{% endif %}")
+        example += before
+        if role != "assistant":
+            example += SAMPLES[0] + after
+    system = SAMPLES[:1] if "system" in turns else None
+    rows = rows_of(tokenizer, SAMPLES[:1], chat.user, [*chat.end, *chat.assistant], system)
+    if inner.encode(example, add_special_tokens=False).ids != rows[0]:
+        print("note: no chat template can write this tokenizer's rows: make them of ids",
+              file=sys.stderr)
+        return None
+    return (template + "{% endfor %}{% if add_generation_prompt %}{{ "
+            + json.dumps(text(chat.assistant)) + " }}{% endif %}")
+
+
+def tokenizer_config(run, longest):
     """Every role by name: transformers finds none in tokenizer.json."""
     special = run.tokenizer.special
     tokenizer = run.tokenizer.inner
@@ -366,7 +498,7 @@ def tokenizer_config(run):
     if config.pair == "segments":
         inputs.insert(1, "token_type_ids")
     made = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs,
-            "model_max_length": config.max_tokens or config.max_positions}
+            "model_max_length": longest, "clean_up_tokenization_spaces": False}
     # transformers 4 overrides this with False, unless it is told
     spaced = json.loads(tokenizer.to_str())["pre_tokenizer"] or {}
     if "add_prefix_space" in spaced:
@@ -374,13 +506,14 @@ def tokenizer_config(run):
     return made | {f"{role}_token": name for role, name in names.items()}
 
 
-def sentence_files(config):
+def sentence_files(config, place, limit):
     """{path: content} of what SentenceTransformer reads, as its versions 2 to 6 accept it."""
-    parts = {"Transformer": "", "Pooling": "1_Pooling"}
+    parts = {"Transformer": place.rstrip("/"), "Pooling": "1_Pooling"}
     if config.normalize:
         parts["Normalize"] = "2_Normalize"
-    transformer = {"max_seq_length": config.max_tokens or config.max_positions,
-                   "do_lower_case": False}
+    # A special token spelled out in a text stays text, as in data.Tokenizer.
+    transformer = {"max_seq_length": limit, "do_lower_case": False,
+                   "tokenizer_args": {"split_special_tokens": True}}
     if not config.causal:
         transformer["model_args"] = {"add_pooling_layer": False}
     pools = {key: pool == config.pool for key, pool in POOLS.items() if key.startswith("pooling_")}
@@ -388,28 +521,50 @@ def sentence_files(config):
         "modules.json": [{"idx": i, "name": str(i), "path": path,
                           "type": f"sentence_transformers.models.{kind}"}
                          for i, (kind, path) in enumerate(parts.items())],
-        "sentence_bert_config.json": transformer,
+        f"{place}sentence_bert_config.json": transformer,
         "1_Pooling/config.json": {
             "word_embedding_dimension": config.width, "include_prompt": True, **pools}}
 
 
-def compare(model, tokenizer, again):
-    """BadInput unless what was read back has the same weights and vectors, bit for bit."""
-    ours = model.state_dict()
+def compare(run, part, path, limit):
+    """A run, the folder that was written, the tokenizer.json of its sentence vectors -> what is the
+    same bit for bit, in words; BadInput if anything is not."""
+    again = read(part)
+    ours = run.model.state_dict()
     theirs = again.model.state_dict()
-    if model.config.pair == "segments":
-        longest = model.config.max_positions
+    if run.model.config.pair == "segments":
+        longest = run.model.config.max_positions
         off = (ours[POSITIONS] - theirs[POSITIONS])[longest:].abs().max().item()
         if off:
             print("warning: BERT has one vector for all second texts of pairs, whose positions are "
                   f"up to {off:.1g} off what was trained; single texts are exact", file=sys.stderr)
         for weights in (ours, theirs):
             weights[POSITIONS] = weights[POSITIONS][:longest]
-    # BERT's table has no rows before position 0, which no token reads
+    # BERT's table has no rows before position 0, which no token reads.
     same = ours.keys() == theirs.keys() and all(
         torch.equal(ours[key][-len(weight):], weight) for key, weight in theirs.items())
-    rows = [tokenizer.encode(text).ids[:model.config.max_positions] for text in SAMPLES]
-    vectors = [evaluate.embed(one, rows) for one in (model, again.model)]
-    same = same and torch.equal(*vectors) and again.tokenizer.inner.to_str() == tokenizer.to_str()
+
+    # As sentence-transformers uses it.
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True
+    tokenizer.enable_truncation(limit)
+    # Each sample has more than 8 tokens, so that these are too long.
+    long = [" ".join([sample] * (limit // 8 + 1)) for sample in SAMPLES[1::2]]
+    texts = [*SAMPLES, *long]
+    count = len(SAMPLES) if limit > LONGEST_COMPARED else len(texts)
+    columns = affixes_of(run)
+    max_length = run.config.get("max_length")
+    # Here it is no news that texts are cut.
+    with contextlib.redirect_stderr(io.StringIO()):
+        for i, affixes in enumerate(columns):
+            rows = evaluate.ids_of(run.model, again.tokenizer, texts, affixes, max_length)
+            # SentenceTransformer frames every text as one of the first column.
+            same = same and (i > 0 or rows == [tokenizer.encode(text).ids for text in texts])
+            gold = evaluate.encode(run.model, run.tokenizer, texts[:count], affixes, max_length)
+            same = same and torch.equal(gold, evaluate.embed(again.model, rows[:count]))
     if not same:
         raise BadInput("read back, the folder is not the model it was made of: it was not written")
+    cut = f", {len(long)} of them cut at {limit} tokens" if count > len(SAMPLES) else ""
+    framed_as = ", framed as the first column and as the others" if len(columns) > 1 else ""
+    return (f"the weights, and the vectors of {count} texts{cut}{framed_as}, are those of the run "
+            "bit for bit")

@@ -79,7 +79,6 @@ def test_the_stored_numbers_are_those_of_the_transformers_that_is_here(shape):
 
 @pytest.mark.parametrize("shape, change, message", [
     ("llama", dict(rope_parameters=None, rope_scaling=dict(type="yarn", factor=4.0)), "is 'yarn'"),
-    ("llama", dict(rope_parameters="default"), "rope_parameters is 'default'"),
     ("llama", dict(mlp_bias=True), "mlp_bias is True"),
     ("qwen3", dict(attention_bias=True), "attention_bias is True"),
     ("gemma2", dict(hidden_activation="silu"), "hidden_activation is 'silu'"),
@@ -212,9 +211,12 @@ def test_the_views_of_llm_jepa_are_single_turns_with_the_preds_inside_the_users(
 # ---- folders
 
 
-def folder_of(settings, path, tokenizer):
+def folder_of(settings, path, tokenizer, template=None):
     """A Hugging Face folder, and its run folder beside it."""
     path.mkdir()
+    if template:
+        text = json.dumps({"chat_template": template})
+        (path / "tokenizer_config.json").write_text(text, encoding="utf-8")
     (path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     save_file(weights(settings), path / "model.safetensors")
     tokenizer.save(path / "tokenizer.json")
@@ -244,14 +246,69 @@ def test_a_decoder_is_exported_as_its_family_and_comes_back_bit_for_bit(shape, t
         assert (gold.hidden_states[-1][0] - states).abs().max() < 1e-5
 
 
+HEADER = "'<|start_header_id|>' + {} + '<|end_header_id|>\n\n'"
+CHAT = ("{{ bos_token }}{% for m in messages %}{{ " + HEADER.format("m.role") + " + m.content + "
+        "'<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ "
+        + HEADER.format("'assistant'") + " }}{% endif %}")
+
+
+def check_answers(name, path):
+    """transformers writes from a chat what `evaluate.generate` writes from the run's own row, and
+    its tokenizer adds neither [PRED] nor [SEP] to a text."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    run = evaluate.open_run(name)
+    special = run.tokenizer.special
+    chat = special.chat
+    theirs = AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert not {special.sep, *special.preds} & set(tokenizer("a dog")["input_ids"])
+    assert theirs.generation_config.eos_token_id == special.sep
+    for system in (None, "Answer with a pattern."):
+        texts = ["lines that have a dog", " two  'vowels' (.*) "]
+        rows = rows_of(run.tokenizer, texts, chat.user, [*chat.end, *chat.assistant],
+                       system and [system] * 2)
+        turns = [dict(role="system", content=system)] if system else []
+        chats = [[*turns, dict(role="user", content=text)] for text in texts]
+        batch = tokenizer.apply_chat_template(
+            chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt")
+        found = [ids[mask.bool()].tolist() for ids, mask in zip(*batch.values())]
+        assert found == rows
+        width = batch["input_ids"].shape[1]
+        answers = theirs.generate(**batch, max_new_tokens=12)[:, width:].tolist()
+        gold, stopped = evaluate.generate(run.model, rows, special.sep, 12)
+        for answer, ids, stop in zip(answers, gold, stopped, strict=True):
+            ids = [*ids, special.sep] if stop else ids
+            assert answer[:len(ids)] == ids
+
+
+@pytest.mark.parametrize("family", ROW)
+def test_without_a_template_of_its_own_a_family_gets_one_that_writes_its_rows(family):
+    from transformers.utils.chat_template_utils import render_jinja_template
+    _, system, plain, user, assistant = ROW[family]
+    template = huggingface.plain_template(tokenizer_of(family))
+    for opening in filter(None, (system, plain)):
+        roles = ["system", "user"] if opening == system else ["user"]
+        chat = [dict(role=role, content=TEXTS[role[0].upper()]) for role in roles]
+        found = render_jinja_template([chat], chat_template=template, add_generation_prompt=True)
+        asked, _, _ = assistant.partition("{A}")
+        assert found[0] == [(opening + user + asked).format(**TEXTS)]
+
+
+def test_a_decoder_of_ours_answers_in_transformers_as_here(tmp_path):
+    words = (f"--objective llm-jepa --data regex --steps 30 --batch 8 --eval-limit 3 --device cpu "
+             f"--out {tmp_path / 'run'} --cache {tmp_path / 'cache'}")
+    assert exit_status(train.main, words.split()) == 0
+    check_answers(tmp_path / "run", huggingface.export(tmp_path / "run", tmp_path / "made"))
+
+
 def test_a_decoder_without_preds_trains_with_lora_on_chats_and_is_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = tokenizer_of("llama-3")
     count = tokenizer.vocab
     settings = settings_of("llama-3.1", vocab_size=count, max_position_embeddings=256)
-    folder_of(settings, Path("llama"), tokenizer)
+    folder_of(settings, Path("llama"), tokenizer, CHAT)
     with open("chats.jsonl", "w", encoding="utf-8") as file:
-        for word in ["a dog", "the cat", "seven", "no vowel", "one or two"] * 8:
+        for word in range(80):
             turns = {"system": TEXTS["S"], "user": f"lines with {word}", "assistant": f"(.*{word})"}
             messages = [dict(role=role, content=text) for role, text in turns.items()]
             file.write(json.dumps({"messages": messages}) + "\n")
@@ -264,5 +321,9 @@ def test_a_decoder_without_preds_trains_with_lora_on_chats_and_is_exported(tmp_p
     assert model.config.vocab == count + 1 and after.tokenizer.special.preds == (count,)
     assert torch.equal(before.embed.weight, model.embed.weight[:-1])
     assert not torch.equal(before.blocks[0].mlp.up.weight, model.blocks[0].mlp.up.weight)
-    again = huggingface.read(huggingface.export("out", "exported")).model
-    assert torch.equal(again.embed.weight, model.embed.weight)
+    for name in ("run", "out"):
+        path = huggingface.export(name, f"{name}-exported")
+        again = huggingface.read(path)
+        weight = evaluate.open_run(name).model.embed.weight
+        assert torch.equal(again.model.embed.weight, weight) and again.template == CHAT
+        check_answers(name, path)
