@@ -1,6 +1,9 @@
 """The models of the tests are tiny: one thread is faster than two, here and in what tests start."""
 
 import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,22 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Read when the kernels are imported; `auto` is sdpa on a CPU all the same.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# With requirements.txt alone the tests of the core run; those of what needs more are left out.
+MISSING = [name for name in ("sklearn", "scipy", "safetensors", "matplotlib", "nbformat",
+                             "transformers", "sentence_transformers") if find_spec(name) is None]
+WING = re.compile(r"^(?:from|import) (?:tasks|interop|results|nbformat|test_tasks)\b", re.M)
+collect_ignore = []
+for path in sorted(Path(__file__).parent.glob("test_*.py")) if MISSING else ():
+    if WING.search(path.read_text(encoding="utf-8")):
+        collect_ignore.append(path.name)
+
+
+def pytest_report_header():
+    if MISSING:
+        return (f"left out, as {', '.join(MISSING)} of requirements-dev.txt cannot be imported: "
+                f"{', '.join(collect_ignore)}")
 
 
 def pytest_collection_modifyitems(config, items):

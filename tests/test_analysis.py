@@ -8,15 +8,16 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist, squareform
 from sklearn.preprocessing import normalize
+from test_evaluate import tiny
 from test_metrics import sphere
-from test_tasks import WORDS, results_of, tiny
+from test_tasks import WORDS, results_of
 
 import evaluate
 from corpora import EvaluationRows, evaluation_rows
 from corpora.program import BadInput
 from data import rows_of
 from model import Packed, Segment
-from tasks import analysis
+from tasks import analysis, metrics
 
 # ---- ranks
 
@@ -38,6 +39,15 @@ def test_ranks_are_those_of_numpy():
         "spectral_entropy": -(p * np.log(p)).sum() / np.log(20),
         "spectral_entropy_released": -(q * np.log(q)).sum() / np.log(15)})
     assert analysis.explained(z).tolist() == pytest.approx(100 * np.cumsum(q))
+
+
+def test_alignment_is_a_power_of_the_distance_of_unit_vectors():
+    x = torch.tensor([[3., 0], [0, 2]])
+    y = torch.tensor([[0, 5.], [0, 1]])
+    assert metrics.alignment(x, y) == pytest.approx((2 + 0) / 2)
+    assert metrics.alignment(x, y, power=4) == pytest.approx((4 + 0) / 2)
+    mean = evaluate.geometry({"a": x, "b": y})["cosine/translations"]
+    assert metrics.alignment(x, y) == pytest.approx(2 - 2 * mean)
 
 
 # ---- classes, words, maps

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_tasks import results_of, tiny
+from test_evaluate import tiny
+from test_tasks import results_of
 
 import evaluate
 from corpora import EvaluationRows, evaluation_rows
@@ -16,7 +17,7 @@ from corpora.program import BadInput
 from data import Tokenizer
 from evaluate import Answers
 from model import Packed
-from tasks import answers, sandbox
+from tasks import answers, metrics, sandbox
 from tasks.probes import TaskOptions
 
 
@@ -268,6 +269,30 @@ def test_extractive_answers_have_these_scores(prediction, golds, language, rules
 
 
 # ---- tasks
+
+
+def test_answers_that_are_left_out_do_not_count():
+    answers = Answers(["a", "b", "c"], ["x", "y", "z"], [""] * 3, [True, True, False])
+    judged = {"equal": [True, None, False], "firm": [None] * 3}
+    found = metrics.answer_scores(answers, judged, {"c"})
+    assert "firm" not in found and found["equal"] == found["equal_unseen"] == 50
+    assert found["rows"] == 3 and found["rows_unseen"] == 2 and found["rows_new_prompt"] == 1
+
+
+def test_answers_to_what_was_not_trained_on_are_counted_apart():
+    prompts = ["the cat", "seven dogs", "the cat sees", "dogs"]
+    golds = ["Katze", "Hunde", "Katze sieht", "sieben"]
+    written = ["Katze", "Hunde sieben", "Katze sieht", ""]
+    given = Answers(prompts, golds, written, [True, False, False, True])
+    judged, _ = metrics.judge_texts(given, None)
+    plain = {"exact": 50, "startswith": 75, "stop": 50, "rows": 4}
+    assert metrics.answer_scores(given, judged) == plain
+    known = {"exact_new_prompt": 50, "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3),
+             "rows_unseen": 3}
+    found = metrics.answer_scores(given, judged, {"seven dogs", "Katze", "the cat"})
+    assert found == plain | known
+    found = metrics.answer_scores(given, judged, {*prompts, *golds})
+    assert found["rows_unseen"] == 0 and "exact_unseen" not in found  # a share of no rows
 
 
 def rows_of(path, pairs):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_tasks import tiny, write_run
 
 import corpora
 import evaluate
@@ -17,11 +16,30 @@ import train
 from corpora.folder import write_results
 from corpora.program import BadInput
 from data import Tokenizer, rows_of
-from model import Packed
+from model import Model, ModelConfig, Packed, save
 
 TEXTS = ["the cat", "", "seven dogs see the cat and the cat sees seven dogs", "dogs", "the cat",
          "die Katze sieht sieben Hunde"]
 LONG = "the cat sees seven dogs " * 50
+
+
+def tiny(pool="cls", causal=False, **changes):
+    torch.manual_seed(1)
+    shape = dict(vocab=300, width=32, layers=2, heads=2, ffn_dim=64, max_positions=48, pool=pool,
+                 causal=causal, dropout=.1)
+    return Model(ModelConfig(**(shape | changes))).eval()
+
+
+def write_run(folder, model, tokenizer, data="toy", records=(), **config):
+    """A run's folder, as train.py leaves it."""
+    folder.mkdir(exist_ok=True)
+    save(model, folder / "model.pt")
+    tokenizer.save(folder / "tokenizer.json")
+    first = {"config": {"data": str(data), "langs": "", **config}, "views": 2,
+             "tokenizer_hash": tokenizer.hash, "affixes": [[[], [3]], [[], [3]]]}
+    lines = [json.dumps(record) + "\n" for record in (first, *records)]
+    (folder / "log.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
 
 
 def rows(spec="toy", langs=("en", "de", "ru"), limit=30, split="test"):

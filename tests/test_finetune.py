@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from test_tasks import tiny, write_run
+from test_evaluate import tiny, write_run
 from tokenizers import processors
 
 import evaluate

@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_tasks import tiny as encoder
+from test_evaluate import tiny as encoder
 
 import corpora
 import evaluate
 from corpora.program import BadInput
 from model import DECODER, Model, ModelConfig, Packed
-from tasks import metrics
 
 # ---- generate
 
@@ -133,29 +132,12 @@ def test_the_scores_of_known_answers(tokenizer, scripted):
     one = evaluate.Evaluation(tiny(), tokenizer, rows(PROMPTS, GOLDS))
     plain = {"exact": 50, "startswith": 75, "stop": 50, "rows": 4}
     assert evaluate.task_generate(one) == plain
-    judged, _ = metrics.judge_texts(one.answers, None)
-    assert metrics.answer_scores(one.answers, judged) == plain
-    known = {"exact_new_prompt": 50, "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3),
-             "rows_unseen": 3}
-    found = metrics.answer_scores(one.answers, judged, {"seven dogs", "Katze", "the cat"})
-    assert found == plain | known
-    trained = {*PROMPTS, *GOLDS, ("dogs " * 100).strip()}
-    found = metrics.answer_scores(one.answers, judged, trained)
-    assert found["rows_unseen"] == 0 and "exact_unseen" not in found  # a share of no rows
     assert len(asked) == 1  # answers are written once
     prompts, stop, max_new = asked[0]
     assert max_new == 2 * max(len(ids) for ids in tokenizer.encode(GOLDS)) + 8
     ids = tokenizer.encode(["the cat"])[0].tolist()
     assert prompts[0] == [tokenizer.special.cls, *ids, stop] and stop == tokenizer.special.sep
     assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop  # there is room
-
-
-def test_answers_that_are_left_out_do_not_count():
-    answers = evaluate.Answers(["a", "b", "c"], ["x", "y", "z"], [""] * 3, [True, True, False])
-    judged = {"equal": [True, None, False], "firm": [None] * 3}
-    found = metrics.answer_scores(answers, judged, {"c"})
-    assert "firm" not in found and found["equal"] == found["equal_unseen"] == 50
-    assert found["rows"] == 3 and found["rows_unseen"] == 2 and found["rows_new_prompt"] == 1
 
 
 def test_a_chats_system_text_opens_its_prompt(tokenizer, scripted):

@@ -7,7 +7,8 @@ import lzma
 import numpy as np
 import pytest
 import torch
-from test_tasks import NO_ROWS, WORDS, results_of, tiny
+from test_evaluate import tiny
+from test_tasks import NO_ROWS, WORDS, results_of
 
 import evaluate
 from corpora import EvaluationRows

@@ -5,7 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
-from test_tasks import NO_ROWS, results_of, tiny
+from test_evaluate import tiny
+from test_tasks import NO_ROWS, results_of
 
 import evaluate
 from corpora.program import BadInput

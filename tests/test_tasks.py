@@ -3,12 +3,11 @@
 import json
 
 import pytest
-import torch
+from test_evaluate import tiny, write_run
 
 import evaluate
 from corpora import EvaluationRows
 from corpora.program import exit_status
-from model import Model, ModelConfig, save
 from tasks import __main__ as command
 from tasks import probes
 
@@ -19,31 +18,12 @@ for verb in ("sees", "hears"):
 NO_ROWS = EvaluationRows("", {"": ["", ""]})
 
 
-def tiny(pool="cls", causal=False, **changes):
-    torch.manual_seed(1)
-    shape = dict(vocab=300, width=32, layers=2, heads=2, ffn_dim=64, max_positions=48, pool=pool,
-                 causal=causal, dropout=.1)
-    return Model(ModelConfig(**(shape | changes))).eval()
-
-
 def results_of(model, tokenizer, rows, names, max_new=None, train_texts=None, **options):
     """{"task/metric": number} of some tasks, as the command gives them."""
     evaluation = evaluate.Evaluation(model, tokenizer, rows or NO_ROWS, max_new=max_new)
     evaluation.train_texts = train_texts
     tasks = command.make_tasks(probes.TaskOptions(**options))
     return evaluate.run(evaluation, names, tasks)
-
-
-def write_run(folder, model, tokenizer, data="toy", records=(), **config):
-    """A run's folder, as train.py leaves it."""
-    folder.mkdir(exist_ok=True)
-    save(model, folder / "model.pt")
-    tokenizer.save(folder / "tokenizer.json")
-    first = {"config": {"data": str(data), "langs": "", **config}, "views": 2,
-             "tokenizer_hash": tokenizer.hash, "affixes": [[[], [3]], [[], [3]]]}
-    lines = [json.dumps(record) + "\n" for record in (first, *records)]
-    (folder / "log.jsonl").write_text("".join(lines), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")
