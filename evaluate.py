@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import corpora
 from corpora.device import usable_device
-from corpora.folder import read_first, read_log, read_results, report
+from corpora.folder import read_first, read_log, read_results, write_results
 from corpora.program import BadInput, Parser, comma_list, did_you_mean, exit_status
 from data import Tokenizer, rows_of
 from model import KeyValueCache, Packed, load
@@ -50,11 +50,12 @@ def token_batches(lengths, tokens):
     """Rows of these lengths in batches of at most `tokens` tokens -> lists of row numbers."""
     batches = []
     room = 0
-    # The longest first: memory runs out at once or never
+    # The longest come first: then memory runs out at once or never.
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[i] > room:
             batches.append([])
-            room = max(tokens, lengths[i])  # a row longer than a batch is one alone
+            # A row that is longer than a batch is a batch of its own.
+            room = max(tokens, lengths[i])
         batches[-1].append(i)
         room -= lengths[i]
     return batches
@@ -62,14 +63,16 @@ def token_batches(lengths, tokens):
 
 def read_rows(model, rows, read, tokens_per_batch=4096):
     """What `read(packed)` finds, one a row of a batch -> one for each of the rows of ids."""
-    # An equal row is read once: another batch would round it otherwise, and rank it elsewhere
+    # Equal rows are read once. In another batch their vectors would be rounded otherwise, and the
+    # two could then rank differently.
     keys = [tuple(row) for row in rows]
     rows = list(dict.fromkeys(keys))
     found = {}
     device = next(model.parameters()).device
     batches = token_batches([len(row) for row in rows], tokens_per_batch)
     with in_eval_mode(model):
-        for batch in tqdm(batches, "embed", leave=False, disable=None):  # None: in a file no bar
+        # disable=None: there is no bar where stderr is a file.
+        for batch in tqdm(batches, "embed", leave=False, disable=None):
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
             for i, value in zip(batch, read(packed)):
                 found[rows[i]] = value
@@ -124,7 +127,7 @@ def ids_of(model, tokenizer, texts, affixes=((), None), max_length=None):
 
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     """Greedy continuations of rows of ids, of at most max_new tokens with the stop token -> (lists
-    of ids without it, ended with it?). BadInput for NaN."""
+    of ids without the stop token, did each end with it?). BadInput for NaN."""
     device = next(model.parameters()).device
     rows = [list(prompt) for prompt in prompts]
     limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
@@ -132,8 +135,8 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     batches = token_batches(limits, tokens_per_batch)
     with in_eval_mode(model):
         for batch in tqdm(batches, "generate", leave=False, disable=None):
-            active = [i for i in batch if len(rows[i]) < limits[i]]  # there is room
-            # All rows end at one place; what stands before a shorter one is not seen
+            active = [i for i in batch if len(rows[i]) < limits[i]]
+            # All rows end at the same place; the padding before a shorter row is not seen.
             width = max((len(rows[i]) for i in active), default=0)
             padding = [width - len(rows[i]) for i in active]
             caches = KeyValueCache.of(model, torch.tensor(padding, device=device), width + max_new)
@@ -144,7 +147,7 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
                 logits = model.extend(*line, caches)  # (active, V)
                 if logits.isnan().any():
                     raise BadInput("the model gives NaN for a token: its training has diverged")
-                kept = []  # places of those that go on
+                kept = []  # places in `active` of the rows that go on
                 for place, token in enumerate(logits.argmax(1).tolist()):
                     i = active[place]
                     stopped[i] = token == stop
@@ -152,7 +155,8 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
                         rows[i].append(token)
                         if len(rows[i]) < limits[i]:
                             kept.append(place)
-                if len(kept) < len(active):  # finished rows make room
+                # Finished rows make room.
+                if len(kept) < len(active):
                     active = [active[place] for place in kept]
                     for cache in caches:
                         cache.keep(kept)
@@ -174,7 +178,7 @@ def exact(written, gold):
 
 
 def starts_with(written, gold):
-    """All one can ask of a model that never learned to stop [LLM-JEPA, sec. A.7]."""
+    """The weaker test, for a model that never learned to stop [LLM-JEPA, sec. A.7]."""
     return bool(gold.strip()) and written.strip().startswith(gold.strip())
 
 
@@ -192,14 +196,17 @@ def with_mean(metric, values):
     return {metric: mean(values.values())} | details
 
 
-def over_pairs(vectors, compare):
-    """{language: (N, D)}, compare(x, y) -> {metric: number}, done of each language and the first
-    -> {metric: mean, "metric/de-en": number, ...}."""
+def over_pairs(vectors, measure):
+    """{language: (N, D)} and measure(x, y) -> {metric: number}, asked of every language and the
+    first -> {metric: mean over the pairs, "metric/de-en": number, ...}."""
     first, *others = vectors
-    each = {f"{other}-{first}": compare(vectors[other], vectors[first]) for other in others}
+    by_metric = {}
+    for other in others:
+        for metric, value in measure(vectors[other], vectors[first]).items():
+            by_metric.setdefault(metric, {})[f"{other}-{first}"] = value
     scores = {}
-    for metric in next(iter(each.values()), {}):
-        scores |= with_mean(metric, {pair: found[metric] for pair, found in each.items()})
+    for metric, values in by_metric.items():
+        scores |= with_mean(metric, values)
     return scores
 
 
@@ -212,7 +219,8 @@ def unit(z):
     z = torch.as_tensor(z).double()
     if not z.isfinite().all():
         raise ValueError("vectors must be finite")
-    return F.normalize(z, dim=1, eps=1e-300)  # a zero row stays zero
+    # A row of zeros has no direction, and stays zero.
+    return F.normalize(z, dim=1, eps=1e-300)
 
 
 class Nearest(NamedTuple):
@@ -221,37 +229,38 @@ class Nearest(NamedTuple):
 
 
 def search(x, y, k):
-    """The k <= M rows of y (M, D) nearest by cosine to each row of x (N, D), of equals the first.
-    """
+    """The k <= M rows of y (M, D) nearest by cosine to each row of x (N, D). Of equally near rows
+    the first wins."""
     targets = unit(y)  # (M, D)
     later = torch.arange(len(targets)) * (1e-10 / len(targets))  # (M,)
     found = []
-    # At most 16 million cosines at once
+    # At most 16 million cosines are in memory at once.
     for rows in torch.as_tensor(x).split(max(1, 2 ** 24 // len(targets))):
-        # The last bits of a product depend on its place: equal vectors must have equal cosines
+        # The last bits of a product depend on its place in the matrix. They are rounded off, as
+        # equal vectors must have equal cosines.
         cosines = (unit(rows) @ targets.T).round(decimals=9)  # (n, M)
         indices = (cosines - later).topk(k, dim=1).indices    # (n, k)
         found.append((cosines.gather(1, indices), indices))
     return Nearest(*map(torch.cat, zip(*found)))
 
 
-def by_margin(nearest, back, score=torch.div):
-    """Of the rows j of y `nearest` to a row i of x the one with the highest score(cos, m), say
-    cos / m, m the mean of i's and j's mean cosines; `back`: nearest rows of x to those of y
-    -> scores (N,), rows of y (N,). [Artetxe & Schwenk 2019]"""
-    # A hub is near to everything: its large m keeps it from being everybody's translation
+def by_margin(nearest, back):
+    """Of each row i of x (N, D) the row j of y, among its `nearest`, with the highest cos / m: m is
+    the mean of i's and j's mean cosines with their neighbours, and `back` holds the rows of x
+    nearest to those of y -> (N,). [Artetxe & Schwenk 2019]"""
+    # A hub is near to everything. Its large m keeps it from being everybody's translation.
     m = (nearest.cosines.mean(1, keepdim=True) + back.cosines.mean(1)[nearest.indices]) / 2
-    best = score(nearest.cosines, m).max(1, keepdim=True)  # (N, k) -> (N, 1)
-    return best.values[:, 0], nearest.indices.gather(1, best.indices)[:, 0]
+    best = (nearest.cosines / m).argmax(1, keepdim=True)  # (N, 1)
+    return nearest.indices.gather(1, best)[:, 0]
 
 
 def mine(x, y, k=4):
     """The row of y (M, D) with the best margin for each row of x (N, D) -> (N,)."""
-    return by_margin(search(x, y, min(k, len(y))), search(y, x, min(k, len(x))))[1]
+    return by_margin(search(x, y, min(k, len(y))), search(y, x, min(k, len(x))))
 
 
 def mistakes(found, texts=None):
-    """Is a found row (N,) wrong? Right is one's own row or, given texts, an equal text."""
+    """Is each found row (N,) wrong? The right row is one's own or, given texts, any equal text."""
     texts = range(len(found)) if texts is None else texts
     return [texts[i] != texts[j] for i, j in enumerate(found.tolist())]
 
@@ -264,15 +273,15 @@ def xsim(x, y, texts=None, k=4):
 
 def xsim_plus(x, y, negatives, hard, texts):
     """xsim when altered rows join y (N, D): negatives (M, D), hard [(text, row of y it was made
-    from, type)], texts of y -> {"xsim++": percent wrong, "xsim++/TYPE": percent that took such a
-    copy of their own, "xsim++/misaligned": anything else}. [Chen et al. 2023]"""
-    # More targets change the margin of every row: nothing of xsim can be used again
+    from, type)], texts of y -> {"xsim++": percent wrong, "xsim++/TYPE": percent that took such an
+    altered copy of their own text, "xsim++/misaligned": all other errors}. [Chen et al. 2023]"""
+    # More targets change the margin of every row, so nothing of xsim can be used again.
     found = mine(x, torch.cat([y, negatives]))  # (N,)
     wrong = mistakes(found, [*texts, *(text for text, _, _ in hard)])
     counts = dict.fromkeys([*sorted({kind for _, _, kind in hard}), "misaligned"], 0)
     for i, j in enumerate(found.tolist()):
         error = "misaligned"
-        if j >= len(y):  # an altered row
+        if j >= len(y):
             _, source, kind = hard[j - len(y)]
             error = kind if texts[source] == texts[i] else error
         counts[error] += wrong[i]
@@ -281,16 +290,16 @@ def xsim_plus(x, y, negatives, hard, texts):
 
 
 def retrieval(vectors, texts, negatives=None, hard=()):
-    """Every language searched in the first: {language: (N, D)}, {language: N texts}, of its altered
-    rows what `xsim_plus` takes -> {metric: mean, "metric/de-en": ...}."""
+    """Every language searched in the first: {language: (N, D)}, {language: N texts}, and for xsim++
+    the altered rows as `xsim_plus` takes them -> {metric: mean, "metric/de-en": ...}."""
     texts = next(iter(texts.values()))
 
-    def compare(x, y):
+    def measure(x, y):
         plus = xsim_plus(x, y, negatives, hard, texts) if hard else {}
         return {"xsim": xsim(x, y, texts)} | plus
 
-    scores = over_pairs(vectors, compare)
-    # Of an error of xsim++ the mean alone
+    scores = over_pairs(vectors, measure)
+    # Of the types of errors of xsim++ only the mean is kept.
     return {name: value for name, value in scores.items() if name.count("/") < 2}
 
 
@@ -300,7 +309,8 @@ def retrieval(vectors, texts, negatives=None, hard=()):
 def spectrum(z, center):
     """Singular values in float64, largest first: (N, D) -> (min(N, D),)."""
     z = torch.as_tensor(z).double()
-    floor = 1e-7 * z.norm()  # below is the rounding of float32 vectors: one point has no directions
+    # Below this is the rounding of float32 vectors, which would give one point many directions.
+    floor = 1e-7 * z.norm()
     if center:
         z = z - z.mean(0)
     gram = z.T @ z if len(z) > z.shape[1] else z @ z.T  # the smaller of the two
@@ -309,19 +319,26 @@ def spectrum(z, center):
 
 
 def rankme(z):
-    """exp(-sum p log p), p = s / sum s + 1e-7, s the singular values: (N, D) -> 1..min(N, D), the
-    directions in use. [Garrido et al. 2023]"""
-    # It grows with N: compare what was measured on equally many rows
+    """The directions in use, exp(-sum p log p) with p = s / sum s + 1e-7 and s the singular values:
+    (N, D) -> 1..min(N, D). [Garrido et al. 2023]"""
+    # It grows with N: only numbers of equally many rows can be compared.
     s = spectrum(z, center=False)
     p = s / s.sum().clamp(min=1e-300) + 1e-7
     return math.exp(torch.special.entr(p).sum().item())
 
 
+def directions(z):
+    """Unit rows where a row of zeros, which has no direction, gets a dimension of its own, so that
+    all such rows are one point: (N, D) -> (N, D + 1)."""
+    u = unit(z)
+    return torch.cat([u, (u == 0).all(1, keepdim=True)], 1)
+
+
 def uniformity(z):
     """log mean exp(-2 |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one point)
     ..-4 (the whole sphere). [Wang & Isola 2020, sec. 4]"""
-    u = unit(z)  # (N, D)
-    # |u_i - u_j|^2 = 2 - 2 cos; i = j is no pair, and would bias the mean upwards
+    u = directions(z)  # (N, D + 1)
+    # |u_i - u_j|^2 = 2 - 2 cos. The pairs i = j would bias the mean upwards and are taken out.
     total = -(4 * (u.square().sum(1) - 1)).exp().sum().item()
     for rows in u.split(1024):
         total += (4 * (rows @ u.T - 1)).exp().sum().item()  # (1024, N)
@@ -342,20 +359,20 @@ def cosines(x, y):
 
 def random_cosine(x, y):
     """Mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1."""
-    u = unit(x)  # (N, D)
-    v = unit(y)  # (N, D)
-    # All pairs together are the product of two sums
+    u = directions(x)  # (N, D + 1)
+    v = directions(y)  # (N, D + 1)
+    # The sum over all pairs is the product of two sums.
     return ((u.sum(0) @ v.sum(0) - (u * v).sum()) / (len(u) * (len(u) - 1))).item()
 
 
-def compare_cosines(x, y):
+def pair_cosines(x, y):
     return {"cosine/translations": cosines(x, y).mean().item(),
             "cosine/different": random_cosine(x, y)}
 
 
 def geometry(vectors):
-    """{language: (N, D), aligned}, N > 1 -> means over languages, or over pairs with the first.
-    Cosines are of unrelated sentences but for "translations". [BERT-JEPA, tables 4-7]"""
+    """{language: (N, D)}, aligned, N > 1 -> means over languages, or over pairs with the first. All
+    cosines but "translations" are of unrelated sentences. [BERT-JEPA, tables 4-7]"""
     each = list(vectors.values())
     scores = {"rankme": mean([rankme(z) for z in each])}
     scores["rankme_share"] = 100 * scores["rankme"] / min(each[0].shape)
@@ -363,17 +380,20 @@ def geometry(vectors):
     scores["std"] = mean([std(z) for z in each])
     scores["length"] = mean([z.norm(dim=1).mean().item() for z in each])
     scores["cosine/same"] = mean([random_cosine(z, z) for z in each])
-    return scores | over_pairs(vectors, compare_cosines)
+    zero = percent((torch.cat(each) == 0).all(1).tolist())
+    if zero:
+        scores["zero"] = zero
+    return scores | over_pairs(vectors, pair_cosines)
 
 
 def diagnose(results, views=2):
     """Is the encoder collapsing? Results of `geometry` or `run` -> measures and verdict, a line."""
     found = {name.removeprefix("geometry/"): value for name, value in results.items()}
-    # Either alone is half of it: a pretrained BERT has a random cosine of .99 and can be trained
-    # [BERT-JEPA, table 4]; vectors on a line through 0 have one of 0
+    # Neither sign is enough alone. A pretrained BERT has a random cosine of .99 and can be trained
+    # [BERT-JEPA, table 4], and vectors on a line through 0 have a random cosine of 0.
     together = found["cosine/same"]
     few = found["rankme_share"] < 5 or found["rankme"] < 2
-    # With one view nobody taught the model what a translation is
+    # With one view nobody taught the model what a translation is.
     pairs = views > 1 and "cosine/translations" in found
     if few and together > .9:
         verdict = "COLLAPSING"
@@ -385,6 +405,8 @@ def diagnose(results, views=2):
         verdict = "translations less alike than strangers"
     else:
         verdict = "ok"
+    if "zero" in found:
+        verdict += f", {found['zero']:.0f} % of the vectors are zero"
     positive = f" | cos(pos) {found['cosine/translations']:.2f}" if pairs else ""
     return (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) "
             f"{together:.2f}{positive} | unif {found['uniformity']:.2f} | std {found['std']:.2f} | "
@@ -395,15 +417,15 @@ def diagnose(results, views=2):
 
 
 def linear_probe(x, labels, queries, gold):
-    """Percent of the queries (M, D) whose class a linear map finds, trained on x (N, D), N labels:
-    ridge regression on one-hot classes, in closed form."""
+    """Percent of the queries (M, D) whose class a linear map finds that was trained on x (N, D) and
+    N labels: ridge regression on one-hot classes, in closed form."""
     classes = sorted(set(labels), key=str)
     targets = torch.tensor([classes.index(label) for label in labels])
     targets = F.one_hot(targets).double()                            # (N, classes)
     center = x.double().mean(0)                                      # (D,)
     z = x.double() - center                                          # (N, D)
     gram = z.T @ z                                                   # (D, D)
-    # The penalty is relative to the mean variance of a dimension: scale does not count
+    # The penalty is relative to the mean variance of a dimension, so the scale does not count.
     gram.diagonal().add_(.01 * gram.diagonal().mean() + 1e-300)
     weight = torch.linalg.solve(gram, z.T @ targets)                 # (D, classes)
     scores = (queries.double() - center) @ weight + targets.mean(0)  # (M, classes)
@@ -412,14 +434,18 @@ def linear_probe(x, labels, queries, gold):
 
 
 def rank_correlation(a, b):
-    """Spearman's: correlation of the ranks, (N,), (N,) -> -1..1; 0 if either is constant."""
+    """Spearman's correlation of the ranks: (N,), (N,) -> -1..1; 0 if either is constant. ValueError
+    for NaN and infinity."""
     ranks = []
     for values in (a, b):
-        # What differs by rounding alone is equal, and equal ones share their rank
+        # Values that differ by rounding alone are equal, and equal values share their rank.
         values = torch.as_tensor(values, dtype=torch.float64).round(decimals=9)  # (N,)
+        if not values.isfinite().all():
+            raise ValueError("values must be finite")
         _, place, count = values.unique(return_inverse=True, return_counts=True)
         ranks.append((count.cumsum(0) - (count.double() - 1) / 2)[place])
-    return torch.corrcoef(torch.stack(ranks))[0, 1].nan_to_num().item()  # 0 / 0 is no correlation
+    # Of a constant the correlation is 0 / 0, which is none.
+    return torch.corrcoef(torch.stack(ranks))[0, 1].nan_to_num().item()
 
 
 # ---- a model and the rows it is asked about
@@ -427,13 +453,13 @@ def rank_correlation(a, b):
 
 @dataclass
 class Evaluation:
-    """Of a model and rows: vectors and answers are made once for all tasks. BadInput for fewer
-    than two rows, or a vector that is not finite."""
+    """A model and the rows it is asked about. Vectors and answers are made once, for all tasks.
+    BadInput for fewer than two rows, or a vector that is not finite."""
     model: torch.nn.Module
     tokenizer: Tokenizer
     rows: corpora.EvaluationRows
     affixes: Any = None             # (prefix, suffix) of the first column, and of the others
-    max_length: int | None = None   # tokens of a text, the rest is cut; None: all the model takes
+    max_length: int | None = None   # tokens of a text; the rest is cut; None: all the model takes
     answer_limit: int | None = 200  # rows that are answered
     max_new: int | None = None      # tokens of an answer
     views: int = 2                  # texts of a training example
@@ -455,15 +481,11 @@ class Evaluation:
         other.ids = self.ids  # what was cut has been said
         return other
 
-    @functools.cached_property
-    def digest(self):
-        """Of all that is asked: two files of one name can have different rows."""
-        asked = [self.texts, self.system, self.hard, self.max_length, self.max_new, self.pool]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
-
     @property
     def label(self):
-        return f"{self.count} rows of {self.rows.name} ({', '.join(self.texts)}), {self.digest}"
+        """The rows in words, with a hash of their texts: two files can have the same name."""
+        texts = hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()[:8]
+        return f"{self.count} rows of {self.rows.name} ({', '.join(self.texts)}), {texts}"
 
     def ids_of(self, texts, column=0):
         """N texts -> rows of ids, as those of a column are."""
@@ -504,7 +526,7 @@ class Evaluation:
         special = self.tokenizer.special
         max_new = self.max_new or 2 * max(map(len, self.tokenizer.encode(golds))) + 8
         suffix = [*special.chat.end, *special.chat.assistant]  # [SEP], or a chat model's own marks
-        # A prompt that would fill the model makes room for its answer
+        # A prompt that would fill the model is cut, so that there is room for its answer.
         longest = self.model.config.max_positions
         ids = rows_of(self.tokenizer, prompts, special.chat.user, suffix, system, self.max_length,
                       max(longest // 2, longest - max_new))
@@ -526,6 +548,10 @@ def task_retrieval(evaluation):
     hard = evaluation.ids_of([text for text, _, _ in evaluation.hard])
     negatives = embed(evaluation.model, hard, evaluation.pool)  # (M, D)
     scores = retrieval(evaluation.vectors, evaluation.texts, negatives, evaluation.hard)
+    # An equal text is right, so with few different texts the task is easier than its rows say.
+    distinct = len(set(next(iter(evaluation.texts.values()))))
+    if distinct < evaluation.count:
+        scores["distinct"] = distinct
     return {"rows": evaluation.count} | scores
 
 
@@ -540,7 +566,8 @@ def task_geometry(evaluation):
 
 
 def task_probe(evaluation):
-    """A linear probe for each property of labelled texts; do cosines rank pairs as graders do?"""
+    """A linear probe for each property of labelled texts, and the rank correlation of cosines with
+    graded similarity."""
     texts, properties = evaluation.rows.labelled
     first, second, similarity = zip(*evaluation.rows.graded)
     rows = evaluation.ids_of([*texts, *first, *second])
@@ -549,7 +576,8 @@ def task_probe(evaluation):
     found = {}     # {property: accuracy}
     majority = []  # share of its most frequent class
     for name, labels in properties.items():
-        gold = labels[1::2]  # odd rows are for testing, even ones for training
+        # Even rows are for training, odd rows for testing.
+        gold = labels[1::2]
         found[name] = linear_probe(z[::2], labels[::2], z[1::2], gold)
         majority.append(100 * max(gold.count(label) for label in set(gold)) / len(gold))
     scores = {"rows": len(texts), "mean": mean(found.values()), "majority": mean(majority)} | found
@@ -584,6 +612,7 @@ TASKS = {
     "retrieval": Task(task_retrieval, no_retrieval, views=2, about=ROWS | {
         "xsim": ("%", "lower", "wrong translation found: ratio margin, k = 4"),
         "xsim++": ("%", "lower", "wrong translation found among hard negatives"),
+        "distinct": ("", "", "different texts among those searched; equal ones count as right"),
     }),
     "geometry": Task(task_geometry, lambda evaluation: "", about=ROWS | {
         "rankme": ("", "higher", "directions in use"),
@@ -591,6 +620,7 @@ TASKS = {
         "uniformity": ("", "lower", "0 is one point, -4 the whole sphere"),
         "std": ("", "higher", "deviation of unit rows, 0 is one point, 1 healthy"),
         "length": ("", "", "mean length of the vectors, before they are made unit vectors"),
+        "zero": ("%", "lower", "vectors of zeros, which have no direction"),
         "cosine/same": ("", "lower", "unrelated sentences, one language"),
         "cosine/translations": ("", "higher", "translations"),
         "cosine/different": ("", "lower", "unrelated sentences, two languages"),
@@ -617,7 +647,7 @@ def choose(evaluation, names=None, tasks=TASKS):
         raise BadInput(f"--tasks names nothing: give some of {', '.join(tasks)}")
     for name in names:
         if name not in tasks:
-            # The core does not know what tasks/ has
+            # The core does not know what tasks/ has.
             more = f"; more tasks: python -m tasks RUN --tasks {name}" if tasks is TASKS else ""
             near = did_you_mean(name, tasks, more)
             raise BadInput(f"task {name!r} is none of {', '.join(tasks)}{near}")
@@ -643,13 +673,13 @@ class Example(NamedTuple):
 
 
 def examples(evaluation):
-    """Five rows to read -> list of Example: answers of a causal model, or retrieval, the languages
-    in turn; [] where nobody taught either."""
+    """Five rows to read -> list of Example: answers of a causal model, else the translations found,
+    from the languages in turn. [] for a model that was taught neither."""
     first, *others = evaluation.texts
     if not others or evaluation.views < 2:
         return []
     step = max(1, evaluation.count // 5)
-    rows = slice(0, 5 * step, step)  # spread evenly
+    rows = slice(0, 5 * step, step)
     shown = []
     if not no_generate(evaluation):
         made = evaluation.answers_of(rows)
@@ -666,26 +696,28 @@ def examples(evaluation):
 
 
 def about(name, tasks=TASKS):
-    """A result's name -> (unit, which way is better, what it is); the last is "" of a detail."""
+    """A result's name -> (unit, which way is better, what it is); the last is "" for a detail."""
     task, _, whole = name.partition("/")
-    if task == "validation":  # train.py's: the loss of the objective, and its terms
-        # All of them are losses but this weight of one
+    # train.py measures the loss of the objective and its terms.
+    if task == "validation":
+        # Two of the terms are weights and no losses.
         better = "" if whole in ("lambda", "teacher_start") else "lower"
         return "", better, "on held-out rows, without dropout"
     known = tasks[task].about if task in tasks else {}
     metric = whole
-    # xsim++/de-en: is there an xsim++/de-en, an xsim++?
+    # xsim++/de-en is a detail of xsim++.
     while metric not in known and "/" in metric:
         metric = metric.rpartition("/")[0]
     unit, better, what = known.get(metric, ("", "", ""))
     return unit, better, what if metric == whole else ""
 
 
-def table(results, before=None, tasks=TASKS):
+def table(results, before=None, tasks=TASKS, rest="--json"):
     """Results, and those of the untrained model -> at most 20 aligned lines: name, values, unit,
-    which way is better, what it is."""
+    which way is better, what it is. `rest` says where all other numbers are."""
     names = list(results)
-    if len(names) > 20:  # without languages and other details
+    # Details, such as single languages, are left out first.
+    if len(names) > 20:
         names = [name for name in names if about(name, tasks)[2]][:20]
     width = max(map(len, names))
     lines = [f"{'':{width}} untrained   trained"] if before else []
@@ -693,12 +725,13 @@ def table(results, before=None, tasks=TASKS):
         unit, better, what = about(name, tasks)
         line = f"{name:{width}}"
         for column in filter(None, (before, results)):
-            value = column.get(name, "-")  # a count is an int
+            # A count is an int, and has no digits behind the point.
+            value = column.get(name, "-")
             digits = 2 if unit else 4
             line += f" {value:>9.{digits}f}" if isinstance(value, float) else f" {value:>9}"
         lines.append(f"{line} {unit:1} {better:6} {what}".rstrip())
     if len(names) < len(results):
-        lines.append(f"and {len(results) - len(names)} more numbers: --json")
+        lines.append(f"and {len(results) - len(names)} more numbers: {rest}")
     return "\n".join(lines)
 
 
@@ -711,7 +744,7 @@ def headline(results, step):
             unit = about(name)[0]
             parts.append(f"{name} {results[name]:.1f} %" if unit else f"{name} {results[name]:.3f}")
     health = diagnose(results, views=2 if "retrieval/xsim" in results else 1)
-    # Random weights look collapsed: that is no verdict on training
+    # Random weights look collapsed, which is no verdict on the training.
     parts.append(health if step else health.split(" -> ")[0] + " -> untrained")
     return "  ".join(parts)
 
@@ -728,17 +761,6 @@ class RunFolder(NamedTuple):
     untrained: dict  # the results of step 0; {} if there are none
 
 
-def says_rows(first, vocab):
-    """Does the first line of a log have affixes (or none) and views as `Evaluation` takes them?"""
-    try:
-        affixes = first.get("affixes") or [((), None)] * 2
-        ids = [[*prefix, *(suffix or ())] for prefix, suffix in affixes]
-    except (TypeError, ValueError):
-        return False
-    known = all(type(one) is int and 0 <= one < vocab for one in sum(ids, []))
-    return known and len(ids) == 2 and type(first.get("views", 2)) is int
-
-
 def open_run(folder, device="cpu"):
     """The folder of a run -> RunFolder. BadInput if it is not whole."""
     folder = Path(folder)
@@ -748,12 +770,31 @@ def open_run(folder, device="cpu"):
     is_other = first.get("tokenizer_hash", tokenizer.hash) != tokenizer.hash
     if is_other or tokenizer.vocab > model.config.vocab:
         raise BadInput(f"{folder}/tokenizer.json is not that of the training: put that file back")
-    if not says_rows(first, tokenizer.vocab):
-        raise BadInput(f"{folder}/log.jsonl: its first line has bad affixes or views: restore it")
-    # The model of step 0 is gone, but it was evaluated, on the rows for validation
-    begun = [one["eval"] for one in read_log(folder) if "eval" in one and one.get("step") == 0]
-    untrained = begun[0] if begun and isinstance(begun[0], dict) else {}
+    # The model of step 0 is gone, but it was evaluated then, on the rows for validation.
+    untrained = {}
+    for record in read_log(folder):
+        if "eval" in record and record.get("step") == 0:
+            untrained = record["eval"]
     return RunFolder(folder, model, tokenizer, first, first["config"], untrained)
+
+
+def say_trained_on(config, rows):
+    """Say on stderr how many of some EvaluationRows a run of this config was trained on."""
+    if not config["data"]:
+        return
+    texts = list(zip(*rows.texts.values()))
+    try:
+        count = corpora.count_trained_on(
+            config["data"], texts, comma_list(config.get("langs", "")),
+            config.get("skip_bad", False), not config.get("eval_data"),
+            config.get("header", "yes"))
+    except BadInput as error:
+        print(f"note: it cannot be told which of these rows were trained on: {error}",
+              file=sys.stderr)
+        return
+    if count:
+        print(f"warning: {count:,} of {len(texts):,} rows of {rows.name} were trained on",
+              file=sys.stderr)
 
 
 def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new=None, pool=None,
@@ -767,20 +808,23 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
     spec = data or own
     if not spec:
         raise BadInput(f"{opened.folder} has no data of its own: name some with --data")
+    # The run's own file may be given under another name.
     if own and os.path.realpath(spec) == os.path.realpath(own):
-        spec = own  # the same file, perhaps under another name
+        spec = own
         langs = langs or comma_list(config.get("langs", ""))
         header = header or config.get("header")
-    if not split:  # rows that the run was not trained on: of other files all are
+    if not split:
         split = "test" if spec in corpora.EMBEDDED or spec == config["data"] else "all"
     if limit is None and not Path(spec).is_dir():
         limit = 1000
     skip_bad = config.get("skip_bad", False)
     header = header or "yes"
     columns = corpora.open_text(spec, langs, skip_bad, header=header).columns
-    # A run that was trained with system texts can be asked without
+    # A run that was trained with system texts can be asked without them.
     system = config.get("chat") == "system" and "system" in columns
     rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system, header)
+    if spec != own or split not in ("valid", "test"):
+        say_trained_on(config, rows)
     return Evaluation(opened.model, opened.tokenizer, rows, opened.first.get("affixes"),
                       config.get("max_length"), answer_limit=None, max_new=max_new,
                       views=opened.first.get("views", 2), pool=pool)
@@ -797,32 +841,33 @@ def make_parser(prog, description, tasks):
     add("--data", help="other rows than the run's own: toy, files, or a folder of CODE.devtest")
     add("--langs", type=comma_list, default=[], help="columns, as en,de; the first is searched in")
     add("--header", choices=("yes", "no"), help="has a table's first line the columns?")
-    add("--split", choices=("train", "valid", "test", "all"), help="default: not trained on")
+    add("--split", choices=("train", "valid", "test", "all"),
+        help="[test; of files that the run does not name as its data, all]")
     add("--limit", type=int, help="at most so many rows, 0: all [1000; of a folder, all]")
     add("--max-new", type=int, help="cut answers after so many tokens")
     add("--pool", choices=("cls", "mean", "max", "last"), help="another pooling than the model's")
     add("--device", help="cpu, cuda, cuda:1 [cuda if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
-    add("--out", help="file for the numbers [of the run's own rows RUN/eval.json, else it is said]")
+    add("--out", help="JSON file for the numbers [RUN/eval.json; none if asked otherwise]")
     return parser
 
 
-# Flags that change what the numbers are of
-OTHERWISE = ("data", "langs", "header", "split", "limit", "max_new", "pool", "hard")
+# Flags that change what the numbers are about. Without them they are of the run's own rows.
+OTHERWISE = ("data", "langs", "header", "split", "limit", "max_new", "pool")
 
 
-def place_of(options, evaluation):
-    """Where the numbers go: those of the run's own rows to its eval.json, what was asked otherwise
-    to a file named after it. BadInput for an --out that will not do."""
-    if options.out:
-        path = Path(options.out).absolute()
-        if os.path.lexists(path) and "rows" not in read_results(path):
-            raise BadInput(f"--out {options.out} is there, and holds no results: name another file")
-        if not path.parent.is_dir():
-            raise BadInput(f"--out {options.out} lies in no folder: make that first")
-        return path
-    asked = [vars(options).get(name) not in (None, []) for name in OTHERWISE]
-    return f"eval-{evaluation.digest}.json" if any(asked) else "eval.json"
+def results_file(options, is_other=False):
+    """Where the numbers go: to --out, those of the run's own rows to RUN/eval.json, others nowhere
+    (None). BadInput for an --out that cannot be written, or would destroy something else."""
+    if not options.out:
+        asked = [vars(options).get(name) not in (None, []) for name in OTHERWISE]
+        return None if is_other or any(asked) else Path(options.run, "eval.json").absolute()
+    path = Path(options.out).absolute()
+    is_foreign = os.path.lexists(path) and "rows" not in read_results(path)
+    if is_foreign or not path.parent.is_dir():
+        raise BadInput(f"--out {options.out}: name a new file, or one with results, in a folder "
+                       "that is there")
+    return path
 
 
 def main(argv):
@@ -832,20 +877,19 @@ def main(argv):
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.max_new, options.pool, options.header)
     names = choose(evaluation, options.tasks)
-    if options.max_new and "generate" not in names:
-        raise BadInput(f"--max-new {options.max_new}: only the task generate reads it; drop it")
-    place = place_of(options, evaluation)
+    path = results_file(options)
     results = run(evaluation, names)
-    text = json.dumps(results)
-    if not options.json:
-        before = opened.untrained if place == "eval.json" else None
-        lines = [table(results, before)]
+    if options.json:
+        print(json.dumps(results))
+    else:
+        before = opened.untrained if path and not options.out else None
+        print(table(results, before))
         if before:
-            lines.append("untrained: at step 0, on the run's rows for validation")
+            print("untrained: at step 0, on the run's rows for validation")
         if "geometry/rankme" in results:
-            lines.append(diagnose(results, evaluation.views))
-        text = "\n".join(lines)
-    report(opened.folder, place, evaluation.label, results, text)
+            print(diagnose(results, evaluation.views))
+    if path:
+        write_results(opened.folder, path, results, evaluation.label)
 
 
 if __name__ == "__main__":

@@ -566,6 +566,8 @@ class Run:
             train.eval_data or train.data, comma_list(train.langs) or None,
             "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad,
             train.chat == "system", header=train.header)
+        if train.eval_data and self.rank == 0:
+            evaluate.say_trained_on(asdict(train), self.rows)
         self.open_validation()
         self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows of "
                  f"{', '.join(self.corpus.columns)}; a vocabulary of {self.tokenizer.vocab:,}")
@@ -984,7 +986,8 @@ def show(run, progress, record):
 def finish(run, results):
     """The table of before and after, five examples to read, and what to do next."""
     # The same rows before and after, so the two columns can be compared.
-    run.say("\n" + evaluate.table(results, run.untrained))
+    run.say("\n" + evaluate.table(results, run.untrained,
+                                   rest=run.folder / "eval.json"))
     for example in evaluate.examples(run.evaluation()):
         run.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}")
         if not example.right:

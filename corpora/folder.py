@@ -1,6 +1,7 @@
 """The folder of a run, and who may write into it: its log, its lock, what killed writes left."""
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -92,8 +93,18 @@ def sealed(first):
     return content | {"checksum": zlib.crc32(json.dumps(content).encode())}
 
 
+def hub_hint(folder):
+    """What else a folder that is not there may be: a model of a hub, OWNER/NAME or NAME."""
+    *above, name = Path(folder).parts or [""]
+    if len(above) > 1 or above and Path(above[0]).is_dir():
+        return ""
+    return f"; a model of the Hugging Face hub: python -m interop import {folder} out/{name}"
+
+
 def read_first(folder):
     """The first line of a run's log, which has its "config". BadInput if there is none."""
+    if not Path(folder).is_dir():
+        raise BadInput(f"there is no folder {folder}{hub_hint(folder)}")
     first = next(iter(read_log(folder)), {})
     if "checksum" in first and sealed(first) != first:
         raise BadInput(f"{folder}: the first line of log.jsonl, the run's settings, is not as it "
@@ -126,42 +137,31 @@ def refuse_no_file(path):
 
 
 def write_results(folder, name, results, label=""):
-    """Add numbers to a file of a run, whole or not at all. Its first entry says what they are of:
-    numbers of other rows, or of an older model, are replaced. BadInput for what is no file."""
+    """Add numbers to a file of a run, whole or not at all. Its first entries say what they are of,
+    a hash of model.pt and the rows: numbers of another model or of other rows are replaced.
+    BadInput for what is no file."""
     path = Path(folder) / name
     refuse_no_file(path)
     with alone(path.parent):
         # Of an evaluation that was killed; a training may be writing other files
         remove_leftovers(path.parent, f"{path.name}.*")
         before = read_results(path)
+        with open(Path(folder) / "model.pt", "rb") as file:
+            model = hashlib.file_digest(file, "sha256").hexdigest()[:8]
         lost = ""
         if not before and path.exists():
             lost = "what is no JSON object of finite numbers"
-        elif before and path.stat().st_mtime >= (Path(folder) / "model.pt").stat().st_mtime:
-            if before.get("rows") == label:
-                results = before | results
-            else:
-                lost = f"the numbers of {before.get('rows')}"
+        elif before and before.get("model") != model:
+            lost = "the numbers of another model"
+        elif before and before.get("rows") != label:
+            lost = f"the numbers of {before.get('rows')}"
         if lost:
             note = printable(f"note: {path} held {lost}: replaced")
             print(note.replace("\n", " "), file=sys.stderr)
-        text = json.dumps({"rows": label} | results, indent=1, allow_nan=False)
+            before = {}
+        text = json.dumps(before | {"model": model, "rows": label} | results, indent=1,
+                          allow_nan=False)
         write_atomic(path, text.encode())
-
-
-def report(folder, place, label, results, text):
-    """Write results, and print the text whether that works or not. BadInput if it does not."""
-    failure = None
-    try:
-        write_results(folder, place, results, label)
-    except (OSError, ValueError) as error:
-        failure = error
-    print(text)
-    if failure:
-        reason = getattr(failure, "strerror", failure)
-        raise BadInput(f"{folder / place} was not written ({reason}): name a file with --out")
-    if place != "eval.json":
-        print(f"numbers: {folder / place}", file=sys.stderr)
 
 
 def differences(old, new, free, prefix=""):

@@ -12,13 +12,10 @@ import json
 import sys
 from functools import partial
 
-from corpora.program import wing_imports
-
-with wing_imports():
-    import evaluate
-    from corpora import EvaluationRows
-    from corpora.program import BadInput, comma_list, exit_status, unmet
-    from tasks import analysis, answers, finetune, metrics, mining, probes
+import evaluate
+from corpora import EvaluationRows
+from corpora.program import BadInput, comma_list, exit_status
+from tasks import analysis, answers, finetune, metrics, mining, probes
 
 
 def always(evaluation, options):
@@ -33,14 +30,14 @@ def with_answers(evaluation, options):
     return evaluate.no_generate(evaluation)
 
 
-FUNCTIONS = {name: (partial(answers.scores, judge), with_answers)
+# {name: (scores(evaluation, options), why it cannot be done)}
+FUNCTIONS = {name: (partial(answers.answer_task, judge), with_answers)
              for name, judge in answers.JUDGES.items()}
-FUNCTIONS |= {  # name: (scores(evaluation, options), why it cannot be done)
+FUNCTIONS |= {
     "spider": (FUNCTIONS["spider"][0], answers.no_spider),
-    "generate": (partial(answers.scores, metrics.judge_texts), with_answers),
+    "generate": (partial(answers.answer_task, metrics.judge_texts), with_answers),
     "hellaswag-letter": (answers.hellaswag_letter, answers.no_choice),
     "matrix": (mining.matrix, with_columns),
-    "margins": (mining.margins, with_columns),
     "bucc": (mining.bucc, with_columns),
     "bucc2018": (mining.bucc2018, partial(mining.files_missing, mining.bucc_files)),
     "tatoeba": (mining.tatoeba, partial(mining.files_missing, mining.tatoeba_files)),
@@ -52,26 +49,26 @@ FUNCTIONS |= {  # name: (scores(evaluation, options), why it cannot be done)
     "attention": (analysis.attention, analysis.no_blocks),
     "uniform": (analysis.uniform, with_columns),
 }
-TASKS = {name: (*both, metrics.about(name)) for name, both in FUNCTIONS.items()}
-TASKS["generate"] = (*FUNCTIONS["generate"], metrics.GENERATE)
-SENTENCES = evaluate.ROWS | metrics.about("sets")
-ANSWERING = (*answers.JUDGES, "generate")  # tasks that judge what a model writes
-ON_SETS = (*probes.SETS, "gap")            # tasks that read published sets
-OWN_ROWS = ("bucc2018", "tatoeba", *probes.SETS)  # tasks that read nothing of --data
-# Tasks that read tokens, or have poolings of their own
-UNPOOLED = (*ANSWERING, "hellaswag-letter", "poolings", "tokens", "attention")
+FUNCTIONS |= {name: (partial(probes.sentences, name), partial(probes.no_sets, name))
+              for name in probes.SETS}
+NAMES = list(dict.fromkeys([*evaluate.TASKS, *FUNCTIONS]))
+# Tasks that judge what a model writes.
+ANSWERING = (*answers.JUDGES, "generate")
+# Tasks that read published sets, and nothing of --data.
+ON_SETS = ("bucc2018", "tatoeba", *probes.SETS)
 
 
 def make_tasks(options):
     """{name: evaluate.Task} of the core and of this folder, bound to TaskOptions."""
-    known = dict(TASKS)
-    for name in probes.SETS:
-        known[name] = (partial(probes.sentences, name), partial(probes.no_sets, name), SENTENCES)
     tasks = dict(evaluate.TASKS)
-    for name, (scores, unavailable, about) in known.items():
-        usual = evaluate.ANSWERS | metrics.UNSEEN if name in ANSWERING else evaluate.ROWS
+    for name, (scores, unavailable) in FUNCTIONS.items():
+        known = evaluate.ROWS | metrics.known_metrics("sets" if name in probes.SETS else name)
+        if name in ANSWERING:
+            known |= evaluate.ANSWERS | metrics.UNSEEN
+        if name == "generate":
+            known |= metrics.GENERATE
         tasks[name] = evaluate.Task(partial(scores, options=options),
-                                    partial(unavailable, options=options), usual | about)
+                                    partial(unavailable, options=options), known)
     return tasks
 
 
@@ -87,13 +84,12 @@ def describe(results, tasks):
             tasks[task].about[rest] = (unit, better, f"mean over {mining.LISTS[metric]}")
 
 
-def parse(argv):
-    known = list(dict.fromkeys([*evaluate.TASKS, *TASKS, *probes.SETS]))
-    parser = evaluate.make_parser("python -m tasks", __doc__, known)
+def parse_flags(argv):
+    parser = evaluate.make_parser("python -m tasks", __doc__, NAMES)
     add = parser.add_argument
-    add("--files", help="folder of the published sets [data]")
+    add("--files", default="data", help="folder of the published sets [data]")
     add("--sets", type=comma_list, help="published sets, such as sst2,mrpc [all there are]")
-    add("--task-langs", type=comma_list,
+    add("--task-langs", type=comma_list, default=["en"],
         help=f"languages of {', '.join(probes.IN_LANGUAGES)} [en]")
     add("--no-controls", action="store_true", help="without untrained model and bag of words")
     add("--hard", help="altered sentences of the first language: eng_Latn_augmented.devtest")
@@ -104,29 +100,17 @@ def parse(argv):
     if bool(asked.hard) != bool(asked.hard_types):
         raise BadInput("--hard and --hard-types go together: the altered sentences, and what each "
                        "was made from")
-    if set(asked.tasks) <= set(known):
-        refuse_unread(asked, known)
     return asked
 
 
-def refuse_unread(asked, known):
-    """BadInput for a flag that none of the tasks reads."""
-    readers = dict.fromkeys(("data", "langs", "header", "split"), set(known) - {*OWN_ROWS})
-    readers |= {"max_new": ANSWERING, "hard": ("retrieval", "uniform"), "sets": ON_SETS,
-                "task_langs": ON_SETS, "no_controls": probes.SETS, "pool": set(known) - {*UNPOOLED},
-                "limit": set(known) - {"bucc2018", "tatoeba"},
-                "files": ("bucc2018", "tatoeba", "spider", *ON_SETS)}
-    for option, tasks in readers.items():
-        value = getattr(asked, option)
-        needs = {option: "tasks=" + "|".join(sorted(tasks))}
-        lines = [unmet(needs, {option: value}, {"tasks": name}) for name in asked.tasks]
-        if value and all(lines):
-            raise BadInput(lines[0])
+def reads_sets_alone(asked):
+    return set(asked.tasks) <= {*ON_SETS, *(["gap"] if asked.sets else [])}
 
 
 def evaluation_of(run, asked):
+    """A RunFolder and the flags -> Evaluation."""
     if reads_sets_alone(asked):
-        no_rows = EvaluationRows("", {"": ["", ""]})
+        no_rows = EvaluationRows("published sets", {"": ["", ""]})
         return evaluate.Evaluation(run.model, run.tokenizer, no_rows, run.first.get("affixes"),
                                    run.config.get("max_length"), pool=asked.pool)
     evaluation = evaluate.evaluation_of(run, asked.data, asked.langs, asked.split, asked.limit,
@@ -140,33 +124,29 @@ def evaluation_of(run, asked):
     return evaluation
 
 
-def reads_sets_alone(asked):
-    return set(asked.tasks) <= {*OWN_ROWS, *(["gap"] if asked.sets else [])}
-
-
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["finetune"]:
         return finetune.main(argv[1:])
-    asked = parse(argv)
-    options = probes.TaskOptions(asked.files or "data", asked.sets, asked.task_langs or ("en",),
-                                 asked.limit, not asked.no_controls, asked.pool)
+    asked = parse_flags(argv)
+    options = probes.TaskOptions(asked.files, asked.sets, asked.task_langs, asked.limit,
+                                 not asked.no_controls, asked.pool)
     run = evaluate.open_run(asked.run, evaluate.usable_device(asked.device))
     tasks = make_tasks(options)
     evaluation = evaluation_of(run, asked)
     names = evaluate.choose(evaluation, asked.tasks, tasks)
-    place = evaluate.place_of(asked, evaluation)
-    label = evaluation.label
-    if reads_sets_alone(asked):
-        label = f"published sets, pool {evaluation.pool}, limit {asked.limit}"
-        place = place if asked.out else "eval-sets.json"
+    path = evaluate.results_file(asked, asked.hard or reads_sets_alone(asked))
     results = evaluate.run(evaluation, names, tasks)
     results |= mining.list_means(results)
     describe(results, tasks)
     before = {name.removesuffix("/untrained"): value for name, value in results.items()
               if name.endswith("/untrained")}
-    text = json.dumps(results) if asked.json else evaluate.table(results, before, tasks)
-    evaluate.report(run.folder, place, label, results, text)
+    print(json.dumps(results) if asked.json else evaluate.table(results, before, tasks))
+    if path:
+        label = evaluation.label
+        if reads_sets_alone(asked):
+            label = f"published sets, pool {evaluation.pool}, limit {asked.limit}"
+        evaluate.write_results(run.folder, path, results, label)
 
 
 if __name__ == "__main__":

@@ -76,8 +76,7 @@ def ranks(vectors):
     return scores
 
 
-# --------------------------------------------------------------------------------------------------
-# Classes, words, and maps between views
+# ---- classes, words, and maps between views
 
 
 def of_classes(z, labels):
@@ -171,8 +170,7 @@ def linear_map(x, y):
             "singular_100": singular, "singular_relative": singular / length}
 
 
-# --------------------------------------------------------------------------------------------------
-# Tokens and attention
+# ---- tokens and attention
 
 
 def token_states(evaluation, rows, make=None):
@@ -263,8 +261,7 @@ def attention_entropy(weights):
     return scores
 
 
-# --------------------------------------------------------------------------------------------------
-# Tasks
+# ---- tasks
 
 POOLINGS = ("mean", "max", "weighted", "attention")  # of Predict-and-Reconstruct's tables
 
@@ -404,7 +401,7 @@ def gap(evaluation, options):
     for name in options.sets or ():
         for lang in options.langs if name in IN_LANGUAGES else ("en",):
             label = name if lang == "en" else f"{name}-{lang}"
-            chosen[label] = sets.read(name, options.files, "test", lang)
+            chosen[label] = sets.read_set(name, options.files, "test", lang)
     scores = {}
     for name, columns in chosen.items():
         texts, second, labels = (column and column[:options.limit] for column in columns)

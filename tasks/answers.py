@@ -11,20 +11,16 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from corpora import download
 from corpora.program import BadInput
 from data import rows_of
-from evaluate import no_generate, percent
-from kernels.cross_entropy import upcast
-from tasks.analysis import token_states
+from evaluate import finite, no_generate, percent, read_rows
 from tasks.metrics import answer_scores
 from tasks.sandbox import Sandbox, same_result
 
-# --------------------------------------------------------------------------------------------------
-# GSM8K, NQ-Open, labels
+# ---- GSM8K, NQ-Open, labels
 
 CURRENCY = "[ \t]*(?:US)?[$\u20ac\u00a3\u00a5\u20b9]?[ \t]*"
 SIGN = "([-+\u2212]?)"
@@ -76,44 +72,7 @@ def label_prefix(generated, label, labels):
     return bool(found) and found[1] == label
 
 
-# --------------------------------------------------------------------------------------------------
-# Multiple choice: which answer does the model find likely?
-
-
-def option_likelihoods(evaluation, prompts, options, keep=None):
-    """log p(option | prompt) of a causal model, in nats, in the row of `answers_of`: N prompts, K
-    options -> (N lists of K, how many tokens of each prompt had no room). A prompt without room
-    loses its first tokens; with `keep` the row is its first so many. BadInput if nothing fits."""
-    model = evaluation.model
-    tokenizer = evaluation.tokenizer
-    chat = tokenizer.special.chat
-    suffix = [*chat.end, *chat.assistant]
-    rows = rows_of(tokenizer, prompts, chat.user, suffix, evaluation.system)
-    answers = [ids.tolist() for ids in tokenizer.encode(options)]
-    room = model.config.max_positions + 1 - max(map(len, answers))
-    sums = []
-    cuts = []
-    for row, ids in zip(rows, tokenizer.encode(prompts)):
-        first = len(row) - len(suffix) - len(ids)  # where the prompt begins
-        cut = max(0, len(row) - min(room, keep or room))
-        if room < first + len(suffix):
-            raise BadInput(f"{options} and the system text leave no room for a prompt in the "
-                           f"model's {model.config.max_positions} tokens: leave such rows out")
-        row = row[:len(row) - cut] if keep else row[:first] + row[first + cut:]
-        read = token_states(evaluation, [[*row, *answer[:-1]] for answer in answers])
-        found = []
-        for answer, states in zip(answers, read):
-            scored = states[len(row) - 1:].to(model.embed.weight)  # (tokens of the answer, D)
-            with torch.no_grad():
-                logits = upcast(model.logits(scored)).log_softmax(1)
-            found.append(sum(logits[place, token].item() for place, token in enumerate(answer)))
-        sums.append(found)
-        cuts.append(cut)
-    return sums, cuts
-
-
-# --------------------------------------------------------------------------------------------------
-# Extractive question answering
+# ---- extractive question answering
 
 ARTICLES = {
     "en": r"\b(a|an|the)\b", "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
@@ -151,12 +110,13 @@ def qa_scores(prediction, golds, language="en", rules="mlqa"):
     return best
 
 
-# --------------------------------------------------------------------------------------------------
-# Tasks. Answers are written once; a judge takes them and the options -> {metric: True, False or
-# None of each}, {count: number}
+# ---- tasks
+#
+# Answers are written once. A judge takes them and the options -> {metric: True, False or None of
+# each answer}, {count: number}.
 
 
-def scores(judge, evaluation, options):
+def answer_task(judge, evaluation, options):
     flags, counts = judge(evaluation.answers, options)
     return answer_scores(evaluation.answers, flags, evaluation.train_texts) | counts
 
@@ -242,17 +202,24 @@ def no_choice(evaluation, options=None):
 
 
 def hellaswag_letter(evaluation, options=None):
-    """The likeliest letter after each prompt [LLM-JEPA, sec. 5.1]; "released" [its code]: the row
-    ends after 128 tokens, and the options with it."""
+    """Percent of the prompts after which the right one of the four letters is the likeliest.
+    [LLM-JEPA, sec. 5.1. Its code cuts prompts at 128 tokens, and so loses the choices of many.]"""
+    model = evaluation.model
+    tokenizer = evaluation.tokenizer
+    chat = tokenizer.special.chat
     prompts, golds = evaluation.texts.values()
-    results = {"rows": len(golds)}
-    for metric, cut, keep in (("accuracy", "prompts_cut", None),
-                              ("released", "prompts_cut/released", 128)):
-        sums, cuts = option_likelihoods(evaluation, prompts, LETTERS, keep)
-        chosen = [LETTERS[each.index(max(each))] for each in sums]
-        results[metric] = percent([one == gold.strip() for one, gold in zip(chosen, golds)])
-        results[cut] = percent([each > 0 for each in cuts])
-    return results
+    longest = model.config.max_tokens or model.config.max_positions
+    rows = rows_of(tokenizer, prompts, chat.user, [*chat.end, *chat.assistant], evaluation.system,
+                   max_length=longest)
+    letters = [ids[-1] for ids in tokenizer.encode(LETTERS)]
+
+    def read(packed):
+        last = model(packed)[packed.cu_seqlens[1:].long() - 1]  # (R, D)
+        return model.logits(last)[:, letters].cpu()             # (R, 4)
+
+    chosen = [LETTERS[int(each.argmax())] for each in finite(read_rows(model, rows, read))]
+    right = [one == gold.strip() for one, gold in zip(chosen, golds)]
+    return {"rows": len(golds), "accuracy": percent(right)}
 
 
 JUDGES = {"regex": judge_regex, "gsm8k": functools.partial(judge_pairs, gsm8k_correct, "number"),

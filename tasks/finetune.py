@@ -27,10 +27,10 @@ from tqdm import tqdm
 
 from corpora import download
 from corpora.device import usable_device
-from corpora.folder import report
+from corpora.folder import write_results
 from corpora.program import BadInput, Parser, comma_list, did_you_mean, flag_of
 from corpora.text import read_lines
-from evaluate import Task, mean, open_run, place_of, read_rows, table
+from evaluate import Task, mean, open_run, read_rows, results_file, table
 from model import Model, Packed, load
 from tasks import metrics, sets
 from tasks.answers import qa_scores
@@ -41,7 +41,7 @@ from train import TrainConfig, learning_rate, make_optimizer
 
 
 class Part(NamedTuple):
-    """Rows to test on."""
+    """Rows to test on, and how."""
     rows: list
     judge: Callable  # (outputs, one tensor a row) -> {metric: number}
 
@@ -59,10 +59,10 @@ class Prepared(NamedTuple):
 
 
 def segments(packed, sep, shift):
-    """Positions (T,), those behind the first [SEP] of a row moved on by `shift`: BERT's segment 1.
-    """
+    """Positions (T,), where those behind the first [SEP] of a row are moved on by `shift`: they are
+    BERT's segment 1."""
     is_sep = (packed.tokens == sep).long()
-    before = is_sep.cumsum(0) - is_sep              # (T,) those in front of each token
+    before = is_sep.cumsum(0) - is_sep              # (T,) how many are in front of each token
     starts = packed.cu_seqlens[:-1].long()          # (R,)
     lengths = packed.cu_seqlens.diff().long()       # (R,)
     of_row = before[starts].repeat_interleave(lengths)
@@ -70,7 +70,7 @@ def segments(packed, sep, shift):
 
 
 class Finetuned(nn.Module):
-    """An encoder and one linear layer: on the vector of each row -> (R, outputs), or on each state
+    """An encoder and one linear layer, on the vector of each row -> (R, outputs), or on each state
     -> (T, outputs)."""
 
     def __init__(self, encoder, outputs, on_tokens, sep, pool=None):
@@ -111,6 +111,7 @@ def predict(model, rows):
 
 
 def fit(model, prepared, task, seed):
+    """Train all weights, in place."""
     rng = np.random.default_rng(seed)
     device = model.head.weight.device
     lengths = np.array([len(row) for row in prepared.rows])
@@ -162,8 +163,9 @@ TESTED = {"xnli": "ar bg de el en es fr hi ru sw th tr ur vi zh".split(), "mnli-
 
 
 def means(values):
-    """{"de" or, of a context and a question, "de-ar": number} -> means: "" of all; of MLQA's matrix
-    also of the diagonal (/xlt) and of what is beside it (/gxlt) [Lewis et al. 2020, sec. 5]."""
+    """{"de" or, of a context and a question, "de-ar": number} -> means. "" is of all; of MLQA's
+    matrix there are also /xlt, of the diagonal, and /gxlt, of the rest [Lewis et al. 2020, sec. 5].
+    """
     groups = {"": values}
     same = {key: values[key] for key in values if len(set(key.split("-"))) == 1}
     if len(same) < len(values):
@@ -187,7 +189,7 @@ def over_seeds(runs):
 
 
 def some(items, limit):
-    """`limit` items, a random choice that is always the same, in order; or all."""
+    """`limit` items in order, a random choice that is always the same; or all."""
     return [items[i] for i in sorted(np.random.default_rng(0).permutation(len(items))[:limit])]
 
 
@@ -201,8 +203,8 @@ def between(run):
 
 
 def pair_row(first, second, special, middle, longest):
-    """Ids of one text (second None) or two -> [CLS] a [SEP] or [CLS] a middle b [SEP], the longer
-    cut first."""
+    """Ids of one text (second is None) or two -> [CLS] a [SEP] or [CLS] a middle b [SEP], where the
+    longer text is cut first."""
     if second is None:
         return np.array([special.cls, *first[:longest - 2], special.sep])
     room = longest - 2 - len(middle)
@@ -218,7 +220,7 @@ def classification(task, options, run):
     special = tokenizer.special
 
     def read(name, split, limit, lang="en"):
-        found = sets.read(name, options.files, split, lang)
+        found = sets.read_set(name, options.files, split, lang)
         rows = list(zip(found.first, found.second or found.first, found.labels))
         firsts, seconds, labels = zip(*some(rows, limit))
         seconds = tokenizer.encode(seconds) if found.second else [None] * len(firsts)
@@ -243,19 +245,19 @@ def classification(task, options, run):
             return F.cross_entropy(outputs, golds)
         return F.mse_loss(outputs[:, 0], golds.float())
 
-    # Valid rows that were made of train rows are trained on: the whole published split is
+    # Where no valid rows were published, the whole published train split is trained on.
     made = sets.made(task.train, options.files, "valid")
     rows, labels = read(task.train, "train+valid" if made else "train", options.limit)
     others = {}
     for lang in TESTED.get(task.test, ()):
-        # One can do without MNLI's other domains, which only the whole download has
+        # One can do without MNLI's other domains, which only the whole download has.
         if task.test != "mnli-mm" or not sets.missing(task.test, options.files):
             others[lang] = part(task.test, lang)
     return Prepared(rows, torch.tensor(labels), len(classes) or 1, False, loss, part(task.train),
                     others, special.sep)
 
 
-# ---- answers out of a text: the start and the end, over the tokens
+# ---- answers out of a text: a layer finds their first and last token
 
 STRIDE = 128       # tokens that two windows of a context share, at most half of one
 N_BEST = 20        # starts and ends that are combined
@@ -271,7 +273,8 @@ class Question(NamedTuple):
     languages: tuple[str, str]  # of the context, of the question
 
 
-FILES = {  # patterns of files: as corpora.download has them, or one JSONL
+# Patterns of files: as corpora.download leaves them, or one JSONL.
+FILES = {
     "squad-train": ("squad/train-v1.1.json", "qa/squad_v1.1_train*.jsonl*"),
     "squad": ("squad/dev-v1.1.json", "qa/squad_v1.1_dev*.jsonl*"),
     "mlqa": ("mlqa/**/test-context-*-question-*.json", "qa/mlqa_test*.jsonl*",
@@ -298,7 +301,7 @@ def read_questions(name, folder):
 
 
 def read_file(path):
-    """The questions of JSONL, or of SQuAD's JSON, whose name may have the languages:
+    """The questions of a JSONL file, or of SQuAD's JSON, whose name may have the languages, as
     test-context-de-question-ar.json."""
     rows = []
     try:
@@ -329,8 +332,8 @@ def question_of(row):
 
 
 def gold_span(question, places):
-    """The first and the last token of the first answer, of tokens at places (first character, last
-    + 1); (0, -1) if the answer is not where the file says."""
+    """The first and the last token of the first answer, among tokens at places (first character,
+    last + 1); (0, -1) if the answer is not where the file says."""
     end = question.start + len(question.answers[0])
     if question.context[question.start:end] != question.answers[0]:
         return 0, -1
@@ -374,7 +377,7 @@ def best_span(outputs, window):
     start, end = outputs[window.at:window.at + window.count].numpy().T
     starts = np.argsort(-start, kind="stable")[:N_BEST]
     ends = np.argsort(-end, kind="stable")[:N_BEST]
-    length = ends[None] - starts[:, None]                 # (starts, ends): one less
+    length = ends[None] - starts[:, None]  # (starts, ends) tokens, less one
     score = start[starts][:, None] + end[ends][None]
     score = np.where((length >= 0) & (length < MAX_ANSWER), score, -math.inf)
     if not score.size:
@@ -384,7 +387,7 @@ def best_span(outputs, window):
 
 
 def judge_answers(made, questions, places, rules):
-    """-> judge of F1 and exact match of the best answer of all windows of a question."""
+    """-> a judge: F1 and exact match of the best answer among all windows of a question."""
     def judge(outputs):
         best = [(-math.inf, 0, 0)] * len(questions)
         for each, window in zip(outputs, made):
@@ -402,14 +405,14 @@ def judge_answers(made, questions, places, rules):
 
 
 def span_loss(outputs, targets, lengths):
-    """Mean cross-entropy of the first and of the last token, each over the places of its row:
+    """Mean cross-entropy of the first and of the last token, each among the places of its row:
     (T, 2), (R, 2), R lengths -> ()."""
     padded = nn.utils.rnn.pad_sequence(outputs.split(lengths), True, -math.inf)  # (R, places, 2)
     return F.cross_entropy(padded, targets)
 
 
 def answering(task, options, run):
-    """-> Prepared; a training window without the whole answer points to [CLS]. [BERT-JEPA's code]
+    """-> Prepared. A training window without the whole answer points to [CLS]. [BERT-JEPA's code]
     """
     cut = partial(cut_windows, tokenizer=run.tokenizer, middle=between(run),
                   longest=task.max_length)
@@ -467,14 +470,16 @@ TASKS = {name: FinetuneTask(name, METRICS.get(name, ("accuracy",))) for name in 
     "mlqa": SQUAD._replace(test="mlqa", rules="mlqa")}
 GLUE = ["mnli", "qnli", "qqp", "sst2", "mrpc", "stsb"]
 MEAN_OF = ["mnli-mm/accuracy", *(f"{name}/accuracy" for name in GLUE[:-1]), "stsb/pearson"]
-NARROW = 384  # at a paper's rate a narrower model hardly moves in so few steps
+# At a paper's rate a narrower model than this hardly moves in so few steps.
+NARROW = 384
 NARROW_RATE = 5e-4
 LEAST = 8  # tokens of a row: two texts, and what stands around them
-ABOUT = metrics.about("finetune")
-GIVEN = ("epochs", "lr", "batch", "max_length")  # of the task unless asked for
+ABOUT = metrics.known_metrics("finetune")
+# Flags whose defaults are the task's.
+GIVEN = ("epochs", "lr", "batch", "max_length")
 
 
-def parse(argv):
+def parse_flags(argv):
     parser = Parser("python -m tasks finetune", __doc__)
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, such as out/mexma")
@@ -492,7 +497,7 @@ def parse(argv):
     add("--batch", type=int, help="rows of a step [16; answers 12]")
     add("--max-length", type=int, help="tokens of a row [128; answers 384]")
     add("--seeds", type=comma_list, default=["82"], help="of several: mean, /sd and /seed_N [82]")
-    add("--out", help="file for the numbers [RUN/finetune-TASK.json]")
+    add("--out", help="JSON file for the numbers [they are only printed]")
     options = parser.parse_args(argv)
     if not options.task or not all(seed.isdecimal() for seed in options.seeds or [""]):
         raise BadInput(f"--task {','.join(options.task)} --seeds {','.join(options.seeds)}: give "
@@ -508,16 +513,13 @@ def parse(argv):
     return options
 
 
-def settle(name, options, config):
-    """-> the FinetuneTask of a name with what was asked for. BadInput: the model cannot do it."""
+def chosen_task(name, options, config):
+    """-> the FinetuneTask of a name with what was asked for. BadInput if the model cannot do it."""
     if name not in TASKS:
         raise BadInput(f"task {name!r} is unknown: choose from glue, {', '.join(TASKS)}"
                        f"{did_you_mean(name, TASKS)}")
     task = TASKS[name]
     pooled = task.prepare is classification
-    if options.pool and not pooled:
-        raise BadInput(f"--pool {options.pool} has no effect on {name}, which reads every token: "
-                       "drop it")
     if pooled and config.causal and (options.pool or config.pool) == "cls":
         raise BadInput("the sentence vector of this causal model is its first state, which has "
                        "read nothing: choose --pool last or mean")
@@ -548,27 +550,28 @@ def fine_tune(name, task, prepared, options, run):
 
 
 def main(argv):
-    """`finetune RUN`: numbers to stdout and RUN/finetune-TASK.json, or finetune-TASK-POOL.json."""
-    options = parse(argv)
-    out = options.out and place_of(options, None)
+    """`finetune RUN`: the numbers of each task as it ends, and to --out."""
+    options = parse_flags(argv)
+    path = results_file(options, is_other=True)
     run = open_run(options.run)
-    tasks = {name: settle(name, options, run.model.config) for name in options.task}
-    # All before the first is trained: what is missing is said at once
+    tasks = {name: chosen_task(name, options, run.model.config) for name in options.task}
+    # All tasks are prepared before the first is trained, so that what is missing is said at once.
     prepared = {name: task.prepare(task, options, run) for name, task in tasks.items()}
-    values = {name: getattr(options, name) for name in (*GIVEN, "limit", "eval_limit", "seeds")}
+    asked = (*GIVEN, "pool", "limit", "eval_limit", "seeds")
+    values = {name: getattr(options, name) for name in asked}
     label = ", ".join(f"{name} {value}" for name, value in values.items() if value)
     about = dict.fromkeys(["glue", *TASKS], Task(None, None, ABOUT))
 
-    def tell(name, results):
-        place = "-".join(["finetune", name, *filter(None, [options.pool])]) + ".json"
-        text = json.dumps(results) if options.json else table(results, None, about)
-        report(run.folder, out or place, label, results, text)
+    def tell(found):
+        print(json.dumps(found) if options.json else table(found, None, about))
+        if path:
+            write_results(run.folder, path, found, label)
 
     results = {}
     for name, task in tasks.items():
         found = fine_tune(name, task, prepared[name], options, run)
-        tell(name, found)
+        tell(found)
         results |= found
     means = headline(results, MEAN_OF)
     if means and len(tasks) > 1:
-        tell("glue", {f"glue/{name}": value for name, value in means.items()})
+        tell({f"glue/{name}": value for name, value in means.items()})

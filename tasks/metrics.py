@@ -22,7 +22,7 @@ def read_table(name):
     return [line.split("\t") for line in text.splitlines()[1:]]
 
 
-def about(task):
+def known_metrics(task):
     """metrics.tsv -> {metric: (unit, which way is better, what it is)} of a task."""
     rows = read_table("metrics.tsv")
     return {metric: tuple(more) for tasks, metric, *more in rows if task in tasks.split()}
@@ -42,7 +42,8 @@ def alignment(x, y, power=2):
 
 def answer_scores(answers, judged, train_texts=None):
     """{metric: True, False or None (left out) of each answer} -> {metric: percent}, and counts.
-    `train_texts`, a set: the first metric once more, where prompt or gold text is not in it."""
+    With a set of `train_texts` the first metric is given once more, for the prompts and for the
+    gold texts that are not among them."""
     scores = {metric: share(flags) for metric, flags in judged.items()}
     scores |= {"stop": percent(answers.stopped), "rows": len(answers.golds)}
     if train_texts is not None:
@@ -69,7 +70,7 @@ def judge_texts(answers, options):
 
 
 def train_texts(config):
-    """All texts that a run was trained on, a set; None if they are not here."""
+    """All texts that a run was trained on, a set. None if they are not here."""
     if not config["data"]:
         return None
     try:

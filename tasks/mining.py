@@ -8,36 +8,29 @@ import json
 import sys
 from pathlib import Path
 
-import torch
 from sklearn.metrics import f1_score
 
 from corpora import download, open_text
 from corpora.program import BadInput
 from corpora.text import read_lines
-from evaluate import by_margin, embed, mean, mistakes, over_pairs, percent, search, with_mean
+from evaluate import by_margin, embed, mean, mistakes, percent, search, with_mean
 from tasks.metrics import read_table, top1
 
 
-def search_both(x, y, k=4):
-    """The rows of y nearest to those of x, and of x to those of y: k each, or what there is."""
-    return search(x, y, min(k, len(y))), search(y, x, min(k, len(x)))
-
-
 def bucc_f1(x, y):
-    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine, each row of y is
-    a class: (N, D), (N, D) -> weighted F1, 0..100. [Muennighoff et al. 2023]"""
+    """BUCC as MTEB scores it: each row of x takes its nearest row of y by cosine, and each row of y
+    is a class: (N, D), (N, D) -> weighted F1, 0..100. [Muennighoff et al. 2023]"""
     found = search(x, y, 1).indices[:, 0]
     return 100 * f1_score(range(len(x)), found, average="weighted", zero_division=0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Files
+# ---- files
 
 
 def hard_rows(lines, types, gold):
-    """xsim++'s files, a sentence a line, and JSON {altered sentence: {"src": sentence of `gold`,
-    "errtype": type}} -> [(altered sentence, row, type), ...]; "misaligned" without both, as in
-    LASER. BadInput if all are."""
+    """xsim++'s two files: one altered sentence a line, and JSON {altered sentence: {"src": sentence
+    of `gold`, "errtype": type}} -> [(altered sentence, row, type), ...]. A sentence without a type
+    is "misaligned", as in LASER; BadInput if all are."""
     try:
         known = {}
         for text, one in json.loads(Path(types).read_text(encoding="utf-8")).items():
@@ -86,8 +79,8 @@ def tatoeba_files(folder):
 
 
 def bucc_files(folder):
-    """-> {"de-en": paths of the German, the English, the gold}: the training part of BUCC 2018,
-    whose gold MTEB takes, as that of the test part was never published."""
+    """-> {"de-en": paths of the German, the English, the gold} of the training part of BUCC 2018.
+    MTEB takes its gold too, as that of the test part was never published."""
     files = own_files(folder, "bucc2018", "*-*.training.*")
     found = {}
     for pair in sorted({name.split(".")[0] for name in files}) or ["de-en"]:
@@ -100,8 +93,8 @@ def bucc_files(folder):
 
 
 def read_bucc(sources, targets, gold):
-    """Three files -> N sentences, N translations, of the gold pairs. Lines are id<TAB>sentence, and
-    id<TAB>id; bytes that are not UTF-8 become U+FFFD."""
+    """Three files -> the N sentences and N translations of the gold pairs. Lines are
+    id<TAB>sentence, those of the gold id<TAB>id. Bytes that are not UTF-8 become U+FFFD."""
     read = []
     for path in (sources, targets, gold):
         pairs = []
@@ -119,39 +112,23 @@ def read_bucc(sources, targets, gold):
     return [x[one] for one, _ in pairs], [y[other] for _, other in pairs]
 
 
-# --------------------------------------------------------------------------------------------------
-# Tasks
+# ---- tasks
 
 
 def matrix(evaluation, options=None):
-    """xsim of every ordered pair, and their means, also into each language. [LASER, --nway]"""
+    """xsim of every ordered pair of languages, the mean, and the mean into each. [LASER, --nway]"""
     vectors = evaluation.vectors
     errors = {}
     into = {name: [] for name in vectors}
     for a, b in itertools.combinations(vectors, 2):
-        both = search_both(vectors[a], vectors[b])
+        k = min(4, evaluation.count)
+        both = search(vectors[a], vectors[b], k), search(vectors[b], vectors[a], k)
         for source, target, (there, back) in ((a, b, both), (b, a, both[::-1])):
-            wrong = percent(mistakes(by_margin(there, back)[1], evaluation.texts[target]))
+            wrong = percent(mistakes(by_margin(there, back), evaluation.texts[target]))
             errors[f"{source}-{target}"] = wrong
             into[target].append(wrong)
     means = {f"xsim/into/{name}": mean(values) for name, values in into.items()}
     return {"rows": evaluation.count} | with_mean("xsim", errors) | means
-
-
-def cosine_alone(cosines, m):
-    return cosines
-
-
-def margins(evaluation, options=None):
-    """xsim as in the core, by the two other margins: cos - m, and cos. [Artetxe & Schwenk 2019]"""
-    texts = next(iter(evaluation.texts.values()))
-
-    def compare(x, y):
-        both = search_both(x, y)
-        return {margin: percent(mistakes(by_margin(*both, score)[1], texts))
-                for margin, score in (("distance", torch.sub), ("absolute", cosine_alone))}
-
-    return {"rows": evaluation.count} | over_pairs(evaluation.vectors, compare)
 
 
 def bucc(evaluation, options=None):
@@ -202,8 +179,9 @@ def tatoeba(evaluation, options):
             "accuracy_from_eng": mean(out.values())} | scores
 
 
-# MEXMA's tables 13 and 14; of o- and d-xsim it prints how many they are: here those of the 81 that
-# are LaBSE's, and XTREME's Tatoeba's, as DAP's. English itself is in no list
+# MEXMA's tables 13 and 14. For o- and d-xsim the paper prints only how many languages there are:
+# here they are those of the 81 that LaBSE knows, and those of XTREME's Tatoeba, as in DAP. English
+# itself is in no list.
 LISTS = {"81": "MEXMA's 81 languages", "90": "MEXMA's 90 languages",
          "o": "the 72 that LaBSE knows too", "d": "the 34 that DAP knows too"}
 

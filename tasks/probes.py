@@ -339,7 +339,7 @@ def sentences(task, evaluation, options):
     pool = "mean" if task == "hybrid-probes" and not options.pool else None  # the paper's
     for name, lang in there:
         label = name if lang == "en" else f"{name}-{lang}"
-        rows = [sets.read(name, options.files, split, lang) for split in splits(task, name)]
+        rows = [sets.read_set(name, options.files, split, lang) for split in splits(task, name)]
         if task == "pairs" and name == "xnli":
             rows = [positives(part) for part in rows]
         gold = rows[-1].labels

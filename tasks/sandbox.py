@@ -71,8 +71,7 @@ class Sandbox:
         return json.loads(line)
 
 
-# --------------------------------------------------------------------------------------------------
-# SQL is judged by what it returns
+# ---- SQL is judged by what it returns
 
 
 def query_result(query, database, in_order):
@@ -122,8 +121,7 @@ def same_result(sandbox, query, gold, database):
     return wanted and sandbox.ask("query_result", query, *question) == wanted
 
 
-# --------------------------------------------------------------------------------------------------
-# The process
+# ---- the process
 
 FUNCTIONS = {one.__name__: one for one in (query_result, regex.regex_equal, regex.regex_vacuous)}
 FAILURES = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError, RecursionError)

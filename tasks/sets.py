@@ -1,7 +1,7 @@
 """The published sentence sets: where their rows lie, and what stands for a split that is missing.
 
-    rows = read("sst2", "data", "train")            # Rows(first, second, labels)
-    rows = read("xnli", "data", "test", "de")
+    rows = read_set("sst2", "data", "train")            # Rows(first, second, labels)
+    rows = read_set("xnli", "data", "test", "de")
 
 The table of all sets is sets.tsv. Rows are read from plain TSV files (header, no quoting; .tsv,
 .tsv.xz or .tsv.gz) in the folder or in its folder tasks, or from what python -m corpora.download
@@ -80,7 +80,8 @@ def paths_of(source, split, folder, lang):
     wanted = getattr(source, split).format(lang=lang).split()
     found = []
     for name in wanted:
-        if source.dataset:  # it may have been unpacked without its own top folder
+        # A data set may have been unpacked without its own top folder.
+        if source.dataset:
             places = [folder / source.dataset / part for part in (name, name.partition("/")[2])]
         else:
             names = [f"{name}.tsv", f"{name}.tsv.xz", f"{name}.tsv.gz"]
@@ -90,7 +91,7 @@ def paths_of(source, split, folder, lang):
 
 
 def at_hand(name, folder, lang):
-    """(source, {split: paths}) of the spelling with most splits there, of equals the first."""
+    """(source, {split: paths}) of the spelling with most splits there; of several the first."""
     found = []
     for source in find(name).sources:
         paths = {split: paths_of(source, split, Path(folder), lang)
@@ -138,11 +139,11 @@ def made(name, folder="data", split="test", lang="en"):
 # ---- reading
 
 
-def read(name, folder="data", split="test", lang="en"):
+def read_set(name, folder="data", split="test", lang="en"):
     """The Rows of a set's split: train, valid, test, or several such as "train+valid".
 
-    A split that nobody published is made of others, always the same, with a note on stderr.
-    Raises BadInput for rows that are not there or not as they should be."""
+    A split that nobody published is made of others, always in the same way, with a note on stderr.
+    BadInput for rows that are not there or not as they should be."""
     rows = []
     for part in split.split("+"):
         if reason := missing(name, folder, part, lang):
@@ -176,7 +177,8 @@ def read_split(source, paths, folder, split, lang):
     if lang != "en" and source.only != "language" and "{lang}" not in f"{source}":
         raise BadInput(f"{paths[0]} is English only: --task-langs {lang} has no rows there")
     dev = set()
-    if source.only == "glue":  # GLUE's dev rows of MRPC, by their ids
+    # GLUE's dev rows of MRPC are known by their ids.
+    if source.only == "glue":
         lines = read_lines(folder / source.dataset / "mrpc_dev_ids.tsv")
         dev = {line.decode(errors="replace") for _, line in lines}
     classes = {spelled: place for place, spelled in enumerate(source.labels.split())}
@@ -232,7 +234,8 @@ def split_lines(path, source):
     lines = (line.decode(source.encoding or "utf-8") for _, line in read_lines(path))
     try:
         for row in csv.reader(lines) if source.style in ("csv", "titled") else lines:
-            if not row:  # of blank lines only those of one text a line are rows
+            # A blank line is a row only where every line is a text.
+            if not row:
                 yield [row] if source.style == "lines" else []
             elif source.style == "titled":
                 yield [row[0], " ".join(row[1:])]

@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 # With requirements.txt alone the tests of the core run; those of what needs more are left out.
 MISSING = [name for name in ("sklearn", "scipy", "safetensors", "matplotlib", "nbformat",
                              "transformers", "sentence_transformers") if find_spec(name) is None]
-WING = re.compile(r"^(?:from|import) (?:tasks|interop|results|nbformat|test_tasks)\b", re.M)
+WING = re.compile(r"^(from|import) (tasks|interop|results|nbformat|test_tasks)\b|fuzz\.py", re.M)
 collect_ignore = []
 for path in sorted(Path(__file__).parent.glob("test_*.py")) if MISSING else ():
     if WING.search(path.read_text(encoding="utf-8")):
@@ -38,11 +38,15 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that need CUDA are left out, and counted as deselected, where there is none."""
-    if not torch.cuda.is_available():
-        left = [item for item in items if item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
+    """Tests that need CUDA, and the README's commands of the wings, are left out, and counted as
+    deselected, where CUDA or the wings' packages are missing."""
+    left = []
+    for item in items:
+        needs_cuda = item.get_closest_marker("gpu") and not torch.cuda.is_available()
+        if needs_cuda or MISSING and re.search("-m (tasks|interop|results)", item.name):
+            left.append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,11 @@
 """Embedding, evaluations, the table, the folder of a run and the command line."""
 
+import hashlib
 import json
 import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -185,9 +185,9 @@ def plain(tmp_path):
 
 @pytest.fixture()
 def cats(tmp_path):
-    """300 rows that are all the same."""
     path = tmp_path / "pairs.tsv"
-    path.write_text("en\tde\n" + "the cat\tdie Katze\n" * 300, encoding="utf-8")
+    lines = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde\n" for row in range(300)]
+    path.write_text("en\tde\n" + "".join(lines), encoding="utf-8")
     return path
 
 
@@ -220,6 +220,13 @@ def test_a_model_that_has_diverged_is_bad_input(tokenizer):
     model.embed.weight.data.fill_(math.nan)
     with pytest.raises(BadInput, match="has diverged"):
         evaluate.run(evaluation(tokenizer, model, rows(limit=3)))
+
+
+def test_few_different_targets_are_counted(tokenizer):
+    texts = {"en": ["Yes."] * 9 + ["No."], "de": [f"die Katze {row}" for row in range(10)]}
+    found = evaluate.run(evaluation(tokenizer, texts=corpora.EvaluationRows("x", texts)))
+    assert found["retrieval/distinct"] == 2 and found["retrieval/rows"] == 10
+    assert "retrieval/distinct" not in evaluate.run(evaluation(tokenizer), ["retrieval"])
 
 
 def test_translations_show_what_was_found(tokenizer):
@@ -265,6 +272,7 @@ def test_a_table_has_twenty_rows_at_most_and_the_untrained_column(results):
     lines = evaluate.table(results).splitlines()
     assert len(lines) == 21 and lines[-1] == f"and {len(results) - 20} more numbers: --json"
     assert not any("de-en" in line for line in lines)
+    assert evaluate.table(results, rest="x/eval.json").endswith("more numbers: x/eval.json")
     few = {name: value for name, value in results.items() if name.startswith("retrieval/xsim")}
     assert len(evaluate.table(few).splitlines()) == len(few)  # details too
     before = {"retrieval/xsim": 99.5, "retrieval/rows": 7}
@@ -311,20 +319,20 @@ def test_a_run_is_opened_whole(folder):
     assert evaluate.read_log(folder.parent) == []
 
 
-def results_in(folder):
-    """{file: what is in it}"""
-    return {path.name: json.loads(path.read_text(encoding="utf-8"))
-            for path in folder.glob("eval*.json")}
+def numbers_in(path):
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_the_command_prints_a_table_and_writes_the_file(folder, capsys, tokenizer):
-    # As train.py leaves it, of the rows for validation
+def test_the_command_prints_a_table_and_adds_to_the_file_of_the_same_rows_and_model(
+        folder, capsys, tokenizer):
     trained = evaluation(tokenizer)
-    validation = {"validation/loss": 3.0, "retrieval/xsim": 51.0, "retrieval/rows": 30}
-    write_results(folder, "eval.json", validation, trained.label)
+    path = folder / "eval.json"
+    model = hashlib.sha256((folder / "model.pt").read_bytes()).hexdigest()[:8]
+    # As train.py leaves it, of the rows for validation.
+    write_results(folder, "eval.json", {"retrieval/xsim": 51.0}, trained.label)
     write_results(folder, "eval.json", {"probe/mean": 40.0}, trained.label)
-    first = {"rows": trained.label} | validation | {"probe/mean": 40.0}
-    assert results_in(folder) == {"eval.json": first}
+    assert numbers_in(path) == {"model": model, "rows": trained.label, "retrieval/xsim": 51.0,
+                                "probe/mean": 40.0}
     assert trained.label.startswith("30 rows of toy (en, de, ru), ")
     status, shown, said = command(capsys, folder, "--tasks", "geometry", "--device", "cpu")
     lines = shown.splitlines()
@@ -332,80 +340,36 @@ def test_the_command_prints_a_table_and_writes_the_file(folder, capsys, tokenize
     assert lines[0].split() == ["untrained", "trained"] and "at step 0" in lines[-2]
     assert "0.2500" in shown and "lower" in shown
     assert f"held the numbers of {trained.label}: replaced" in said
-    written = results_in(folder)["eval.json"]
-    assert written["geometry/rows"] == 1000 and {name.split("/")[0] for name in written} == {
-        "rows", "geometry"}
-    write_results(folder, "eval.json", {"probe/mean": 41.0}, written["rows"])
-    assert results_in(folder) == {"eval.json": written | {"probe/mean": 41.0}}
-    os.utime(folder / "eval.json", (1, 1))  # older than the model
+    written = numbers_in(path)
+    assert written["geometry/rows"] == 1000
+    assert {name.split("/")[0] for name in written} == {"model", "rows", "geometry"}
+    # A model in place of this one, perhaps with an older date: nothing of the old one stays.
+    save(tiny("mean"), folder / "model.pt")
+    os.utime(folder / "model.pt", (1, 1))
     write_results(folder, "eval.json", {"probe/mean": 42.0}, written["rows"])
-    assert results_in(folder)["eval.json"] == {"rows": written["rows"], "probe/mean": 42.0}
+    assert "held the numbers of another model: replaced" in capsys.readouterr().err
+    found = numbers_in(path)
+    assert found.pop("model") != model
+    assert found == {"rows": written["rows"], "probe/mean": 42.0}
 
 
-def test_what_is_asked_otherwise_goes_to_a_file_of_its_own(folder, tmp_path, capsys):
-    """Two files of one name, other rows, another pooling."""
-    flags = []
-    for number in (0, 1):
-        data = tmp_path / f"{number}" / "pairs.tsv"
-        lines = [f"the cat sees {row + number} dogs\tsieben Hunde {row}\n" for row in range(12)]
-        data.parent.mkdir()
-        data.write_text("en\tde\n" + "".join(lines), encoding="utf-8")
-        flags += [["--data", data], ["--data", data, "--langs", "de,en"]]
-    flags += [["--limit", 9], ["--limit", 9, "--pool", "mean"], ["--limit", 9, "--split", "valid"]]
-    seen = {}
-    for words in flags:
-        status, shown, said = command(capsys, folder, *words, "--tasks", "geometry", "--json")
-        name = said.strip().rpartition("/")[2]
-        assert status == 0 and name not in seen and name != "eval.json"
-        seen[name] = json.loads(shown)
-    written = results_in(folder)
-    assert all(found.pop("rows") for found in written.values()) and written == seen
-    assert "untrained" not in command(capsys, folder, *flags[0], "--tasks", "geometry")[1]
-    again = json.loads(command(capsys, folder, *flags[0], "--tasks", "retrieval", "--json")[1])
-    assert set(again) < set(results_in(folder)[next(iter(seen))])  # added to its file
-
-
-@pytest.mark.parametrize("block", [Path.mkdir, os.mkfifo])  # as a full disk, or others' things
-def test_numbers_that_cannot_be_written_are_printed_and_out_names_another_place(
-        block, folder, tmp_path, capsys):
-    block(folder / "eval.json")
-    words = [folder, "--tasks", "geometry", "--limit", 9]
-    status, shown, said = command(capsys, *words[:3], "--json")
-    assert status == 2 and "geometry/rankme" in json.loads(shown)
-    assert said.splitlines()[-1].startswith(f"error: {folder}/eval.json was not written")
+def test_what_is_asked_otherwise_is_printed_or_goes_to_a_file_that_is_named(
+        folder, cats, tmp_path, capsys):
+    words = [folder, "--tasks", "geometry", "--json"]
+    for more in (["--data", cats], ["--limit", 9], ["--pool", "mean"], ["--split", "valid"]):
+        status, shown, _ = command(capsys, *words, *more)
+        assert status == 0 and "geometry/rankme" in json.loads(shown)
+        assert not [*folder.glob("eval*")]
+    assert "untrained" not in command(capsys, *words[:3], "--limit", 9)[1]
     out = tmp_path / "numbers.json"
-    assert command(capsys, *words, "--out", out)[0] == 0
-    assert json.loads(out.read_text(encoding="utf-8"))["geometry/rows"] == 9
-    assert command(capsys, *words, "--out", out)[0] == 0  # its own file, once more
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    for other in (folder / "model.pt", folder / "tokenizer.json", folder / "eval.json", tmp_path,
-                  loop):
+    for task in ("geometry", "retrieval"):  # the second is added
+        assert command(capsys, folder, "--limit", 9, "--tasks", task, "--out", out)[0] == 0
+        assert f"{task}/rows" in numbers_in(out) and "geometry/rows" in numbers_in(out)
+    before = (folder / "model.pt").read_bytes()
+    for other in (folder / "model.pt", tmp_path, tmp_path / "nowhere" / "x.json"):
         status, shown, said = command(capsys, *words, "--out", other)
-        assert status == 2 and shown == "" and "holds no results" in said
-    for place in (tmp_path / "nowhere", out, loop):
-        status, shown, said = command(capsys, *words, "--out", place / "x.json")
-        assert status == 2 and shown == "" and "lies in no folder" in said
-
-
-def test_without_stderr_the_numbers_are_printed_all_the_same(folder, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where fd 2 is closed
-    status, shown, _ = command(capsys, folder, "--tasks", "geometry", "--limit", 9, "--json")
-    assert status == 0 and json.loads(shown)["geometry/rows"] == 9
-
-
-@pytest.mark.parametrize("held, said", [
-    ('{"rows": "\\u001b[2Jevil\\nerror: \\ud800"}', "the numbers of  [2Jevil error:  : replaced\n"),
-    ('{"rows": "x", "a": NaN}', "held what is no JSON object of finite numbers: replaced\n")])
-def test_results_that_cannot_be_kept_are_named_in_one_line(folder, capsys, held, said):
-    (folder / "eval.json").write_text(held, encoding="utf-8")
-    for name in (".eval.json.1.part", ".train.pt.1.part"):  # killed; perhaps of another that lives
-        (folder / name).touch()
-    write_results(folder, "eval.json", {"b": 1}, "x")
-    shown = capsys.readouterr().err
-    assert shown.endswith(said) and shown.count("\n") == 1
-    assert results_in(folder) == {"eval.json": {"rows": "x", "b": 1}}
-    assert [path.name for path in folder.glob(".*.part")] == [".train.pt.1.part"]
+        assert status == 2 and shown == "" and said.startswith(f"error: --out {other}: name a new")
+    assert (folder / "model.pt").read_bytes() == before
 
 
 def test_evaluations_at_the_same_time_lose_no_number(folder):
@@ -419,52 +383,48 @@ for number in range(40):
     running = [subprocess.Popen([sys.executable, "-c", program, str(folder), name], cwd=root)
                for name in ("a", "b")]
     assert [one.wait() for one in running] == [0, 0]
-    assert len(results_in(folder)["eval.json"]) == 81
+    assert len(numbers_in(folder / "eval.json")) == 82
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-WHOLE = {"config": {"data": "toy"}}
+def test_rows_that_were_trained_on_are_counted(tokenizer, tmp_path, capsys):
+    """A copy under another name, in another order, with other columns; the training file itself."""
+    lines = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde\n" for row in range(60)]
+
+    def table(name, lines, header="en\tde\n"):
+        (tmp_path / name).write_text(header + "".join(lines), encoding="utf-8")
+        return tmp_path / name
+
+    data = table("data.tsv", lines)
+    swapped = ["\t".join(line.strip().split("\t")[::-1]) + "\n" for line in lines[::-1]]
+    copy = table("copy.tsv", swapped, "de\ten\n")
+    half = table("half.tsv", [*lines[:30], *(f"{row}\t{row}\n" for row in range(30))])
+    other = table("other.tsv", [f"{row}\t{row}\n" for row in range(30)])
+    own = write_run(tmp_path / "own", tiny(), tokenizer, data)
+    apart = write_run(tmp_path / "apart", tiny(), tokenizer, data, eval_data=str(other))
+    words = ["--tasks", "geometry", "--device", "cpu"]
+    assert "trained on" not in command(capsys, own, *words)[2]
+    assert "trained on" not in command(capsys, apart, *words)[2]
+    for run, asked, count in ((apart, copy, "60 of 60"), (apart, data, "6 of 6"),
+                              (apart, half, "30 of 60"), (own, copy, "54 of 60")):
+        said = command(capsys, run, *words, "--data", asked)[2]
+        assert f"warning: {count} rows of {asked.stem} were trained on" in said
+    data.unlink()
+    assert "it cannot be told which" in command(capsys, apart, *words)[2]
 
 
 @pytest.mark.parametrize("name, change", [
-    ("model.pt", .3), ("model.pt", .9), ("model.pt", b""), ("model.pt", "half"), ("model.pt", None),
-    ("tokenizer.json", "half"), ("tokenizer.json", b"{}"), ("tokenizer.json", b"\xff"),
-    ("tokenizer.json", None), ("tokenizer.json", "another"),
-    ("log.jsonl", b""), ("log.jsonl", "half"), ("log.jsonl", None), ("log.jsonl", b"[" * 100_000),
-    ("log.jsonl", b"[1]\n{}"), ("log.jsonl", {"config": []}), ("log.jsonl", {"config": {}}),
-    ("log.jsonl", {"config": {"data": 7}}), ("log.jsonl", {"config": {"data": "", "skip_bad": 3}}),
-    ("log.jsonl", {"config": {"data": "toy", "max_length": "x"}}),
-    ("log.jsonl", {"config": {"data": "toy", "langs": None}}),
-    ("log.jsonl", WHOLE | {"views": "2"}), ("log.jsonl", WHOLE | {"affixes": 7}),
-    ("log.jsonl", WHOLE | {"affixes": [[[1], ["a"]]] * 2}),
-    ("log.jsonl", WHOLE | {"affixes": [[[1], None]]}),
-    ("log.jsonl", WHOLE | {"affixes": [[[10 ** 9], None]] * 2})])
-def test_a_damaged_folder_is_one_line(folder, refused, name, change):
+    ("model.pt", None), ("tokenizer.json", None), ("tokenizer.json", b"{}"),
+    ("tokenizer.json", "another"), ("log.jsonl", None), ("log.jsonl", b"{}\n")])
+def test_a_folder_that_lacks_something_is_one_line(folder, refused, name, change):
     path = folder / name
-    content = bytearray(path.read_bytes())
-    if isinstance(change, float):
-        content[int(change * len(content))] ^= 64  # one flipped bit
-    elif change == "half":
-        del content[40 if name == "log.jsonl" else len(content) // 2:]
-    elif change == "another":
-        content = Tokenizer.train(["something else"], 300).inner.to_str().encode()
-    elif change is not None:
-        content = json.dumps(change).encode() if isinstance(change, dict) else change
     path.unlink()
-    if change is not None:
-        path.write_bytes(content)
+    if change == "another":
+        Tokenizer.train(["something else"], 300).save(path)
+    elif change is not None:
+        path.write_bytes(change)
     assert name in refused(evaluate.main, f"{folder} --limit 9 --tasks geometry")
     assert not [*folder.glob("eval*")]
-
-
-@pytest.mark.parametrize("content", [b"", b"[1]", b"{\"rows\": 3", b"\xff\xfe", b"[" * 100_000])
-def test_damaged_numbers_and_records_are_no_harm(tokenizer, cats, tmp_path, capsys, content):
-    folder = write_run(tmp_path / "run", tiny(), tokenizer, cats, langs="en,de", records=RECORDS)
-    (folder / "eval.json").write_bytes(content)
-    with open(folder / "log.jsonl", "ab") as log:
-        log.write(b"\n" + content + b'\n{"step": 0, "eval": 7}\n{"eval": {}}\n[]')
-    assert command(capsys, folder, "--tasks", "geometry", "--device", "cpu")[0] == 0
-    assert results_in(folder)["eval.json"]["geometry/rows"] == 30
 
 
 def test_the_runs_own_file_is_read_as_the_run_left_it_and_others_whole(tokenizer, cats, tmp_path):
@@ -500,9 +460,11 @@ def test_a_run_with_system_texts_takes_them_where_there_are_any(tokenizer, tmp_p
     ("RUN --limit 1", "toy gives 1 rows: at least 2 are needed"),
     ("RUN --limit -1", "--limit -1 is"), ("RUN --pool sum", "'sum'"),
     ("RUN --device abacus", "'abacus'"), ("RUN --max-new 0", "--max-new 0 is"),
-    ("RUN --max-new 9", "--max-new 9: only the task generate"), ("RUN --header yes", "--header"),
     ("RUN --data nowhere.tsv", "nowhere.tsv"), ("RUN --sets sst2", "unknown flag --sets"),
-    ("RUN --limti 3", "did you mean --limit?"), ("nowhere", "nowhere is no run")])
+    ("RUN --limti 3", "did you mean --limit?"), ("RUN/nowhere", "there is no folder "),
+    ("bert-base-uncased", "python -m interop import bert-base-uncased out/bert-base-uncased"),
+    ("hub/name", "there is no folder hub/name; a model of the Hugging Face hub: python -m interop "
+                 "import hub/name out/name")])
 def test_each_mistake_is_named(folder, refused, words, message):
     assert message in refused(evaluate.main, words.replace("RUN", str(folder)))
     assert not [*folder.glob("eval*")]

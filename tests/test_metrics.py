@@ -8,8 +8,6 @@ import torch
 
 import evaluate
 
-SCORES = {"ratio": torch.div, "distance": torch.sub, "absolute": lambda cosines, m: cosines}
-
 
 def noisy_pairs(count, width, noise, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -29,58 +27,41 @@ def cosine(a, b):
     return sum(a * b) / math.sqrt(sum(a * a) * sum(b * b))
 
 
-def plain_mine(x, y, margin, k):
+def plain_mine(x, y, k=4):
     cosines = [[cosine(a, b) for b in y] for a in x]
-    if margin == "absolute":
-        return [max(range(len(y)), key=lambda j: row[j]) for row in cosines]
     forward = [sum(sorted(row)[-k:]) / k for row in cosines]
     backward = [sum(sorted(column)[-k:]) / k for column in zip(*cosines)]
     found = []
     for i, row in enumerate(cosines):
-        scores = {}
-        for j in sorted(range(len(y)), key=lambda j: -row[j])[:k]:
-            middle = .5 * (forward[i] + backward[j])
-            scores[j] = row[j] / middle if margin == "ratio" else row[j] - middle
-        found.append(max(scores, key=scores.get))
+        near = sorted(range(len(y)), key=lambda j: -row[j])[:k]
+        found.append(max(near, key=lambda j: row[j] / (.5 * (forward[i] + backward[j]))))
     return found
 
 
 # ---- xsim
 
 
-FIVE = [[.48, 0, .6, .64, 0],  # its translation, y_0, is not among its two nearest: always wrong
-        [.8, .6, 0, 0, 0],  # y_0: .8 / .67 = 1.194, .8 - .67 = .13; y_1: .6 / .5 = 1.2, .1
-        [0, 0, .8, .6, 0],  # y_2: .8 / .7 and .8 - .7; y_3: .6 / .8 and .6 - .8
+FIVE = [[.48, 0, .6, .64, 0],  # its translation, y_0, is not among its two nearest
+        [.8, .6, 0, 0, 0],  # y_0: .8 / .67 = 1.194; y_1: .6 / .5 = 1.2
+        [0, 0, .8, .6, 0],  # y_2: .8 / .7; y_3: .6 / .8
         [0, 0, 0, 1, 0],  # y_3: 1 / .7
-        [0, 0, 0, .8, .6]]  # y_3, a hub: .8 / .8 = 1, .8 - .8 = 0; y_4: .6 / .5 = 1.2, .1
+        [0, 0, 0, .8, .6]]  # y_3, a hub: .8 / .8 = 1; y_4: .6 / .5 = 1.2
 
 
-def found_by(x, y, margin, k=4):
-    both = (evaluate.search(x, y, k), evaluate.search(y, x, k))
-    return evaluate.by_margin(*both, SCORES[margin])[1].tolist()
+def test_what_is_mined_of_five_points_is_what_it_is_by_hand():
+    assert evaluate.mine(torch.tensor(FIVE), torch.eye(5), k=2).tolist()[1:] == [1, 2, 3, 4]
+    assert evaluate.xsim(torch.tensor(FIVE), torch.eye(5), k=2) == 20
 
 
-@pytest.mark.parametrize("margin, wrong", [("ratio", {0}), ("distance", {0, 1}),
-                                           ("absolute", {0, 1, 4})])
-def test_what_is_mined_of_five_points_is_what_it_is_by_hand(margin, wrong):
-    found = found_by(torch.tensor(FIVE), torch.eye(5), margin, k=2)
-    assert {i for i, j in enumerate(found) if i != j} == wrong
-    if margin == "ratio":
-        assert evaluate.xsim(torch.tensor(FIVE), torch.eye(5), k=2) == 20
-
-
-@pytest.mark.parametrize("margin", SCORES)
 @pytest.mark.parametrize("noise", [.5, 1, 2])
-def test_mining_is_the_plain_definition_both_ways(margin, noise):
+def test_mining_is_the_plain_definition_both_ways(noise):
     x, y = noisy_pairs(40, 6, noise)
     y = torch.cat([y[:33], 2 * y[33:] + y[:7]])
-    found = plain_mine(x, y, margin, 4)
-    assert found_by(x, y, margin) == found
-    assert found_by(y, x, margin) == plain_mine(y, x, margin, 4)
-    if margin == "ratio":
-        assert evaluate.mine(x, y).tolist() == found
-        wrong = [i != j for i, j in enumerate(found)]
-        assert evaluate.xsim(x, y) == pytest.approx(100 * np.mean(wrong))
+    found = plain_mine(x, y)
+    assert evaluate.mine(x, y).tolist() == found
+    assert evaluate.mine(y, x).tolist() == plain_mine(y, x)
+    wrong = [i != j for i, j in enumerate(found)]
+    assert evaluate.xsim(x, y) == pytest.approx(100 * np.mean(wrong))
 
 
 def test_another_row_with_the_same_text_is_right_by_text_and_wrong_by_index():
@@ -88,7 +69,7 @@ def test_another_row_with_the_same_text_is_right_by_text_and_wrong_by_index():
     x[30:] = x[:20]
     y[30:] = y[:20]  # a text has one vector
     texts = [f"sentence {row % 30}" for row in range(50)]
-    found = plain_mine(x, y, "ratio", 4)
+    found = plain_mine(x, y)
     wrong = [texts[i] != texts[j] for i, j in enumerate(found)]
     assert evaluate.xsim(x, y, texts) == pytest.approx(100 * np.mean(wrong))
     assert evaluate.xsim(x, y, texts) < evaluate.xsim(x, y)
@@ -147,7 +128,7 @@ def test_xsim_plus_is_the_plain_definition():
     hard = [(f"altered {row}", source, ("number", "tense")[row % 2])
             for row, source in enumerate(sources)]
     wanted = {"number": 0, "tense": 0, "misaligned": 0}
-    for i, j in enumerate(plain_mine(x, torch.cat([y, negatives]), "ratio", 4)):
+    for i, j in enumerate(plain_mine(x, torch.cat([y, negatives]))):
         if j >= 30 and sources[j - 30] == i:
             wanted[hard[j - 30][2]] += 1
         elif j != i:
@@ -203,6 +184,10 @@ def test_uniformity_has_its_known_values():
     distances = torch.pdist(evaluate.unit(z))
     wanted = distances.square().mul(-2).exp().mean().log()  # [Wang & Isola 2020], their code
     assert evaluate.uniformity(z) == pytest.approx(wanted.item())
+    # Rows without a direction are one point, a right angle away from all others.
+    some = torch.cat([torch.zeros(3, 4), torch.eye(4)[:1]])
+    assert evaluate.uniformity(torch.zeros(9, 4)) == pytest.approx(0, abs=1e-9)
+    assert evaluate.uniformity(some) == pytest.approx(math.log((1 + math.exp(-4)) / 2))
 
 
 def test_std_and_random_cosine_see_a_single_direction():
@@ -235,6 +220,9 @@ COMMON = torch.ones(64)
     (NOISE, NOISE + .2 * sphere(400, 64, 1), "ok"),
     (COMMON + 1e-3 * NOISE, None, "COLLAPSING"),
     (torch.ones(400, 64), torch.ones(400, 64), "COLLAPSING"),
+    (torch.zeros(400, 64), torch.zeros(400, 64),
+     "COLLAPSING, 100 % of the vectors are zero"),
+    (NOISE * (torch.arange(400) > 39)[:, None], None, "ok, 10 % of the vectors are zero"),
     (3 * COMMON + NOISE, None, "half-collapsed (all vectors share one direction)"),
     (NOISE[:, :1] * COMMON, None, "half-collapsed (few directions in use)"),
     (NOISE, NOISE.roll(1, 0) - .5 * NOISE, "translations less alike than strangers"),
@@ -280,3 +268,8 @@ def test_one_point_gives_the_most_frequent_class_and_an_unknown_class_is_wrong()
 ])
 def test_rank_correlation_has_its_known_values(a, b, wanted):
     assert evaluate.rank_correlation(a, b) == pytest.approx(wanted)
+
+
+def test_nothing_is_ranked_that_is_not_a_number():
+    with pytest.raises(ValueError, match="finite"):
+        evaluate.rank_correlation([math.nan] * 9, range(9))

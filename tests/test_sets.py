@@ -40,7 +40,7 @@ def write(path, text, encoding="utf-8"):
 def test_the_original_distributions_and_plain_tables_are_read(path, tmp_path, capsys):
     text, name, first, second, labels = PUBLISHED[path]
     write(tmp_path / path, text)
-    assert sets.read(name, tmp_path) == (first, second, labels)
+    assert sets.read_set(name, tmp_path) == (first, second, labels)
     assert ("1 of 2 rows have an empty text" in capsys.readouterr().err) == ("" in (second or ()))
 
 
@@ -50,10 +50,10 @@ def test_the_dev_rows_of_mrpc_are_those_that_glue_names(tmp_path):
     write(tmp_path / "glue/msr_paraphrase_train.txt", head + rows)
     write(tmp_path / "glue/msr_paraphrase_test.txt", head + "1\t90\t91\tC\tD\n")
     write(tmp_path / "glue/mrpc_dev_ids.tsv", "3\t53\n4\t54\n5\t99\n")
-    assert sets.read("mrpc", tmp_path, "valid") == (['A "3', 'A "4'], ["B 3", "B 4"], [1, 0])
-    assert sets.read("mrpc", tmp_path, "test") == (["C"], ["D"], [1])
-    assert len(sets.read("mrpc", tmp_path, "train").labels) == 7
-    assert len(sets.read("mrpc", tmp_path, "train+valid").labels) == 9
+    assert sets.read_set("mrpc", tmp_path, "valid") == (['A "3', 'A "4'], ["B 3", "B 4"], [1, 0])
+    assert sets.read_set("mrpc", tmp_path, "test") == (["C"], ["D"], [1])
+    assert len(sets.read_set("mrpc", tmp_path, "train").labels) == 7
+    assert len(sets.read_set("mrpc", tmp_path, "train+valid").labels) == 9
 
 
 def test_sets_of_sentevals_with_a_file_for_each_class_are_read_as_latin_1(tmp_path):
@@ -63,40 +63,40 @@ def test_sets_of_sentevals_with_a_file_for_each_class_are_read_as_latin_1(tmp_pa
         lines = [f"caf\xe9 {kind} {i}" for i in range(9)] + [""]  # a row, as SentEval reads it
         wanted += [(line, label) for line in lines]
         write(folder / f"rt-polarity.{kind}", "\n".join(lines) + "\n", "latin-1")
-    rows = sets.read("mr", tmp_path, "train+valid+test")
+    rows = sets.read_set("mr", tmp_path, "train+valid+test")
     assert sorted(zip(rows.first, rows.labels)) == sorted(wanted)
-    assert len(sets.read("mr", tmp_path, "train").labels) == 16
+    assert len(sets.read_set("mr", tmp_path, "train").labels) == 16
 
 
 def test_languages_are_columns_rows_or_folders(tmp_path):
     write(tmp_path / "xnli/XNLI-1.0/XNLI-1.0/xnli.test.tsv",
           "language\tgold_label\tsentence1\tsentence2\n"
           "de\tneutral\tJa.\tNein.\nen\tentailment\tYes.\tNo.\n")
-    assert sets.read("xnli", tmp_path, "test", "de") == (["Ja."], ["Nein."], [1])
-    assert sets.read("xnli", tmp_path).first == ["Yes."]
+    assert sets.read_set("xnli", tmp_path, "test", "de") == (["Ja."], ["Nein."], [1])
+    assert sets.read_set("xnli", tmp_path).first == ["Yes."]
     write(tmp_path / "pawsx/x-final/x-final/de/test_2k.tsv",
           "id\tsentence1\tsentence2\tlabel\n1\tA\tB\t1\n")
-    assert sets.read("pawsx", tmp_path, "test", "de").first == ["A"]
+    assert sets.read_set("pawsx", tmp_path, "test", "de").first == ["A"]
     write(tmp_path / "stsb_multi_test.tsv", "score\ts1_en\ts1_de\ts2_de\n5.0\tA\tC\tD\n")
-    assert sets.read("stsb", tmp_path, "test", "de") == (["C"], ["D"], [5.0])
+    assert sets.read_set("stsb", tmp_path, "test", "de") == (["C"], ["D"], [5.0])
     write(tmp_path / "tasks/rte_dev.tsv", "sentence1\tsentence2\tlabel\nA\tB\tentailment\n")
     for name, lang, message in (("stsb", "fr", "no column 's1_fr'; there are score, s1_en"),
                                 ("rte", "de", "English only"),
                                 ("xnli", "fr", "no test rows in the language fr")):
         with pytest.raises(BadInput, match=message):
-            sets.read(name, tmp_path, "test", lang)
+            sets.read_set(name, tmp_path, "test", lang)
 
 
 def test_what_nobody_published_is_made_of_train_and_always_the_same(tmp_path, capsys):
     rows = "".join(f"{i % 2}\t{i}\n" for i in range(50))
     write(tmp_path / "senteval_custrev.tsv", "label\tsentence\n" + rows)
-    parts = {part: sets.read("cr", tmp_path, part).first for part in ("train", "valid", "test")}
+    parts = {part: sets.read_set("cr", tmp_path, part).first for part in ("train", "valid", "test")}
     assert parts["test"] == ["3", "12", "18", "30", "48"]         # pinned: results stay comparable
     assert parts["valid"] == ["1", "40", "46", "47", "49"]
     assert sorted(sum(parts.values(), []), key=int) == [str(i) for i in range(50)]
     assert "note: cr: a tenth of the train rows" in capsys.readouterr().err
     write(tmp_path / "mrpc_val.tsv", "sentence1\tsentence2\tlabel\nA\tB\t0\n")
-    assert sets.read("mrpc", tmp_path).first == ["A"]
+    assert sets.read_set("mrpc", tmp_path).first == ["A"]
     assert "the published valid rows for test" in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_what_nobody_published_is_made_of_train_and_always_the_same(tmp_path, ca
 def test_bad_rows_are_named(text, message, tmp_path):
     (tmp_path / "sst2_dev.tsv").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BadInput, match=message):
-        sets.read("sst2", tmp_path)
+        sets.read_set("sst2", tmp_path)
 
 
 def test_rows_that_are_not_there_are_named_with_licence_and_command(tmp_path):
@@ -121,4 +121,4 @@ def test_rows_that_are_not_there_are_named_with_licence_and_command(tmp_path):
         for word in (str(tmp_path / dataset), "licence: ", f"corpora.download {dataset}"):
             assert word in reason and "\n" not in reason
     with pytest.raises(BadInput, match="choose from sst2, .*did you mean mrpc"):
-        sets.read("mrcp", tmp_path)
+        sets.read_set("mrcp", tmp_path)

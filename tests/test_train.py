@@ -348,7 +348,8 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(
     written = {path.name for path in out.iterdir()} - {".lock"}
     assert written == {"model.pt", "train.pt", "tokenizer.json", "log.jsonl", "eval.json"}
     known = json.loads((out / "eval.json").read_text(encoding="utf-8"))
-    assert " rows of " in known.pop("rows") and known == evaluated[-1]["eval"]
+    assert " rows of " in known.pop("rows") and len(known.pop("model")) == 8
+    assert known == evaluated[-1]["eval"]
     for step in (1, 2, 6):
         stop_at(monkeypatch, step)
         status = run_main(command(pairs, tmp_path / "parts", name, **more))
