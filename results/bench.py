@@ -82,9 +82,8 @@ def device_ms(run):
 
 
 def why(error):
-    """A row of a table for a side that cannot run."""
-    lines = str(error).splitlines() or [""]
-    return {"failed": f"{type(error).__name__}: {lines[0][:100]}"}
+    """The row of a side that cannot run."""
+    return {"failed": f"{type(error).__name__}: {str(error)[:100]}".replace("\n", " ")}
 
 
 def interleaved(runs, rounds=5, device=DEVICE):
@@ -417,7 +416,7 @@ def llm_jepa(setting):
 
 
 def encoding(setting):
-    """Sentences of mixed lengths, from text to vectors, in float32."""
+    """From text to vectors, in float32."""
     from sentence_transformers import SentenceTransformer
     model, path = exported(setting, pool="mean")
     sentences = SentenceTransformer(str(path), device="cpu")
@@ -510,7 +509,7 @@ def flex(shape, mode="default"):
 
 
 def varlen(shape):
-    """PyTorch's kernel for rows end to end, which knows rows and nothing else."""
+    """PyTorch's kernel for rows end to end."""
     from torch.nn.attention.varlen import varlen_attn
     if shape.causal is None:
         raise ValueError("has one interval a token")
@@ -597,7 +596,7 @@ def tuning():
         pair = schedule.choose(capability, shape.head_dim, line.element_size())
         tiles = schedule.plan(ranges, share, *pair).tiles
         runs = {}
-        for what, one in list(variants(tiles).items())[:99 if GPU else 2]:
+        for what, one in list(variants(tiles).items())[:None if GPU else 2]:
             plan = move(schedule.plan(ranges, share, one, one), DEVICE)
             run = partial(fused, heads=shape.heads, kv_heads=shape.kv_heads,
                           key_ranges=packed.key_ranges, plan=plan)
@@ -643,10 +642,9 @@ def keep_table(path, title, table):
     records[title] = {"name": title, "torch": torch.__version__, "device": device, "table": table}
     write_atomic(path, "".join(json.dumps(one) + "\n" for one in records.values()).encode())
     lines = ["# Against what people would use instead", "",
-             f"`python -m results {path.stem}`; interleaved rounds, medians, on a machine that "
-             "others used. \"times ours\": a side's time over ours in the same round, median, "
-             "least, most; above 1 we are ahead. All sides of a table have one precision, float32 "
-             "where none is named.", ""]
+             f"`python -m results {path.stem}`; rounds in turn, medians. \"times ours\": a side's "
+             "time over ours in the same round, median, least, most; above 1 we are ahead. All "
+             "sides of a table have one precision, float32 where none is named.", ""]
     for record in records.values():
         made = f"torch {record['torch']}, {record.get('device', 'one thread of a CPU')}"
         lines += [f"## {record['name']}", "", *table_of(record["table"]), "", f"{made}.", ""]

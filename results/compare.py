@@ -27,7 +27,7 @@ FREE = set("seed out cache device attention compile log_every eval_every eval_li
            .split())
 # Results that must be the same before others may be compared.
 AMOUNTS = ("rows", "train_rows", "epochs")
-COLUMNS = DATA["columns"]  # {heading: metric} of a table that does not say its own
+COLUMNS = DATA["columns"]  # {heading: metric} of a table that names no columns of its own.
 
 # ---- tables of records
 
@@ -205,7 +205,7 @@ def read_run(folder, files=("eval.json",)):
     settings["init"] = re.sub(rf"\b{seed}/?$", "SEED", settings.get("init") or "")
     steps = max(record.get("step", 0) for record in read_log(folder))
     scores = read_scores(folder, files, seed)
-    precision = first.get("precision", "float32")  # older logs have none
+    precision = first.get("precision", "float32")  # Older logs have none.
     return Run(folder, settings, first["config"], precision, first.get("tokenizer_hash"), scores,
                steps)
 

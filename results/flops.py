@@ -14,7 +14,7 @@ import evaluate
 import train
 from corpora.program import BadInput, Parser
 
-PROBES = 32  # batches that are averaged
+PROBES = 32  # Batches that are averaged.
 # A line of a batch, and the blocks that read it.
 LINES = {"packed": "model.blocks", "head_packed": "unmask", "predict": "predictor",
          "clean": "teacher.model.blocks"}

@@ -21,7 +21,7 @@ from corpora.program import BadInput, Parser
 # Column -> Tatoeba's, NTREX's name.
 LANGUAGES = {"de": ("deu", "deu"), "fr": ("fra", "fra"), "ru": ("rus", "rus"),
              "zh": ("cmn", "zho-CN"), "tr": ("tur", "tur")}
-PAIRS = 20_000  # of Tatoeba, a language
+PAIRS = 20_000  # Of Tatoeba, a language.
 # What the experiments test on, and the columns that hold sentences there; {} is a language.
 TESTS = {"parallel/ntrex": ["eng", *(name for _, name in LANGUAGES.values())],
          "parallel/multi30k_val": ["en", "de", "fr"],

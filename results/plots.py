@@ -28,8 +28,8 @@ from tasks.metrics import alignment
 
 # Told apart without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
-MONO = "DejaVu Sans Mono"  # comes with matplotlib
-SMALL = 7  # points, of numbers at an axis; its name has one more
+MONO = "DejaVu Sans Mono"  # It comes with matplotlib.
+SMALL = 7  # Points, of numbers at an axis; its name has one more.
 
 
 class Picture(Figure):
@@ -166,7 +166,7 @@ def bars(groups, y, x="", axis=None):
                 axis.bar(place + shift, found[0], 0.9 * width, color=COLOURS[number % 7],
                          label=name)
                 axis.vlines(place + shift, found[-2:][0], found[-1], color="black", linewidth=1.2)
-                name = None  # one entry of the legend is enough
+                name = None  # One entry of the legend is enough.
     axis.set_xticks(range(len(groups)), groups)
     stand_up(axis, groups)
     return finish(axis, x, y)
@@ -218,7 +218,7 @@ def spectrum(vectors, center=True, axis=None):
     series = {}
     for label, z in vectors.items():
         values = evaluate.spectrum(z, center)[:100]
-        values = values[values > 0]  # zeros have no place on a log scale
+        values = values[values > 0]  # Zeros have no place on a log scale.
         series[label] = (range(1, len(values) + 1), values)
     return lines(series, "direction, largest first", "singular value", (), "log", axis)
 
@@ -291,7 +291,7 @@ def plane(runs, axis=None):
 def words(rows):
     """{label: [(text, colour), ...]} -> lines of words; a colour is None, the number of a group, or
     a weight from 0. to 1., the darker the more."""
-    start = max(map(len, rows)) + 2  # characters before the words, of 84 on a line
+    start = max(map(len, rows)) + 2  # Characters before the words, of 84 on a line.
     placed = []
     height = 0
     for label, row in rows.items():
@@ -329,7 +329,7 @@ def looked_at(evaluation, count=4):
     for language, ids in evaluation.ids.items():
         weights = analysis.sentence_attention(evaluation, ids[:count])              # (H, L) each
         for number, (row, seen) in enumerate(zip(ids, weights), 1):
-            seen = seen.mean(0)[1:-1]  # without [CLS] and [SEP]
+            seen = seen.mean(0)[1:-1]  # Without [CLS] and [SEP].
             seen = (seen / seen.max()).tolist()
             pieces = [evaluation.tokenizer.decode([index]) for index in row[1:-1]]
             if letters.keys() >= set(map(ord, "".join(pieces))):
@@ -403,7 +403,7 @@ def of_run(folder, limit):
 
 
 def main(arguments):
-    from . import compare  # here, because a notebook need not wait for all tasks
+    from . import compare  # Here, because a notebook need not wait for all tasks.
     parser = Parser("python -m results plots", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", default="plots", metavar="FOLDER", help="for the PNGs [plots]")

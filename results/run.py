@@ -42,14 +42,14 @@ BUSY = defaultdict(Lock)  # Of a run that several jobs start from.
 
 
 class Job(NamedTuple):
-    label: str  # its row of the table
+    label: str  # Its row of the table.
     seed: int
     folder: Path
-    train: str  # the command that makes the run, as it is recorded
+    train: str  # The command that makes the run, as it is recorded.
     # Those that measure it, joined by " && "; each prints JSON. With "NAME: " before one its
     # numbers are NAME/task/metric.
     tests: str
-    equal: str | None  # how the row is trained whose compute MATCH stands for
+    equal: str | None  # How the row is trained whose compute MATCH stands for.
 
 
 def jobs_of(name, seeds=None):

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-import data
 from corpora.program import BadInput
 from model import Packed
-from objectives import LlmJepa
 from results import bench
 
 SMALL = ["--size", "tiny", "--count", "4", "--rounds", "1"]
@@ -36,28 +34,6 @@ def test_nothing_is_timed_if_the_losses_differ(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_llm_jepa_in_two_and_three_rows_is_the_same_batch():
-    corpus = data.open_corpus("toy", count=50)
-    rng = np.random.default_rng(0)
-    examples = [data.Example([rng.integers(20, 200, n), rng.integers(20, 200, n + 2)])
-                for n in (3, 7)]
-    batch = LlmJepa.collate(examples, rng, LlmJepa.Config(), corpus.special)
-    wanted = batch["packed"].tokens[batch["vector_index"]]
-    for count in (2, 3):
-        rows = bench.in_rows(batch, count)
-        assert len(rows["packed"]) == 2 * count
-        assert torch.equal(rows["packed"].tokens[rows["vector_index"]], wanted)
-        following = rows["packed"].tokens[rows["target_positions"] + 1]
-        is_last = batch["targets"] == corpus.special.sep
-        assert torch.equal(following[~is_last], batch["targets"][~is_last])
-
-
-def test_a_side_that_fails_says_why():
-    found = bench.interleaved({"ours": list, "peer": lambda: [][0]}, 1)
-    assert found["peer"] == {"failed": "IndexError: list index out of range"}
-    assert found["ours"]["times ours"] == 1 and "| peer |" in "".join(bench.table_of(found))
-
-
 @pytest.mark.parametrize("part", bench.PARTS)
 def test_every_part_for_a_gpu_runs_at_toy_size(part, tmp_path, monkeypatch):
     shape = bench.Shape(Packed.of([np.zeros(9, np.int64)]), 2, 2, 16)
@@ -65,12 +41,5 @@ def test_every_part_for_a_gpu_runs_at_toy_size(part, tmp_path, monkeypatch):
     assert bench.gpu(["--only", part, "--out", str(tmp_path)]) == 0
     records = [json.loads(line) for line in (tmp_path / "gpu.jsonl").open(encoding="utf-8")]
     assert records and all("ms" in next(iter(one["table"].values())) for one in records)
-
-
-def test_the_table_of_tiles_is_tried_with_each_number_changed():
-    tiles = bench.schedule.choose((9, 0), 64, 2)[0]
-    found = bench.variants(tiles)
-    assert found.pop("as in the table") == tiles and len(found) > 10
-    for what, one in found.items():
-        changed = [old != new for old, new in zip(tiles.flat(), one.flat())]
-        assert sum(changed) == 1, what
+    if part == "attention" and not bench.GPU:  # A side that cannot run here says why.
+        assert "CPU" in records[0]["table"]["FlexAttention"]["failed"]
