@@ -1,5 +1,6 @@
 """The README.md of an exported folder: a model card, in the form that model hubs read."""
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -98,6 +99,10 @@ def measured(run):
     if not path.is_file():
         return "Nothing: the run has no eval.json, which `python evaluate.py` writes."
     results = json.loads(path.read_text(encoding="utf-8"))
-    rows = results.pop("rows", "its own rows")
+    model = hashlib.sha256((run.folder / "model.pt").read_bytes()).hexdigest()
+    if not model.startswith(results.pop("model", "none")):
+        return "Nothing: eval.json is of another model. `python evaluate.py` measures this one."
+    rows = results.pop("rows")
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
-    return f"On {rows}, {date}:\n\n```\n{evaluate.table(results)}\n```"
+    table = evaluate.table(results, rest="in the run's eval.json")
+    return f"On {rows}, {date}:\n\n```\n{table}\n```"
