@@ -30,7 +30,7 @@ def with_answers(evaluation, options):
     return evaluate.no_generate(evaluation)
 
 
-# {name: (scores(evaluation, options), why it cannot be done)}
+# {name: (scores(evaluation, options), why it cannot be done)}.
 FUNCTIONS = {name: (partial(answers.answer_task, judge), with_answers)
              for name, judge in answers.JUDGES.items()}
 FUNCTIONS |= {

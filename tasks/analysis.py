@@ -1,6 +1,6 @@
 """What the papers look at in vectors and attention, beyond the core's geometry.
 
-First the metrics, of vectors (N, D), s singular values, u unit rows; then the tasks.
+The metrics come first, then the tasks. Vectors are (N, D), u unit rows, s singular values.
 """
 import dataclasses
 import math
@@ -39,17 +39,17 @@ def explained(z):
 
 
 def directions(z):
-    """How many directions are in use, centred: (N, D) -> {metric: number}, zeros for one point.
+    """How many directions are in use around the mean: (N, D) -> {metric: number}, zeros for one
+    point. [Predict-and-Reconstruct, eq. 11-13, its code]
 
-    effective_rank exp(-sum p log p), p = s / sum s [Roy & Vetterli 2007]; stable_rank sum s^2 / max
-    s^2 [Vershynin 2018]; rank_90, how many hold 90 % of the variance; spectral_entropy, log
-    effective rank / log D, in the released code of s^2 and min(N, D). [Predict-and-Reconstruct,
-    eq. 11-13, its code]"""
+    effective_rank: exp(-sum p log p) with p = s / sum s [Roy & Vetterli 2007]; stable_rank: sum s^2
+    / max s^2 [Vershynin 2018]; rank_90: how many hold 90 % of the variance; spectral_entropy: log
+    effective rank / log D, and in the released code that of s^2 over log min(N, D)."""
     s = spectrum(z, center=True)
     if not s.sum() > 0:
         return dict.fromkeys(("effective_rank", "stable_rank", "rank_90", "spectral_entropy",
                               "spectral_entropy_released"), 0.0)
-    logarithm = float(entropy(s))  # SciPy scales to sum 1
+    logarithm = float(entropy(s))  # SciPy scales s to sum 1
     variance = s.square()
     return {"effective_rank": math.exp(logarithm),
             "stable_rank": (variance.sum() / variance[0]).item(),
@@ -59,8 +59,9 @@ def directions(z):
 
 
 def ranks(vectors):
-    """{column: (N, D)} -> Predict-and-Reconstruct's metrics by its paper's formulas and its code's
-    (_released, alignment_4, uniformity_1000), means over columns; alignment is of translations."""
+    """{column: (N, D)} -> Predict-and-Reconstruct's metrics, means over columns, by the formulas of
+    its paper and of its code (_released, alignment_4, uniformity_1000). Alignment is of
+    translations."""
     first, *others = vectors.values()
     each = []
     for z in vectors.values():
@@ -80,14 +81,16 @@ def ranks(vectors):
 
 
 def of_classes(z, labels):
-    """How near are rows of a class? (N, D), (N,) -> "class_alignment": mean |u_i - u_j|^2 over the
-    pairs of a class, then over classes, "_4": of power 4; "class_separation": mean distance within
-    classes over that between. ValueError without both. [Predict-and-Reconstruct, sec. 4.3, code]"""
+    """How near are rows of a class? (N, D), (N,) -> "class_alignment", the mean of |u_i - u_j|^2
+    over the pairs of a class, then over classes; "class_alignment_4", of power 4;
+    "class_separation", the mean distance within classes over that between. ValueError if there are
+    no such pairs. [Predict-and-Reconstruct, sec. 4.3, code]"""
     labels = torch.as_tensor(labels)
+    # Its code makes five classes of scores.
     if labels.is_floating_point():
-        labels = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True)  # as its code
-    distances = torch.pdist(unit(z))  # (N (N - 1) / 2,)
-    i, j = torch.triu_indices(len(labels), len(labels), 1)  # the order of pdist
+        labels = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True)
+    distances = torch.pdist(unit(z))  # (N (N - 1) / 2,) in the order of i, j
+    i, j = torch.triu_indices(len(labels), len(labels), 1)
     same = labels[i] == labels[j]
     if same.all() or not same.any():
         raise ValueError("all pairs are of one class, or none is")
@@ -99,8 +102,8 @@ def of_classes(z, labels):
 
 
 def token_targets(rows, special):
-    """The most frequent plain token of each row of ids, of equals the smallest id -> (N,) ints; -1
-    where there is none, or fewer than 5 rows have the same."""
+    """The most frequent plain token of each row of ids, of several the smallest id -> (N,) ints; -1
+    where a row has none, or fewer than 5 rows have the same."""
     targets = []
     for ids in rows:
         plain = torch.tensor([token for token in ids if token not in special], dtype=torch.int64)
@@ -111,20 +114,21 @@ def token_targets(rows, special):
 
 
 def across_folds(z, labels, n):
-    """What a linear probe says of rows whose fold it has not seen: (N, D), (N,) -> (N,), each
-    dimension scaled over all rows, as in the released code; ValueError for too few rows."""
+    """What a linear probe says of rows whose fold it has not seen: (N, D), (N,) -> (N,). As in the
+    released code each dimension is scaled over all rows. ValueError for too few rows."""
     z = StandardScaler().fit_transform(z.double().numpy())
     labels = torch.as_tensor(labels)
+    # There may be nothing to tell apart.
     if len(labels.unique()) == 1:
-        return labels  # there is nothing to tell apart
+        return labels
     probe = Ridge() if labels.is_floating_point() else LogisticRegression(max_iter=500)
     return cross_val_predict(probe, z, labels.numpy(), cv=n)
 
 
 def probe_gap(z, targets, labels=None):
     """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N classes or scores
-    -> "token" and "semantic", the accuracies (of scores Spearman's) across 3 and 5 folds, "gap",
-    their difference. [Predict-and-Reconstruct, app. D]"""
+    -> "token" and "semantic", the accuracies (of scores Spearman's correlation) across 3 and 5
+    folds, and "gap", their difference. [Predict-and-Reconstruct, app. D]"""
     scores = {}
     known = targets >= 0
     if known.any():
@@ -145,10 +149,12 @@ def probe_gap(z, targets, labels=None):
 
 
 def linear_map(x, y):
-    """How near is y to a linear map of x? (N, D), (N, D) -> {"residual": min over X of |x X - y|
-    (Frobenius), "residual_relative": over |y|; of every second row, X fitted to the others,
-    "residual_held_out": over |y|, "residual_spread": over |y - mean y|; "singular_100": of x - y,
-    mean of the largest, "singular_relative": over a row's length}. [LLM-JEPA, fig. 3, table 14]"""
+    """How near is y to a linear map of x? (N, D), (N, D) -> {metric: number}. [LLM-JEPA, fig. 3,
+    table 14]
+
+    residual: min over X of |x X - y| (Frobenius), and _relative to |y|. X fitted to every second
+    row, the residual of the others: _held_out over |y|, _spread over |y - mean y|. singular_100:
+    mean of the 100 largest singular values of x - y, and _relative to a row's length."""
     x = x.double()
     y = y.double()
 
@@ -156,11 +162,12 @@ def linear_map(x, y):
         solved = torch.linalg.lstsq(x[fitted], y[fitted], rcond=1e-6, driver="gelsd").solution
         return (x[tested] @ solved - y[tested]).norm().item()
 
-    everything = residual(slice(None), slice(None))  # 0 whatever the vectors if N <= D
+    # With N <= D this is 0, whatever the vectors are.
+    everything = residual(slice(None), slice(None))
     fitted = slice(0, None, 2)
     others = slice(1, None, 2)
     held_out = residual(fitted, others)
-    # Vectors that are all alike are near to any map: how much of their differences is told?
+    # Vectors that are all alike are near to any map, so their differences are the better measure.
     spread = (y[others] - y[fitted].mean(0)).norm().clamp(min=1e-300).item()
     singular = spectrum(x - y, center=False)[:100].mean().item()
     length = torch.cat([x, y]).norm(dim=1).mean().clamp(min=1e-300).item()
@@ -186,9 +193,9 @@ def token_states(evaluation, rows, make=None):
 
 
 def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
-    """The k nearest tokens of random tokens of the `chosen` rows of the first column, among the
-    plain ones of all columns but itself: columns [rows of ids, ...], states [list of (L, D), ...]
-    -> (N, 3), (N, k, 3) of (column, row, token id)."""
+    """The k nearest of all plain tokens to random tokens of the `chosen` rows of the first column:
+    columns [rows of ids, ...], states [list of (L, D), ...] -> the tokens asked about (N, 3) and
+    those found (N, k, 3), each as (column, row, token id). Itself no token finds."""
     keys = []
     for column, rows in enumerate(columns):
         for row, ids in enumerate(rows):
@@ -205,13 +212,14 @@ def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
     asked = torch.cat(asked)  # (N,)
     found = search(vectors[asked], vectors, min(k + 1, len(vectors)))
     others = found.indices != asked[:, None]
-    others[others.all(1), -1] = False  # among equal ones itself may be missing: the last makes room
+    # Where others are equally near, the token may not find itself. Then the last one is left out.
+    others[others.all(1), -1] = False
     return keys[asked], keys[found.indices[others].view(len(asked), -1)]
 
 
 def token_matches(queries, found):
-    """(N, 3), (N, k, 3) of (column, row, token id) -> percent of what was found in the query's row
-    ("same_sentence"), in its row of another column ("translation"), the same token elsewhere
+    """(N, 3), (N, k, 3) of (column, row, token id) -> percent of what was found that is in the same
+    row ("same_sentence"), in this row of another column ("translation"), the same token elsewhere
     ("same_language"), or "other". [MEXMA, table 9]"""
     column, row, token = (found == queries[:, None]).unbind(-1)  # (N, k) each
     kinds = {"translation": ~column & row, "same_sentence": column & row,
@@ -222,7 +230,7 @@ def token_matches(queries, found):
 def attention_weights(model, packed, index):
     """What the tokens at some places of the line (N,) attend to in the last layer -> for each
     (H, L), the probabilities of the L keys that it sees."""
-    # The back ends never form them: here they are made once more of the layer's input
+    # The back ends never form these weights, so they are made once more, of the layer's input.
     attention = model.blocks[-1].attention
     given = []
     hook = attention.register_forward_pre_hook(lambda module, inputs: given.append(inputs))
@@ -237,7 +245,7 @@ def attention_weights(model, packed, index):
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # (T, H, K)
     weights = []
     for place, (low, high, low2, high2) in zip(index.tolist(), packed.key_ranges[index].tolist()):
-        seen = torch.cat([k[low2:high2], k[low:high]])  # (L, H, K): shared first
+        seen = torch.cat([k[low2:high2], k[low:high]])  # (L, H, K), the shared prefix first
         scores = (seen * q[place]).sum(-1) / q.shape[-1] ** 0.5  # (L, H)
         if attention.softcap:
             scores = attention.softcap * (scores / attention.softcap).tanh()
@@ -246,13 +254,15 @@ def attention_weights(model, packed, index):
 
 
 def attention_entropy(weights):
-    """How widely do sentence vectors look? For each row (H, L) -> means in nats: of each head, of
-    the heads' mean, both also without the last token, and without first and last; a row of two
-    tokens does not count. [MEXMA, sec. 5.6 and app. G, which does not say which]"""
+    """How widely do sentence vectors look? Weights (H, L) of each row -> entropies in nats, means
+    over rows: of each head and of the heads' mean, both also without the last token, and without
+    the first and the last. A row of two tokens does not count. [MEXMA, sec. 5.6 and app. G, which
+    does not say which of these it is]"""
     weights = [w.double() for w in weights if w.shape[1] > 2]
     scores = {}
     for name, part in (("", slice(None)), ("_no_end", slice(-1)), ("_inside", slice(1, -1))):
-        kept = [w[:, part].clamp(min=1e-300) for w in weights]  # SciPy scales to sum 1
+        # SciPy scales what is left to sum 1.
+        kept = [w[:, part].clamp(min=1e-300) for w in weights]
         scores[f"entropy{name}"] = mean([entropy(w, axis=1).mean().item() for w in kept])
         scores[f"entropy_of_mean{name}"] = mean([float(entropy(w.mean(0))) for w in kept])
     scores["entropy_uniform"] = mean([math.log(w.shape[1]) for w in weights])
@@ -267,9 +277,9 @@ POOLINGS = ("mean", "max", "weighted", "attention")  # of Predict-and-Reconstruc
 
 
 def pool(evaluation, rows, how):
-    """Rows of ids -> (N, D): "weighted" is the mean, as its weights are all equal, "attention" of a
-    random query and keys [both Predict-and-Reconstruct's code]; "words" the mean without special
-    tokens [MEXMA]."""
+    """Rows of ids -> (N, D). "weighted" is the mean, as its weights are all equal, and "attention"
+    has a random query and random keys [both as Predict-and-Reconstruct's code]; "words" is the mean
+    without special tokens [MEXMA]."""
     if how not in ("attention", "words"):
         return embed(evaluation.model, rows, "mean" if how == "weighted" else how)
     width = evaluation.model.config.width
@@ -306,16 +316,16 @@ def spectra(evaluation, options=None):
 
 
 def last_tokens(evaluation):
-    """Vectors of the texts' own last tokens, the same positions whatever the objective puts behind
-    a text -> {column: (N, D)}."""
+    """Vectors of the texts' own last tokens -> {column: (N, D)}: the same positions whatever the
+    objective puts behind a text."""
     chat = evaluation.tokenizer.special.chat
     affixes = ((chat.user, ()), (chat.assistant, ()))
     return dataclasses.replace(evaluation, affixes=affixes).vectors
 
 
 def linear(evaluation, options=None):
-    """LLM-JEPA, fig. 3 and table 14: the first column is its Text, each other its Code, both read
-    at `last_tokens`; "own/": where the objective reads them, say at [PRED]."""
+    """`linear_map` of the first column, LLM-JEPA's Text, and each other, its Code. Both are read at
+    their `last_tokens`, and for "own/" where the objective reads them, say at [PRED]."""
     places = {"": evaluation.vectors}
     if evaluation.model.config.causal:
         places = {"": last_tokens(evaluation), "own/": evaluation.vectors}
@@ -329,7 +339,8 @@ def linear(evaluation, options=None):
 
 def tokens(evaluation, options=None):
     """MEXMA's table 9, of 250 rows."""
-    new = {}  # texts that differ: tokens would be found in the copy of their row
+    # Of equal texts one is kept: tokens would be found in the copy of their row.
+    new = {}
     for row, text in enumerate(next(iter(evaluation.texts.values()))):
         new.setdefault(text, row)
     columns = []
@@ -344,8 +355,8 @@ def tokens(evaluation, options=None):
 
 
 def sentence_attention(evaluation, rows):
-    """What the sentence vector's token looks at in the last layer, the first or, if causal, the
-    last -> for each row of ids (H, L). [MEXMA, figs 7-10]"""
+    """What the token of the sentence vector looks at in the last layer -> (H, L) for each row of
+    ids. It is the first token or, if the model is causal, the last. [MEXMA, figs 7-10]"""
     causal = evaluation.model.config.causal
 
     def read(packed):
@@ -374,8 +385,8 @@ def no_blocks(evaluation, options=None):
 
 
 def uniform(evaluation, options=None):
-    """MEXMA's table 10: retrieval with the model's own pooling, the mean, and the mean of plain
-    tokens; "change" is (own - other) / own."""
+    """MEXMA's table 10: retrieval with the model's own pooling, with the mean, and with the mean of
+    plain tokens; "change" is (own - other) / own."""
     own = evaluation.pool
     hard = evaluation.ids_of([text for text, _, _ in evaluation.hard])
     scores = {"rows": evaluation.count}
@@ -383,9 +394,7 @@ def uniform(evaluation, options=None):
         vectors = {name: pool(evaluation, rows, how) for name, rows in evaluation.ids.items()}
         negatives = pool(evaluation, hard, how) if hard else None
         found = retrieval(vectors, evaluation.texts, negatives, evaluation.hard)
-        for name in ("top1", "xsim", "xsim++"):
-            if name not in found:
-                continue
+        for name in sorted({"xsim", "xsim++"} & found.keys()):
             scores[f"{name}/{how}"] = found[name]
             before = scores[f"{name}/{own}"]
             if how != own and before:
@@ -394,8 +403,8 @@ def uniform(evaluation, options=None):
 
 
 def gap(evaluation, options):
-    """Predict-and-Reconstruct's tables 7-11, of each set and pooling; a pair is one row, as in its
-    code. Without --sets, the token probe of the first column."""
+    """Predict-and-Reconstruct's tables 7-11, of each set and pooling. A pair is one row, as in its
+    code. Without --sets there is only the token probe of the first column."""
     name, texts = next(iter(evaluation.texts.items()))
     chosen = {} if options.sets else {name: sets.Rows(texts, None, None)}
     for name in options.sets or ():

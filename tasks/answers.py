@@ -1,7 +1,7 @@
 """Is this answer right? What a model writes or prefers, judged against gold, by the papers' rules.
 
-Where released code judges otherwise than its paper, `released=True` does as the code does. Nothing
-generated is wrong everywhere, except there. What cannot be judged is left out and counted.
+Where released code judges otherwise than its paper, `released=True` does as the code does, and
+only there an empty answer can be right. What cannot be judged is left out and counted.
 """
 import functools
 import re
@@ -29,7 +29,7 @@ GOES_ON = re.compile(r"[ \t]*[-+*/^:][ \t$]*[0-9]|[eE][-+]?[0-9]|[.,]?[0-9]")
 
 
 def gsm8k_answer(text):
-    """"#### $-1,080.50." -> "-1080.5"; None if there is no number, or more than one (#### 7/2).
+    """"#### $-1,080.50." -> "-1080.5". None if there is no number, or more than one (#### 7/2).
     [Cobbe et al. 2021]"""
     found = NUMBER.search(text)
     if not found or "####" in text[:found.start()] or GOES_ON.match(text, found.end()):
@@ -53,9 +53,8 @@ def gsm8k_correct(generated, gold, released=False):
 
 
 def nq_correct(generated, gold, released=False):
-    """Is any gold answer, of "a; b", a substring of what was generated [LLM-JEPA, sec. 5.1]?
-    `released` [its code]: is any "; "-piece of what was generated, even "", one of the gold text?
-    """
+    """Is one of the gold answers "a; b" a substring of what was generated [LLM-JEPA, sec. 5.1]?
+    `released` [its code]: is a "; "-piece of what was generated, even "", a substring of gold?"""
     answers = [answer.strip() for answer in gold.split("; ") if answer.strip()]
     if not answers:
         raise BadInput(f"gold {gold!r} holds no answer: leave such rows out")
@@ -138,7 +137,7 @@ def judge_label(answers, options):
 
 
 def judge_regex(answers, options):
-    """By the language denoted; the second metric leaves out gold that matches no line, or every
+    """By the language denoted. The second metric leaves out gold that matches no line, or every
     line, as one NL-RX target in five does. What takes too long is undecided, and not equal."""
     equal = []
     vacuous = {}
@@ -155,7 +154,8 @@ def judge_regex(answers, options):
 
 
 def with_bar(name, *columns):
-    return tqdm(list(zip(*columns)), name, disable=None)  # None: in a file no bar
+    # disable=None: there is no bar where stderr is a file.
+    return tqdm(list(zip(*columns)), name, disable=None)
 
 
 def database_of(prompt):
@@ -187,7 +187,7 @@ def no_spider(evaluation, options):
 
 
 LETTERS = "ABCD"
-OPTION = re.compile(rf"\n([{LETTERS}])\) ")  # a line for each ending
+OPTION = re.compile(rf"\n([{LETTERS}])\) ")  # how the line of an ending begins
 
 
 def no_choice(evaluation, options=None):

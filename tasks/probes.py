@@ -93,7 +93,7 @@ def adam(hidden=()):
     classifier = MLPClassifier(hidden, activation="logistic", batch_size=64, early_stopping=True,
                                validation_fraction=.05, n_iter_no_change=24, tol=1e-9,
                                random_state=1111)
-    # scikit-learn divides its penalty by the rows of a batch
+    # scikit-learn divides its penalty by the rows of a batch.
     return classifier, {"alpha": [64 * 10.0 ** power for power in range(-5, -1)]}
 
 
@@ -156,12 +156,12 @@ class Probe(nn.Module):
 
 def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, lr=1e-3):
     """Train and valid (u, v or None, labels), test (u, v) -> the classes, or scores, of the test
-    rows (N,), in the epoch whose `metric` of the valid rows is highest (the released code takes the
-    test rows for that). `weighted`: classes count n / (classes n_c). [Predict-and-Reconstruct,
+    rows (N,) in the epoch whose `metric` of the valid rows is highest; the released code takes the
+    test rows for that. `weighted`: classes count n / (classes n_c). [Predict-and-Reconstruct,
     sec. 4]"""
     u, v, labels = train
     labels = torch.as_tensor(labels)
-    counts = torch.ones(1)  # of one output: a score
+    counts = torch.ones(1)  # a score has one output
     loss = nn.MSELoss()
     if kind != "similarity":
         counts = labels.bincount().float()
@@ -194,7 +194,8 @@ SETS = {task: names.split() for task, names in {
     "senteval": SENTEVAL, "senteval-adam": SENTEVAL, "fewshot": CLASSES,
     "mlp": CLASSES + " mrpc", "hybrid-probes": " ".join(EPOCHS)}.items()}
 IN_LANGUAGES = ("stsb", "pawsx", "xnli")                  # the other sets are English
-# Whose mean over a task's sets is a headline. SentEval's own SST-2 is `sst`: GLUE's does not count
+# The metric whose mean over a task's sets is its headline. SentEval's own SST-2 is `sst`, so GLUE's
+# does not count.
 HEADLINES = {"sts": "spearman", "pairs": "ap_cosine", "senteval": "accuracy",
              "senteval-adam": "accuracy"}
 

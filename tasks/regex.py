@@ -232,7 +232,7 @@ def regex_difference(a, b, limit=300_000):
     A line is of any characters, so . is any and ~ is relative to all lines. Raises BadPattern,
     TooLarge where all expressions met have more than `limit` parts, and RecursionError.
     """
-    # Walks all pairs of what is left of the two after some text
+    # All pairs of what is left of the two after some text are visited.
     made = Expressions(a + b, limit)
     start = (Parser(a, made).whole(), Parser(b, made).whole(), False)
     letters = made.letters()

@@ -17,7 +17,7 @@ from tasks import regex
 
 try:
     import resource
-except ImportError:  # Windows has none: there time alone is limited
+except ImportError:  # On Windows time alone is limited.
     resource = None
 
 SQL_PARTS = re.compile(
@@ -27,8 +27,8 @@ READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
 
 
 class Sandbox:
-    """A process that answers questions, has at most so many megabytes where the system can limit
-    them, and is ended when a question takes `seconds`; for the next one a new one is started."""
+    """A process that answers questions. It has at most so many megabytes, where the system can
+    limit them, and is ended when a question takes `seconds`; the next question starts a new one."""
 
     def __init__(self, seconds, megabytes=1000):
         self.seconds = seconds
@@ -40,7 +40,8 @@ class Sandbox:
         self.process = subprocess.Popen(
             command, cwd=Path(__file__).parents[1], text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if self.process.stdout.readline() != "ready\n":  # how long that takes does not count
+        # How long the start takes does not count.
+        if self.process.stdout.readline() != "ready\n":
             raise OSError(f"{' '.join(command)} does not start")
 
     def close(self):
@@ -64,7 +65,7 @@ class Sandbox:
             line = ""
         finally:
             clock.cancel()
-        # The clock may have struck just behind the answer
+        # The clock may have struck just after the answer.
         if not line or time.monotonic() - began >= self.seconds:
             self.close()
             return None
@@ -75,8 +76,8 @@ class Sandbox:
 
 
 def query_result(query, database, in_order):
-    """The rows of one SELECT on a SQLite file -> a digest that is equal if they are, numbers to 12
-    digits, in order or in any. Reading alone is allowed; what fails is one of FAILURES."""
+    """The rows of one SELECT on a SQLite file -> a digest, equal for equal rows: numbers to 12
+    digits, in order or in any order. Only reading is allowed; what fails is one of FAILURES."""
 
     def may(action, *_):
         return sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
@@ -130,13 +131,15 @@ FAILURES = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryErr
 def serve(seconds, megabytes):
     """Answer questions, a line of JSON each, until there are no more."""
     if resource:
-        with contextlib.suppress(ValueError):  # it is under a lower limit already
+        # A lower limit may be set already.
+        with contextlib.suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
     print("ready", flush=True)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         answer = None
-        if resource:  # should nobody be left to end it
+        # Should nobody be left to end this process, it ends itself.
+        if resource:
             signal.alarm(math.ceil(seconds) + 1)
         with contextlib.suppress(*FAILURES):
             answer = FUNCTIONS[name](*arguments)
