@@ -4,7 +4,7 @@
     python -m results inspect --objective X   one batch as text and as a mask
     python -m results flops --objective X     compute of a step; --match RUN: steps that equal a run
     python -m results plots RUN ...           spectrum, vectors, cosines, curves
-    python -m results peers                   steps, encoding and writing against other libraries
+    python -m results peers                   steps and encoding against other libraries
     python -m results gpu                     kernels, steps, memory and tiles; toy size without one
     python -m results readme                  puts recorded numbers into both README.md
     python -m results claims                  the papers' claims beside what was measured

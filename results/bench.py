@@ -6,10 +6,9 @@
     python -m results gpu --only steps,tuning
 
 Sides run in turn, round after round. Times are medians; "times ours" is a side's time over ours in
-the same round: median, least and most. A step is forward, backward, clipping and
-AdamW, in float32 and in the best precision of the device, and is timed only if the losses of all
-sides agree. Without a GPU `gpu` runs at toy size, our kernels in Triton's interpreter, and shows
-only that its parts run.
+the same round: median, least, most. A step is forward, backward, clipping and AdamW, in float32 and
+in the best precision of the device, and is timed only if the losses of all sides agree. Without a
+GPU `gpu` runs at toy size, our kernels in Triton's interpreter: that shows that its parts run.
 """
 
 import copy
@@ -165,7 +164,8 @@ def exported(setting, **fields):
     run = Path(tempfile.mkdtemp(dir=setting.folder))
     save(model, run / "model.pt")
     setting.tokenizer.save(run / "tokenizer.json")
-    (run / "log.jsonl").write_text('{"config": {"data": "toy"}}\n', encoding="utf-8")
+    first = {"config": {"data": "toy", "objective": "none"}}
+    (run / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
     return model, export(run, run / "theirs")
 
 
@@ -194,7 +194,7 @@ def move(values, device):
     return each_tensor(values, lambda x: x.to(device))
 
 
-def rows_of(packed):
+def rows_of_ids(packed):
     return np.split(packed.tokens.numpy(), packed.cu_seqlens.numpy()[1:-1])
 
 
@@ -269,7 +269,7 @@ def contrastive(setting):
     from sentence_transformers.sentence_transformer import losses
     model, path = exported(setting)
     ours, batch = batch_of(setting, model, Contrastive, Contrastive.Config())
-    rows = rows_of(batch["packed"])
+    rows = rows_of_ids(batch["packed"])
     sides = [padded(rows[:setting.count]), padded(rows[setting.count:])]
     sides = move(sides, setting.device)
     theirs = SentenceTransformer(str(path), device=str(setting.device)).train()
@@ -301,7 +301,7 @@ def mexma(setting):
         config = Mexma.Config(head_layers=2, head_heads=2, head_hidden=512)
     ours, batch = batch_of(setting, model, Mexma, config)
     n = setting.count
-    rows = rows_of(batch["packed"])
+    rows = rows_of_ids(batch["packed"])
     passes = [padded(rows[i * n:(i + 1) * n]) for i in range(4)]
     real = padded(rows[:2 * n])["attention_mask"].bool()  # Of the masked rows, as one grid.
     wanted = on_grid(batch["targets"], batch["target_positions"], real)
@@ -331,7 +331,7 @@ def bepa(setting):
     model, path = exported(setting, head="transform")
     ours, batch = batch_of(setting, model, Bepa, Bepa.Config(cls_view="masked"))
     n = setting.count
-    rows = rows_of(batch["packed"])
+    rows = rows_of_ids(batch["packed"])
     passes = [padded(rows[i * n:(i + 1) * n]) for i in range(3)]
     real = passes[0]["attention_mask"].bool()
     labels = on_grid(batch["targets"], batch["target_positions"], real)
@@ -379,7 +379,7 @@ def causal_loss(theirs, batch, is_additive):
     is_additive: the mask is a number for each pair of tokens that is added to its score.
     """
     packed = batch["packed"]
-    inputs = padded(rows_of(packed))
+    inputs = padded(rows_of_ids(packed))
     real = inputs["attention_mask"].bool()
     width = real.shape[1]
     positions = torch.zeros(real.shape, dtype=torch.int64)
@@ -537,7 +537,7 @@ def line_of(shape):
     return line.requires_grad_()
 
 
-def attention():
+def attention_sides():
     """Forward, and forward with backward, of each shape; a side that disagrees is not timed."""
     for name, shape in shapes().items():
         line = line_of(shape)
@@ -619,7 +619,7 @@ def steps():
             yield f"Step: {name}, texts of mean {each[0][0]}, {precision}", table
 
 
-PARTS = {"attention": attention, "steps": steps, "tuning": tuning}
+PARTS = {"attention": attention_sides, "steps": steps, "tuning": tuning}
 
 # ---- the two commands
 
