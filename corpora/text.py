@@ -41,9 +41,11 @@ KNOWN_NAMES = NOT_TEXT | set("src tgt trg source target text sentence anchor pos
                              "s2 sentence1 sentence2 user assistant system question answer".split())
 KNOWN_KEYS = (("src", "tgt"), ("src", "trg"), ("anchor", "positive"),
               ("user", "assistant", "system"), ("text",), ("question", "answer"))
+# A line of a TSV whose cells are quoted by the rules of CSV.
+QUOTED = re.compile(r'((^|\t)("([^"]|"")*"|[^"\t]*))*')
 MOST_COLUMNS = 1000
 LONGEST_WORD = 10_000  # characters; byte pair encoding takes the square of a word's length
-HEADER_ROWS = 10_000  # a JSONL file may name a language late
+HEADER_ROWS = 10_000  # that are read first: a JSONL file may name a language late
 
 
 # ---- files
@@ -162,9 +164,8 @@ def read_text(path, langs, header):
 
 
 def read_tsv(path, langs, header):
-    """A table whose cells stand between tabs. A cell that begins with a quote is read by the rules
-    of CSV (spreadsheets write such cells) if it ends with a quote on its line; otherwise the quote
-    is text, as in most corpora."""
+    """A table whose cells stand between tabs. Quotes are text as in most corpora, also those around
+    a cell, unless `is_quoted`; a quote that does not close on its line is text there too."""
     return _table(path, _tsv_cells(path), langs, header)
 
 
@@ -173,25 +174,35 @@ def read_csv(path, langs, header):
     return _table(path, _csv_cells(path), langs, header)
 
 
-def _tsv_cells(path):
-    count = 0  # of columns, known after the first line
-    for number, line in decoded_lines(path):
-        cells = line
-        if isinstance(line, str):
-            cells = line.split("\t")
-            if line.startswith('"') or '\t"' in line:
-                cells = _without_quotes(line, cells, count)
-            count = count or len(cells)
-        yield number, cells
+def is_quoted(path):
+    """Whether a TSV is quoted by the rules of CSV, as spreadsheets and pandas write it: of the
+    quotes in its first lines, and there are some, each is doubled or stands around a cell."""
+    count = 0  # of columns
+    found = False
+    for _, line in itertools.islice(decoded_lines(path), HEADER_ROWS):
+        if isinstance(line, str) and line.strip():
+            count = count or line.count("\t") + 1
+            if '"' in line:
+                found = True
+                if not QUOTED.fullmatch(line) or len(_split_quoted(line)) != count:
+                    return False
+    return found
 
 
-def _without_quotes(line, plain, count):
+def _split_quoted(line):
     try:
-        cells = next(csv.reader([line], delimiter="\t", strict=True))
+        return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
-        return plain
-    # Speech may begin in one cell and end in the next one.
-    return plain if len(plain) == count != len(cells) else cells
+        return line.split("\t")
+
+
+def _tsv_cells(path):
+    quoted = is_quoted(path)
+    for number, line in decoded_lines(path):
+        if isinstance(line, ValueError):
+            yield number, line
+        else:
+            yield number, _split_quoted(line) if quoted and '"' in line else line.split("\t")
 
 
 def _csv_cells(path):
@@ -503,6 +514,8 @@ class TextFiles:
             if not name.isprintable():
                 raise BadInput(f"{path}: {shortened(repr(name))} cannot be the name of a column")
         is_table = self.readers[index].func in (read_tsv, read_csv)
+        if self.readers[index].func is read_tsv and is_quoted(path):
+            self.notes.append(f"{path}: cells in quotes are read by the rules of CSV")
         if is_table and self.header == "yes" and not names_columns(names, self.langs):
             self.notes.append(f"{path}: the first line, {listed(names)}, names the columns "
                               "(--header no, if it is a row)")

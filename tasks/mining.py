@@ -56,12 +56,16 @@ def hard_rows(lines, types, gold):
 
 
 def own_files(folder, name, *patterns):
-    """{name: path} of a data set's files: anywhere under folder/name, else in `folder` itself."""
-    place = Path(folder) / name
-    look = place.rglob if place.is_dir() else Path(folder).glob
+    """{name: path} of a data set's files: anywhere under the folders in `folder` whose names begin
+    with its name (tatoeba, Tatoeba-v1, bucc2018-de-en), else in `folder` itself."""
+    places = [place for place in sorted(Path(folder).glob("*"))
+              if place.name.lower().startswith(name) and place.is_dir()]
     found = {}
     for pattern in patterns:
-        found |= {path.name: path for path in sorted(look(pattern))}
+        for place in places:
+            found |= {path.name: path for path in sorted(place.rglob(pattern))}
+        if not places:
+            found |= {path.name: path for path in sorted(Path(folder).glob(pattern))}
     return found
 
 
@@ -81,7 +85,7 @@ def tatoeba_files(folder):
 def bucc_files(folder):
     """-> {"de-en": paths of the German, the English, the gold} of the training part of BUCC 2018.
     MTEB takes its gold too, as that of the test part was never published."""
-    files = own_files(folder, "bucc2018", "*-*.training.*")
+    files = own_files(folder, "bucc", "*-*.training.*")
     found = {}
     for pair in sorted({name.split(".")[0] for name in files}) or ["de-en"]:
         names = [f"{pair}.training.{end}" for end in (*pair.split("-"), "gold")]

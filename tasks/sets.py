@@ -3,9 +3,10 @@
     rows = read_set("sst2", "data", "train")            # Rows(first, second, labels)
     rows = read_set("xnli", "data", "test", "de")
 
-The table of all sets is sets.tsv. Rows are read from plain TSV files (header, no quoting; .tsv,
-.tsv.xz or .tsv.gz) in the folder or in its folder tasks, or from what python -m corpora.download
-put there. "test" is what is reported: of GLUE, which keeps the labels of its test rows, "dev".
+The table of all sets is sets.tsv. Rows are read from plain tables with a header (.tsv, .tsv.xz or
+.tsv.gz without quoting, or .csv) in the folder or in its folder tasks, or from what python -m
+corpora.download put there. "test" is what is reported: of GLUE, which keeps the labels of its test
+rows, "dev".
 """
 import csv
 import math
@@ -29,7 +30,7 @@ class Rows(NamedTuple):
 
 class Source(NamedTuple):
     """One spelling of a set's rows, a row of sets.tsv. "{lang}" in a name is the language."""
-    dataset: str             # its name in corpora.download; "": plain TSV files
+    dataset: str             # its name in corpora.download; "": plain tables
     train: str               # files of a split, one after the other
     valid: str
     test: str
@@ -37,7 +38,7 @@ class Source(NamedTuple):
     second: str | int | None
     label: str | int | None  # None: one file for each class
     labels: str              # the classes as these files spell them
-    style: str               # "" (TSV), csv, titled (label, title, text), lines, words ("LABEL:x")
+    style: str               # "" (table), csv, titled (label, title, text), lines, words ("X:x y")
     encoding: str            # "": UTF-8
     unlabelled: str          # the label of rows that are left out; "(empty)": none
     only: str                # which rows: "language" (of that column), "glue" (MRPC's dev ids)
@@ -84,7 +85,7 @@ def paths_of(source, split, folder, lang):
         if source.dataset:
             places = [folder / source.dataset / part for part in (name, name.partition("/")[2])]
         else:
-            names = [f"{name}.tsv", f"{name}.tsv.xz", f"{name}.tsv.gz"]
+            names = [name + ending for ending in (".tsv", ".tsv.xz", ".tsv.gz", ".csv")]
             places = [folder / one for one in names] + [folder / "tasks" / one for one in names]
         found += [place for place in places if place.is_file()][:1]
     return found if len(found) == len(wanted) else []
@@ -233,7 +234,9 @@ def split_lines(path, source):
     """The lines of a file as lists of cells, as `source.style` says."""
     lines = (line.decode(source.encoding or "utf-8") for _, line in read_lines(path))
     try:
-        for row in csv.reader(lines) if source.style in ("csv", "titled") else lines:
+        is_plain_csv = not source.style and path.suffix == ".csv"
+        is_csv = is_plain_csv or source.style in ("csv", "titled")
+        for row in csv.reader(lines) if is_csv else lines:
             # A blank line is a row only where every line is a text.
             if not row:
                 yield [row] if source.style == "lines" else []
@@ -245,6 +248,6 @@ def split_lines(path, source):
             elif source.style == "lines":
                 yield [row]
             else:
-                yield row if source.style == "csv" else row.split("\t")
+                yield row if is_csv else row.split("\t")
     except (csv.Error, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not as it was published ({error}): fetch it again") from None

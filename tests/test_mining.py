@@ -67,11 +67,13 @@ def test_altered_sentences_know_their_rows_and_strangers_are_counted(tmp_path, c
 
 def test_tatoeba_reads_tables_and_lasers_pairs_of_files(tokenizer, tmp_path):
     texts = {"deu": [text.upper() for text in WORDS], "fra": [text.title() for text in WORDS]}
-    with lzma.open(tmp_path / "deu-eng.tsv.xz", "wt", encoding="utf-8") as file:
+    folder = tmp_path / "tatoeba_laser_v1"
+    folder.mkdir()
+    with lzma.open(folder / "deu-eng.tsv.xz", "wt", encoding="utf-8") as file:
         rows = [f"{b}\t{a}\n" for a, b in zip(texts["deu"], WORDS)]
         file.write("eng\tdeu\n" + "".join(rows))
     for name, lines in (("fra", texts["fra"]), ("eng", WORDS)):
-        path = tmp_path / f"tatoeba.fra-eng.{name}"
+        path = folder / f"tatoeba.fra-eng.{name}"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = results_of(tiny(), tokenizer, None, ["tatoeba"], files=tmp_path)
     gold = evaluate.encode(tiny(), tokenizer, WORDS)
@@ -103,7 +105,7 @@ def bucc_files(folder):
 
 
 def test_buccs_own_files_are_its_gold_pairs(tokenizer, tmp_path):
-    bucc_files(tmp_path / "bucc2018" / "a" / "de-en")
+    bucc_files(tmp_path / "BUCC2018-de-en.training-gold" / "de-en")
     files, = mining.bucc_files(tmp_path).values()
     assert mining.read_bucc(*files) == (WORDS[:8], WORDS[:8])
     found = results_of(tiny(), tokenizer, None, ["bucc2018"], files=tmp_path)

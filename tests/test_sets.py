@@ -24,6 +24,11 @@ PUBLISHED = {  # as the archives unpack, path: (content, set, first, second, lab
     "ag-news/test.csv": (  # blank lines are no rows, and U+2028 ends no line
         '"3","Oil\u2028up","It rose, ""fast""."\n\n"2","Win","They won."\n\n',
         "ag-news", ['Oil\u2028up It rose, "fast".', "Win They won."], None, [2, 1]),
+    "trec_test.tsv": ("label\ttext\nNUM\tHow far?\nHUM\tWho?\n", "trec", ["How far?", "Who?"],
+                      None, [5, 3]),
+    "sst_test.csv": ('text,label\n"A, ""b"".",1\nC,0\n', "sst", ['A, "b".', "C"], None, [1, 0]),
+    "tasks/ag_news_test.tsv.gz": ("label\ttext\n3\tOil\n2\tWin\n", "ag-news", ["Oil", "Win"],
+                                  None, [2, 1]),
     "stsb_multi_test.tsv.xz": (
         "score\ts1_en\ts2_en\n1\tone\u2028two\x85three\t\r\n2\tC\tD\n\n\n",
         "stsb", ["one\u2028two\x85three", "C"], ["", "D"], [1, 2]),

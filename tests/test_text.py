@@ -43,7 +43,7 @@ def rows(spec, split="all", **options):
 
 FORMATS = {
     "a.tsv": ("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS), ("en", "de")),
-    "b.tsv": ("en \t de\r\n" + "".join(f'"{a}"\t{b}\r\n' for a, b in PAIRS), ("en", "de")),
+    "b.tsv": ('"en"\t de \r\n' + "".join(f'"{a}"\t{b}\r\n' for a, b in PAIRS), ("en", "de")),
     "c.csv": ("src,trg\n" + "".join(f'"{a}",{b}\n' for a, b in PAIRS), ("src", "trg")),
     "d.jsonl": (lines(*({"translation": {"en": a, "de": b}} for a, b in PAIRS)), ("en", "de")),
     "e.jsonl": (lines(*({"src": a, "tgt": b, "id": 1} for a, b in PAIRS)), ("src", "tgt")),
@@ -129,7 +129,7 @@ def test_only_line_ends_are_stripped_and_a_text_has_one_row_on_a_line(tmp_path):
 @pytest.mark.parametrize("name, content, wanted", [
     ("a.tsv", '"say ""a"""\tb\n"c\td"\te\n', [('say "a"', "b"), ("c\td", "e")]),
     ("a.tsv", '"I am.\tIch"\n5" long\t"Hier"?\n', [('"I am.', 'Ich"'), ('5" long', '"Hier"?')]),
-    ("a.tsv", 'A.\t"B.\nC.\tD."\n', [("A.", '"B.'), ("C.", 'D."')]),
+    ("a.tsv", 'A.\t"B.\nC.\tD."\n"E."\tF\n', [("A.", '"B.'), ("C.", 'D."'), ('"E."', "F")]),
     ("a.csv", '"one\ntwo, ""three""",b\nc,d\n', [('one\ntwo, "three"', "b"), ("c", "d")]),
     ("a.csv", '5" long,b\n,\n,,\n', [('5" long', "b")])])
 def test_quotes_are_those_of_a_table_or_text(tmp_path, name, content, wanted):
