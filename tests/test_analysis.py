@@ -223,13 +223,6 @@ def test_the_linear_map_is_read_at_the_same_positions_whatever_the_objective(tok
     assert len(own) == 3
 
 
-def test_the_sentences_token_looks_at_every_token_of_its_row(tokenizer):
-    evaluation = evaluate.Evaluation(tiny(), tokenizer, EvaluationRows("x", {"en": WORDS}))
-    rows = evaluation.ids["en"][:2]
-    weights = analysis.sentence_attention(evaluation, rows)
-    assert [each.shape for each in weights] == [(2, len(row)) for row in rows]
-
-
 def test_poolings_are_those_of_their_definitions(tokenizer):
     evaluation = evaluate.Evaluation(tiny(), tokenizer, EvaluationRows("x", {"en": WORDS}))
     rows = rows_of(tokenizer, ["the cat sees", ""])

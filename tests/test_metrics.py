@@ -105,17 +105,13 @@ def test_equal_vectors_are_equally_near_and_the_first_is_taken():
     assert evaluate.rank_correlation(cosines, range(80)) == 0
 
 
-def test_a_search_among_a_million_rows_takes_a_few_queries_at_a_time():
-    y = sphere(2 ** 20, 4)
-    found = evaluate.search(3 * y[::30_000], y, 2)
-    assert found.indices[:, 0].tolist() == list(range(0, 2 ** 20, 30_000))
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_vectors_that_are_not_finite_are_refused_and_not_ranked(bad):
     x = torch.randn(6, 4)
     with pytest.raises(ValueError, match="finite"):
         evaluate.xsim(x, x.index_fill(0, torch.tensor([2]), bad))
+    with pytest.raises(ValueError, match="finite"):
+        evaluate.rank_correlation([bad] * 9, range(9))
 
 
 # ---- xsim++
@@ -159,13 +155,8 @@ def test_an_orthonormal_frame_uses_every_direction_and_centring_takes_one_away()
     frame = torch.linalg.qr(sphere(32, 32)).Q
     assert evaluate.rankme(frame) == pytest.approx(32, rel=1e-4)
     assert (evaluate.spectrum(torch.eye(32), center=True) > 0).sum() == 31
-
-
-def test_vectors_on_a_line_and_one_point_have_rank_one():
-    line = torch.linspace(-1, 3, 50)[:, None] * torch.arange(1., 9)
     point = torch.full((50, 8), .1) * (1 + 1e-8 * torch.randn(50, 8))
-    for z in (line, point):
-        assert evaluate.rankme(z) == pytest.approx(1, abs=1e-3)
+    assert evaluate.rankme(point) == pytest.approx(1, abs=1e-3)
     assert evaluate.spectrum(point, center=True).max() == 0
 
 
@@ -256,11 +247,6 @@ def test_a_linear_probe_is_ridge_regression_whatever_the_scale(scale, shift):
     assert found == pytest.approx(wanted) and wanted > 70
 
 
-def test_one_point_gives_the_most_frequent_class_and_an_unknown_class_is_wrong():
-    labels = ["a", "b", "b", True]
-    assert evaluate.linear_probe(torch.ones(4, 3), labels, torch.ones(2, 3), ["b", "c"]) == 50
-
-
 @pytest.mark.parametrize("a, b, wanted", [
     ([1, 2, 3, 4], [10, 20, 30, 400], 1), ([1, 2, 3, 4], [4, 3, 2, 1], -1), ([1, 2], [5, 5], 0),
     ([1, 2, 2, 3], [1, 3, 2, 4], .9486832980505139),  # scipy.stats.spearmanr
@@ -268,8 +254,3 @@ def test_one_point_gives_the_most_frequent_class_and_an_unknown_class_is_wrong()
 ])
 def test_rank_correlation_has_its_known_values(a, b, wanted):
     assert evaluate.rank_correlation(a, b) == pytest.approx(wanted)
-
-
-def test_nothing_is_ranked_that_is_not_a_number():
-    with pytest.raises(ValueError, match="finite"):
-        evaluate.rank_correlation([math.nan] * 9, range(9))
