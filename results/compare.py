@@ -18,7 +18,7 @@ import evaluate
 from corpora.folder import read_first, read_log, read_results
 from corpora.program import BadInput, Parser, comma_list, did_you_mean
 from tasks import __main__ as wing
-from tasks import finetune
+from tasks import metrics
 
 from .tables import DATA, markdown
 
@@ -27,6 +27,7 @@ FREE = set("seed out cache device attention compile log_every eval_every eval_li
            .split())
 # Results that must be the same before others may be compared.
 AMOUNTS = ("rows", "train_rows", "epochs")
+TASKS = wing.make_tasks(None)  # For their metrics alone.
 COLUMNS = DATA["columns"]  # {heading: metric} of a table that names no columns of its own.
 
 # ---- tables of records
@@ -47,14 +48,14 @@ def mean_std(values, unit="%"):
 def unit_of(name):
     """A metric's unit, and which way is better: "lower", "higher", "" if neither is or unknown."""
     task, _, rest = name.partition("/")
-    if task not in {*evaluate.TASKS, *wing.TASKS} and rest.partition("/")[0] in evaluate.TASKS:
+    if task not in TASKS and rest.partition("/")[0] in evaluate.TASKS:
         # The experiments put the name of the rows before it.
         return unit_of(rest)
-    if task in evaluate.TASKS and task not in wing.TASKS:
+    if task in evaluate.TASKS and task not in wing.FUNCTIONS:
         return evaluate.about(name)[:2]
-    known = wing.SENTENCES | finetune.ABOUT
-    if task in wing.TASKS:
-        known = wing.TASKS[task][2] | evaluate.ANSWERS
+    known = metrics.known_metrics("sets") | metrics.known_metrics("finetune")
+    if task in TASKS:
+        known = TASKS[task].about
     for word in reversed(name.split("/")):
         if word in known:
             return known[word][:2]

