@@ -1,7 +1,6 @@
 """data.py: tokenizers and rows of ids, the token store, the order of the rows, the masks."""
 
 import os
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -175,20 +174,6 @@ def test_an_interrupted_store_is_not_taken_for_whole(tmp_path, monkeypatch, caps
         first, second = capsys.readouterr().err.splitlines()
         assert "the first line, Hello, Hallo, names the columns" in first
         assert "a: kept 40 rows, left out 1 bad lines" in second
-
-
-def test_a_store_that_the_disk_does_not_take_whole_is_an_error(tmp_path):
-    path = tsv(tmp_path / "a.tsv", PAIRS)
-    tokenizer = Tokenizer.train(["a b"] * 9, 300)
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with pytest.raises(OSError, match="too large"):
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (500, most[1]))
-            small(path, tokenizer)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, most)
-    assert not list((tmp_path / "cache").rglob("*.bin"))
-    assert len(small(path, tokenizer, holdout=False)) == 40
 
 
 def test_programs_that_make_a_store_at_once_all_get_it_whole(tmp_path):

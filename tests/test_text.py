@@ -156,20 +156,18 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps(tmp_path)
     assert rows(source.paths, langs="fr,en") == [("c", "a"), ("f", "d")]
 
 
-TABLE = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("4", "", "h", "i"), ("5", "j", "k", "l")]
-
-
-@pytest.mark.parametrize("options, kept, said", [
-    ({}, 2, "2 rows of w lack a text in one of en, de, fr, and are left out of every score"),
-    ({"langs": "en,fr"}, 3, "left out 0 bad lines and 1 rows with too little text in en, fr"),
-    ({"langs": "en,fr", "limit": 2}, 2, "only the first 2 rows of w are evaluated; a limit of 0")])
-def test_an_evaluation_says_which_rows_it_leaves_out(tmp_path, capsys, options, kept, said):
-    path = tsv(tmp_path / "w.tsv", TABLE, "id\ten\tde\tfr\n")
-    found = evaluation_rows(path, split="all", **options).texts
-    assert [len(texts) for texts in found.values()] == [kept] * len(found)
-    assert said in capsys.readouterr().err
-    assert len(evaluation_rows(path, split="all", langs="fr").texts["fr"]) == 4
-    assert not capsys.readouterr().err
+def test_an_evaluation_says_which_rows_it_leaves_out(tmp_path, capsys):
+    table = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("4", "", "h", "i"), ("5", "j", "k", "l")]
+    path = tsv(tmp_path / "w.tsv", table, "id\ten\tde\tfr\n")
+    for options, kept, said in (
+            ({}, 2, "2 rows of w lack a text in one of en, de, fr, and are left out of every"),
+            ({"langs": "en,fr"}, 3, "left out 0 bad lines and 1 rows with too little text in en"),
+            ({"langs": "en,fr", "limit": 2}, 2, "only the first 2 rows of w are evaluated; a"),
+            ({"langs": "fr"}, 4, "")):
+        found = evaluation_rows(path, split="all", **options).texts
+        assert [len(texts) for texts in found.values()] == [kept] * len(found)
+        shown = capsys.readouterr().err
+        assert said in shown and bool(said) == bool(shown)
 
 
 @pytest.mark.parametrize("first, header, columns, said", [
@@ -224,10 +222,8 @@ def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(
 
 @pytest.mark.parametrize("name, content, langs, said", [
     ("a.txt.gz", "", "", "is empty"), ("a.jsonl", "hello", "", ":1: not JSON"),
-    ("a.json", '[{"text": "a"}]', "", "a.json:1: not JSON lines but a list: one object on each"),
     ("a.json", '[\n{"text": "a"}]', "", "a.json:1: not JSON lines but a list: one object on each"),
     ("a.txt", "a\n".encode("utf-16"), "", "a.txt is UTF-16: convert it (iconv -f utf-16"),
-    ("q.txt", "a\n".encode("utf-16-le"), "", "q.txt is UTF-16: convert it (iconv -f utf-16"),
     ("a.tsv.zip", "PK", "", "a.tsv.zip: .zip is not read, it is packed; save it as TSV"),
     ("q.csv", 'en,de\n"a\nb,c\nd,e\n', "", "q.csv:2: unexpected end of data: a cell that begins"),
     ("q.csv", 'en;de\na;b\n', "", "q.csv:1: the cells are separated by semicolons: save the table"),
@@ -244,7 +240,6 @@ def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(
     ("a.csv", '"a"b,c\n', "", "a.csv:1: ',' expected after"),
     ("a.tsv", "en\ten\na\tb\n", "", "a.tsv:1: the header names a column twice: en, en"),
     ("a.jsonl", '{"premise": "q"}', "", "a.jsonl:1: no known keys among 'premise'"),
-    ("cut.txt.gz", "line\n" * 9_999, "", "damaged or cut short"),
     ("cut.txt.xz", "line\n" * 9_999, "", "damaged or cut short"),
     ("a.tsv", "en\tde\na\tb\n", "en,dee", "--langs dee: a.tsv has the columns en, de; did you"),
     ("toyy", None, "", "neither a file nor one of toy, documents, regex; did you mean toy"),
@@ -389,7 +384,7 @@ def test_the_rows_of_an_evaluation():
 @pytest.mark.parametrize("words, said", [
     ("go --lang en", "unknown flag --lang; did you mean --langs?"),
     ("--place=x go", "unknown flag --place: it is no flag of ours"),
-    ("--size x", "invalid int value: 'x'"), ("--size " + "x" * 9000, "value: 'xxxx"),
+    ("--size " + "x" * 9000, "value: 'xxxx"),
     ("--" + "x" * 9000, "xxx...xxx"), ("y" * 9000, "yyy...yyy")])
 def test_flags_are_refused_in_one_line_and_may_be_written_with_either_mark(refused, words, said):
     parser = Parser("prog.py", explain={"--place": "it is no flag of ours"}.get)
