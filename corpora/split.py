@@ -111,16 +111,17 @@ def _choose(file, candidates, columns, size, most):
     known, index = np.unique(candidates, return_inverse=True)
     rank = np.full(len(known), number)  # of the first candidate that has a text
     np.minimum.at(rank, index.reshape(candidates.shape), np.arange(number)[:, None])
-    ranks = []
+    ranks = []  # of the first candidate that shares a text with a row
+    counts = np.zeros(number + 1, np.int64)
     first = {}  # candidate -> the first row that is it
     for start, place, is_known in _chunks(file, known, columns):
         ranks.append(np.where(is_known, rank[place], number).min(1).astype(np.uint16))
+        counts += np.bincount(ranks[-1], minlength=number + 1)
         for row in np.flatnonzero(is_known[:, -1]):
             first.setdefault(int(rank[place[row, -1]]), start + row)
-    ranks = np.concatenate(ranks)  # (N,) of the first candidate that shares a text with a row
     # If the first n candidates are held out, so many rows are held or left out.
-    taken = np.cumsum(np.bincount(ranks, minlength=number + 1)[:number][:size])
+    taken = np.cumsum(counts[:number][:size])
     size = min(size, max(1, int(np.searchsorted(taken, most, "right"))))
-    kinds = np.where(ranks < size, LEFT_OUT, TRAIN).astype(np.uint8)
+    kinds = np.where(np.concatenate(ranks) < size, np.uint8(LEFT_OUT), np.uint8(TRAIN))
     kinds[[first[candidate] for candidate in range(size)]] = HELD
     return kinds
