@@ -524,22 +524,21 @@ def prefetch(make, start, stop, depth=4):
         pool.shutdown(cancel_futures=True)
 
 
-# ---- masks: ids (n,) -> (n,) bool. Special tokens are never chosen, unless that is said
+# ---- maskings: which tokens are hidden; ids (n,) -> (n,) bool, never of a special token
+
 
 def _is_special(ids, special):
     index = np.searchsorted(special.ids, ids)
     return special.ids[np.minimum(index, len(special.ids) - 1)] == ids
 
 
-def sample_mask(ids, ratio, rng, special, at_least=0, exempt=True):
-    """Each token with probability `ratio`, special ones too without `exempt`."""
+def token_mask(ids, ratio, rng, special, exempt=True):
+    """Each token with probability `ratio`, but at least one unless the ratio is 0; special ones too
+    without `exempt`."""
     eligible = ~_is_special(ids, special) if exempt else np.ones(len(ids), bool)
     chosen = (rng.random(len(ids)) < ratio) & eligible
-    # Were too few drawn, others are added as long as there are some
-    missing = at_least - int(chosen.sum())
-    if missing > 0:
-        rest = np.flatnonzero(eligible & ~chosen)
-        chosen[rng.choice(rest, min(missing, len(rest)), replace=False)] = True
+    if ratio > 0 and eligible.any() and not chosen.any():
+        chosen[rng.choice(np.flatnonzero(eligible), 1)] = True
     return chosen
 
 
@@ -563,20 +562,25 @@ def whole_word_mask(ids, ratio, rng, special):
 
 def span_mask(ids, ratio, rng, special, mean_length=3):
     """Spans of geometric length; any token is in one with probability `ratio`."""
-    # Spans and gaps alternate and neither has a memory: these are the chances that one ends. So a
-    # row may begin and end inside of either
-    leave = 1 / mean_length
-    enter = ratio / ((1 - ratio) * mean_length) if ratio < 1 else 2
-    if mean_length < 1 or not 0 <= enter <= 1:
-        raise BadInput(f"spans of mean length {mean_length} cannot cover {ratio} of a text: at "
-                       f"most {mean_length / (mean_length + 1):.2f}, by one token or more each")
-    if enter == 0:
+    most = mean_length / (mean_length + 1)
+    if ratio > most:
+        raise BadInput(f"spans of mean length {mean_length} cannot cover {ratio} of a text, as a "
+                       f"token must lie between two of them: at most {most:.2f}")
+    if ratio == 0:
         return np.zeros(len(ids), bool)
-    # Every second one is a span, and the first with probability `ratio`
+    # Spans and gaps alternate and neither has a memory: these are the chances that one ends. So a
+    # row may begin and end inside of either.
+    leave = 1 / mean_length
+    enter = ratio / ((1 - ratio) * mean_length)
+    # Every second stretch is a span, and the first with probability `ratio`.
     is_span = (np.arange(len(ids) + 1) + (rng.random() >= ratio)) % 2 == 0
     lengths = np.minimum(rng.geometric(np.where(is_span, leave, enter)), len(ids))
     last = int(np.searchsorted(np.cumsum(lengths), len(ids))) + 1
     return np.repeat(is_span[:last], lengths[:last])[:len(ids)] & ~_is_special(ids, special)
+
+
+# {a value of --masking: its function}; a new masking is a function and a line.
+MASKS = {"token": token_mask, "word": whole_word_mask, "span": span_mask}
 
 
 def corrupt(ids, chosen, rng, special, mask=.8, random=.1):
@@ -586,7 +590,7 @@ def corrupt(ids, chosen, rng, special, mask=.8, random=.1):
         raise BadInput(f"the tokenizer has no mask token ({' or '.join(SPELLINGS['mask'])}), and "
                        "this objective hides tokens: use another tokenizer")
     fate = np.where(chosen, rng.random(len(ids)), 2.0)
-    # Of the whole vocabulary, special ones too, as in all released codes
+    # Random tokens come from the whole vocabulary, special ones too, as in all released codes.
     drawn = rng.integers(special.vocab, size=len(ids))
     kept = np.where(fate < mask + random, drawn, ids)
     return np.where(fate < mask, special.mask, kept).astype(ids.dtype)

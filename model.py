@@ -5,11 +5,9 @@ Axes, here and in every other file:
     H heads     K size of a head    V vocabulary                             N selected positions
 """
 
-import contextlib
 import io
 import itertools
 import os
-import zipfile
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -19,9 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import kernels
-from corpora.device import shapes_only
 from corpora.folder import write_atomic
-from corpora.program import BadInput, shortened, validate
+from corpora.program import BadInput, check_range, validate
 from kernels.cross_entropy import upcast
 from kernels.padded import sdpa
 
@@ -32,8 +29,8 @@ class Segment(NamedTuple):
     """One stretch of a row. A token sees the whole segment or, if it is `causal`, up to itself."""
     tokens: np.ndarray
     causal: bool = False
-    # (0, 3): the first 3 tokens of the row's first segment are visible too, though not the prefix
-    # which that has itself; positions continue behind them.
+    # (an earlier segment of the row, n): that segment's first n tokens are visible too, and the
+    # positions continue after them. The prefix of that segment itself is not visible.
     prefix: tuple[int, int] | None = None
     positions: np.ndarray | None = None  # in place of the running count
 
@@ -138,6 +135,13 @@ def each_tensor(value, change):
     return value
 
 
+def to_device(batch, device):
+    """A batch on the device; to a GPU from pinned memory, so that the loop need not wait."""
+    if device.type == "cuda":
+        return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
+    return each_tensor(batch, lambda x: x.to(device))
+
+
 # ---- the configuration
 
 
@@ -182,24 +186,23 @@ class ModelConfig:
     pair: Literal["sep", "sep-sep", "segments"] = "sep"
 
     def __post_init__(self):
-        validate(self, above={0: "vocab width heads ffn_dim max_positions norm_epsilon rope_theta "
-                                 "embed_scale"},
-                 at_least={0: "layers kv_heads head_dim position_offset attn_softcap "
-                              "logit_softcap dropout max_tokens"}, at_most={1000: "layers"})
-        kv_heads = self.kv_heads or self.heads
-        rules = [  # a field, what must hold, the rule in words
-            ("dropout", self.dropout < 1, "it must be below 1"),
-            ("width", self.head_dim or self.width % self.heads == 0,
-             f"without a head_dim it must be a multiple of heads {self.heads}"),
-            ("heads", self.heads % kv_heads == 0, f"it must be a multiple of kv_heads {kv_heads}"),
-            ("positions", self.positions != "rotary" or self.key_dim % 2 == 0,
-             f"they need an even head_dim, not {self.key_dim}"),
-            ("pair", self.pair != "segments" or self.positions == "learned",
-             "it needs learned positions"),
-        ]
-        for name, holds, rule in rules:
-            if not holds:
-                raise BadInput(f"{name} is {getattr(self, name)!r}: {rule}")
+        validate(self)
+        check_range(self, "vocab width heads ffn_dim max_positions", 1)
+        check_range(self, "layers", 0, 1000)
+        check_range(self, "kv_heads head_dim max_tokens position_offset", 0)
+        check_range(self, "norm_epsilon rope_theta embed_scale attn_softcap logit_softcap", 0)
+        check_range(self, "dropout", 0, 0.99)
+        if not self.head_dim and self.width % self.heads:
+            raise BadInput(f"width is {self.width}: without a head_dim it must be a multiple of "
+                           f"heads {self.heads}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise BadInput(f"heads is {self.heads}: it must be a multiple of kv_heads "
+                           f"{self.kv_heads}")
+        if self.positions == "rotary" and self.key_dim % 2:
+            raise BadInput(f"positions is 'rotary', which needs an even head_dim, not "
+                           f"{self.key_dim}")
+        if self.pair == "segments" and self.positions != "learned":
+            raise BadInput("pair is 'segments', which needs learned positions")
 
     @property
     def key_dim(self):
@@ -547,8 +550,10 @@ class KeyValueCache:
         key = torch.arange(end, device=q.device)
         query = key[start:, None]  # (n, 1)
         own = self.first[:, None, None] <= key  # (R, 1, end)
-        # Nobody's tokens see themselves: a row of the mask with nothing in it would give NaN.
-        mask = own & (key <= query) | (key == query)  # (R, n, end)
+        causal = key <= query  # (n, end)
+        # Padding sees itself: the softmax of nothing is NaN.
+        itself = key == query  # (n, end)
+        mask = (own & causal) | itself  # (R, n, end)
         out = sdpa(q, self.keys[:, :, :end], self.values[:, :, :end], mask[:, None], softcap)
         return out.transpose(1, 2).flatten(2)
 
@@ -656,35 +661,17 @@ def save(model, path):
 
 def load(path, device="cpu"):
     """Rebuild a saved Model, in eval mode; fields younger than the file have their defaults.
-    BadInput for a file that is missing, damaged or of another kind."""
+    BadInput for a file that is missing or of another kind."""
     saved = read_torch(path, device)
     try:
         config = ModelConfig(**saved["config"])
         weights = saved["weights"]
-    # A part or a field that is not there or not known, a value that cannot be.
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
         raise BadInput(f"{path} is no model of this version ({error}): give the model.pt of a run, "
                        "or use the version that wrote it") from None
-    # First without memory: a damaged config may tell of a model that no machine can hold.
-    with fitting(path), shapes_only():
-        Model(config).load_state_dict(each_tensor(weights, lambda x: x.to("meta")))
     model = Model(config).to(device)
-    with fitting(path):
-        model.load_state_dict(weights)
-        # Whole numbers would be taken over as if they were weights.
-        if not all(weight.is_floating_point() for weight in weights.values()):
-            raise TypeError("its weights are whole numbers")
+    model.load_state_dict(weights)
     return model.eval()
-
-
-@contextlib.contextmanager
-def fitting(path):
-    """`with fitting(path):` a file's weights that do not fit are BadInput."""
-    try:
-        yield
-    except (AttributeError, RuntimeError, TypeError) as error:
-        what = shortened(" ".join(str(error).split()), 300)
-        raise BadInput(f"{path} does not fit this architecture: {what}") from None
 
 
 def write_torch(value, path):
@@ -694,17 +681,15 @@ def write_torch(value, path):
 
 
 def read_torch(path, device="cpu"):
-    """What `write_torch` wrote: tensors, plain values. BadInput if it cannot be read."""
+    """What `write_torch` wrote. Tensors and plain values are read and nothing else: a file cannot
+    have a program executed. BadInput if there is no such file, or it holds anything else."""
     if not os.path.isfile(path):
         raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
     try:
-        # torch does not compare the checksums, and a flipped bit would be another weight.
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
-            raise ValueError("a checksum is wrong")
         return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises a dozen types for a bad file
-        raise BadInput(f"{path} cannot be read as a checkpoint ({type(error).__name__}): "
-                       "it is damaged or of another kind") from None
+    except Exception as error:  # PyTorch raises a dozen types for a bad file.
+        raise BadInput(f"{path} is no checkpoint of tensors and plain values "
+                       f"({type(error).__name__}): it is damaged, or of another kind") from None
 
 
 def add_tokens(model, count, known=None):
@@ -717,7 +702,6 @@ def add_tokens(model, count, known=None):
         mean = old[:known].mean(0, keepdim=True).expand(count, *old.shape[1:])
         # Unused rows behind the tokenizer's are taken first.
         weights[name] = torch.cat([old[:known], mean, old[known + count:]])
-    with shapes_only():
-        grown = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
-    grown.load_state_dict(weights, assign=True)
+    grown = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
+    grown.load_state_dict(weights)
     return grown.train(model.training)

@@ -6,9 +6,12 @@ Axes: T tokens of the packed line, R rows, D width, N selected positions or comp
 """
 
 import copy
+import importlib.util
 import itertools
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,8 +20,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from corpora.program import BadInput, validate
-from data import ROLES, corrupt, exact_mask, sample_mask, span_mask, whole_word_mask
+from corpora.program import BadInput, check_range, did_you_mean, validate
+from data import MASKS, ROLES, corrupt, exact_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
 from model import Block, ModelConfig, Packed, Regressor, Segment, initialise, sinusoids
 
@@ -244,7 +247,6 @@ class Objective(nn.Module):
     paper = {}  # training values and options as published; what is missing has a default
     toy = {}  # those that differ at size toy
     presets = {}  # {a name: (values laid over `paper`, over `toy`)}
-    needs = {}  # {an option: what it has no effect without, as program.unmet reads it}
     held_out = {}  # options that `collate` reads otherwise for the rows held out
     reads = ""  # the states that its loss reads, where that is not what --pool gives
 
@@ -298,6 +300,11 @@ class Objective(nn.Module):
         return ""
 
 
+def check_temperature(temperature):
+    if temperature <= 0:
+        raise BadInput(f"temperature is {temperature}: it divides the cosines and must be above 0")
+
+
 def check_heads(name, heads, width):
     if width % heads:
         raise BadInput(f"{name} is {heads}: the width {width} must be a multiple of {name}")
@@ -321,9 +328,9 @@ def corrupt_rows(rows, chosen, rng, special):
     return np.split(corrupted, ends[:-1]), np.flatnonzero(chosen), line[chosen]
 
 
-def mask_rows(rows, ratio, rng, special):
-    """`corrupt_rows` of a random share of all tokens, at least one unless the ratio is 0."""
-    chosen = sample_mask(np.concatenate(rows), ratio, rng, special, at_least=int(ratio > 0))
+def mask_rows(rows, masking, ratio, rng, special):
+    """`corrupt_rows` of a random share of all tokens, drawn by a masking of data.MASKS."""
+    chosen = MASKS[masking](np.concatenate(rows), ratio, rng, special)
     return corrupt_rows(rows, chosen, rng, special)
 
 
@@ -339,6 +346,9 @@ def shuffled_pairs(examples, rng):
     """Each pair in an order of its own."""
     swapped = rng.random(len(examples)) < 0.5
     return [pair[::-1] if swap else pair for pair, swap in zip(examples, swapped)]
+
+
+Masking = Literal[tuple(MASKS)]  # the choices of --masking
 
 
 # ---- baselines; toy values are for small models from scratch, minutes on a CPU, here and below
@@ -366,11 +376,13 @@ class Mlm(Objective):
 
     @dataclass(frozen=True)
     class Config:
+        masking: Masking = "token"  # what is hidden: tokens, whole words or spans
         mask_ratio: float = 0.15  # share of the tokens that become targets
-        regressor: bool = False  # hybrid's head, not tied, in place of BERT's
+        regressor: bool = False  # take hybrid's head, which is not tied, in place of BERT's
 
         def __post_init__(self):
-            validate(self, shares="mask_ratio")
+            validate(self)
+            check_range(self, "mask_ratio", 0, 1)
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -386,7 +398,7 @@ class Mlm(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [row(ids, special) for ids, in examples]
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
+        rows, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets, [len(targets)]))
 
     def forward(self, batch):
@@ -409,7 +421,8 @@ class Contrastive(Objective):
         within: bool = False  # sentences of the same side are negatives too
 
         def __post_init__(self):
-            validate(self, above={0: "temperature"})
+            validate(self)
+            check_temperature(self.temperature)
 
     @classmethod
     def in_batch(cls, config):
@@ -526,35 +539,34 @@ class Mexma(Objective):
     # From scratch, without XLM-R's weights, koleo_weight .01 leaves the space half collapsed.
     toy = dict(lr=1e-3, batch=64, accumulate=1, steps=600, warmup=0.1, lr_start=0.0, max_length=128,
                koleo_weight=1.0, head_layers=2, head_heads=4, head_hidden=512)
-    needs = {"align": "align_weight", "align_weight": "align!=none",
-             "align_views": "align!=none and align_weight", "within": "align=info_nce",
-             "temperature": "align=info_nce and align_weight",
-             "koleo_all_ranks": "koleo_weight", "mask_second": "symmetrical"}
 
     @dataclass(frozen=True)
     class Config:
         align: Align = "mse"  # how the two vectors are aligned
-        align_weight: float = 1.0  # of that
+        align_weight: float = 1.0  # weight of the alignment loss
         align_views: Literal["clean", "dirty"] = "clean"  # dirty: A's vector from its masked text
-        mlm_weight: float = 1.0  # on the mean of the two sides
-        koleo_weight: float = 0.01  # on the mean of the two sides
-        koleo_input: Literal["unit", "raw"] = "unit"  # vectors it spreads; raw: the paper's formula
-        koleo_all_ranks: bool = False  # of the vectors of all processes together
-        symmetrical: bool = True  # unmask both languages; otherwise one, drawn per example
-        token_gradients: bool = True  # unmasking teaches the encoder through its tokens too
-        mask_first: float = 0.4  # share of the first view's tokens that are unmasked
-        mask_second: float = 0.4  # share of the second view's
+        mlm_weight: float = 1.0  # weight of unmasking, the mean of the two languages
+        koleo_weight: float = 0.01  # weight of KoLeo, the mean of the two languages
+        # The unit vectors are those of the released code, the raw ones of the paper's formula.
+        koleo_input: Literal["unit", "raw"] = "unit"  # the vectors that KoLeo spreads
+        symmetrical: bool = True  # unmask both languages (otherwise one, drawn per example)
+        token_gradients: bool = True  # teach the encoder also through the tokens it gives the head
+        masking: Masking = "token"  # what is hidden: tokens, whole words or spans
+        mask_first: float = 0.4  # share of the first text's tokens that are hidden
+        mask_second: float = 0.4  # share of the second text's tokens that are hidden
         head_layers: int = 6  # blocks of the unmasking head, which has no positions
-        head_heads: int = 8  # its attention heads
-        head_hidden: int = 3072  # width inside its feed-forward
-        temperature: float = 0.07  # of info_nce; the paper does not say
-        within: bool = False  # of info_nce: sentences of the same side are negatives too
+        head_heads: int = 8  # attention heads of the unmasking head
+        head_hidden: int = 3072  # width inside the unmasking head's feed-forward
+        temperature: float = 0.07  # divides the cosines of info_nce; the paper does not say
+        within: bool = False  # with info_nce sentences of the same language are negatives too
 
         def __post_init__(self):
-            validate(self, at_least={0: "align_weight mlm_weight koleo_weight head_layers",
-                                     1: "head_heads head_hidden"},
-                     above={0: "temperature"}, at_most={1000: "head_layers"},
-                     shares="mask_first mask_second")
+            validate(self)
+            check_range(self, "align_weight mlm_weight koleo_weight", 0)
+            check_range(self, "head_layers", 0, 1000)
+            check_range(self, "head_heads head_hidden", 1)
+            check_range(self, "mask_first mask_second", 0, 1)
+            check_temperature(self.temperature)
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: "
                                "add --align-views dirty or --align none")
@@ -586,11 +598,12 @@ class Mexma(Objective):
             examples = shuffled_pairs(examples, rng)  # A is either language
         clean_a = [row(first, special) for first, _ in examples]
         clean_b = [row(second, special) for _, second in examples]
-        masked, positions, targets = mask_rows(clean_a, config.mask_first, rng, special)
+        how = config.masking
+        masked, positions, targets = mask_rows(clean_a, how, config.mask_first, rng, special)
         clean = clean_b
         per_side = [len(targets)]
         if config.symmetrical:
-            masked_b, where, what = mask_rows(clean_b, config.mask_second, rng, special)
+            masked_b, where, what = mask_rows(clean_b, how, config.mask_second, rng, special)
             positions = joined(positions, where + sum(len(one) for one in masked))
             targets = joined(targets, what)
             masked = masked + masked_b
@@ -604,7 +617,8 @@ class Mexma(Objective):
         c = self.config
         states = self.model(batch["packed"])  # (T, D)
         vectors = self.model.pool(states, batch["packed"])  # (R, D)
-        *_, a, b = vectors.chunk(4 if c.symmetrical else 2)  # (N, D) each
+        n = len(vectors) // (4 if c.symmetrical else 2)
+        a, b = vectors[-2 * n:].chunk(2)  # (N, D) each; the clean rows are the last
         # Masked A reads B's vector, masked B reads A's.
         others = torch.cat([b, a]) if c.symmetrical else b
 
@@ -620,10 +634,8 @@ class Mexma(Objective):
         second = all_gather_with_grad(b)
         aligned = align(c.align, first, second, c.temperature, batch["seed"], c.within)
 
+        # Of the vectors of one process, as released.
         spread = torch.zeros_like(mlm)
-        if c.koleo_all_ranks:
-            a = all_gather_with_grad(a)
-            b = second
         if c.koleo_weight:
             unit = c.koleo_input == "unit"
             spread = (koleo(a, unit) + koleo(b, unit)) / 2
@@ -663,29 +675,27 @@ class Bepa(Objective):
     # Hidden, the second sentence stands at positions behind the first; a model from scratch would
     # have to learn it there too.
     toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1, max_length=128, cls_view="clean")
-    needs = {"align": "align_weight", "align_weight": "align!=none",
-             "align_ramp": "align!=none and align_weight", "keep_self": "align=info_nce",
-             "temperature": "align=info_nce and align_weight",
-             "cls_view": "align!=none and align_weight", "predictor": "align!=none"}
     reads = "[CLS]"
 
     @dataclass(frozen=True)
     class Config:
         align: Align = "info_nce"  # the loss between the two vectors
         align_weight: float = 1.0  # lambda of the paper
-        align_ramp: float = 0.0  # share of the run in which lambda rises linearly from 0
-        temperature: float = 0.07  # of info_nce
-        keep_self: bool = False  # of info_nce: a vector is its own negative (released code)
+        temperature: float = 0.07  # divides the cosines of info_nce
+        keep_self: bool = False  # with info_nce a vector is its own negative (released code)
         order: Literal["random", "given"] = "random"  # which sentence of a pair stands first
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"  # rows of the MLM
         # The other sentence is left out, positions as if it were there; masked; left out
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"  # what each [CLS] sees
         predictor: Literal["identity", "linear", "mlp"] = "identity"  # of CLS_2 from CLS_1
+        masking: Masking = "token"  # what is hidden: tokens, whole words or spans
         mask_ratio: float = 0.15  # share of the tokens that become targets
 
         def __post_init__(self):
-            validate(self, at_least={0: "align_weight"}, above={0: "temperature"},
-                     shares="align_ramp mask_ratio")
+            validate(self)
+            check_range(self, "align_weight", 0)
+            check_range(self, "mask_ratio", 0, 1)
+            check_temperature(self.temperature)
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -709,11 +719,13 @@ class Bepa(Objective):
             clean = monolingual_rows(examples, special)
         if config.packing == "separate":
             clean = first + second
+        if config.packing == "separate" and config.masking == "token":
             # As released, exactly max(1, floor(ratio n)) of the n tokens of every sentence.
             chosen = [exact_mask(one, config.mask_ratio, rng, special) for one in clean]
             rows, positions, targets = corrupt_rows(clean, np.concatenate(chosen), rng, special)
         else:
-            rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
+            rows, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng,
+                                                 special)
         passes, offsets = cls_passes(first, second, config.cls_view, special.mask)
         packed = Packed.of_segments([[Segment(one)] for one in rows] + passes)
         return dict(packed=packed, **token_targets(positions, targets, [len(targets)]),
@@ -730,10 +742,8 @@ class Bepa(Objective):
         y = all_gather_with_grad(y)
         aligned = align(c.align, x, y, c.temperature, batch["seed"], keep_self=c.keep_self)
 
-        weight = c.align_weight
-        if c.align_ramp:
-            weight = weight * (self.progress / c.align_ramp).clamp(max=1)
-        return mlm + weight * aligned, {"mlm": mlm.detach(), "align": aligned.detach()}
+        loss = mlm + c.align_weight * aligned
+        return loss, {"mlm": mlm.detach(), "align": aligned.detach()}
 
 
 def monolingual_rows(examples, special):
@@ -780,8 +790,6 @@ class LlmJepa(Ntp):
     """
     name = "llm-jepa"  # other facts are Ntp's
     presets = {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})}  # [table 2]
-    needs = {"pred_position": "predictors", "align": "jepa_weight",
-             "temperature": "align=info_nce", "rescale": "jepa_dropout and jepa_weight"}
     held_out = dict(jepa_dropout=0.0)
 
     @dataclass(frozen=True)
@@ -792,16 +800,18 @@ class LlmJepa(Ntp):
         pred_position: Literal["append", "prepend"] = "append"  # prepend: its last token predicts
         reverse: bool = False  # the Code predicts the Text
         align: Align = "cosine"  # the loss between the two vectors; info_nce in one direction
-        temperature: float = 0.07  # of info_nce
+        temperature: float = 0.07  # divides the cosines of info_nce
         jepa_dropout: float = 0.0  # share of the batches that skip the views
-        rescale: bool = False  # divide lambda by 1 - jepa_dropout
         view_end: bool = False  # views end in [SEP], and it is read (released: gemma and OLMo-2)
         mode: Literal["one-forward", "two-row", "three-row"] = "one-forward"  # equal in value
         labels: Literal["answer", "all", "all-stop"] = "answer"  # all: no stop token (released)
 
         def __post_init__(self):
-            validate(self, at_least={0: "gamma jepa_weight predictors"}, above={0: "temperature"},
-                     shares="jepa_dropout", at_most={10: "predictors"})  # there are 10 [PRED]
+            validate(self)
+            check_range(self, "gamma jepa_weight", 0)
+            check_range(self, "predictors", 0, 10)  # There are ten [PRED] tokens.
+            check_range(self, "jepa_dropout", 0, 1)
+            check_temperature(self.temperature)
 
     @staticmethod
     def special_tokens(config):
@@ -844,10 +854,8 @@ class LlmJepa(Ntp):
         partners = (code, text) if c.reverse else (text, code)
         jepa = align(c.align, *partners, c.temperature, batch["seed"], both=False)
 
-        weight = c.jepa_weight
-        if c.rescale and self.training:
-            weight /= 1 - c.jepa_dropout
-        return c.gamma * ntp + weight * jepa, {"ntp": ntp.detach(), "jepa": jepa.detach()}
+        loss = c.gamma * ntp + c.jepa_weight * jepa
+        return loss, {"ntp": ntp.detach(), "jepa": jepa.detach()}
 
 
 def rows_with_views(examples, config, special):
@@ -855,6 +863,7 @@ def rows_with_views(examples, config, special):
     segments that are the Texts' and the Codes' views, (2, N)."""
     (before, behind), (code_before, code_behind) = LlmJepa.affixes(config, special)
     rows = next_token_rows(examples, special)
+    n = len(rows)
     texts = []
     codes = []
     for example in examples:
@@ -864,18 +873,20 @@ def rows_with_views(examples, config, special):
         if config.mode == "three-row":
             codes.append(Segment(joined(start, code), True))
         else:
-            # Of a Text's segment it sees the start alone.
+            # Of the Text's segment the Code sees the start alone.
             codes.append(Segment(code, True, prefix=(0, len(start))))
-    n = len(rows)
+    example = np.arange(n)
     if config.mode == "three-row":
+        # The 2n segments of the n rows, then every Text, then every Code.
         rows += [[view] for view in texts + codes]
-        return rows, 2 * n + np.arange(2 * n).reshape(2, n)
+        return rows, np.stack([2 * n + example, 3 * n + example])
     # Where no [PRED] stands before it, the Text of the view is the row's own.
     if config.mode == "one-forward" and before == special.chat.user:
         rows = [[text, answer, code] for text, (_, answer), code in zip(texts, rows, codes)]
-        return rows, 3 * np.arange(n) + [[0], [2]]
+        return rows, np.stack([3 * example, 3 * example + 2])
+    # The 2n segments of the n rows, then a Text and its Code in turn.
     rows += [[text, code] for text, code in zip(texts, codes)]
-    return rows, 2 * n + 2 * np.arange(n) + [[0], [1]]
+    return rows, np.stack([2 * n + 2 * example, 2 * n + 2 * example + 1])
 
 
 # ---- Predict and Reconstruct
@@ -897,8 +908,6 @@ class Hybrid(Objective):
     # its random start still. With .97 a hundredth of that is left after 310 steps.
     toy = dict(HYBRID_TOY, momentum=0.97, predictor_width=64, predictor_layers=2, predictor_heads=4,
                predictor_std=0.0)
-    needs = {"balance_start": "balance!=uncertainty", "balance_end": "balance=scheduled",
-             "min_keep": "allow_overlap=", "mask_special": "masking=token"}
 
     @dataclass(frozen=True)
     class Config:
@@ -920,15 +929,19 @@ class Hybrid(Objective):
         predictor_heads: int = 8  # its attention heads
         predictor_std: float = 0.02  # of its initial weights (released code); 0: PyTorch's own
         mask_ratio: float = 0.15  # share of the tokens that MLM restores
-        masking: Literal["token", "word", "span"] = "token"  # what MLM hides
-        mask_special: bool = False  # [CLS] and [SEP] too (released code)
+        masking: Masking = "token"  # what MLM hides: tokens, whole words or spans
+        mask_special: bool = False  # MLM hides [CLS] and [SEP] too (released code)
 
         def __post_init__(self):
-            validate(self, at_least={0: "predictor_layers predictor_std min_keep",
-                                     1: "target_blocks predictor_width predictor_heads"},
-                     at_most={1000: "predictor_layers"},
-                     shares="target_low target_high context_low context_high momentum "
-                            "mask_ratio balance_start balance_end")
+            validate(self)
+            check_range(self, "predictor_std min_keep", 0)
+            check_range(self, "predictor_layers", 0, 1000)
+            check_range(self, "target_blocks predictor_width predictor_heads", 1)
+            check_range(self, "target_low target_high context_low context_high", 0, 1)
+            check_range(self, "momentum mask_ratio balance_start balance_end", 0, 1)
+            if self.mask_special and self.masking != "token":
+                raise BadInput("mask_special needs --masking token: words and spans leave [CLS] "
+                               "and [SEP] out")
             if self.target_low > self.target_high or self.context_low > self.context_high:
                 raise BadInput(f"target_low {self.target_low} or context_low {self.context_low} is "
                                "above its high: swap them")
@@ -974,12 +987,10 @@ class Hybrid(Objective):
     def collate(examples, rng, config, special):
         clean = [row(ids, special) for ids, in examples]
         line = np.concatenate(clean)
-        if config.masking == "token":
-            exempt = not config.mask_special
-            chosen = sample_mask(line, config.mask_ratio, rng, special, 1, exempt)
+        if config.mask_special:
+            chosen = token_mask(line, config.mask_ratio, rng, special, exempt=False)
         else:
-            mask = whole_word_mask if config.masking == "word" else span_mask
-            chosen = mask(line, config.mask_ratio, rng, special)
+            chosen = MASKS[config.masking](line, config.mask_ratio, rng, special)
         corrupted, positions, targets = corrupt_rows(clean, chosen, rng, special)
 
         # One size of block for the whole batch, as I-JEPA.
@@ -1084,21 +1095,62 @@ def predictor_batch(drawn, starts):
     start -> the predictor's part of the batch."""
     rows = []
     is_mask = []
-    index = []
+    context_index = []  # in packed
+    target_index = []  # in clean
     for i, (context, blocks) in enumerate(drawn):
         context_start = starts[len(drawn) + i]
         for block in blocks:
             positions = joined(context, block)
             rows.append([Segment(np.zeros_like(positions), positions=positions)])
             is_mask.append(np.arange(len(positions)) >= len(context))
-            # The context's tokens in packed, the block's in clean.
-            index.append(joined(context_start + np.arange(len(context)), starts[i] + block))
-    is_mask = np.concatenate(is_mask)  # (T',)
-    index = torch.from_numpy(joined(*index))
-    return dict(predict=Packed.of_segments(rows), context_index=index[~is_mask],
-                context_slots=torch.from_numpy(np.flatnonzero(~is_mask)),
-                mask_index=torch.from_numpy(np.flatnonzero(is_mask)), target_index=index[is_mask])
+            context_index.append(context_start + np.arange(len(context)))
+            target_index.append(starts[i] + block)
+    is_mask = torch.from_numpy(np.concatenate(is_mask))  # (T',)
+    return dict(predict=Packed.of_segments(rows),
+                context_index=torch.from_numpy(joined(*context_index)),
+                context_slots=(~is_mask).nonzero().flatten(),
+                target_index=torch.from_numpy(joined(*target_index)),
+                mask_index=is_mask.nonzero().flatten())
 
 
 OBJECTIVES = {"mexma": Mexma, "bepa": Bepa, "hybrid": Hybrid, "llm-jepa": LlmJepa, "mlm": Mlm,
               "ntp": Ntp, "contrastive": Contrastive}
+
+
+def find_objective(name):
+    """The class of an objective: one of OBJECTIVES, or of a file, my_idea.py or my_idea.py:Name.
+    A class is returned as it is."""
+    if isinstance(name, type):
+        return name
+    path, _, wanted = name.partition(":")
+    if path.endswith(".py"):
+        return read_objective(Path(path), wanted)
+    if name not in OBJECTIVES:
+        near = did_you_mean(name, OBJECTIVES, ", or a file of Python")
+        known = ", ".join(OBJECTIVES)
+        raise BadInput(f"objective {name!r} is unknown: choose one of {known}{near}")
+    return OBJECTIVES[name]
+
+
+def read_objective(path, wanted=""):
+    """The Objective that a file defines, the one called `wanted` if there are several."""
+    if not path.is_file():
+        raise BadInput(f"there is no file {path}: --objective takes one of "
+                       f"{', '.join(OBJECTIVES)}, or a file of Python")
+    # A name of its own: the file may be called as one of ours.
+    spec = importlib.util.spec_from_file_location(f"objective_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses look there for the types of their fields.
+    spec.loader.exec_module(module)
+    found = {}
+    for name, value in vars(module).items():
+        is_class = isinstance(value, type) and issubclass(value, Objective)
+        # Not what the file imports.
+        if is_class and value.__module__ == module.__name__:
+            found[name] = value
+    if wanted in found:
+        return found[wanted]
+    if wanted or len(found) != 1:
+        raise BadInput(f"{path} defines {len(found)} objectives ({', '.join(found) or 'none'}): "
+                       f"name one of them, as {path}:{next(iter(found), 'MyIdea')}")
+    return next(iter(found.values()))

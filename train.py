@@ -35,28 +35,28 @@ import corpora
 import data
 import evaluate
 import kernels
-from corpora.device import (
-    check_memory,
-    most_memory,
-    random_state,
-    set_random_state,
-    usable_device,
-    usable_precision,
+from corpora.device import random_state, set_random_state, usable_device, usable_precision
+from corpora.folder import (
+    TrainingFolder,
+    differences,
+    hash_of,
+    outline,
+    write_atomic,
+    write_results,
 )
-from corpora.folder import TrainingFolder, differences, outline, write_atomic, write_results
 from corpora.program import (
     BadInput,
     Parser,
     Progress,
     add_flags,
+    check_range,
     comma_list,
+    comments,
     did_you_mean,
     exit_status,
     flag_of,
     names,
     pick,
-    printable,
-    unmet,
     validate,
 )
 from model import (
@@ -72,12 +72,12 @@ from model import (
     read_torch,
     save,
     set_attention,
+    to_device,
     write_torch,
 )
-from objectives import OBJECTIVES
+from objectives import OBJECTIVES, find_objective
 
-# --------------------------------------------------------------------------------------------------
-# Settings: one flag for each field; the comment beside a field is its help
+# ---- settings: one flag for each field; the comment beside a field is its help
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class TrainConfig:
     size: str = "toy"  # shape of the model: toy, small, base, large, hybrid
     preset: str = ""  # a named set of values, under the flags that are given
     init: str = ""  # run folder whose weights and tokenizer are the start
-    lora_rank: int = 0  # train differences of this rank to the frozen weights of --init; 0: all
+    lora_rank: int = 0  # freeze the weights of --init, train differences of this rank; 0: train all
     steps: int = 1000  # optimiser steps
     batch: int = 64  # examples per step and process
     accumulate: int = 1  # split a batch into so many forward passes
@@ -98,23 +98,23 @@ class TrainConfig:
     warmup: float = 0.1  # share of the steps in which the rate rises linearly
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # after the warm-up
     weight_decay: float = 0.01  # on matrices and embeddings; never on biases and norms
-    seed: int = 0  # of weights, batches, masks
+    seed: int = 0  # decides weights, batches and masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the products
+    # auto is bfloat16 on GPUs and CPUs that have instructions for it.
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix products
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     eval_every: int = 150  # steps between evaluations, beside those at step 0 and at the end
     save_every: int = 100  # steps between checkpoints
-    # From here on, and of the model's, --help gives the names alone.
+    # Rare flags: --help lists only their names; --help-all explains them.
     chat: Literal["plain", "system"] = "plain"  # system: a chat's system text opens every view
     block: int = 0  # of text: run lines together, cut rows of so many tokens; 0: a line is a row
     pairs: Literal["pivot", "neighbours"] = "pivot"  # two views: column 1 and any, or i and i + 1
     skip_bad: bool = False  # drop and count bad lines instead of stopping at the first
     header: Literal["yes", "no"] = "yes"  # does a table's first line name the columns?
     cache: str = "cache"  # where token stores of files are kept
-    lora_alpha: float = 0.0  # their scale is alpha / rank; 0: twice the rank
-    lora_dropout: float = 0.1  # on what they read
-    lr_start: float = 0.0  # where that begins, as a share of the peak
-    schedule_steps: int = 0  # step at which the schedule would reach 0; 0: the last
+    lora_alpha: float = 0.0  # LoRA's differences are scaled by alpha / rank; 0: twice the rank
+    lora_dropout: float = 0.1  # dropout on the input of LoRA's differences
+    lr_start: float = 0.0  # learning rate at step 0, as a share of the peak
     clip: float = 1.0  # longest gradient; 0: no limit
     compile: bool = False  # torch.compile the blocks: slow first steps, losses agree to rounding
     attention: Literal["auto", "sdpa", "triton"] = "auto"  # sdpa: PyTorch's; triton: our kernels
@@ -129,11 +129,8 @@ FREE = {"steps", "device", "attention", "compile", "log_every", "eval_every", "e
 # The fields of ModelConfig that are flags; the others describe other people's models.
 SHAPE = ("width", "layers", "heads", "ffn_dim", "max_positions", "dropout", "pool", "positions",
          "norm_position")
-# {a setting: the condition without which it has no effect}, as Objective.needs. A run of --init
-# brings its shape and tokenizer.
-NEEDS = {"lora_rank": "init", "lora_alpha": "lora_rank", "lora_dropout": "lora_rank",
-         "lr_start": "warmup", "schedule_steps": "schedule!=constant"}
-NEEDS |= dict.fromkeys({"size", "vocab", *SHAPE} - {"dropout", "pool"}, "init=")
+# A run of --init brings its tokenizer and its shape, all but these two.
+OF_INIT = {"size", "vocab", *SHAPE} - {"dropout", "pool"}
 
 
 class Settings(NamedTuple):
@@ -144,13 +141,6 @@ class Settings(NamedTuple):
     model: ModelConfig
     source: object  # the run folder of --init, opened, or None
     notes: list  # lines to print: what is not as published or as asked for
-
-
-def find_objective(name):
-    if name not in OBJECTIVES:
-        raise BadInput(f"objective {name!r} is unknown: choose one of {', '.join(OBJECTIVES)}"
-                       f"{did_you_mean(name, OBJECTIVES)}")
-    return OBJECTIVES[name]
 
 
 def defaults(kind, size, preset=""):
@@ -164,15 +154,16 @@ def defaults(kind, size, preset=""):
         values |= DECODER
     for config in (TrainConfig, kind.Config):
         values |= {field.name: field.default for field in fields(config)}
-    named = kind.presets.get(preset, ({}, {}))
-    paper = kind.paper | named[0]
-    toy = kind.toy | named[1]
+    paper_changes, toy_changes = kind.presets.get(preset, ({}, {}))
+    paper = kind.paper | paper_changes
+    toy = kind.toy | toy_changes
     # A misspelt key would be a setting that is silently not made.
-    for key in [*paper, *toy, *kind.needs]:
+    for key in [*paper, *toy]:
         if key not in values:
             raise BadInput(f"{kind.__name__} has a value for {key!r}, which is no setting"
                            f"{did_you_mean(key, values)}")
-    return values | paper, toy if size == "toy" else {}
+    scale = toy if size == "toy" else {}
+    return values | paper, scale
 
 
 def settle(name, given):
@@ -181,29 +172,29 @@ def settle(name, given):
     given = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
     for key in given:
         if key not in {*names(TrainConfig), *names(kind.Config), *SHAPE}:
-            raise BadInput(unknown_flag(key, kind))
+            raise BadInput(f"there is no setting {key}: {unknown_flag(flag_of(key), kind)}")
     source = evaluate.open_run(given["init"]) if given.get("init") else None
     size = source.config.get("size") if source else given.get("size", "toy")
     paper, toy = defaults(kind, size, given.get("preset", ""))
     values = paper | toy | given | dict(out=given.get("out") or f"out/{kind.name}")
-    vain = unmet(NEEDS | kind.needs, given, values)
-    if vain:
-        raise BadInput(vain)
+    if source and source.config.get("max_length") and "max_length" not in given:
+        # A pretrained model goes on with the length of its own.
+        values["max_length"] = source.config["max_length"]
     train = pick(TrainConfig, values | dict(size=size))
     options = pick(kind.Config, values)
-    check(train, kind, options)
+    check(train, kind, options, given)
     notes = [f"  toy scale: {key} {value} (paper: {paper[key]})" for key, value in toy.items()
-             if key not in given and value != paper[key]]
+             if values[key] == value != paper[key]]
+    if train.accumulate > 1 and kind.in_batch(options):
+        notes.append(f"  accumulate {train.accumulate}: the loss compares the examples of a batch, "
+                     f"and sees each part of {train.batch // train.accumulate} apart")
     # The vocabulary is the tokenizer's, and comes when that is known.
     facts = dict(vocab=1, causal=kind.causal, head=kind.model_head(options))
     model = pick(ModelConfig, values | facts)
     if source:
         source = fit_source(source, kind, options)
-        # What a sentence vector is goes with the model, and so does its dropout: a Llama has none.
+        # Pooling and dropout come from the model of --init (a Llama has no dropout).
         own = source.model.config
-        if train.lora_rank > own.width:
-            raise BadInput(f"lora_rank {train.lora_rank} is over the model's width: at most "
-                           f"{own.width} has an effect")
         pool = given.get("pool", own.pool)
         if pool != kind.pool:
             notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}")
@@ -251,41 +242,61 @@ def fit_lengths(kind, train, model, given):
     return replace(train, max_length=min(train.max_length, fitting)), model
 
 
-def unknown_flag(name, kind):
-    """One line about a setting, or its flag, that this objective does not have."""
-    name = name.lstrip("-").replace("-", "_")
-    owners = [other for other in OBJECTIVES if name.removeprefix("no_")
-              in names(OBJECTIVES[other].Config)]
+def unknown_flag(flag, kind):
+    """What to say of a flag, or of a word, that this objective does not know; "" if nothing."""
+    if flag in OBJECTIVES:
+        return f"did you mean --objective {flag}?"
+    if not flag.startswith("-"):
+        return ""
+    name = flag.lstrip("-").replace("-", "_")
+    owners = [other for other in OBJECTIVES
+              if name.removeprefix("no_") in names(OBJECTIVES[other].Config)]
     if owners:
-        return f"{flag_of(name)} belongs to {', '.join(owners)}, not to {kind.name}: drop it"
+        return f"it belongs to {', '.join(owners)}, not to {kind.name}"
+    helps = comments(TrainConfig) | comments(kind.Config)
     known = ["objective", *names(TrainConfig), *names(kind.Config), *SHAPE]
-    near = did_you_mean(flag_of(name), [*map(flag_of, known)])
-    return f"there is no setting {flag_of(name)}{near}"
+    known = [flag_of(one) for one in known]
+    # --learning-rate is no flag, and the help of --lr has both words.
+    meant = [one for one in helps if set(name.split("_")) <= set(helps[one].split())]
+    otherwise = f"did you mean {flag_of(meant[0])}?" if meant else "see train.py --help"
+    return did_you_mean(flag_of(name), known, otherwise).removeprefix("; ")
 
 
-def check(train, kind, options):
-    """Refuse values that would fail or mislead later; what one field allows is `validate`'s."""
-    validate(train, at_least={
-        1: "steps batch accumulate log_every eval_every eval_limit save_every max_length",
-        0: "block lora_rank lora_alpha schedule_steps weight_decay clip seed"},
-        above={0: "lr"}, shares="warmup lr_start lora_dropout")
-    sizes = ", ".join(SIZES)
-    rules = [  # a setting, what must hold if it is not 0 or "", what is wrong otherwise
-        ("size", train.size in SIZES or train.init, f"is unknown: choose one of {sizes}"),
-        ("vocab", 300 <= (train.vocab or 300) <= 1_000_000, "must be from 300 to 1,000,000"),
-        ("batch", train.batch % train.accumulate == 0, "must be a multiple of --accumulate"),
-        ("batch", not kind.in_batch(options) or train.batch >= 2 * train.accumulate,
-         f"is too small: {kind.name} compares the examples of each of --accumulate parts"),
-        ("schedule_steps", train.schedule_steps >= train.steps, "must be at least --steps"),
-        ("chat", train.chat == "plain" or kind.causal, f"has no meaning for {kind.name}: drop it"),
-        ("pairs", train.pairs == "pivot" or kind.views == 2,
-         f"has no effect, as {kind.name} takes single texts: drop it"),
-        ("block", kind.views == 1, f"needs single texts, and {kind.name} takes pairs: drop it"),
-        ("block", 8 <= train.block <= train.max_length, "must be from 8 to --max-length"),
-    ]
-    for name, holds, otherwise in rules:
-        if getattr(train, name) and not holds:
-            raise BadInput(f"{name} {getattr(train, name)} {otherwise}")
+def check(train, kind, options, given):
+    """Refuse what would fail or mislead later; what one field allows is `validate`'s."""
+    validate(train)
+    check_range(train, "steps batch accumulate log_every eval_every eval_limit save_every", 1)
+    check_range(train, "max_length", 1)
+    check_range(train, "block lora_rank lora_alpha weight_decay clip seed", 0)
+    check_range(train, "warmup lr_start lora_dropout", 0, 1)
+    if train.lr <= 0:
+        raise BadInput(f"lr is {train.lr}: it must be above 0")
+    if train.size not in SIZES and not train.init:
+        raise BadInput(f"size {train.size!r} is unknown: choose one of {', '.join(SIZES)}"
+                       f"{did_you_mean(train.size, SIZES)}")
+    if train.vocab is not None:
+        check_range(train, "vocab", 300, 1_000_000)
+    if train.batch % train.accumulate:
+        raise BadInput(f"batch {train.batch} must be a multiple of --accumulate {train.accumulate}")
+    if kind.in_batch(options) and train.batch < 2 * train.accumulate:
+        raise BadInput(f"batch {train.batch} is too small: {kind.name} compares the examples of "
+                       f"each of --accumulate {train.accumulate} parts")
+    if train.chat == "system" and not kind.causal:
+        raise BadInput(f"chat system is for decoders, and {kind.name} is none: drop it")
+    if train.pairs == "neighbours" and kind.views != 2:
+        raise BadInput(f"pairs neighbours is for two texts, and {kind.name} takes one: drop it")
+    if train.block and kind.views != 1:
+        raise BadInput(f"block {train.block} is for single texts, and {kind.name} takes pairs: "
+                       "drop it")
+    if train.block and not 8 <= train.block <= train.max_length:
+        raise BadInput(f"block {train.block} must be from 8 to --max-length {train.max_length}")
+    if train.lora_rank and not train.init:
+        raise BadInput(f"lora_rank {train.lora_rank} freezes the weights of --init, and there is "
+                       "none: add it")
+    vain = [name for name in given if train.init and name in OF_INIT]
+    if vain:
+        raise BadInput(f"{vain[0]} {given[vain[0]]} has no effect with --init, whose model brings "
+                       "its own: drop it")
 
 
 def parse(arguments):
@@ -309,7 +320,8 @@ def parse(arguments):
                     epilog=f"--help-all explains also {', '.join(map(flag_of, rare))}.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--objective", default="mexma", metavar="NAME",
-                        help=f"{', '.join(OBJECTIVES)}; with --help shows its flags [mexma]")
+                        help=f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py; with "
+                             "--help shows its flags [mexma]")
     presets = f", and --preset {', '.join(kind.presets)}" if kind.presets else ""
     own = parser.add_argument_group(f"only {kind.name} has these{presets}")
     training = parser.add_argument_group("training")
@@ -318,12 +330,11 @@ def parse(arguments):
     add_flags(training, ModelConfig, SHAPE, paper | toy, hidden)
     # A flag that was not given is None: its default may be the objective's, or another run's.
     given = vars(parser.parse_args(arguments))
-    name = given.pop("objective")
-    return settle(name, {key: value for key, value in given.items() if value is not None})
+    del given["objective"]
+    return settle(kind, {key: value for key, value in given.items() if value is not None})
 
 
-# --------------------------------------------------------------------------------------------------
-# Training as a function
+# ---- training as a function
 
 
 def start(objective, out=None, **settings):
@@ -368,20 +379,23 @@ def make_batches(settings, corpus, batch, seed, rank, world):
                         train.chat == "system")
 
 
-# --------------------------------------------------------------------------------------------------
-# The processes that train together, one a GPU or several on a CPU, as torchrun started them
+# ---- the processes that train together, one a GPU or several on a CPU, as torchrun started them
 
 
 class Ranks:
     """`rank`, this process of `world`; on its own without torchrun. `device`: of this process."""
 
     def __init__(self, device):
-        self.rank = int(os.environ.get("RANK", 0))
-        self.world = int(os.environ.get("WORLD_SIZE", 1))
+        given = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        if any(given.values()) and not all(value.isdecimal() for value in given.values()):
+            raise BadInput(f"the environment has {given}: start several processes with torchrun, "
+                           "which sets all three, or unset them")
+        self.rank = int(given["RANK"] or 0)
+        self.world = int(given["WORLD_SIZE"] or 1)
         self.device = device
         if self.world > 1:
             if device.type == "cuda":
-                self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+                self.device = torch.device("cuda", int(given["LOCAL_RANK"]))
                 torch.cuda.set_device(self.device)
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
@@ -435,17 +449,16 @@ def share_counts(parts, world):
     return parts
 
 
-# --------------------------------------------------------------------------------------------------
-# Parts of the loop
+# ---- parts of the loop
 
 
 def learning_rate(step, train):
-    """Rate of step 0..steps-1: linear warm-up to the peak, then down to 0 at schedule_steps."""
+    """Rate of step 0..steps-1: linear warm-up to the peak, then down to 0."""
     warm = max(1, round(train.warmup * train.steps))
     if step < warm:
         return train.lr * (train.lr_start + (1 - train.lr_start) * (step + 1) / warm)
-    # 0 after the warm-up, 1 where the schedule reaches 0.
-    done = (step - warm) / max(1, (train.schedule_steps or train.steps) - warm)
+    # 0 after the warm-up, 1 at the end.
+    done = (step - warm) / max(1, train.steps - warm)
     shapes = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
     return train.lr * shapes[train.schedule]
 
@@ -458,33 +471,104 @@ def make_optimizer(objective, train):
     return torch.optim.AdamW(groups, lr=train.lr, fused=True)
 
 
-def demand_memory(settings, device):
-    """Refuse sizes that the device cannot hold, before memory is taken."""
-    train = settings.train
-    vocab = train.vocab or max(settings.model.vocab, corpora.EMBEDDED_VOCAB)
-    shape = replace(settings.model, vocab=vocab)
-
-    def make():
-        model = Model(shape).requires_grad_(not train.lora_rank)
-        return settings.kind(model, settings.options)
-
-    # The states of a batch, if each text had one token between [CLS] and [SEP].
-    texts = train.batch // train.accumulate * settings.kind.views
-    sizes = {**vars(settings.options), **vars(shape), "batch": train.batch}
-    check_memory(make, sizes, 3 * texts * shape.width * shape.layers, device)
-
-
-def to_device(batch, device):
-    """A batch on the device; to a GPU from pinned memory, so that the loop need not wait."""
-    if device.type == "cuda":
-        return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
-    return each_tensor(batch, lambda x: x.to(device))
-
-
-# --------------------------------------------------------------------------------------------------
-# The run
+# ---- the run
 
 FORMAT = 4  # of train.pt
+
+
+def validation_batches(settings, held_out, rank, world):
+    """Batches of the rows held out, made as those of training, and how many: smaller ones if not so
+    many rows differ, none if not two do."""
+    train = settings.train
+    size = min(train.batch // train.accumulate, max(1, len(held_out) // world))
+    smallest = 2 if settings.kind.in_batch(settings.options) else 1
+    while size >= smallest:
+        try:
+            batches = make_batches(settings, held_out, size, 0, rank, world)
+        except BadInput:
+            size //= 2
+        else:
+            return batches, max(1, min(train.eval_limit, len(held_out)) // (size * world))
+    return None, 0
+
+
+def make_model(settings, special):
+    """A new model, or that of --init, with LoRA if it is asked for."""
+    train = settings.train
+    # Another model may have rows that its tokenizer does not use.
+    vocab = max(special.vocab, settings.model.vocab)
+    model = Model(replace(settings.model, vocab=vocab))
+    if settings.source:
+        # The shapes are the same; only a vocabulary head may be new or left behind.
+        model.load_state_dict(settings.source.model.state_dict(), strict=False)
+    if train.lora_rank:
+        # New [PRED] tokens have no meaning yet, so their embeddings are trained too.
+        alpha = train.lora_alpha or 2 * train.lora_rank
+        add_lora(model, train.lora_rank, alpha, train.lora_dropout, special.preds)
+    return model
+
+
+def frozen(model, train):
+    """{name: weight} of what LoRA leaves alone: --init has it, and a checkpoint has not."""
+    if not train.lora_rank:
+        return {}
+    return {f"model.{name}": weight for name, weight in model.named_parameters()
+            if not weight.requires_grad}
+
+
+def version_of(folder):
+    """What train.pt is now; None if there is none. Another run changes it."""
+    path = folder / "train.pt"
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def read_checkpoint(path):
+    saved = read_torch(path)
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+        raise BadInput(f"{path} is no checkpoint of this version: use another --out")
+    return saved
+
+
+def refuse_other_run(folder, saved, now, steps):
+    """BadInput if a checkpoint is of a run with another identity."""
+    changed = differences({name: saved[name] for name in now}, now, FREE)
+    if saved["step"] > steps:
+        changed.append(f"it is at step {saved['step']}, beyond --steps {steps}")
+    if changed:
+        raise BadInput(f"{folder} holds a run with other settings: {'; '.join(changed)}. "
+                       f"Use another --out, such as {folder}-2")
+
+
+def demand_finite(objective, step):
+    """BadInput rather than a model.pt that nobody can use."""
+    if not all(parameter.isfinite().all() for parameter in objective.parameters()):
+        raise BadInput(f"step {step}: the weights are not finite and were not saved; begin anew in "
+                       "another --out with a lower --lr")
+
+
+def numbers_of(window, step, is_scaled):
+    """The records of train_step before `step`, still on the device, as numbers. BadInput for a step
+    that was not finite; where the loss is scaled, infinite gradients are skipped."""
+    rows = [dict(zip(one, torch.stack(list(one.values())).tolist())) for one in window]
+    for number, row in enumerate(rows):
+        checked = {name: value for name, value in row.items()
+                   if name != "grad_norm" or not is_scaled}
+        if not all(map(math.isfinite, checked.values())):
+            terms = ", ".join(f"{name} {value:g}" for name, value in checked.items())
+            raise BadInput(f"step {step - len(rows) + number}: the loss or gradient is not finite "
+                           f"({terms}), and the weights were left alone. Begin anew with a lower "
+                           "--lr, --precision float32, or a smaller --clip")
+    return rows
+
+
+def compile_blocks(module):
+    """torch.compile every block. What is other for every batch stays out."""
+    # Said here, because a decorator would import the compiler, 1.5 s, in every program.
+    kernels.make_plan = torch.compiler.disable(kernels.make_plan)
+    kernels.padded_attention = torch.compiler.disable(kernels.padded_attention)
+    for block in module.modules():
+        if isinstance(block, Block):
+            block.compile(dynamic=True)
 
 
 class Run:
@@ -495,40 +579,43 @@ class Run:
     clock = 0.0  # up to when they are counted
     untrained = None  # the results at step 0
 
-    def __init__(self, settings, writes, say=lambda text: None, command=""):
-        """`writes`: keep everything in train.out; `say(text)` is told what happens."""
+    def __init__(self, settings, writes, say=lambda text: None, arguments=()):
+        """`writes`: keep everything in train.out; `say(text)` is told what happens; `arguments`:
+        the words of the command line."""
         self.settings = settings
         self.train = settings.train
         self.kind = settings.kind
-        self.command = command
         self.ranks = Ranks(torch.device(usable_device(self.train.device)))
         self.rank = self.ranks.rank
         self.world = self.ranks.world
         self.device = self.ranks.device
+        # The command that is logged, and printed when the run is stopped, resumes it.
+        program = ["python"]
+        if self.world > 1:
+            program = ["torchrun", "--nproc_per_node", str(self.world)]
+        self.command = shlex.join([*program, "train.py", *arguments]) if arguments else ""
         self.say = say if self.rank == 0 else lambda text: None
         self.folder = Path(self.train.out)
-        demand_memory(settings, self.device)
         # Rank 0 alone holds the folder and writes.
         self.own = TrainingFolder(self.folder) if writes and self.rank == 0 else None
         if self.own:
-            self.own.check()
-        path = self.folder / "train.pt"
-        saved = read_torch(path) if writes and path.exists() else None
-        if saved is not None:
-            found = saved.get("format") if isinstance(saved, dict) else None
-            if type(found) is not int or found != FORMAT:
-                raise BadInput(f"{path} is no checkpoint of this version: use another --out")
+            self.own.refuse_others()
+        self.version = version_of(self.folder)
+        saved = read_checkpoint(self.folder / "train.pt") if writes and self.version else None
         # A resumed run keeps the precision that was chosen for it, also on another machine.
-        self.precision = usable_precision(self.train.precision, self.device)
-        if saved and self.train.precision == "auto":
-            self.precision = usable_precision(saved["precision"], self.device)
+        precision = self.train.precision
+        if saved and precision == "auto":
+            precision = saved["precision"]
+        self.precision = usable_precision(precision, self.device)
         self.dtype = None if self.precision == "float32" else getattr(torch, self.precision)
-        self.say(f"nanoJEPA: {self.kind.name}, size {self.train.size}, {self.train.steps} steps of "
-                 f"{self.train.batch} examples, in {self.precision} on {self.device}")
-        for note in settings.notes:
-            self.say(note)
         self.open_data(saved)
-        self.make_model()
+        # Every rank draws the same weights.
+        torch.manual_seed(self.train.seed)
+        self.model = make_model(settings, self.corpus.special)
+        self.objective = self.kind(self.model, settings.options).to(self.device)
+        # The plans that attention will ask of every batch.
+        self.plans = set_attention(self.objective, self.train.attention, self.device,
+                                   2 if self.dtype else 4)
         # Rows that cannot be evaluated are refused now, and not after an hour.
         self.judged = evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
                                           self.train.max_length, views=self.kind.views)
@@ -542,13 +629,16 @@ class Run:
         # Dropout differs between ranks, weights do not.
         torch.manual_seed(self.train.seed + 1 + self.rank)
         if saved:
-            self.resume(saved)
+            refuse_other_run(self.folder, saved, self.identity(), self.train.steps)
+            self.load(saved)
 
     def take_folder(self):
-        """Hold the folder while the loop runs, and make it what is known of the run."""
+        """Own the folder while the loop runs, and make it what is known of the run."""
         if self.own:
             self.own.take()
-            if self.own.version:
+            if version_of(self.folder) != self.version:
+                raise BadInput(f"{self.folder} was trained in meanwhile: start the run again")
+            if self.version:
                 self.rewind()
             else:
                 self.begin()
@@ -568,55 +658,12 @@ class Run:
             train.chat == "system", header=train.header)
         if train.eval_data and self.rank == 0:
             evaluate.say_trained_on(asdict(train), self.rows)
-        self.open_validation()
-        self.say(f"data {self.corpus.name}: {len(self.corpus):,} rows of "
-                 f"{', '.join(self.corpus.columns)}; a vocabulary of {self.tokenizer.vocab:,}")
-        cut, count = self.corpus.count_cut(train.max_length)
-        if cut:
-            self.say(f"{cut:,} of {count:,} texts are longer than --max-length {train.max_length} "
-                     "and are cut; a cut answer has no stop token")
-
-    def open_validation(self):
-        """Batches of the rows held out, made as those of training; smaller ones if not so many rows
-        differ, none if not two do."""
-        train = self.train
         held_out = open_rows(train, train.eval_data or train.data, "valid", self.tokenizer)
         if held_out.hash == self.corpus.hash:
             raise BadInput(f"--eval-data {train.eval_data} holds the rows that --data trains on: "
                            "leave it out, and some rows are held out")
-        rows = min(train.eval_limit, len(held_out))
-        self.validation_steps = 0
-        size = min(train.batch // train.accumulate, max(1, len(held_out) // self.world))
-        while size > self.kind.in_batch(self.settings.options) and not self.validation_steps:
-            try:
-                self.validation = make_batches(self.settings, held_out, size, 0, self.rank,
-                                               self.world)
-                self.validation_steps = max(1, rows // (size * self.world))
-            except BadInput:
-                size //= 2
-        if not self.validation_steps:
-            self.say("too few rows or columns are held out for a loss of their own")
-
-    def make_model(self):
-        """The model, and the objective around it."""
-        train = self.train
-        # Every rank draws the same weights.
-        torch.manual_seed(train.seed)
-        # Another model may have rows that its tokenizer does not use.
-        vocab = max(self.corpus.special.vocab, self.settings.model.vocab)
-        self.model = Model(replace(self.settings.model, vocab=vocab))
-        if self.settings.source:
-            # The shapes are the same; only a vocabulary head may be new or left behind.
-            self.model.load_state_dict(self.settings.source.model.state_dict(), strict=False)
-        if train.lora_rank:
-            # New [PRED] tokens have no meaning yet, so their embeddings are trained too.
-            alpha = train.lora_alpha or 2 * train.lora_rank
-            add_lora(self.model, train.lora_rank, alpha, train.lora_dropout,
-                     self.corpus.special.preds)
-        self.objective = self.kind(self.model, self.settings.options).to(self.device)
-        size = 2 if self.dtype else 4  # bytes of a number
-        # The plans that attention will ask of every batch.
-        self.needs = set_attention(self.objective, train.attention, self.device, size)
+        self.validation, self.validation_steps = validation_batches(
+            self.settings, held_out, self.rank, self.world)
 
     def begin(self):
         """The first line of the log says everything about the run."""
@@ -629,11 +676,13 @@ class Run:
                   "precision": self.precision,
                   "torch": torch.__version__, "python": platform.python_version()})
 
+    # ---- checkpoints
+
     def identity(self):
         """What a resumed run must have in common with this one: other ids, rows or ranks would make
         other batches."""
         return {"config": self.config, "processes": self.world, "tokenizer": self.tokenizer.hash,
-                "rows": self.corpus.hash}
+                "rows": self.corpus.hash, "frozen": hash_of(frozen(self.model, self.train))}
 
     def save(self):
         """train.pt, from which the same command goes on, and model.pt, which is the result."""
@@ -641,74 +690,40 @@ class Run:
         states = self.ranks.gather(random_state(self.device))
         if not self.own:
             return
-        if not all(parameter.isfinite().all() for parameter in self.objective.parameters()):
-            raise BadInput(f"step {self.step}: the weights are not finite and were not saved; "
-                           "begin anew in another --out with a lower --lr")
+        demand_finite(self.objective, self.step)
         self.count_time()
+        weights = self.objective.state_dict()
+        for name in frozen(self.model, self.train):
+            del weights[name]
         write_torch({"format": FORMAT, **self.identity(), "random": states, "step": self.step,
                      "tokens": self.tokens, "seconds": self.seconds, "untrained": self.untrained,
                      "precision": self.precision, "scaler": self.scaler.state_dict(),
-                     "weights": self.objective.state_dict(),
+                     "weights": weights,
                      "moments": self.optimizer.state_dict()["state"],
                      "window": each_tensor(self.window, lambda x: x.cpu())},
                     self.folder / "train.pt")
+        self.version = version_of(self.folder)
         save(self.model, self.folder / "model.pt")
 
-    def resume(self, saved):
-        """Go on from a checkpoint of the same settings, data and number of processes."""
-        try:
-            self.compare(saved)
-            self.load(saved)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise BadInput(f"{self.folder / 'train.pt'} is damaged, or of another kind ({error!r}):"
-                           " use another --out") from None
-        self.say(f"resuming at step {self.step} of {self.train.steps}")
-
-    def compare(self, saved):
-        """BadInput if a checkpoint is of another run."""
-        now = self.identity()
-        changed = differences({name: saved[name] for name in now}, now, FREE)
-        if not 0 <= saved["step"] <= self.train.steps:
-            changed.append(f"it is at step {saved['step']}, beyond --steps {self.train.steps}")
-        if changed:
-            raise BadInput(f"{self.folder} holds a run with other settings: {'; '.join(changed)}. "
-                           f"Use another --out, such as {self.folder}-2")
-
     def load(self, saved):
-        """Take over a checkpoint; an error of many types if it does not fit."""
-        # Half a step, or half precision, would go on and be another run.
-        kinds = [type(saved[name]) for name in ("step", "tokens", "seconds", "window")]
-        if kinds != [int, int, float, list]:
-            raise TypeError(f"step, tokens, seconds, window are {kinds}")
-        if saved["untrained"] is not None:
-            kinds = set(map(type, saved["untrained"].values()))
-            if not kinds <= {int, float}:
-                raise TypeError(f"the results at step 0 are {kinds}")
-        # A line of the log is the mean over these.
-        for row in saved["window"]:
-            if row.keys() != saved["window"][0].keys() or not {"loss", "tokens"} <= row.keys():
-                raise TypeError("the steps since the last line of the log lack a term")
-        own = each_tensor(self.objective.state_dict(), outline)
-        if each_tensor(saved["weights"], outline) != own:
-            raise TypeError("the weights have other names, shapes or types")
+        """Take over a checkpoint."""
         # In place: the optimiser holds these very parameters.
-        self.objective.load_state_dict(saved["weights"])
+        self.objective.load_state_dict(saved["weights"] | frozen(self.model, self.train))
         trained = sum((group["params"] for group in self.optimizer.param_groups), [])
-        if saved["step"] and not saved["moments"]:
-            raise TypeError("the optimiser's moments are lost")
+        # Fused AdamW trusts the shapes of its moments: others would be written beyond their memory.
         for index, moments in saved["moments"].items():
             found = [outline(moments[name]) for name in ("step", "exp_avg", "exp_avg_sq")]
             like = outline(trained[index])
             if found != [outline(torch.zeros(())), like, like]:
-                raise TypeError(f"moments {index} are {found}, of a parameter {like}")
-        # Its own settings, not those of a file.
+                raise BadInput(f"{self.folder}/train.pt: moments {index} are {found}, of a "
+                               f"parameter {like}: use another --out")
+        # The optimiser's settings are those of this run, and not those of a file.
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": saved["moments"]})
-        if saved["scaler"]:  # empty unless in half precision
+        if saved["scaler"]:  # It is empty unless in half precision.
             self.scaler.load_state_dict(saved["scaler"])
         for name in ("step", "tokens", "seconds", "untrained"):
             setattr(self, name, saved[name])
         self.window = each_tensor(saved["window"], lambda x: x.to(self.device))
-        self.read_window()
         set_random_state(saved["random"][self.rank], self.device)
 
     def rewind(self):
@@ -716,6 +731,7 @@ class Run:
         self.own.rewind(self.step, self.step == self.train.steps)
         model = self.folder / "model.pt"
         if not model.exists() or model.stat().st_mtime < (self.folder / "train.pt").stat().st_mtime:
+            demand_finite(self.objective, self.step)
             save(self.model, model)
 
     def log(self, record):
@@ -738,7 +754,9 @@ class Run:
             # A resumed run has the numbers of step 0 from its checkpoint.
             if self.untrained is None:
                 yield self.evaluate()
-            forward = self.wrap()
+            if train.compile:
+                compile_blocks(self.objective)
+            forward = self.ranks.wrap(self.objective)
             # A thread makes the next batches while this one is computed.
             batches = data.prefetch(self.make_batch, self.step, train.steps)
             self.objective.train()
@@ -752,12 +770,12 @@ class Run:
                     due.append(self.close_window())
                 if self.step % train.eval_every == 0 and not last:
                     # A step that was not finite is told before what came of it.
-                    self.read_window()
+                    self.numbers()
                     due.append(self.evaluate())
                 stopped = self.ranks.any(on_step is not None and on_step(self))
                 if self.step % train.save_every == 0 or stopped or last:
                     # A state that is not finite is never saved.
-                    self.read_window()
+                    self.numbers()
                     self.save()
                 yield from due
                 if stopped and not last:
@@ -776,40 +794,15 @@ class Run:
             if self.own:
                 self.own.release()
 
-    def wrap(self):
-        """The objective as the loop calls it: compiled if asked for, and under DDP."""
-        if self.train.compile:
-            self.compile_blocks()
-        return self.ranks.wrap(self.objective)
-
-    def compile_blocks(self):
-        """torch.compile the blocks, or say why not."""
-        # What is other for every batch stays out, said here: a decorator would import the compiler,
-        # which takes 1.5 s, in every program.
-        kernels.make_plan = torch.compiler.disable(kernels.make_plan)
-        kernels.padded_attention = torch.compiler.disable(kernels.padded_attention)
-        blocks = [one for one in self.objective.modules() if isinstance(one, Block)]
-        for block in blocks:
-            block.compile(dynamic=True)
-        try:
-            self.objective.eval()
-            for part in to_device(self.make_batch(0), self.device):
-                self.add_losses(self.objective, part, {}, 1, self.dtype).backward()
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).split())[:200]
-            self.say(f"--compile does not work here: going on without it ({reason})")
-            for block in blocks:
-                block._compiled_call_impl = None  # as it was
-        self.optimizer.zero_grad()
-
-    def make_batch(self, step, batches=None):
-        """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank)."""
-        batches = batches or self.batches
+    def make_batch(self, step, training=True):
+        """Step -> its parts (one unless --accumulate), a pure function of (seed, step, rank);
+        without `training` of the rows held out."""
+        batches = self.batches if training else self.validation
         examples = batches.examples(step)
         # All chance of a batch comes from here: dropout apart, the model draws nothing.
         rng = batches.rng(step)
         options = self.settings.options
-        if batches is not self.batches:
+        if not training:
             options = replace(options, **self.kind.held_out)
         size = self.train.batch // self.train.accumulate
         parts = []
@@ -820,8 +813,8 @@ class Run:
             for packed in part.values():
                 if isinstance(packed, Packed):
                     # Here, beside the loop, and not in the first layer that asks for it.
-                    for need in self.needs:
-                        packed.plan(need, self.device)
+                    for plan in self.plans:
+                        packed.plan(plan, self.device)
         return parts
 
     def train_step(self, parts, forward):
@@ -863,26 +856,13 @@ class Run:
             total[name] = total.get(name, 0) + value / count
         return loss
 
-    def read_window(self):
-        """The steps since the last record as numbers: with one rank the device has to catch up only
-        here. BadInput for a step that was not finite; in half precision infinite gradients are
-        skipped."""
-        rows = [dict(zip(one, torch.stack(list(one.values())).tolist())) for one in self.window]
-        for number, row in enumerate(rows):
-            checked = dict(row)
-            if self.scaler.is_enabled():
-                del checked["grad_norm"]
-            if not all(map(math.isfinite, checked.values())):
-                terms = ", ".join(f"{name} {value:g}" for name, value in checked.items())
-                step = self.step - len(rows) + number
-                raise BadInput(f"step {step}: the loss or gradient is not finite ({terms}), and "
-                               "the weights were left alone. Begin anew with a lower --lr, "
-                               "--precision float32, or a smaller --clip")
-        return rows
+    def numbers(self):
+        """The steps since the last record. The device has to catch up here alone."""
+        return numbers_of(self.window, self.step, self.scaler.is_enabled())
 
     def close_window(self):
         """The record of the steps since the last one: their means, and the totals."""
-        rows = self.read_window()
+        rows = self.numbers()
         self.count_time()
         self.window = []
         mean = {}
@@ -912,7 +892,7 @@ class Run:
         """{"validation/TERM": number}: the loss on the rows held out, as all ranks compute it."""
         parts = []
         for step in range(self.validation_steps):
-            parts += self.make_batch(step, self.validation)
+            parts += self.make_batch(step, training=False)
         if not parts:
             return {}
         parts = share_counts(to_device(parts, self.device), self.world)
@@ -948,17 +928,21 @@ class Run:
             write_results(self.folder, "eval.json", results, self.evaluation().label)
         self.log(record)
         # What the loss does not show, such as a lambda that has run away.
+        if self.objective.warning():
+            self.warn(self.objective.warning())
         lost = [name for name in found if name not in results]
-        warnings = [self.objective.warning(), lost and f"{', '.join(lost)}: not a finite number"]
+        if lost:
+            self.warn(f"{', '.join(lost)}: not a finite number")
         length = results.get("geometry/length", math.inf)
         first = self.untrained.get("geometry/length", 0)
         if length < first / 2:
-            warnings.append(f"the vectors' mean length fell from {first:.1f} to {length:.1f}: a "
-                            "distance of raw vectors falls so without their coming closer")
-        for warning in filter(None, warnings):
-            self.log({"step": self.step, "warning": warning})
-            self.say(f"warning at step {self.step}: {warning}")
+            self.warn(f"the vectors' mean length fell from {first:.1f} to {length:.1f}: a distance "
+                      "of raw vectors falls so without their coming closer")
         return record
+
+    def warn(self, text):
+        self.log({"step": self.step, "warning": text})
+        self.say(f"warning at step {self.step}: {text}")
 
     def is_finished(self):
         """Did the last step come, on any rank's account, and its evaluation?"""
@@ -966,8 +950,26 @@ class Run:
         return self.ranks.any(done)
 
 
-# --------------------------------------------------------------------------------------------------
-# Command line
+# ---- command line
+
+
+def introduce(run):
+    """What is trained, on what, and what is not as published or as asked for."""
+    train = run.train
+    run.say(f"nanoJEPA: {run.kind.name}, size {train.size}, {train.steps} steps of {train.batch} "
+            f"examples, in {run.precision} on {run.device}")
+    for note in run.settings.notes:
+        run.say(note)
+    run.say(f"data {run.corpus.name}: {len(run.corpus):,} rows of "
+            f"{', '.join(run.corpus.columns)}; a vocabulary of {run.tokenizer.vocab:,}")
+    cut, count = run.corpus.count_cut(train.max_length)
+    if cut:
+        run.say(f"{cut:,} of {count:,} texts are longer than --max-length {train.max_length} and "
+                "are cut; a cut answer has no stop token")
+    if not run.validation_steps:
+        run.say("too few rows or columns are held out for a loss of their own")
+    if run.step:
+        run.say(f"resuming at step {run.step} of {train.steps}")
 
 
 def show(run, progress, record):
@@ -977,9 +979,8 @@ def show(run, progress, record):
             headline = evaluate.headline(record["eval"], record["step"])
             run.say(f"step {record['step']:>5}  {headline}")
         return
-    # The loss and its terms stand between the step and the rate.
-    stop = list(record).index("lr")
-    terms = {name: f"{record[name]:.3f}" for name in list(record)[1:stop]}
+    others = {"step", "lr", "grad_norm", "tokens", "seconds"}
+    terms = {name: f"{value:.3f}" for name, value in record.items() if name not in others}
     progress.bar.set_postfix(terms, refresh=False)
 
 
@@ -992,23 +993,19 @@ def finish(run, results):
         run.say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}")
         if not example.right:
             run.say(f"    instead of {example.gold}")
-    memory = most_memory(run.device) / 1e9
-    run.say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s, peak memory {memory:.2f} GB. "
-            f"The run is in {run.folder}\nnext: python evaluate.py {run.folder}")
+    run.say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n"
+            f"next: python evaluate.py {run.folder}")
 
 
 def main(arguments):
     """Train as the command line says -> exit status."""
     def say(text):
-        tqdm.write(printable(text), file=sys.stdout)
+        tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
-    # The command that is printed and logged is the one that resumes.
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    program = ["torchrun", "--nproc_per_node", str(world)] if world > 1 else ["python"]
-    command = shlex.join([*program, "train.py", *arguments])
-    run = Run(parse(arguments), True, say, command)
+    run = Run(parse(arguments), True, say, arguments)
     try:
+        introduce(run)
         return train_to_the_end(run)
     finally:
         run.ranks.leave()

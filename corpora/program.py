@@ -1,7 +1,6 @@
 """What every program of ours shares: the user's mistakes, the parser of flags, the exit status."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -12,7 +11,6 @@ import re
 import signal
 import sys
 import time
-import types
 import typing
 from pathlib import Path
 
@@ -33,7 +31,7 @@ class BadInput(ValueError):
 def did_you_mean(word, known, otherwise=""):
     """"; did you mean X?", the end of a line about an unknown name; `otherwise` if none is near."""
     near = [name for name in known if name.startswith(word)]
-    near = near or difflib.get_close_matches(word, known, 1)
+    near = near or difflib.get_close_matches(word, known, 1, cutoff=0.55)
     return f"; did you mean {near[0]}?" if near else otherwise
 
 
@@ -73,9 +71,9 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             return options
         flag = shortened(unknown[0].split("=")[0])
-        if not flag.startswith("-"):
-            raise BadInput(f"{flag!r} is not expected here (see {self.prog} --help)")
         more = self.explain(flag) if self.explain else ""
+        if not flag.startswith("-"):
+            raise BadInput(f"{flag!r} is not expected here: {more or f'see {self.prog} --help'}")
         if more:
             raise BadInput(f"unknown flag {flag}: {more}")
         near = did_you_mean(flag, self._flags(), f": see {self.prog} --help")
@@ -109,130 +107,56 @@ def printable(text):
 
 
 def exit_status(work, *arguments):
-    """Do the work of a program -> its exit status: what it returns or 0, 2 for the user's mistakes
-    and what the machine cannot do, 130 and 141 if stopped. The only handler at the top of a
-    program; a bug keeps its traceback."""
-    if sys.stderr is None:  # closed: nobody hears of progress, and the work goes on
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")
-    if sys.stdout is None:
-        return _failed("the output is closed: send it to a file, or to /dev/null")
-    is_done = False
+    """Do the work of a program -> its exit status: what the work returns, or 0; 2 for a mistake of
+    the user's, 130 for Ctrl-C, 141 for a closed pipe. Everything else is Python's traceback."""
     try:
         status = work(*arguments) or 0
-        is_done = True
         sys.stdout.flush()
         return status
     except BadInput as error:
-        return _failed(error)
-    except UnicodeEncodeError as error:
-        return _failed(f"{error.object[error.start]!a} cannot be written in {error.encoding}: set "
-                       "PYTHONIOENCODING=utf-8")
-    except BrokenPipeError:  # whoever reads, such as head, has seen enough
-        _discard_output()
-        if is_done:
-            return 0
-        print("stopped: the output was closed before the work was done", file=sys.stderr)
-        return 128 + 13  # as a program that SIGPIPE ends
-    except OSError as error:  # a full disk, a folder that cannot be written
-        with contextlib.suppress(OSError):
-            _discard_output()
-        what = f"{error.filename}: " if error.filename else ""
-        return _failed(f"{what}{error.strerror or error}; choose another place, or free this one")
-    except ModuleNotFoundError as error:
-        return _missing_package(error)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        return _failed("out of memory: lower --batch (or raise --accumulate), --max-length, "
-                       f"--limit, or the size of the model ({str(error).splitlines()[0][:150]})")
-    except KeyboardInterrupt as stop:
-        print(*(stop.args or ["stopped; nothing is half written"]), file=sys.stderr)
-        return 130
+        print("error: " + printable(str(error)).replace("\n", " "), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; nothing is half written", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever reads the output, such as head, has seen enough. Python tries to print the rest
+        # once more when it ends, so the output goes nowhere from here on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
-def _failed(why):
-    """Say on one line why a program ends here -> its exit status."""
-    print("error: " + printable(str(why)).replace("\n", " "), file=sys.stderr)
-    return 2
-
-
-def _discard_output():
-    """What could not be printed is not tried once more when Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_out_of_memory(error):
-    texts = ("not enough memory", "DefaultCPUAllocator")
-    # That of torch.cuda by its name: this file does without torch.
-    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return is_named or any(text in str(error) for text in texts)
-
-
-# What requirements-dev.txt has more than requirements.txt.
-WING_PACKAGES = ("huggingface_hub", "matplotlib", "safetensors", "scipy", "sklearn", "transformers")
-
-
-def _missing_package(error):
-    name = (error.name or "").split(".")[0]
-    if name not in WING_PACKAGES:
-        raise error
-    return _failed(f"{name} is not installed: pip install -r requirements-dev.txt")
-
-
-@contextlib.contextmanager
-def wing_imports():
-    """`with wing_imports():` around the imports of a program whose packages the core does not need;
-    where one is missing the program ends here, in one line."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        sys.exit(_missing_package(error))
-
-
-PLAIN = (bool, int, float, str)
-
-
-def validate(config, at_least=None, above=None, shares="", at_most=None):
-    """Check a config's fields: choices are those of its Literals, numbers are finite (and whole
-    ones fit 64 bits), and keep to at_least, above and at_most {bound: "names"}; shares lie in
-    [0, 1]. BadInput names the field."""
-    values = vars(config)
-
-    def demand(name, holds, rule):
-        if not holds:
-            raise BadInput(f"{name} is {shortened(repr(values[name]))}: {rule}")
-
+def validate(config):
+    """Check each field of a dataclass against its type: a Literal's choices, a plain type, finite
+    numbers. BadInput names the field."""
     for name, kind in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        kinds = typing.get_args(kind) or (kind,)
         if typing.get_origin(kind) is typing.Literal:
-            choices = typing.get_args(kind)
-            demand(name, values[name] in choices, f"choose one of {', '.join(map(str, choices))}")
-        plain = [one for one in (typing.get_args(kind) or (kind,)) if one in PLAIN]
-        if plain and typing.get_origin(kind) in (None, types.UnionType):
-            wanted = (*plain, int) if float in plain else tuple(plain)
-            # True is an int to Python, and to nobody else.
-            holds = isinstance(values[name], wanted) and (
-                bool in plain or not isinstance(values[name], bool))
-            demand(name, holds or (values[name] is None and type(None) in typing.get_args(kind)),
-                   f"it must be a {' or '.join(one.__name__ for one in plain)}")
+            if value not in kinds:
+                near = did_you_mean(str(value), kinds)
+                raise BadInput(f"{name} is {shortened(repr(value))}: choose one of "
+                               f"{', '.join(map(str, kinds))}{near}")
+            continue
         if typing.get_origin(kind) is tuple:
-            holds = isinstance(values[name], (list, tuple)) and set(map(type, values[name])) <= {
-                int, float}
-            demand(name, holds, "it must be a list of numbers")
-        if isinstance(values[name], float):
-            demand(name, math.isfinite(values[name]), "it must be a finite number")
-        if isinstance(values[name], int):
-            demand(name, values[name] < 2 ** 63, "it must be below 2 ** 63")
-    for bound, names in (at_least or {}).items():
-        for name in names.split():
-            demand(name, values[name] >= bound, f"it must be at least {bound}")
-    for bound, names in (above or {}).items():
-        for name in names.split():
-            demand(name, values[name] > bound, f"it must be above {bound}")
-    for bound, names in (at_most or {}).items():
-        for name in names.split():
-            demand(name, values[name] <= bound, f"it must be at most {bound}")
-    for name in shares.split():
-        demand(name, 0 <= values[name] <= 1, "it must lie in [0, 1]")
+            continue
+        # True is an int to Python, and to nobody else.
+        is_bool = isinstance(value, bool)
+        is_whole = isinstance(value, int) and not is_bool
+        if not (type(value) in kinds or (is_whole and float in kinds)):
+            wanted = " or ".join(f"a{'n' * (one is int)} {one.__name__}" for one in kinds)
+            raise BadInput(f"{name} is {shortened(repr(value))}: it must be {wanted}")
+        if is_whole and value >= 2 ** 63 or isinstance(value, float) and not math.isfinite(value):
+            raise BadInput(f"{name} is {shortened(repr(value))}: it must be a finite number")
+
+
+def check_range(config, fields, low, high=math.inf):
+    """BadInput unless each of the fields, names in one text, lies in [low, high]."""
+    for name in fields.split():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            rule = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+            raise BadInput(f"{name} is {shortened(repr(value))}: it must be {rule}")
 
 
 def names(config):
@@ -247,31 +171,6 @@ def pick(config, values):
 
 def flag_of(name):
     return "--" + name.replace("_", "-")
-
-
-def unmet(needs, given, values):
-    """The line about the first of the given options {name: value} that has no effect, or None.
-
-    needs {option: condition}, of all values: "other" is on; "other=a|b" is one of these; "other="
-    is off; "other!=a" is not this. Several conditions are joined by " and ".
-    """
-    for option in filter(needs.get, given):
-        for condition in needs[option].split(" and "):
-            other, relation, wanted = re.match(r"(\w+)(!?=)?(.*)", condition).groups()
-            flag = flag_of(other)
-            # 0, "" and False are how a setting is off.
-            value = str(values[other]) if values[other] else ""
-            holds = bool(value)
-            lacks = f"without {flag}"
-            if relation:
-                holds = (value in wanted.split("|")) == (relation == "=")
-            if relation == "=" and wanted:
-                lacks += " " + wanted.replace("|", " or ")
-            elif relation:
-                lacks = f"with {flag} {wanted}".strip()
-            if not holds:
-                return f"{option} {given[option]} has no effect {lacks}: drop it"
-    return None
 
 
 @functools.cache
@@ -302,9 +201,9 @@ def add_flags(group, config, names, defaults, hidden=()):
             note = f"{note}: {'|'.join(types)}".removeprefix(": ")
             types = (str,)
         default = defaults.get(field.name)
-        if default not in (None, ""):
-            note += f" [{default}]"
         if types[0] is not bool:
+            if default not in (None, ""):
+                note += f" [{default}]"
             kind = types[0].__name__.upper()
             note = argparse.SUPPRESS if field.name in hidden else note
             group.add_argument(flag, type=types[0], metavar=kind, help=note)
@@ -312,8 +211,9 @@ def add_flags(group, config, names, defaults, hidden=()):
         # Both are accepted; help shows the one that changes something.
         for name, value in ((flag, True), (flag.replace("--", "--no-"), False)):
             is_hidden = value == default or field.name in hidden
+            said = note if value else f"do not: {note}"
             group.add_argument(name, dest=field.name, action="store_const", const=value,
-                               help=argparse.SUPPRESS if is_hidden else note)
+                               help=argparse.SUPPRESS if is_hidden else said)
 
 
 class Progress:

@@ -318,7 +318,7 @@ def near(count, total, ratio, deviations=3):
 def test_a_sample_keeps_its_ratio_and_spares_special_tokens(toy, line):
     barred = np.isin(line, toy.special.ids)
     def sample(ratio, seed, **options):
-        return data.sample_mask(line, ratio, np.random.default_rng(seed), toy.special, **options)
+        return data.token_mask(line, ratio, np.random.default_rng(seed), toy.special, **options)
     chosen = sample(.4, 1)
     assert near(chosen.sum(), (~barred).sum(), .4) and not (chosen & barred).any()
     assert near((chosen & sample(.4, 2)).sum(), (~barred).sum(), .16)  # independent of each other
@@ -330,7 +330,7 @@ def test_at_least_and_exactly_are_kept_also_where_little_is_eligible(toy):
     for words in range(5):
         ids = np.array([special.cls, *range(20, 20 + words), special.sep])
         for wanted in range(4):
-            chosen = data.sample_mask(ids, 0, rng, special, at_least=wanted)
+            chosen = data.token_mask(ids, 0, rng, special, at_least=wanted)
             assert chosen.sum() == min(wanted, words) and not chosen[[0, -1]].any()
         assert data.exact_mask(ids, .15, rng, special).sum() == min(words, 1)
     assert data.exact_mask(np.arange(15, 115), .299, rng, special).sum() == 29
@@ -367,7 +367,7 @@ def test_corruption_is_80_10_10_and_leaves_the_rest_alone(toy, line):
     special = toy.special
     ids = np.where(np.isin(line, special.ids), 20, line).astype(np.uint32)
     before = ids.copy()
-    chosen = data.sample_mask(ids, .5, np.random.default_rng(5), special)
+    chosen = data.token_mask(ids, .5, np.random.default_rng(5), special)
     new = data.corrupt(ids, chosen, np.random.default_rng(6), special)
     total, share = int(chosen.sum()), 1 / special.vocab
     assert np.array_equal(new[~chosen], before[~chosen]) and np.array_equal(ids, before)
