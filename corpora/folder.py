@@ -188,6 +188,9 @@ class TrainingFolder:
 
     def refuse_others(self):
         """BadInput for a folder with files and no train.pt: it may be anybody's."""
+        for one in (self.path, *self.path.parents):
+            if one.is_file():
+                raise BadInput(f"{one} is a file: use another --out")
         if not self.path.exists() or (self.path / "train.pt").exists():
             return
         # What a run leaves that ended before its first checkpoint; it may be begun anew.
