@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corpora import toy
-from corpora.program import BadInput, comma_list, did_you_mean, printable, shortened
+from corpora.program import BadInput, comma_list, did_you_mean, shortened
 from corpora.text import TextFiles, check_columns, flores_files
 
 EMBEDDED = ("toy", "documents", "regex")
@@ -143,7 +143,7 @@ def _rows_of_files(source, split, limit):
     if split != "valid":
         notes = [*source.notes, *notes, source.left_out()]
     for note in filter(None, notes):
-        print(printable(note), file=sys.stderr)
+        print(note, file=sys.stderr)
     return rows
 
 

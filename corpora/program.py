@@ -16,13 +16,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-try:
-    import fcntl
-    import resource
-except ImportError:  # Windows has neither
-    fcntl = None
-    resource = None
-
 
 class BadInput(ValueError):
     """A mistake of the user's: one line with the value, the rule and the way out."""
@@ -96,16 +89,6 @@ def _with_hyphens(word):
     return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
 
 
-# Everything but a line break that moves a terminal's cursor or turns its text around, and halves of
-# characters, which no encoding can write.
-CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def printable(text):
-    """Text that may come from anywhere, without its control characters."""
-    return CONTROL.sub(" ", text)
-
-
 def exit_status(work, *arguments):
     """Do the work of a program -> its exit status: what the work returns, or 0; 2 for a mistake of
     the user's, 130 for Ctrl-C, 141 for a closed pipe. Everything else is Python's traceback."""
@@ -114,7 +97,7 @@ def exit_status(work, *arguments):
         sys.stdout.flush()
         return status
     except BadInput as error:
-        print("error: " + printable(str(error)).replace("\n", " "), file=sys.stderr)
+        print("error: " + str(error).replace("\n", " "), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; nothing is half written", file=sys.stderr)
@@ -257,19 +240,3 @@ class Progress:
             print(f"step {done} of {self.total}, {pace:.2f} s a step, about "
                   f"{pace * (self.total - done) / 60:.1f} minutes left", file=sys.stderr)
         return self.signal
-
-
-def peak_memory():
-    """The most bytes of memory that this process has held; 0 where the system does not tell."""
-    if resource is None:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def machine_memory():
-    """Bytes of memory that this machine has; infinite where the system does not tell."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError):
-        return math.inf

@@ -23,7 +23,7 @@ import numpy as np
 
 from corpora import split
 from corpora.folder import alone, remove_leftovers
-from corpora.program import BadInput, printable
+from corpora.program import BadInput
 from corpora.text import watched
 
 LAYOUT = 6  # version of all this
@@ -87,7 +87,7 @@ class Store:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         notes = about["notes"] + about["split_notes"] if holdout else about["notes"]
         for note in notes if say else ():
-            print(printable(note), file=sys.stderr)
+            print(note, file=sys.stderr)
         # A memory map reads from disk what is asked for, and no more.
         tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
         offsets = np.memmap(folder / "offsets.bin", np.int64, "r").view(np.ndarray)

@@ -27,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from corpora import split
-from corpora.program import BadInput, did_you_mean, printable, shortened
+from corpora.program import BadInput, did_you_mean, shortened
 
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Endings of files that are not read -> what they are.
@@ -43,7 +43,6 @@ KNOWN_KEYS = (("src", "tgt"), ("src", "trg"), ("anchor", "positive"),
               ("user", "assistant", "system"), ("text",), ("question", "answer"))
 # A line of a TSV whose cells are quoted by the rules of CSV.
 QUOTED = re.compile(r'((^|\t)("([^"]|"")*"|[^"\t]*))*')
-MOST_COLUMNS = 1000
 LONGEST_WORD = 10_000  # characters; byte pair encoding takes the square of a word's length
 HEADER_ROWS = 10_000  # that are read first: a JSONL file may name a language late
 
@@ -116,7 +115,7 @@ def watched(rows, what, total=None, pause=30):
         if count % 1000 == 0 and time.monotonic() - said >= pause:
             said = time.monotonic()
             share = f" of {total:,} ({count / total:.0%})" if total else ""
-            print(printable(f"{what}: {count:,}{share} rows"), file=sys.stderr)
+            print(f"{what}: {count:,}{share} rows", file=sys.stderr)
 
 
 def flores_files(folder, langs=None):
@@ -259,9 +258,6 @@ def _table(path, lines, langs, header):
 def _column_names(where, cells, langs, header):
     """The names of a table's columns, given its first line; "" for one without a name."""
     names = [cell.strip() for cell in cells]
-    if len(names) > MOST_COLUMNS:
-        raise BadInput(f"{where}: {len(names):,} columns, over {MOST_COLUMNS:,}: is this a table "
-                       "of texts?")
     if header == "no":
         numbered = [f"column{place}" for place in range(1, len(names) + 1)]
         plain = ["src", "tgt"] if len(names) == 2 else numbered
@@ -507,12 +503,6 @@ class TextFiles:
                 raise BadInput(f"{path}:{number}: {row}")
         if not names:
             raise BadInput(f"{path} has no row that can be used: there is nothing below its header")
-        if len(names) > MOST_COLUMNS:
-            raise BadInput(f"{path}: {len(names):,} columns, over {MOST_COLUMNS:,}: choose some "
-                           "with --langs")
-        for name in names:
-            if not name.isprintable():
-                raise BadInput(f"{path}: {shortened(repr(name))} cannot be the name of a column")
         is_table = self.readers[index].func in (read_tsv, read_csv)
         if self.readers[index].func is read_tsv and is_quoted(path):
             self.notes.append(f"{path}: cells in quotes are read by the rules of CSV")

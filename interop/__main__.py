@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 import evaluate
 from corpora.device import usable_device
 from corpora.folder import write_atomic
-from corpora.program import BadInput, Parser, exit_status, printable
+from corpora.program import BadInput, Parser, exit_status
 from corpora.text import check_file, read_lines
 
 RUN = "a run folder, such as out/mexma"
@@ -48,7 +48,7 @@ def encode_file(options):
     buffer = io.BytesIO()
     np.save(buffer, vectors.numpy())
     write_atomic(options.out, buffer.getbuffer())
-    print(printable(f"{options.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers"))
+    print(f"{options.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
 
 
 def nearest(options):
@@ -65,9 +65,9 @@ def nearest(options):
         vectors = vectors_of(run, lines, options)
     found = evaluate.search(vectors_of(run, queries, options), vectors, options.count)
     for query, cosines, indices in zip(queries, found.cosines.tolist(), found.indices.tolist()):
-        print(printable(query))
+        print(query)
         for cosine, i in zip(cosines, indices):
-            print(printable(f"  {cosine:.3f}  {i + 1}  {lines[i]}"))
+            print(f"  {cosine:.3f}  {i + 1}  {lines[i]}")
 
 
 def read_vectors(name, shape):

@@ -229,11 +229,9 @@ def test_a_bad_line_is_named_with_file_and_number_and_can_be_skipped(
     ("q.csv", 'en;de\na;b\n', "", "q.csv:1: the cells are separated by semicolons: save the table"),
     ("a.tmx", "<tmx/>", "", "a.tmx: .tmx is not read, it is XML; save it as TSV"),
     ("a.tsv", "<?xml?>\n", "", "a.tsv is XML, which is not read"),
-    ("a.csv", "c," * 10 ** 6 + "\n", "", "a.csv:1: 1,000,001 columns, over 1,000"),
     ("a.jsonl", lines(dict.fromkeys(map(str, range(10 ** 5)), "")), "", "keys among '0', '1'"),
     ("a.tsv", "x" * 9000 + "\ty z\n", "", "the first line must name the columns"),
     ("h.tsv", "en\tde\n", "", "h.tsv has no row that can be used: there is nothing below its"),
-    ("a.jsonl", lines({"translation": {"\x1b[2J": "a"}}), "", r"'\x1b[2J' cannot be the name of"),
     ("cut.txt.bz2", "line\n" * 9_999, "", "damaged or cut short"),
     ("a.csv", "A b.,C d.\n", "", "such as en,de, and looks like a row (A b., C d.): add a "
      "header, say --header no, or name columns of this line with --langs"),
