@@ -612,6 +612,7 @@ class Run:
         # Every rank draws the same weights.
         torch.manual_seed(self.train.seed)
         self.model = make_model(settings, self.corpus.special)
+        self.frozen_hash = hash_of(frozen(self.model, self.train))
         self.objective = self.kind(self.model, settings.options).to(self.device)
         # The plans that attention will ask of every batch.
         self.plans = set_attention(self.objective, self.train.attention, self.device,
@@ -682,7 +683,7 @@ class Run:
         """What a resumed run must have in common with this one: other ids, rows or ranks would make
         other batches."""
         return {"config": self.config, "processes": self.world, "tokenizer": self.tokenizer.hash,
-                "rows": self.corpus.hash, "frozen": hash_of(frozen(self.model, self.train))}
+                "rows": self.corpus.hash, "frozen": self.frozen_hash}
 
     def save(self):
         """train.pt, from which the same command goes on, and model.pt, which is the result."""
