@@ -327,7 +327,7 @@ def rankme(z):
     return math.exp(torch.special.entr(p).sum().item())
 
 
-def directions(z):
+def unit_or_zero(z):
     """Unit rows where a row of zeros, which has no direction, gets a dimension of its own, so that
     all such rows are one point: (N, D) -> (N, D + 1)."""
     u = unit(z)
@@ -337,7 +337,7 @@ def directions(z):
 def uniformity(z):
     """log mean exp(-2 |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one point)
     ..-4 (the whole sphere). [Wang & Isola 2020, sec. 4]"""
-    u = directions(z)  # (N, D + 1)
+    u = unit_or_zero(z)  # (N, D + 1)
     # |u_i - u_j|^2 = 2 - 2 cos. The pairs i = j would bias the mean upwards and are taken out.
     total = -(4 * (u.square().sum(1) - 1)).exp().sum().item()
     for rows in u.split(1024):
@@ -359,8 +359,8 @@ def cosines(x, y):
 
 def random_cosine(x, y):
     """Mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1."""
-    u = directions(x)  # (N, D + 1)
-    v = directions(y)  # (N, D + 1)
+    u = unit_or_zero(x)  # (N, D + 1)
+    v = unit_or_zero(y)  # (N, D + 1)
     # The sum over all pairs is the product of two sums.
     return ((u.sum(0) @ v.sum(0) - (u * v).sum()) / (len(u) * (len(u) - 1))).item()
 
@@ -637,7 +637,7 @@ TASKS = {
 }
 
 
-def choose(evaluation, names=None, tasks=TASKS):
+def choose_tasks(evaluation, names=None, tasks=TASKS):
     """The tasks to do: those asked for or, of None, all that apply. BadInput for one that is
     unknown or unavailable."""
     if names is None:
@@ -657,15 +657,15 @@ def choose(evaluation, names=None, tasks=TASKS):
 
 
 def run(evaluation, names=None, tasks=TASKS):
-    """Do the tasks that `choose` gives -> {"task/metric": number}."""
+    """Do the tasks that `choose_tasks` gives -> {"task/metric": number}."""
     results = {}
-    for name in choose(evaluation, names, tasks):
+    for name in choose_tasks(evaluation, names, tasks):
         found = tasks[name].scores(evaluation)
         results |= {f"{name}/{metric}": value for metric, value in found.items()}
     return results
 
 
-class Example(NamedTuple):
+class Shown(NamedTuple):
     query: str
     found: str  # what the model writes, or takes for the query's translation
     gold: str
@@ -673,7 +673,7 @@ class Example(NamedTuple):
 
 
 def examples(evaluation):
-    """Five rows to read -> list of Example: answers of a causal model, else the translations found,
+    """Five rows to read -> list of Shown: answers of a causal model, else the translations found,
     from the languages in turn. [] for a model that was taught neither."""
     first, *others = evaluation.texts
     if not others or evaluation.views < 2:
@@ -689,7 +689,7 @@ def examples(evaluation):
         for row, other in zip(range(evaluation.count)[rows], itertools.cycle(others)):
             found = mine(evaluation.vectors[other], evaluation.vectors[first])[row]
             shown.append((evaluation.texts[other][row], golds[found], golds[row]))
-    return [Example(*texts, exact(*texts[1:])) for texts in shown]
+    return [Shown(*texts, exact(*texts[1:])) for texts in shown]
 
 
 # ---- the table
@@ -876,7 +876,7 @@ def main(argv):
     opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.max_new, options.pool, options.header)
-    names = choose(evaluation, options.tasks)
+    names = choose_tasks(evaluation, options.tasks)
     path = results_file(options)
     results = run(evaluation, names)
     if options.json:

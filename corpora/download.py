@@ -51,7 +51,7 @@ class Dataset(NamedTuple):
     by_hand: str = ""
 
 
-def read_table(text):
+def read_datasets(text):
     """datasets.txt -> {name: Dataset}."""
     found = {}
     name = ""
@@ -72,10 +72,10 @@ def read_table(text):
     return found
 
 
-DATASETS = read_table(Path(__file__).with_name("datasets.txt").read_text(encoding="utf-8"))
+DATASETS = read_datasets(Path(__file__).with_name("datasets.txt").read_text(encoding="utf-8"))
 
 
-def find(name):
+def find_dataset(name):
     """The row of a name. Raises BadInput."""
     if name not in DATASETS:
         raise BadInput(f"no data set is called {name!r}{did_you_mean(name, DATASETS)} "
@@ -83,7 +83,7 @@ def find(name):
     return DATASETS[name]
 
 
-def table():
+def listing():
     """All rows as text: name, files, MB, how they are checked, licence; purpose; address."""
     lines = [f"{'name':<16} {'files':>5} {'MB':>8}  {'sha256':<9} licence"]
     for row in DATASETS.values():
@@ -105,7 +105,7 @@ def missing(name, folder="data", path=None):
     Which file, what it is, its licence, its address, the command that gets it. `path`: the file
     that is wanted, from the data set's folder (default: all).
     """
-    row = find(name)
+    row = find_dataset(name)
     place = Path(folder) / name
     sources = {file.path(place): file.address for file in row.files}
     wanted = [place / path] if path else sources or [place]
@@ -176,7 +176,7 @@ def unpack(archive, target):
 
 def download(name, folder="data"):
     """Fetch, check and unpack what is not there yet -> the data set's folder. Raises BadInput."""
-    row = find(name)
+    row = find_dataset(name)
     place = Path(folder) / name
     if not row.files:
         raise BadInput(missing(name, folder) or f"{place} was put there by hand: nothing to fetch")
@@ -194,7 +194,7 @@ def main(argv=None):
     parser.add_argument("--folder", default="data", help="where data sets lie [data]")
     options = parser.parse_args(argv)
     if options.name == "list":
-        print(table())
+        print(listing())
     else:
         print(f"{download(options.name, options.folder)}: complete")
 

@@ -18,11 +18,11 @@ from corpora.words import (
     MASK,
     Stream,
     concepts,
-    digest,
+    hash64,
     in_split,
+    lexicon,
     mix,
     section_of,
-    table,
     word,
     word_forms,
 )
@@ -77,7 +77,7 @@ def _draw(stream):
     if section_of(subject[0]) != "names" and stream.chance(20):
         companion = stream.pick(concepts("names"))
     verb = stream.pick(concepts("verbs"))
-    is_thing = stream.chance({"thing": 100, "both": 50, "animate": 0}[table()["verbs"][verb][0]])
+    is_thing = stream.chance({"thing": 100, "both": 50, "animate": 0}[lexicon()["verbs"][verb][0]])
     taken = (subject[0], companion)
     kinds = ("things", 0) if is_thing else ("animates", 35)
     other = _draw_noun(stream, *kinds, taken)
@@ -195,7 +195,7 @@ def _phrase(language, noun, number, adjective, case, rare=False, rare_adjective=
         form = forms[-1 if case != "subject" else 0]
         if language == "es" and case != "subject":
             form = "a " + form
-        return form, table()["names"][noun][0]
+        return form, lexicon()["names"][noun][0]
     adjective = word_forms(language, "adjectives", adjective, rare_adjective) if adjective else []
     numeral = word_forms(language, "numbers", str(number)) if number > 1 else []
     words = PHRASES[language](forms, adjective, numeral, number > 1, section == "things", case)
@@ -291,7 +291,7 @@ def render(meaning: Meaning, language: str, style=0, known=False, opener="") -> 
     `known`: the subject is a pronoun. `opener`: a text to begin with.
     """
     # Style draws from fields that `negatives` never edits: an edit changes no synonym, no order.
-    base = digest("style", meaning.verb, meaning.place, meaning.time, meaning.subject_adjective,
+    base = hash64("style", meaning.verb, meaning.place, meaning.time, meaning.subject_adjective,
                   meaning.object_adjective)
     base = mix(base + LANGUAGES.index(language) * GOLDEN & MASK)
     bits = mix(base + style & MASK)
@@ -364,7 +364,7 @@ def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
     for field in ("subject", "object", "companion", "cause_subject"):
         noun = getattr(meaning, field)
         if noun and section_of(noun) == "names":
-            names = concepts("names", table()["names"][noun][0])
+            names = concepts("names", lexicon()["names"][noun][0])
             edit("entity", field, [name for name in names if name not in people])
         elif noun:
             edit("number", field.removesuffix("_subject") + "_number", range(1, 10))
@@ -513,7 +513,7 @@ def _tree(stream, depth, kinds):
     """
     kinds = ("atom",) if depth == 0 or stream.chance(25) else kinds
     name = stream.pick(concepts("regex", *kinds))
-    kind, (patterns, _) = table()["regex"][name]
+    kind, (patterns, _) = lexicon()["regex"][name]
     inner = {"refuse": ("atom",), "repeat": ("join", "chain", "refuse")}.get(kind, ITEMS)
     operands = []
     while "{%d}" % len(operands) in patterns[0]:
@@ -531,13 +531,13 @@ def _fill(template, operands, number):
 
 def _target(tree):
     name, operands, number = tree
-    pattern = table()["regex"][name][1][0][0]
+    pattern = lexicon()["regex"][name][1][0][0]
     return _fill(pattern, [_target(operand) for operand in operands], number)
 
 
 def _wording(tree, stream, later=False):
     name, operands, number = tree
-    kind, (_, wordings) = table()["regex"][name]
+    kind, (_, wordings) = lexicon()["regex"][name]
     if later and kind == "join":
         begin = ("both", "either", "all of", "any of")
         wordings = [wording for wording in wordings if wording.startswith(begin)]

@@ -22,7 +22,7 @@ def mix(value: int) -> int:
 
 
 @lru_cache(1 << 12, typed=True)
-def digest(*parts) -> int:
+def hash64(*parts) -> int:
     """64 bits that depend on the parts alone, unlike Python's salted hash()."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -32,7 +32,7 @@ class Stream:
     """splitmix64: equal numbers for equal seeds in every version of Python, unlike `random`."""
 
     def __init__(self, *seed):
-        self.state = digest(*seed)
+        self.state = hash64(*seed)
 
     def below(self, bound: int) -> int:
         self.state = (self.state + GOLDEN) & MASK
@@ -49,11 +49,11 @@ def in_split(split: str, *parts) -> bool:
     """Is this thing in the split? Its parts alone decide it, so splits never overlap."""
     if split not in SPLITS:
         raise BadInput(f"split {split!r} is unknown: choose from {', '.join(SPLITS)}")
-    return digest("split", *parts) % 10 in SPLITS[split]
+    return hash64("split", *parts) % 10 in SPLITS[split]
 
 
 @lru_cache(None)
-def table() -> dict[str, dict[str, tuple]]:
+def lexicon() -> dict[str, dict[str, tuple]]:
     """words.txt: section -> concept -> (CLASS or "", [a column's synonyms, the common first])."""
     lines = []
     for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
@@ -74,19 +74,19 @@ def table() -> dict[str, dict[str, tuple]]:
 
 @lru_cache(None)
 def concepts(section: str, *kinds: str) -> tuple[str, ...]:
-    rows = table()[section].items()
+    rows = lexicon()[section].items()
     return tuple(concept for concept, (kind, _) in rows if not kinds or kind in kinds)
 
 
 @lru_cache(None)
 def section_of(noun: str) -> str:
-    return next(name for name in ("names", "animates", "things") if noun in table()[name])
+    return next(name for name in ("names", "animates", "things") if noun in lexicon()[name])
 
 
 @lru_cache(None)
 def word(language: str, section: str, concept: str, rare: bool = False) -> str:
     """A cell: the common synonym or, where there is one, the rare one."""
-    return table()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
+    return lexicon()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
 
 
 def word_forms(language: str, section: str, concept: str, rare: bool = False) -> list[str]:

@@ -24,7 +24,7 @@ LINES = "a text on each line; also .gz, .bz2 and .xz"
 
 
 def import_run(options):
-    # Here, because encode and nearest do without safetensors.
+    # Imported here, because encode and nearest do without safetensors.
     from interop import huggingface
     found = huggingface.import_model(options.name, options.folder)
     config = found.model.config
@@ -42,7 +42,7 @@ def encode_file(options):
     lines = texts_of(options.file)
     if not options.out.endswith(".npy"):
         raise BadInput(f"--out {options.out} will be an array of NumPy: name a file in .npy")
-    vectors = vectors_of(open_run(options), lines, options)
+    vectors = vectors_of(run_of(options), lines, options)
     if not options.raw:
         vectors = normalize(vectors, dim=1)
     buffer = io.BytesIO()
@@ -58,7 +58,7 @@ def nearest(options):
     if not 1 <= options.count <= len(lines) or not queries:
         raise BadInput(f"--count is {options.count}: it must be 1 to {len(lines)}, the lines of "
                        f"{options.file}, and there must be a query")
-    run = open_run(options)
+    run = run_of(options)
     if options.vectors:
         vectors = read_vectors(options.vectors, (len(lines), run.model.config.width))
     else:
@@ -95,14 +95,14 @@ def texts_of(path):
     return lines
 
 
-def open_run(options):
+def run_of(options):
     if options.batch < 1:
         raise BadInput(f"--batch is {options.batch}: it must be at least 1 token")
     return evaluate.open_run(options.run, usable_device(options.device))
 
 
 def vectors_of(run, texts, options):
-    """N texts -> (N, D), as those of the run's first column are; says how many were cut."""
+    """N texts -> (N, D), made as those of the run's first column; says how many texts were cut."""
     affixes, *_ = run.first.get("affixes") or [((), None)]
     return evaluate.encode(run.model, run.tokenizer, texts, affixes, run.config.get("max_length"),
                            tokens_per_batch=options.batch)
@@ -119,7 +119,7 @@ COMMANDS = {  # name: its function, what it does, what it takes
 }
 
 
-def parse(argv):
+def parse_flags(argv):
     parser = Parser(prog="python -m interop", description="Models of others in, and ours out.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, said, takes) in COMMANDS.items():
@@ -146,7 +146,7 @@ def parse(argv):
 
 
 def main(argv=None):
-    options = parse(argv)
+    options = parse_flags(argv)
     COMMANDS[options.command][0](options)
 
 

@@ -31,13 +31,12 @@ class Family(NamedTuple):
 
 
 def field(settings, name, default=None):
-    """A value of a config.json, where null is as good as nothing. ModelConfig refuses what is of
-    another type."""
+    """A value of a config.json; null counts as absent. ModelConfig refuses another type."""
     value = settings.get(name)
     return default if value is None else value
 
 
-# what encoders and decoders spell alike: a field of ModelConfig and its key
+# {a field of ModelConfig: its key}, where encoders and decoders have the same spelling.
 SIZES = {"vocab": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers",
          "heads": "num_attention_heads", "ffn_dim": "intermediate_size"}
 
@@ -47,7 +46,7 @@ def read_sizes(settings):
 
 
 def write_common(config, special):
-    """What the settings of every family have, from the fields of a ModelConfig."""
+    """The settings that every family has, from the fields of a ModelConfig."""
     sizes = {their: getattr(config, ours) for ours, their in SIZES.items()}
     return {**sizes, "tie_word_embeddings": config.tied, "pad_token_id": special.pad,
             "bos_token_id": special.cls, "eos_token_id": special.sep}
@@ -79,9 +78,8 @@ def weights_of(maps, biased=()):
     return names
 
 
-# --------------------------------------------------------------------------------------------------
-# Encoders: BERT, RoBERTa, XLM-R and what was distilled from them
-# [Devlin et al. 2019; Liu et al. 2019; Conneau et al. 2020]
+# ---- encoders: BERT, RoBERTa, XLM-R and what was distilled from them [Devlin et al. 2019; Liu et
+# al. 2019; Conneau et al. 2020]
 
 POSITIONS = "position_embedding.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
@@ -102,7 +100,7 @@ def encoder_config(settings):
         offset = 0
         pair = "segments" if field(settings, "type_vocab_size", 2) > 1 else "sep"
     else:
-        # RoBERTa counts positions from behind the id of the padding token
+        # RoBERTa counts positions from behind the id of the padding token.
         offset = field(settings, "pad_token_id", 1) + 1
         pair = "sep-sep"
     return ModelConfig(
@@ -167,7 +165,7 @@ def fold_types(weights, config, settings):
         raise BadInput(f"{TYPES} has shape {tuple(types.shape)}, not ({needed}, {config.width})")
     tables = [first + types[0]]
     if needed == 2:
-        # added to the first table, so that `type_between` finds the difference again
+        # It is added to the first table, so that `type_between` finds the difference again.
         tables.append(tables[0] + (types[1] - types[0]))
     return weights | {POSITIONS: torch.cat(tables)}
 
@@ -177,14 +175,15 @@ def type_between(first, second):
     second, bit for bit; where training left none, the one that is nearest to all rows."""
     bounds = []
     for end in (-torch.inf, torch.inf):
-        # Sums round to a number up to halfway to its neighbour, which float64 can tell
+        # Sums round to a number up to halfway to its neighbour, which float64 can tell.
         neighbour = second.nextafter(torch.full_like(second, end))
         bounds.append((second.double() + neighbour.double()) / 2 - first.double())
     return ((bounds[0].amax(0) + bounds[1].amin(0)) / 2).float()
 
 
 def encoder_outward(weights, config):
-    """The types once more by themselves: 0, the first being in the position table, and 1."""
+    """Takes the token types out of the position table again: type 0 is zeros, as its vector stays
+    in that table, and type 1 the difference of the two halves."""
     positions = weights[POSITIONS]
     types = torch.zeros(1, config.width)
     if config.pair == "segments":
@@ -194,7 +193,8 @@ def encoder_outward(weights, config):
 
 
 def bert_outward(weights, config):
-    positions = weights[POSITIONS][config.position_offset:]  # none before position 0
+    # BERT has no rows before position 0.
+    positions = weights[POSITIONS][config.position_offset:]
     return encoder_outward(weights | {POSITIONS: positions}, config)
 
 
@@ -205,8 +205,7 @@ BERT = Family(
     heads=({"head": "transform"}, {"tied": True}))
 ROBERTA = BERT._replace(names=roberta_names, outward=encoder_outward, prefix="roberta.")
 
-# --------------------------------------------------------------------------------------------------
-# Decoders: Llama 2 and 3 [Touvron et al. 2023; Grattafiori et al. 2024] and what is nearly Llama
+# ---- decoders: Llama 2 and 3 [Touvron et al. 2023; Grattafiori et al. 2024], what is nearly Llama
 
 LLAMA = {**DECODER, "causal": True, "dropout": 0.0, "pool": "last"}
 KINDS = {  # model_type: what all models of it have and LLAMA has not
@@ -234,7 +233,7 @@ NORMS = {  # norm_position: the norms of a block, ours and theirs
 SCALING = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
 
 
-def rope(settings):
+def read_rope(settings):
     """-> (rope_theta, rope_scaling), as transformers 4 spells them and as 5 does."""
     found = field(settings, "rope_parameters", field(settings, "rope_scaling", {}))
     theta = field(found, "rope_theta", field(settings, "rope_theta", 10000.0))
@@ -244,13 +243,13 @@ def rope(settings):
     if kind == "default":
         return theta, ()
     if kind == "linear":
-        # llama3's, with every rate a slow one
+        # This is llama3's scaling with every rate a slow one.
         return theta, (found["factor"], 1.0, 2.0, 1.0)
     return theta, tuple(found[name] for name in SCALING)
 
 
-def longest_row(settings, kind):
-    """Where attention slides, a row is at most one window: nothing is hidden from its tokens."""
+def read_positions(settings, kind):
+    """The longest row. Where attention slides it is one window, so that no token is hidden."""
     longest = settings["max_position_embeddings"]
     slides = field(settings, "use_sliding_window", kind in ("gemma2", "mistral"))
     if slides and settings.get("sliding_window") is not None:
@@ -259,7 +258,7 @@ def longest_row(settings, kind):
 
 
 def softcap(settings, name, default):
-    """A null in the file says: no cap; only a missing name has the default."""
+    """A cap of a config.json. Null says that there is none; only a missing name has the default."""
     return settings.get(name, default) or 0.0
 
 
@@ -275,14 +274,14 @@ def decoder_config(settings):
     if kind != "qwen2":
         demand(settings, attention_bias=(False,), mlp_bias=(False,))
     head_dim = {"gemma2": 256, "qwen3": 128}.get(kind, sizes["width"] // heads)
-    rope_theta, rope_scaling = rope(settings)
+    rope_theta, rope_scaling = read_rope(settings)
     fields = {
         **LLAMA, **KINDS[kind], **sizes,
         "kv_heads": field(settings, "num_key_value_heads", heads),
         "head_dim": field(settings, "head_dim", head_dim),
         "rope_theta": rope_theta,
         "rope_scaling": rope_scaling,
-        "max_positions": longest_row(settings, kind),
+        "max_positions": read_positions(settings, kind),
         "norm_epsilon": field(settings, "rms_norm_eps", 1e-5 if kind == "olmo2" else 1e-6),
         "tied": field(settings, "tie_word_embeddings", gemma)}
     if gemma:
@@ -365,7 +364,7 @@ FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA,
             **dict.fromkeys(KINDS, DECODERS), "gemma2": GEMMA}
 
 
-# what sentence-transformers' files tell, and what has no part in a forward
+# Told by the files of sentence-transformers, or without a part in a forward.
 UNTOLD = {"pool", "normalize", "max_tokens", "dropout", "position_offset"}
 
 
@@ -379,7 +378,7 @@ def facts(config):
 def spell(config, special):
     """-> (the first Family that reads out of its config.json what the model is, this config.json);
     BadInput if there is none."""
-    # Positions behind the padding token and pairs with two [SEP] are XLM-R's
+    # Positions behind the padding token and pairs with two [SEP] are XLM-R's.
     roberta = config.pair == "sep-sep" and config.position_offset == (special.pad or 0) + 1
     encoder = "xlm-roberta" if roberta else "bert"
     kinds = KINDS if config.causal else [encoder]

@@ -1,6 +1,6 @@
 """Pretrained models in, standard folders out, without Hugging Face's transformers.
 
-    a folder or a name on the hub -> read() -> import_model() -> a run folder
+    a folder or a name on the hub -> read_model() -> import_model() -> a run folder
     a run folder -> export() -> a folder that AutoModel and SentenceTransformer open
 
 Nothing of a file is executed: weights are safetensors.
@@ -32,8 +32,7 @@ from interop.card import card
 from interop.families import FAMILIES, POSITIONS, spell
 from model import Model, save
 
-# --------------------------------------------------------------------------------------------------
-# In
+# ---- in
 
 FILES = ("*.json", "model*.safetensors", "chat_template.jinja")
 TEMPLATE = "chat_template.jinja"
@@ -53,7 +52,7 @@ class Pretrained(NamedTuple):
 def import_model(name, folder):
     """Write a pretrained model as a run folder, whole or not at all -> Pretrained."""
     with new_folder(folder) as part:
-        found = read(name)
+        found = read_model(name)
         # A row has [CLS] and [SEP] around the tokens of its text.
         max_length = longest_row(found.model) - 2
         config = {"data": "", "objective": "", "size": "imported", "max_length": max_length,
@@ -81,7 +80,8 @@ def new_folder(folder):
     with alone(folder.parent):
         if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
             raise BadInput(f"{folder} is there already: name a new folder")
-        shutil.rmtree(part, ignore_errors=True)  # what a kill has left
+        # A killed process may have left it.
+        shutil.rmtree(part, ignore_errors=True)
         try:
             part.mkdir()
             yield part
@@ -92,9 +92,9 @@ def new_folder(folder):
             shutil.rmtree(part, ignore_errors=True)
 
 
-def read(name):
-    """A folder or a name on the hub -> Pretrained; BadInput: what is missing, damaged or beyond."""
-    folder = find(name)
+def read_model(name):
+    """A folder or a name on the hub -> Pretrained. BadInput names what is missing or cannot be."""
+    folder = find_folder(name)
     settings = read_json(folder / "config.json")
     kind = str(settings.get("model_type"))
     if kind not in FAMILIES:
@@ -109,7 +109,7 @@ def read(name):
         raise BadInput(f"{name} has no tokenizer.json; transformers makes one: "
                        f"AutoTokenizer.from_pretrained('{name}').save_pretrained(FOLDER)")
     tokenizer = read_tokenizer(folder / "tokenizer.json")
-    # there may be more embeddings than pieces: some models have spare ones, which are kept
+    # There may be more embeddings than pieces: some models have spare ones, which are kept.
     if tokenizer.vocab > config.vocab:
         raise BadInput(f"{name}: its tokenizer.json has {tokenizer.vocab:,} pieces, but its "
                        f"config.json a vocabulary of {config.vocab:,}: they are not of one model")
@@ -117,18 +117,19 @@ def read(name):
     return Pretrained(model, tokenizer, vectors, read_template(folder))
 
 
-def find(name):
+def find_folder(name):
     """A folder, or a name on the hub -> the folder of its files, fetched by huggingface_hub."""
     folder = Path(name)
     if folder.is_dir():
         return folder
     if os.path.lexists(folder):
         raise BadInput(f"{name} is no folder: give the one that has the model's config.json")
-    # here, because it is slow to import and only the hub needs it
+    # Imported here, because it is slow to import and only the hub needs it.
     from huggingface_hub import snapshot_download
     try:
         return Path(snapshot_download(str(name), allow_patterns=FILES))
-    except Exception as error:  # one of a dozen types: no such name, no right to it, no network
+    # It is one of a dozen types: no such name, no right to the model, no network.
+    except Exception as error:
         raise BadInput(f"{name} is no folder here, and the Hugging Face hub does not give it "
                        f"({type(error).__name__}): check the spelling, log in (hf auth login), or "
                        "give the folder of a download") from None
@@ -159,7 +160,8 @@ def read_template(folder):
         return (folder / TEMPLATE).read_text(encoding="utf-8")
     path = folder / "tokenizer_config.json"
     found = read_json(path).get("chat_template") if path.exists() else None
-    if isinstance(found, list):  # several, each with a name
+    # There are several, each with a name.
+    if isinstance(found, list):
         found = next((one["template"] for one in found if one["name"] == "default"), None)
     return found
 
@@ -171,8 +173,8 @@ def read_json(path):
 
 
 def with_sentences(config, folder):
-    """A ModelConfig with what the files of sentence-transformers say of sentence vectors: pooling,
-    longest row, scaled to length 1? -> ModelConfig, this in words."""
+    """A ModelConfig with the pooling, the longest row and the scaling to length 1 that the files of
+    sentence-transformers ask for -> ModelConfig, the same in words."""
     pool = "last" if config.causal else "mean"
     if not (folder / "modules.json").is_file():
         return replace(config, pool=pool), (
@@ -228,22 +230,23 @@ def open_safetensors(path):
 def build(name, family, config, files, settings):
     """Tensors under their names -> Model, in float32. `settings`: config.json, where `config` is
     from. BadInput names tensors that are missing, unknown, misshapen or not finite."""
-    found = {plain_name(key, family): key for key in files}
+    found = {weight_name(key, family): key for key in files}
     for change in family.heads:
         made = replace(config, **change)
         names = family.names(made)
-        wanted = {plain_name(their, family) for their in itertools.chain(*names.values())}
+        wanted = {weight_name(their, family) for their in itertools.chain(*names.values())}
         if found.keys() >= wanted:
             break
     wrong = [f"missing {their}" for their in sorted(wanted - found.keys())]
     wrong += [f"unknown {found[key]}" for key in found
               if key not in wanted and not re.fullmatch(family.ignored, key)]
     complain(name, wrong)
-    with torch.device("meta"):  # shapes alone: no memory, and no random numbers
+    # On this device there are shapes alone: no memory, and no random numbers.
+    with torch.device("meta"):
         model = Model(made)
     weights = {}
     for ours, theirs in names.items():
-        keys = [found[plain_name(their, family)] for their in theirs]
+        keys = [found[weight_name(their, family)] for their in theirs]
         parts = [files[key]() for key in keys]
         for key, part, shape in zip(keys, parts, part_shapes(model, ours, len(parts))):
             if shape and part.shape != shape:
@@ -251,13 +254,14 @@ def build(name, family, config, files, settings):
             elif not part.isfinite().all():
                 wrong.append(f"{key} is not finite")
         if not wrong:
-            weights[ours] = torch.cat(parts).float()  # a copy, for the file may change
+            # It is a copy, because the file may change.
+            weights[ours] = torch.cat(parts).float()
     complain(name, wrong)
     model.load_state_dict(family.inward(weights, made, settings), assign=True)
     return model.eval()
 
 
-def plain_name(name, family):
+def weight_name(name, family):
     """A tensor's name without the family's prefix, and without the spelling of old BERT files."""
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name).removeprefix(family.prefix)
@@ -269,7 +273,8 @@ def part_shapes(model, name, parts):
     if kind == "types":
         return [None]
     rows, *rest = model.get_parameter(name).shape
-    if name == POSITIONS:  # theirs is one table, whatever the types
+    # Their table is one, however many token types there are.
+    if name == POSITIONS:
         rows = model.config.max_positions + model.config.position_offset
     if ".qkv." in name and parts == 3:
         attention = model.get_submodule(module.removesuffix(".qkv"))
@@ -284,8 +289,7 @@ def complain(name, wrong):
         raise BadInput(f"{name}: the weights do not fit config.json: {'; '.join(wrong[:5])}{more}")
 
 
-# --------------------------------------------------------------------------------------------------
-# Out
+# ---- out
 
 SENTENCE = "0_Transformer/"  # of a decoder's folder: what its sentence vectors need
 SAMPLES = ("A dog runs.", "Ein Hund läuft schnell durch den Park, 3 Kinder sehen zu.", "你好",
@@ -336,7 +340,7 @@ def export(name, folder, say=lambda compared: None):
         write_atomic(part / "README.md", card(run, Path(folder).name, said).encode())
         if place:
             link(part / "model.safetensors", part / place / "model.safetensors")
-        compared = compare(run, part, part / place / "tokenizer.json", limit)
+        compared = compare_written(run, part, part / place / "tokenizer.json", limit)
     say(f"{folder}: written and read back; {compared}")
     return Path(folder).absolute()
 
@@ -401,7 +405,7 @@ def their_weights(model, family):
 
 
 def framed(run):
-    """The tokenizer that puts by itself what `rows_of` puts around a text of the first column."""
+    """The tokenizer that puts around a text what `rows_of` puts around one of the first column."""
     special = run.tokenizer.special
     tokenizer = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
     tokenizer.encode_special_tokens = True
@@ -421,7 +425,7 @@ def framed(run):
 
 
 def set_template(tokenizer, single, pair):
-    """Let it put these pieces around a text $A, and around a pair $A and $B."""
+    """Let a tokenizer put these pieces around a text $A, and around a pair $A and $B."""
     names = {piece.removesuffix(":1") for piece in pair} - {"$A", "$B"}
     tokenizer.post_processor = TemplateProcessing(
         single=single, pair=pair,
@@ -429,8 +433,7 @@ def set_template(tokenizer, single, pair):
 
 
 def prompting(tokenizer):
-    """The tokenizer of a decoder's prompts: a family's as it came, ours with [CLS] before a text.
-    """
+    """The tokenizer of a decoder's prompts: a family's as it came, our own with [CLS] in front."""
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     if inner.post_processor is None and tokenizer.special.family is None:
         cls = inner.id_to_token(tokenizer.special.cls)
@@ -499,7 +502,7 @@ def tokenizer_config(run, longest):
         inputs.insert(1, "token_type_ids")
     made = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs,
             "model_max_length": longest, "clean_up_tokenization_spaces": False}
-    # transformers 4 overrides this with False, unless it is told
+    # transformers 4 overrides this with False, unless it is told.
     spaced = json.loads(tokenizer.to_str())["pre_tokenizer"] or {}
     if "add_prefix_space" in spaced:
         made["add_prefix_space"] = spaced["add_prefix_space"]
@@ -526,10 +529,10 @@ def sentence_files(config, place, limit):
             "word_embedding_dimension": config.width, "include_prompt": True, **pools}}
 
 
-def compare(run, part, path, limit):
-    """A run, the folder that was written, the tokenizer.json of its sentence vectors -> what is the
-    same bit for bit, in words; BadInput if anything is not."""
-    again = read(part)
+def compare_written(run, part, path, limit):
+    """Compare a run with the folder `part` that was written, read back with the tokenizer.json at
+    `path` -> what is the same bit for bit, in words. BadInput if anything is not."""
+    again = read_model(part)
     ours = run.model.state_dict()
     theirs = again.model.state_dict()
     if run.model.config.pair == "segments":
@@ -544,7 +547,7 @@ def compare(run, part, path, limit):
     same = ours.keys() == theirs.keys() and all(
         torch.equal(ours[key][-len(weight):], weight) for key, weight in theirs.items())
 
-    # As sentence-transformers uses it.
+    # This is how sentence-transformers uses a tokenizer.
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
     tokenizer.enable_truncation(limit)
@@ -554,7 +557,7 @@ def compare(run, part, path, limit):
     count = len(SAMPLES) if limit > LONGEST_COMPARED else len(texts)
     columns = affixes_of(run)
     max_length = run.config.get("max_length")
-    # Here it is no news that texts are cut.
+    # That texts are cut is not said here: they were made too long.
     with contextlib.redirect_stderr(io.StringIO()):
         for i, affixes in enumerate(columns):
             rows = evaluate.ids_of(run.model, again.tokenizer, texts, affixes, max_length)

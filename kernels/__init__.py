@@ -64,7 +64,7 @@ def make_plan(need, key_ranges, cu_seqlens, device):
     share, head_dim, element_size = need
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     try:
-        medium, long = schedule.choose(capability, head_dim, element_size)
+        medium, long = schedule.choose_tiles(capability, head_dim, element_size)
         return schedule.plan(key_ranges, share, medium, long)
     except ValueError as error:
         raise ValueError(f"attention triton cannot run this batch: {error}; "
@@ -82,5 +82,6 @@ def packed_attention(qkv, heads, kv_heads, packed, back_end="auto", softcap=0.0)
     plan = packed.plan(plan_needed(back_end, heads, kv_heads, head_dim, qkv.element_size()))
     if back_end == "sdpa":
         return padded_attention(qkv, heads, kv_heads, plan, softcap)
-    from .attention import attention as fused  # here, because it needs Triton
+    # Imported here, because it needs Triton.
+    from .attention import attention as fused
     return fused(qkv, heads, kv_heads, packed.key_ranges, plan)

@@ -20,8 +20,7 @@ import triton.language as tl
 
 from .schedule import Tiles
 
-# --------------------------------------------------------------------------------------------------
-# The definition
+# ---- the definition
 
 
 def reference(qkv, heads, kv_heads, key_ranges):
@@ -40,8 +39,7 @@ def reference(qkv, heads, kv_heads, key_ranges):
     return (weights @ v).transpose(0, 1).flatten(1)
 
 
-# --------------------------------------------------------------------------------------------------
-# What all kernels share
+# ---- what all kernels share
 
 
 @triton.jit
@@ -69,13 +67,13 @@ def inside(low, high, low2, high2, index, TWO: tl.constexpr):
 
 @triton.jit
 def dot(a, b):
-    """Exact products in float32 (a GPU would round them to tf32); 16-bit inputs do not care."""
+    """A product that is exact in float32 too, which a GPU would otherwise round to tf32."""
     return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
 def scaled(gradient, SCALE: tl.constexpr):
-    """Scores are q k' SCALE in units of log 2: what their gradient does to q and k."""
+    """ds k or ds' q -> the gradient of q or k: scores are q k' SCALE, in units of log 2."""
     return gradient * (SCALE * 0.6931471805599453)
 
 
@@ -107,8 +105,7 @@ def place(first, stride):
     return first.to(tl.int64) * stride
 
 
-# --------------------------------------------------------------------------------------------------
-# Forward: a block of queries against its ranges of keys
+# ---- forward: a block of queries against its ranges of keys
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -127,7 +124,8 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
     at = qkv + place(first, stride) + ((r // G) * stride + head * K)[:, None] + d[None, :]
     q = tl.load(at, mask=live[:, None], other=0.0)  # (ROWS, K)
     keys = qkv + (H + kv) * K + tl.arange(0, STEP)[:, None] * stride + d[None, :]
-    top = tl.full([ROWS], -1e30, tl.float32)  # finite: a tile of hidden keys is no special case
+    # A finite number, so that a tile of hidden keys is no special case.
+    top = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS, K], tl.float32)
     for t in range(trips(lo, hi, lo2, hi2, STEP)):
@@ -155,9 +153,8 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
     tl.store(at, tl.where(dead, float("inf"), top + tl.log2(total)), mask=live)
 
 
-# --------------------------------------------------------------------------------------------------
-# Backward: dp = do v', ds = p (dp - delta) with delta = rowsum(do o);
-#           dq = scale ds k, dk = scale ds' q, dv = p' do
+# ---- backward: dp = do v', ds = p (dp - delta), delta = rowsum(do o); dq = scale ds k,
+# dk = scale ds' q, dv = p' do
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -228,7 +225,8 @@ def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, strid
     for t in range(trips(lo, hi, lo2, hi2, STEP)):
         start, end = step(t, lo, hi, lo2, hi2, STEP)
         index = start + r // G
-        real = (index < end) & (r < STEP * G)  # G that does not divide ROWS leaves rows over
+        # Where G does not divide ROWS, rows are left over.
+        real = (index < end) & (r < STEP * G)
         q = tl.load(rows + place(start, stride), mask=real[:, None], other=0.0)  # (ROWS, K)
         do = tl.load(outs + place(start, H * K), mask=real[:, None], other=0.0)
         flat = (kv.to(tl.int64) * tokens + start) * G + r
@@ -246,8 +244,7 @@ def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, strid
     tl.store(at + HKV * K, dv.to(v.dtype), mask=live[:, None])
 
 
-# --------------------------------------------------------------------------------------------------
-# Local tiles: every key of a tile's tokens is in the tile
+# ---- local tiles: every key of a tile's tokens is in the tile
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -306,7 +303,7 @@ def local_backward_kernel(qkv, grad, lse, dqkv, key_ranges, tiles, tokens, strid
     outs = grad + place(first, H * K) + n[:, None] * H * K + d[None, :]
     dk = tl.zeros([SIZE, K], tl.float32)
     dv = tl.zeros([SIZE, K], tl.float32)
-    # Stages: fetching the next head early would not fit in registers.
+    # One stage: a next head that is fetched early would not fit in the registers.
     for g in tl.range(G, num_stages=1):
         head = kv * G + g
         q = tl.load(at + head * K, mask=live[:, None], other=0.0)
@@ -324,8 +321,7 @@ def local_backward_kernel(qkv, grad, lse, dqkv, key_ranges, tiles, tokens, strid
     tl.store(into + (H + HKV + kv) * K, dv.to(v.dtype), mask=live[:, None])
 
 
-# --------------------------------------------------------------------------------------------------
-# The operation: one opaque node for torch.compile, whose backward is another
+# ---- the operation: one opaque node for torch.compile, whose backward is another
 
 
 def constants(heads, kv_heads, qkv, two):
@@ -347,7 +343,7 @@ def new_outputs(qkv, heads, kv_heads):
 def forward(qkv: torch.Tensor, heads: int, kv_heads: int, key_ranges: torch.Tensor,
             query_ranges: torch.Tensor, local: torch.Tensor, queries: torch.Tensor,
             keys: torch.Tensor, two: bool, tiles: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the two of new_outputs."""
+    """-> the states and the logarithms that `new_outputs` describes."""
     shape = constants(heads, kv_heads, qkv, two)
     t = Tiles.unflat(tiles)
     out, lse = new_outputs(qkv, heads, kv_heads)

@@ -64,7 +64,8 @@ def add_chunks(states, weight, bias, targets, softcap, grads):
     for start in range(0, len(states), rows):
         part = states[start:start + rows]
         logits = F.linear(part, weight, bias)  # (n, V)
-        few = max(1, rows // 8)  # the copies in float32 are of an eighth of the chunk
+        # The copies in float32 are of an eighth of the chunk.
+        few = max(1, rows // 8)
         for some in range(0, len(part), few):
             wanted = targets[start + some:start + rows][:few]
             total = total + to_gradient(logits[some:some + few], wanted, softcap)
@@ -81,7 +82,8 @@ def add_chunks(states, weight, bias, targets, softcap, grads):
 
 def to_gradient(logits, targets, softcap):
     """Overwrite logits (n, V) by the gradient of their cross-entropies -> the sum of these, ()."""
-    values = upcast(logits)  # a copy in half precision, the logits themselves otherwise
+    # In half precision this is a copy, otherwise the logits themselves.
+    values = upcast(logits)
     if softcap:
         values = softcap * (values / softcap).tanh()
         slope = 1 - (values / softcap).square()

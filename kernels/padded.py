@@ -41,7 +41,8 @@ def length_buckets(lengths, most=4):
     best = price[0]
     cuts = []
     for _ in range(min(most, groups) - 1):
-        split = best[:-1, None] + price[1:]  # earlier buckets end at a, the last is a+1..b
+        # Earlier buckets end with group a, and the last one holds the groups a + 1 to b.
+        split = best[:-1, None] + price[1:]
         cuts.append(split.argmin(0))
         best = np.minimum(best, split.min(0))
     # Walk back through the cheapest cuts.
@@ -58,12 +59,14 @@ def bucket_mask(ranges, real, starts, ends):
     where its rows start and end in the line (n, 1) -> (n, 1, 1 or L, L) bool, or None for all."""
     first, last, first2, last2 = np.moveaxis(ranges, -1, 0)  # (n, L) each
     whole = (first == starts) & (last == ends)
-    if whole[real].all():  # every token sees its whole row
+    # Every token sees its whole row.
+    if whole[real].all():
         return None if real.all() else torch.from_numpy(real[:, None, None])
     key = (starts + np.arange(real.shape[1]))[:, None]  # (n, 1, L)
     own = (first[..., None] <= key) & (key < last[..., None])
     shared = (first2[..., None] <= key) & (key < last2[..., None])
-    itself = np.eye(real.shape[1], dtype=bool) & ~real[..., None]  # what a padded slot sees
+    # A padded slot sees itself: the softmax of nothing is NaN.
+    itself = np.eye(real.shape[1], dtype=bool) & ~real[..., None]
     mask = ((own | shared) & real[:, None]) | itself  # (n, L, L)
     return torch.from_numpy(mask[:, None])
 
@@ -82,7 +85,8 @@ def pad_plan(key_ranges, cu_seqlens):
         offset = np.arange(longest)
         real = offset < lengths[rows, None]  # (n, L)
         starts = cu_seqlens[rows, None]  # (n, 1)
-        token = np.where(real, starts + offset, starts)  # padding repeats a row's first token
+        # Padding repeats a row's first token.
+        token = np.where(real, starts + offset, starts)
         scatter[token[real]] = slots + np.flatnonzero(real.ravel())
         gather.append(token.ravel())
         mask = bucket_mask(key_ranges[token], real, starts, cu_seqlens[rows + 1, None])

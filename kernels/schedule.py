@@ -37,10 +37,10 @@ class Tiles(NamedTuple):
         return Tiles(*(tuple(numbers[start:end]) for start, end in parts))
 
 
-# In place of tuning while training, which would make results depend on the machine's mood: found
-# by building every row for its GPUs (build.py: no register spills, tensor cores in use).
-# (GPU, bytes of a number, largest head size): medium rows, long rows. "other" is what an unknown
-# GPU gets: it fits the 99 KB of shared memory of compute capability 8.6 and 8.9.
+# {(GPU, bytes of a number, largest head size): (medium rows, long rows)}. The numbers are fixed:
+# tuning while training would make results depend on what else the machine does. They were found by
+# building every row for its GPUs (tests/build.py: no register spills, tensor cores in use). "other"
+# is for an unknown GPU: its rows fit the 99 KB of shared memory of compute capability 8.6 and 8.9.
 HEAD_SIZES = (16, 32, 64, 128)
 TILES = {
     ("9.0", 2, 64): (
@@ -64,7 +64,7 @@ TILES = {
 }
 
 
-def choose(capability, head_dim, element_size):
+def choose_tiles(capability, head_dim, element_size):
     """The Tiles of medium and of long rows, for a compute capability (major, minor) or None."""
     if head_dim not in HEAD_SIZES or element_size not in (2, 4):
         known = ", ".join(map(str, HEAD_SIZES))
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
     local: torch.Tensor  # (L, 2) first and last+1 of each local tile
     queries: torch.Tensor  # (B, 6) of each block of queries: first, last+1, two ranges of keys
     keys: torch.Tensor  # (C, 6) of each block of keys: first, last+1, two ranges of queries
-    two: bool  # does some token have a second interval?
+    two: bool  # whether some token has a second interval
     tiles: Tiles
 
 
@@ -93,7 +93,7 @@ class Segments(NamedTuple):
     token is one of its own."""
 
     bounds: np.ndarray  # (S + 1,) their first tokens, and T
-    empty: np.ndarray  # (S,) is it padding, which sees nothing and is not seen?
+    empty: np.ndarray  # (S,) whether it is padding, which sees nothing and is not seen
     causal: np.ndarray  # (S,)
     low: np.ndarray  # (S,) first and last+1 token of the prefix that all of it sees, or 0, 0
     high: np.ndarray  # (S,)
@@ -149,7 +149,8 @@ def transposed(mask):
     squares iff they are consecutive: n and the sum give the stretch, and the squares prove it.
     """
     bounds = mask.bounds
-    if not mask.high.any():  # nobody has a prefix
+    # Nobody has a prefix.
+    if not mask.high.any():
         return Pieces(bounds[:1], bounds[:1], bounds[:1])
     starts = np.unique(np.concatenate([bounds[:1], mask.low, mask.high]))
     number = np.arange(len(mask.low))
@@ -158,7 +159,7 @@ def transposed(mask):
         np.add.at(step, np.searchsorted(starts, mask.low), number**power)
         np.subtract.at(step, np.searchsorted(starts, mask.high), number**power)
     n, total, squares = steps.cumsum(1)  # (P,) each
-    sum_below = n * (n - 1) // 2  # 0 + 1 + ... + n - 1
+    sum_below = n * (n - 1) // 2  # 0 + 1 + ... + (n - 1)
     first = np.where(n > 0, (total - sum_below) // np.maximum(n, 1), 0)
     squares_below = n * (n - 1) * (2 * n - 1) // 6
     least = n * first**2 + 2 * first * sum_below + squares_below
@@ -193,8 +194,10 @@ def groups(mask):
     shares = mask.low < mask.high
     low = np.where(shares, np.minimum(bounds[:-1], mask.low), bounds[:-1])
     high = np.maximum(bounds[1:], mask.high)
-    highest = np.maximum.accumulate(high)  # nothing before sees further than this
-    lowest = np.minimum.accumulate(low[::-1])[::-1]  # nothing behind sees further back
+    # No segment before sees further than this.
+    highest = np.maximum.accumulate(high)
+    # No segment behind sees further back than this.
+    lowest = np.minimum.accumulate(low[::-1])[::-1]
     cut = (highest[:-1] <= bounds[1:-1]) & (lowest[1:] >= bounds[1:-1])
     if (mask.empty[:-1] & ~cut).any():
         raise ValueError("padding stands inside of a row")

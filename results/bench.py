@@ -62,7 +62,7 @@ from .tables import ROOT, markdown
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-ROUNDS = 5 if GPU else 1  # Of what runs for a GPU.
+ROUNDS = 5 if GPU else 1  # of what `gpu` runs
 
 # ---- the clock, and tables of what it showed
 
@@ -81,7 +81,7 @@ def device_ms(run):
 
 
 def why(error):
-    """The row of a side that cannot run."""
+    """The row of the table for a side that cannot run, from what it raised."""
     return {"failed": f"{type(error).__name__}: {str(error)[:100]}".replace("\n", " ")}
 
 
@@ -99,12 +99,13 @@ def interleaved(runs, rounds=5, device=DEVICE):
             try:
                 if on_gpu:
                     torch.cuda.reset_peak_memory_stats()
-                    held = torch.cuda.memory_allocated()  # All sides' weights.
+                    held = torch.cuda.memory_allocated()  # the weights of all sides
                 times[name].append((device_ms if on_gpu else thread_ms)(run))
                 if on_gpu:
                     peak = torch.cuda.max_memory_allocated() - held
                     found[name]["GB more than before"] = round(peak / 2**30, 2)
-            except Exception as error:  # A peer that lacks this layout, this GPU or the memory.
+            # A peer may lack this layout, this GPU or the memory.
+            except Exception as error:
                 if name == first:
                     raise
                 found[name] = why(error)
@@ -133,20 +134,20 @@ SIZES = {"tiny": dict(width=32, layers=1, heads=2, ffn_dim=64),
          "MiniLM": dict(width=384, layers=6, heads=12, ffn_dim=1536, vocab=30522),
          "XLM-R large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, vocab=250_002),
          "Llama 1B": dict(width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192, vocab=128_256)}
-# Mean, spread, least and most of a log-normal draw, cut at both ends.
+# {name: mean, spread, least and most of a log-normal draw}, cut at both ends.
 LENGTHS = {"8-40": (22, .4, 8, 40), "long tail": (33, .9, 4, 200)}
-# Of LLM-JEPA's data: of a Text, then of its Code.
+# The lengths of LLM-JEPA's data: of a Text, then of its Code.
 NL_RX = ((17, .2, 8, 40), (12, .3, 4, 40))
 GSM8K = ((60, .4, 15, 200), (74, .45, 15, 300))
 
 
 class Setting(NamedTuple):
-    size: str  # Of SIZES.
-    count: int  # Examples of a batch.
-    lengths: tuple  # Of the first and of the second texts.
+    size: str  # one of SIZES
+    count: int  # examples of a batch
+    lengths: tuple  # of the first texts, and of the second ones
     rounds: int
     device: torch.device
-    folder: str  # To write in.
+    folder: str  # to write in
     tokenizer: data.Tokenizer
 
 
@@ -303,7 +304,7 @@ def mexma(setting):
     n = setting.count
     rows = rows_of_ids(batch["packed"])
     passes = [padded(rows[i * n:(i + 1) * n]) for i in range(4)]
-    real = padded(rows[:2 * n])["attention_mask"].bool()  # Of the masked rows, as one grid.
+    real = padded(rows[:2 * n])["attention_mask"].bool()  # of the masked rows, as one grid
     wanted = on_grid(batch["targets"], batch["target_positions"], real)
     passes, real, wanted = move([passes, real, wanted], setting.device)
     theirs = copy.deepcopy(ours)
@@ -352,7 +353,8 @@ def in_rows(batch, count):
     """LLM-JEPA's batch of one row an example -> the same texts in 2 or 3 rows: Text and answer, and
     then Text with [PRED] and Code, which share a row as in the released code, or do not."""
     packed = batch["packed"]
-    edges = packed.key_ranges[:, 0].diff().nonzero()[:, 0] + 1  # A segment has one first key.
+    # All tokens of a segment have the same first key.
+    edges = packed.key_ranges[:, 0].diff().nonzero()[:, 0] + 1
     pieces = np.split(packed.tokens.numpy(), edges)
     texts, answers, codes = (pieces[i::3] for i in range(3))
     rows = []
@@ -442,7 +444,7 @@ class Shape(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
-    causal: bool | None = False  # None: tokens see two intervals.
+    causal: bool | None = False  # None: tokens see two intervals
 
 
 def blank(drawn, causal=False):
@@ -460,7 +462,7 @@ def one_forward(texts, codes, count=128):
 
 
 def shapes():
-    """Those of the papers; without a GPU a few tokens."""
+    """The Shapes of the papers; without a GPU a few tokens."""
     if not GPU:
         return {"MEXMA encoder": Shape(blank([8, 13, 40]), 2, 2, 32),
                 "LLM-JEPA NL-RX": Shape(one_forward(*NL_RX, 2), 4, 1, 32, None),
@@ -532,7 +534,8 @@ def backward(run, line):
 def line_of(shape):
     torch.manual_seed(0)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    dtype = torch.bfloat16 if GPU else torch.float32  # The interpreter gets bfloat16 wrong.
+    # The interpreter gets bfloat16 wrong.
+    dtype = torch.bfloat16 if GPU else torch.float32
     line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype)
     return line.requires_grad_()
 
@@ -550,7 +553,8 @@ def attention_sides():
                 if side != "ours" and (out - runs["ours"](line)).abs().max() > 0.03:
                     raise ValueError("disagrees with ours")
                 runs[side] = run
-            except Exception as error:  # As in `interleaved`.
+            # As in `interleaved`, a peer may fail.
+            except Exception as error:
                 if side == "ours":
                     raise
                 failed[side] = why(error)
@@ -593,7 +597,7 @@ def tuning():
         ranges = shape.packed.key_ranges.numpy()
         share = shape.heads // shape.kv_heads
         capability = torch.cuda.get_device_capability() if GPU else None
-        pair = schedule.choose(capability, shape.head_dim, line.element_size())
+        pair = schedule.choose_tiles(capability, shape.head_dim, line.element_size())
         tiles = schedule.plan(ranges, share, *pair).tiles
         runs = {}
         for what, one in list(variants(tiles).items())[:None if GPU else 2]:
@@ -691,13 +695,15 @@ def gpu(arguments):
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     if not GPU:
-        os.environ["TRITON_INTERPRET"] = "1"  # Read when the kernels are imported.
+        # It is read when the kernels are imported.
+        os.environ["TRITON_INTERPRET"] = "1"
     if len(parts) == 1:
         for title, table in PARTS[parts[0]]():
             keep_table(out / "gpu.jsonl", title, table)
         return 0
     failed = []
-    for part in parts:  # Each is a process: what a fault of the GPU ends is that part alone.
+    # Each part is a process of its own, so that a fault of the GPU ends that part alone.
+    for part in parts:
         print(f"{part} ...", file=sys.stderr)
         words = [sys.executable, "-m", "results", "gpu", "--only", part, "--out", str(out)]
         if subprocess.run(words, cwd=ROOT).returncode:

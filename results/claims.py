@@ -21,9 +21,9 @@ from .run import ALL, read_records
 from .tables import DATA, ROOT, markdown
 
 PAGE = ROOT / "results/claims.md"
-BOARD = DATA["board"]  # What the pictures show.
-LEVEL = 0.05  # Of the tests.
-SEEDS = 3  # Fewer say nothing.
+BOARD = DATA["board"]  # what the pictures show
+LEVEL = 0.05  # of the tests
+SEEDS = 3  # at least; fewer say nothing
 
 
 # ---- verdicts
@@ -81,7 +81,8 @@ def judge(claims):
         test = tests[number]
         unit = unit_of(claim["metric"])[0]
         shown = mean_std(list(ours.values()), unit)
-        if "control" not in claim:  # The paper has nothing beside this number.
+        # The paper has nothing beside this number.
+        if "control" not in claim:
             cells.append((f"{shown} ({len(ours)} seeds)", "not testable here"))
             continue
         parts = [f"{claim['control']} {mean_std(list(control.values()), unit)}",
@@ -171,7 +172,7 @@ def signature():
 
 
 def hours():
-    """Of one thread, all recorded trainings and tests."""
+    """All recorded trainings and tests, in hours of one thread."""
     each = itertools.chain(*map(read_records, ALL))
     return sum((one.get("seconds") or 0) + one.get("test_seconds", 0) for one in each) / 3600
 

@@ -5,6 +5,7 @@
 
 Runs that differ in nothing but their seed are one group, a row of the table.
 """
+
 import json
 import re
 import statistics
@@ -27,8 +28,8 @@ FREE = set("seed out cache device attention compile log_every eval_every eval_li
            .split())
 # Results that must be the same before others may be compared.
 AMOUNTS = ("rows", "train_rows", "epochs")
-TASKS = wing.make_tasks(None)  # For their metrics alone.
-COLUMNS = DATA["columns"]  # {heading: metric} of a table that names no columns of its own.
+TASKS = wing.make_tasks(None)  # for their metrics alone
+COLUMNS = DATA["columns"]  # {heading: metric} of a table that names no columns of its own
 
 # ---- tables of records
 
@@ -119,7 +120,7 @@ def table_lines(table, records):
 
 
 def paired_lines(metrics, records, controls):
-    """Does each label differ from its control, by default the first? -> lines, number of tests"""
+    """Does each label differ from its control, by default the first? -> lines, number of tests."""
     base, *others = dict.fromkeys(record["label"] for record in records)
     rows = []
     count = 0
@@ -153,7 +154,7 @@ def mixed_precisions(found):
 # ---- runs and groups
 
 
-class Run(NamedTuple):
+class ScoredRun(NamedTuple):
     """settings: the config in one level ("lr", "model.layers", ...), without what is FREE; scores
     {metric: {(seed,): number}}, of fine-tuning {(seed, seed of fine-tuning): number}."""
     folder: Path
@@ -206,9 +207,10 @@ def read_run(folder, files=("eval.json",)):
     settings["init"] = re.sub(rf"\b{seed}/?$", "SEED", settings.get("init") or "")
     steps = max(record.get("step", 0) for record in read_log(folder))
     scores = read_scores(folder, files, seed)
-    precision = first.get("precision", "float32")  # Older logs have none.
-    return Run(folder, settings, first["config"], precision, first.get("tokenizer_hash"), scores,
-               steps)
+    # Older logs have no precision.
+    precision = first.get("precision", "float32")
+    return ScoredRun(folder, settings, first["config"], precision, first.get("tokenizer_hash"),
+                     scores, steps)
 
 
 def label_of(settings, others):
@@ -333,7 +335,7 @@ def main(arguments):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="evaluated runs; the first is base")
     parser.add_argument("--metrics", type=comma_list, help="such as retrieval/xsim,geometry/rankme")
     parser.add_argument("--files", type=comma_list, default=["eval.json"],
-                        help="of each run, such as eval-flores.json,finetune-mnli.json [eval.json]")
+                        help="of each run, such as flores.json that --out wrote [eval.json]")
     options = parser.parse_args(arguments)
     runs = [read_run(folder, options.files) for folder in options.runs]
     groups = group(runs)

@@ -14,11 +14,11 @@ import evaluate
 import train
 from corpora.program import BadInput, Parser
 
-PROBES = 32  # Batches that are averaged.
-# A line of a batch, and the blocks that read it.
+PROBES = 32  # batches that are averaged
+# {a line of a batch: the blocks that read it}.
 LINES = {"packed": "model.blocks", "head_packed": "unmask", "predict": "predictor",
          "clean": "teacher.model.blocks"}
-# What a batch has one of for each row that linear maps read, and these.
+# {what a batch has one of for each row that linear maps read: these maps}.
 ROWS = {"context_index": "predictor_embed", "mask_index": "predictor_proj",
         "cls_index": "predictor"}
 
@@ -45,8 +45,8 @@ def batch_flops(objective, batch):
 
 
 def matrix_flops(weights):
-    """Of one row: two for each number of a matrix forward, as many for the gradient of the row and
-    for that of the matrix; none backward where nothing is trained."""
+    """FLOPs of one row: for each number of a matrix two forward, two for the row's gradient and two
+    for the matrix's; none backward where nothing is trained."""
     weights = [weight for weight in weights if weight.ndim == 2]
     forward = 2 * sum(weight.numel() for weight in weights)
     trained = 2 * sum(weight.numel() for weight in weights if weight.requires_grad)

@@ -14,7 +14,7 @@ from corpora.program import BadInput, Parser
 from model import Packed
 
 WIDTH = 100
-GRID = 64  # Tokens of a drawn mask at most; what is left of the width names them.
+GRID = 64  # tokens of a drawn mask at most; what is left of the width names them
 
 # ---- tokens as text
 
@@ -27,7 +27,7 @@ class Words:
         self.packed = batch[line]
         self.tokens = self.packed.tokens.clone()
         self.wanted = {}
-        self.unknown = set()  # Places that hold nothing to be read.
+        self.unknown = set()  # places that hold nothing to be read
         if line == "predict":
             # A line of states: shown are the tokens that the states are of.
             self.tokens[batch["context_slots"]] = batch["packed"].tokens[batch["context_index"]]
@@ -43,7 +43,7 @@ class Words:
         return self.tokenizer.inner.decode([token]).strip() or "␣"
 
     def at(self, place):
-        """What is read at a place of the line, and -> what is wanted there."""
+        """What is read at a place of the line, and behind an arrow what is wanted there."""
         read = "?" if place in self.unknown else self.name(int(self.tokens[place]))
         return f"{read}→{self.name(self.wanted[place])}" if place in self.wanted else read
 

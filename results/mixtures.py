@@ -18,10 +18,10 @@ from pathlib import Path
 from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser
 
-# Column -> Tatoeba's, NTREX's name.
+# {column: its name at Tatoeba, at NTREX}.
 LANGUAGES = {"de": ("deu", "deu"), "fr": ("fra", "fra"), "ru": ("rus", "rus"),
              "zh": ("cmn", "zho-CN"), "tr": ("tur", "tur")}
-PAIRS = 20_000  # Of Tatoeba, a language.
+PAIRS = 20_000  # of Tatoeba, for each language
 # What the experiments test on, and the columns that hold sentences there; {} is a language.
 TESTS = {"parallel/ntrex": ["eng", *(name for _, name in LANGUAGES.values())],
          "parallel/multi30k_val": ["en", "de", "fr"],

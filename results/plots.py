@@ -1,7 +1,8 @@
 """Pictures of vectors, masks, tokens and logs, each a function that returns a matplotlib Figure.
 
-    python -m results plots out/mexma --out plots    # of a run's test rows, its log, and what tasks
-                                                     # found: gap's plane, the cells of MLQA
+    python -m results plots out/mexma --out plots    # of a run's test rows and its log
+    python -m results plots out/x --files gap.json   # and of numbers that --out wrote into out/x:
+                                                     # gap's plane, the cells of MLQA
     python -m results plots out/a-0 out/a-1 out/b-0 --out plots    # curves: a line for a and for b
 
 In a notebook: plots.mask(packed.mask(0)), plots.spectrum({"mexma": vectors}), ... Those that take
@@ -23,13 +24,13 @@ from PIL import Image
 
 import evaluate
 from corpora.folder import read_results, write_atomic
-from corpora.program import Parser
+from corpora.program import Parser, comma_list
 from tasks.metrics import alignment
 
 # Told apart without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
-MONO = "DejaVu Sans Mono"  # It comes with matplotlib.
-SMALL = 7  # Points, of numbers at an axis; its name has one more.
+MONO = "DejaVu Sans Mono"  # comes with matplotlib
+SMALL = 7  # points: numbers at an axis; its name has one more
 
 
 class Picture(Figure):
@@ -166,7 +167,8 @@ def bars(groups, y, x="", axis=None):
                 axis.bar(place + shift, found[0], 0.9 * width, color=COLOURS[number % 7],
                          label=name)
                 axis.vlines(place + shift, found[-2:][0], found[-1], color="black", linewidth=1.2)
-                name = None  # One entry of the legend is enough.
+                # One entry of the legend is enough.
+                name = None
     axis.set_xticks(range(len(groups)), groups)
     stand_up(axis, groups)
     return finish(axis, x, y)
@@ -218,7 +220,8 @@ def spectrum(vectors, center=True, axis=None):
     series = {}
     for label, z in vectors.items():
         values = evaluate.spectrum(z, center)[:100]
-        values = values[values > 0]  # Zeros have no place on a log scale.
+        # Zeros have no place on a log scale.
+        values = values[values > 0]
         series[label] = (range(1, len(values) + 1), values)
     return lines(series, "direction, largest first", "singular value", (), "log", axis)
 
@@ -291,7 +294,7 @@ def plane(runs, axis=None):
 def words(rows):
     """{label: [(text, colour), ...]} -> lines of words; a colour is None, the number of a group, or
     a weight from 0. to 1., the darker the more."""
-    start = max(map(len, rows)) + 2  # Characters before the words, of 84 on a line.
+    start = max(map(len, rows)) + 2  # characters before the words, of 84 on a line
     placed = []
     height = 0
     for label, row in rows.items():
@@ -329,7 +332,7 @@ def looked_at(evaluation, count=4):
     for language, ids in evaluation.ids.items():
         weights = analysis.sentence_attention(evaluation, ids[:count])              # (H, L) each
         for number, (row, seen) in enumerate(zip(ids, weights), 1):
-            seen = seen.mean(0)[1:-1]  # Without [CLS] and [SEP].
+            seen = seen.mean(0)[1:-1]  # without [CLS] and [SEP]
             seen = (seen / seen.max()).tolist()
             pieces = [evaluation.tokenizer.decode([index]) for index in row[1:-1]]
             if letters.keys() >= set(map(ord, "".join(pieces))):
@@ -362,13 +365,14 @@ def png(figure):
     drawn.draw()
     picture = Image.fromarray(np.asarray(drawn.buffer_rgba())).convert("RGB")
     file = io.BytesIO()
-    picture.quantize().save(file, "PNG", optimize=True)  # 256 colours: a third of the bytes
+    # 256 colours take a third of the bytes.
+    picture.quantize().save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
-def of_run(folder, limit):
+def of_run(folder, limit, files=()):
     """The pictures of one run, {name: figure}; its first vectors, {label: (N, D)}; what
-    `differences` and `plane` take of it."""
+    `differences` and `plane` take of it. `files`: names of files of numbers in its folder."""
     from tasks import analysis
     run = evaluate.open_run(folder)
     evaluation = evaluate.evaluation_of(run, limit=limit)
@@ -388,10 +392,9 @@ def of_run(folder, limit):
     if attention:
         pictures[f"attention-{folder.name}"] = attention
     found = {}
-    for name in ("eval-sets.json", "finetune-mlqa.json"):
-        if (folder / name).is_file():
-            found |= read_results(folder / name)
-    # Within the classes of a set, as the paper's plane has it: `python -m tasks RUN --tasks gap`.
+    for name in files:
+        found |= read_results(folder / name)
+    # The task gap measures within the classes of a set, as the paper's plane has it.
     for name, number in found.items():
         part = re.fullmatch("gap/(.+)/mean/class_alignment", name)
         if part:
@@ -403,18 +406,22 @@ def of_run(folder, limit):
 
 
 def main(arguments):
-    from . import compare  # Here, because a notebook need not wait for all tasks.
+    # Imported here, because a notebook need not wait for all tasks.
+    from . import compare
     parser = Parser("python -m results plots", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--out", default="plots", metavar="FOLDER", help="for the PNGs [plots]")
     parser.add_argument("--limit", type=int, default=500, help="rows at most [500]")
+    parser.add_argument("--files", type=comma_list, default=[],
+                        help="of each run: what --out of tasks' gap or finetune mlqa wrote [none]")
     options = parser.parse_args(arguments)
     pictures = {}
     firsts = {}
     pairs = {}
     places = {}
     for folder in map(Path, options.runs):
-        for whole, part in zip((pictures, firsts, pairs, places), of_run(folder, options.limit)):
+        found = of_run(folder, options.limit, options.files)
+        for whole, part in zip((pictures, firsts, pairs, places), found):
             whole |= part
     logs = {}
     groups = compare.group([compare.read_run(folder, ()) for folder in options.runs])

@@ -36,20 +36,20 @@ from .tables import DATA, ROOT
 OUT = Path("out/results")
 RECORDS = ROOT / "results"
 ALL = DATA["experiments"]
-BUSY = defaultdict(Lock)  # Of a run that several jobs start from.
+BUSY = defaultdict(Lock)  # {a run that several jobs start from: its lock}
 
 # ---- doing a job
 
 
 class Job(NamedTuple):
-    label: str  # Its row of the table.
+    label: str  # its row of the table
     seed: int
     folder: Path
-    train: str  # The command that makes the run, as it is recorded.
-    # Those that measure it, joined by " && "; each prints JSON. With "NAME: " before one its
-    # numbers are NAME/task/metric.
+    train: str  # the command that makes the run, as it is recorded
+    # The commands that measure it, joined by " && "; each prints JSON. "NAME: " before a command
+    # makes its numbers NAME/task/metric.
     tests: str
-    equal: str | None  # How the row is trained whose compute MATCH stands for.
+    equal: str | None  # the training whose compute MATCH stands for
 
 
 def jobs_of(name, seeds=None):
@@ -121,7 +121,7 @@ def execute(job, files):
             scores[f"{rows}/{name}".lstrip("/")] = number
     lines = evaluate.read_log(ROOT / job.folder)
     last = ([line for line in lines if "loss" in line] or [{}])[-1]
-    # Of training, what has a column, and the way of a learned lambda.
+    # The metrics along training that have a column, and the way of a learned lambda.
     kept = {"lambda", "validation/loss", *COLUMNS.values()} - {"seconds", "steps"}
     curve = {}
     for line in lines[1:]:
@@ -133,7 +133,8 @@ def execute(job, files):
     record = {"label": job.label, "seed": job.seed, "train": job.train, "test": job.tests,
               "commit": commit.stdout.strip()}
     record |= {key: lines[0].get(key) for key in ("torch", "python", "device", "parameters")}
-    record["precision"] = lines[0].get("precision", "float32")  # Older logs have none.
+    # Older logs have no precision.
+    record["precision"] = lines[0].get("precision", "float32")
     record |= {key: last.get(key) for key in ("tokens", "seconds")}
     record |= {"steps": last.get("step"), "test_seconds": round(time.perf_counter() - begun)}
     if "train.py" in job.train:
@@ -147,7 +148,7 @@ def execute(job, files):
 
 
 def read_records(name):
-    """In the experiment's order, whatever was done first."""
+    """An experiment's records, in the order of its jobs."""
     path = RECORDS / f"{name}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     order = [job["label"] for job in ALL[name]["jobs"]]
@@ -202,7 +203,7 @@ def experiment_page(name, records):
 
 
 def work_through(name, todo, files, side_by_side):
-    """Do jobs, a record each."""
+    """Do jobs, and keep a record of each. BadInput if some failed, when all others are done."""
     failed = []
     progress = tqdm(total=len(todo), disable=not sys.stderr.isatty())
     with ThreadPoolExecutor(side_by_side) as pool:
@@ -220,7 +221,7 @@ def work_through(name, todo, files, side_by_side):
 
 
 def main(name, arguments):
-    """Do what of an experiment is not recorded, and write its page."""
+    """Do the jobs of an experiment that are not recorded, and write its page."""
     parser = Parser(f"python -m results {name}", f"{ALL[name]['about']}\n\n{__doc__}")
     parser.add_argument("what", nargs="?", choices=("do", "list", "report"), default="do",
                         help="do it, list what is to be done, or write the page [do]")

@@ -8,6 +8,7 @@
 
 What each task says, and where the numbers go, is in tasks/README.md.
 """
+
 import json
 import sys
 from functools import partial
@@ -107,7 +108,7 @@ def reads_sets_alone(asked):
     return set(asked.tasks) <= {*ON_SETS, *(["gap"] if asked.sets else [])}
 
 
-def evaluation_of(run, asked):
+def asked_evaluation(run, asked):
     """A RunFolder and the flags -> Evaluation."""
     if reads_sets_alone(asked):
         no_rows = EvaluationRows("published sets", {"": ["", ""]})
@@ -120,7 +121,7 @@ def evaluation_of(run, asked):
         evaluation.hard = mining.hard_rows(asked.hard, asked.hard_types, gold)
     evaluation.train_texts = None
     if set(asked.tasks) & {*ANSWERING}:
-        evaluation.train_texts = metrics.train_texts(run.config)
+        evaluation.train_texts = metrics.texts_trained_on(run.config)
     return evaluation
 
 
@@ -133,8 +134,8 @@ def main(argv=None):
                                  not asked.no_controls, asked.pool)
     run = evaluate.open_run(asked.run, evaluate.usable_device(asked.device))
     tasks = make_tasks(options)
-    evaluation = evaluation_of(run, asked)
-    names = evaluate.choose(evaluation, asked.tasks, tasks)
+    evaluation = asked_evaluation(run, asked)
+    names = evaluate.choose_tasks(evaluation, asked.tasks, tasks)
     path = evaluate.results_file(asked, asked.hard or reads_sets_alone(asked))
     results = evaluate.run(evaluation, names, tasks)
     results |= mining.list_means(results)

@@ -2,6 +2,7 @@
 
 The metrics come first, then the tasks. Vectors are (N, D), u unit rows, s singular values.
 """
+
 import dataclasses
 import math
 
@@ -101,7 +102,7 @@ def of_classes(z, labels):
             "class_separation": (within.mean() / distances[~same].mean()).item()}
 
 
-def token_targets(rows, special):
+def commonest_tokens(rows, special):
     """The most frequent plain token of each row of ids, of several the smallest id -> (N,) ints; -1
     where a row has none, or fewer than 5 rows have the same."""
     targets = []
@@ -126,9 +127,9 @@ def across_folds(z, labels, n):
 
 
 def probe_gap(z, targets, labels=None):
-    """Do vectors tell labels better than words? (N, D), `token_targets` (N,), N classes or scores
-    -> "token" and "semantic", the accuracies (of scores Spearman's correlation) across 3 and 5
-    folds, and "gap", their difference. [Predict-and-Reconstruct, app. D]"""
+    """Do vectors tell labels better than words? Vectors (N, D), `commonest_tokens` (N,), N classes
+    or scores -> "token" and "semantic", the accuracies (of scores Spearman's correlation) across 3
+    and 5 folds, and "gap", their difference. [Predict-and-Reconstruct, app. D]"""
     scores = {}
     known = targets >= 0
     if known.any():
@@ -419,7 +420,7 @@ def gap(evaluation, options):
                            max_length=evaluation.model.config.max_positions)
         else:
             rows = evaluation.ids_of(texts)
-        targets = token_targets(rows, evaluation.tokenizer.special.ids)
+        targets = commonest_tokens(rows, evaluation.tokenizer.special.ids)
         scores[f"{name}/rows"] = len(rows)
         scores[f"{name}/rows_token"] = int((targets >= 0).sum())
         for how in dict.fromkeys((evaluation.pool, *POOLINGS)):

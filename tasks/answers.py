@@ -3,6 +3,7 @@
 Where released code judges otherwise than its paper, `released=True` does as the code does, and
 only there an empty answer can be right. What cannot be judged is left out and counted.
 """
+
 import functools
 import re
 import string

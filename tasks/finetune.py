@@ -6,6 +6,7 @@
 All weights are trained, with one linear layer on the sentence vector, or on every token for the two
 ends of an answer. It is tested after the last epoch. Defaults are BERT-JEPA's [sec. 4, code].
 """
+
 import json
 import math
 import re
@@ -34,7 +35,7 @@ from evaluate import Task, mean, open_run, read_rows, results_file, table
 from model import Model, Packed, load
 from tasks import metrics, sets
 from tasks.answers import qa_scores
-from tasks.probes import METRICS, headline, majority, measure
+from tasks.probes import METRICS, headline_means, majority, measure
 from train import TrainConfig, learning_rate, make_optimizer
 
 # ---- the loop, which knows of no task
@@ -58,7 +59,7 @@ class Prepared(NamedTuple):
     sep: int               # the id of [SEP]
 
 
-def segments(packed, sep, shift):
+def pair_positions(packed, sep, shift):
     """Positions (T,), where those behind the first [SEP] of a row are moved on by `shift`: they are
     BERT's segment 1."""
     is_sep = (packed.tokens == sep).long()
@@ -88,7 +89,7 @@ class Finetuned(nn.Module):
     def states(self, packed):
         """(T, D)"""
         if self.config.pair == "segments":
-            positions = segments(packed, self.sep, self.config.max_positions)
+            positions = pair_positions(packed, self.sep, self.config.max_positions)
             packed = replace(packed, positions=positions)
         return self.encoder(packed)
 
@@ -215,7 +216,7 @@ def pair_row(first, second, special, middle, longest):
 
 def classification(task, options, run):
     """-> Prepared"""
-    classes = sets.find(task.train).classes
+    classes = sets.find_set(task.train).classes
     tokenizer = run.tokenizer
     special = tokenizer.special
 
@@ -251,7 +252,7 @@ def classification(task, options, run):
     others = {}
     for lang in TESTED.get(task.test, ()):
         # One can do without MNLI's other domains, which only the whole download has.
-        if task.test != "mnli-mm" or not sets.missing(task.test, options.files):
+        if task.test != "mnli-mm" or not sets.missing_rows(task.test, options.files):
             others[lang] = part(task.test, lang)
     return Prepared(rows, torch.tensor(labels), len(classes) or 1, False, loss, part(task.train),
                     others, special.sep)
@@ -572,6 +573,6 @@ def main(argv):
         found = fine_tune(name, task, prepared[name], options, run)
         tell(found)
         results |= found
-    means = headline(results, MEAN_OF)
+    means = headline_means(results, MEAN_OF)
     if means and len(tasks) > 1:
         tell({f"glue/{name}": value for name, value in means.items()})

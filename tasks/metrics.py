@@ -1,4 +1,5 @@
 """Metrics and tables that more than one file of this folder needs, and what was trained on."""
+
 import sys
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def judge_texts(answers, options):
             "startswith": [starts_with(*pair) for pair in pairs]}, {}
 
 
-def train_texts(config):
+def texts_trained_on(config):
     """All texts that a run was trained on, a set. None if they are not here."""
     if not config["data"]:
         return None

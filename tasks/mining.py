@@ -3,6 +3,7 @@ altered sentences of xsim++.
 
 First the metrics, of vectors (N, D) and (M, D); then the files of the data sets; then the tasks.
 """
+
 import itertools
 import json
 import sys

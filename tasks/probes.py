@@ -3,6 +3,7 @@ on published sentence sets, each score beside those of an untrained model and a 
 
 Vectors are (N, D), labels (N,).
 """
+
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -242,7 +243,7 @@ def score(task, name, parts):
     metrics = METRICS.get(name, ("accuracy",))
     if task == "hybrid-probes":
         chooses = {"stsb": "spearman", "cola": "mcc"}.get(name, "accuracy")
-        kind = "similarity" if name == "stsb" else sets.find(name).kind
+        kind = "similarity" if name == "stsb" else sets.find_set(name).kind
         found = hybrid_probe(kind, parts[0], parts[1], (u, v), chooses, *EPOCHS[name],
                              weighted=name == "cola")
         return {metric: measure(metric, found, gold) for metric in metrics}
@@ -301,7 +302,7 @@ def wanted(task, options):
     for name in [name for name in SETS[task] if name in (options.sets or SETS[task])]:
         for lang in options.langs if name in IN_LANGUAGES else ("en",):
             parts = "+".join(splits(task, name)).split("+")
-            why = {sets.missing(name, options.files, part, lang) for part in parts} - {""}
+            why = {sets.missing_rows(name, options.files, part, lang) for part in parts} - {""}
             if why:
                 absent.append(min(why))
             else:
@@ -312,14 +313,14 @@ def wanted(task, options):
 def no_sets(task, evaluation, options):
     """Why a task cannot be done, or ""."""
     for name in options.sets or ():
-        sets.find(name)
+        sets.find_set(name)
     if options.sets and not set(options.sets) & set(SETS[task]):
         return f"has no set {', '.join(options.sets)}: its sets are {', '.join(SETS[task])}"
     there, absent = wanted(task, options)
     return f"has no rows: {absent[0]}" if absent and (options.sets or not there) else ""
 
 
-def headline(results, names):
+def headline_means(results, names):
     """{"mean": of the numbers of these names} or, where some are missing, {"mean/of_N": of N > 1};
     the same of their controls."""
     found = {}
@@ -361,7 +362,7 @@ def sentences(task, evaluation, options):
                 results[f"{label}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
         results[f"{label}/rows"] = len(gold)
     names = [f"{name}/{HEADLINES.get(task)}" for name in SETS[task] if name != "sst2"]
-    return headline(results, names) | results
+    return headline_means(results, names) | results
 
 
 def positives(rows):

@@ -2,6 +2,7 @@
 
 LLM-JEPA, paper and code, asks for equal strings; here `a|b` and `[ab]` are the same answer.
 """
+
 import functools
 import re
 import string
@@ -149,7 +150,7 @@ class Expressions:
         return left
 
 
-class Parser:
+class PatternParser:
     """Text -> expression. From loose to tight: a|b, a&b, ab, then a* a+ a? a{n} a{n,} a{n,m}, then
     ~a, as dk.brics.automaton has it."""
 
@@ -234,7 +235,7 @@ def regex_difference(a, b, limit=300_000):
     """
     # All pairs of what is left of the two after some text are visited.
     made = Expressions(a + b, limit)
-    start = (Parser(a, made).whole(), Parser(b, made).whole(), False)
+    start = (PatternParser(a, made).whole(), PatternParser(b, made).whole(), False)
     letters = made.letters()
     has_edges = ("edge",) in made.number
     known = {start}

@@ -1,4 +1,5 @@
 """Queries and regular expressions that a model wrote, judged in a process that can be ended."""
+
 import contextlib
 import functools
 import hashlib

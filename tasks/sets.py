@@ -8,6 +8,7 @@ The table of all sets is sets.tsv. Rows are read from plain tables with a header
 corpora.download put there. "test" is what is reported: of GLUE, which keeps the labels of its test
 rows, "dev".
 """
+
 import csv
 import math
 import sys
@@ -65,7 +66,7 @@ def read_sets():
 SETS = read_sets()
 
 
-def find(name):
+def find_set(name):
     """The SentenceSet of a name, or BadInput."""
     if name not in SETS:
         raise BadInput(f"there is no sentence set {name!r}: choose from {', '.join(SETS)}"
@@ -94,7 +95,7 @@ def paths_of(source, split, folder, lang):
 def at_hand(name, folder, lang):
     """(source, {split: paths}) of the spelling with most splits there; of several the first."""
     found = []
-    for source in find(name).sources:
+    for source in find_set(name).sources:
         paths = {split: paths_of(source, split, Path(folder), lang)
                  for split in ("train", "valid", "test")}
         found.append((source, {split: files for split, files in paths.items() if files}))
@@ -114,12 +115,12 @@ def origin(here, split):
     return "test" if split == "test" in here else "valid", None
 
 
-def missing(name, folder="data", split="test", lang="en"):
+def missing_rows(name, folder="data", split="test", lang="en"):
     """"" if the rows are there; else a line: which file, from where, the licence, the command."""
     _, here = at_hand(name, folder, lang)
     if origin(here, split)[0] in here:
         return ""
-    sources = find(name).sources
+    sources = find_set(name).sources
     wanted = "train" if split == "train" or not sources[-1].test else "test"
     original = next(one for one in sources if one.dataset)
     path = (getattr(original, wanted) or original.test).format(lang=lang).split()[0]
@@ -147,7 +148,7 @@ def read_set(name, folder="data", split="test", lang="en"):
     BadInput for rows that are not there or not as they should be."""
     rows = []
     for part in split.split("+"):
-        if reason := missing(name, folder, part, lang):
+        if reason := missing_rows(name, folder, part, lang):
             raise BadInput(reason)
         words = made(name, folder, part, lang)
         if words and part == split:
@@ -162,7 +163,7 @@ def read_set(name, folder="data", split="test", lang="en"):
     if not rows:
         raise BadInput(f"{name}: there are no {split} rows in the language {lang}")
     first, second, labels = map(list, zip(*rows))
-    return Rows(first, None if find(name).kind == "single" else second, labels)
+    return Rows(first, None if find_set(name).kind == "single" else second, labels)
 
 
 def cut(rows, first, last):
@@ -199,12 +200,12 @@ def read_split(source, paths, folder, split, lang):
                 raise BadInput(f"{where}: there is no column {error}; there are "
                                f"{', '.join(map(str, row))}") from None
             if not source.unlabelled or (label or "(empty)") != source.unlabelled:
-                gold = place if label is None else label_of(label, classes, where)
+                gold = place if label is None else class_or_score(label, classes, where)
                 rows.append((first, second, gold))
     return rows
 
 
-def label_of(label, classes, where):
+def class_or_score(label, classes, where):
     """The number of a class or, without classes, a score."""
     try:
         found = classes[label.strip()] if classes else float(label)

@@ -69,7 +69,7 @@ def test_class_alignment_is_the_mean_over_classes_of_the_mean_over_their_pairs()
 
 def test_the_target_of_a_token_probe_is_the_most_frequent_plain_token():
     rows = [[1, 9, 9, 5, 2]] * 5 + [[1, 7, 5, 5, 7, 2]] * 4 + [[1, 5, 2], [1, 1, 1, 2], [1, 30, 2]]
-    assert analysis.token_targets(rows, (1, 2)).tolist() == [9] * 5 + [5] * 5 + [-1, -1]
+    assert analysis.commonest_tokens(rows, (1, 2)).tolist() == [9] * 5 + [5] * 5 + [-1, -1]
 
 
 def test_the_gap_is_large_where_vectors_tell_labels_and_negative_where_they_tell_words():

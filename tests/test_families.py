@@ -223,7 +223,7 @@ def test_a_decoder_is_exported_as_its_family_and_comes_back_bit_for_bit(shape, t
     assert found["model_type"] == settings["model_type"].replace("mistral", "llama")
     theta = settings["rope_parameters"]["rope_theta"]
     assert found["rope_parameters"]["rope_theta"] == found["rope_theta"] == theta
-    before, after = (huggingface.read(tmp_path / name).model for name in ("theirs", "ours"))
+    before, after = (huggingface.read_model(tmp_path / name).model for name in ("theirs", "ours"))
     assert before.config == after.config
     state = after.state_dict()
     assert all(torch.equal(weight, state[name]) for name, weight in before.state_dict().items())
@@ -314,7 +314,7 @@ def test_a_decoder_without_preds_trains_with_lora_on_chats_and_is_exported(tmp_p
     assert not torch.equal(before.blocks[0].mlp.up.weight, model.blocks[0].mlp.up.weight)
     for name in ("run", "out"):
         path = huggingface.export(name, f"{name}-exported")
-        again = huggingface.read(path)
+        again = huggingface.read_model(path)
         weight = evaluate.open_run(name).model.embed.weight
         assert torch.equal(again.model.embed.weight, weight) and again.template == CHAT
         check_answers(name, path)

@@ -121,7 +121,7 @@ def test_a_golden_model_gives_what_transformers_gave(name, tmp_path, capsys):
 
 
 def test_shards_the_names_of_old_files_and_no_prefix_give_the_same_model(folder):
-    gold = huggingface.read(folder).model.state_dict()
+    gold = huggingface.read_model(folder).model.state_dict()
     weights = {"cls.seq_relationship.weight": torch.zeros(2, 8)}
     for name, value in load_file(folder / "model.safetensors").items():
         name = re.sub("(?<=LayerNorm.)weight", "gamma", name.removeprefix("bert."))
@@ -134,7 +134,7 @@ def test_shards_the_names_of_old_files_and_no_prefix_give_the_same_model(folder)
         save_file(part, folder / shard)
         index |= dict.fromkeys(part, shard)
     write_json(folder / "model.safetensors.index.json", {"weight_map": index})
-    assert_equal(huggingface.read(folder).model.state_dict(), gold)
+    assert_equal(huggingface.read_model(folder).model.state_dict(), gold)
 
 
 def change(**values):
@@ -233,7 +233,7 @@ def test_a_name_that_the_hub_does_not_give_is_refused(kind, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(BadInput, match=f"^someone/some-model is no folder.*{kind.__name__}.*$"):
-        huggingface.find("someone/some-model")
+        huggingface.find_folder("someone/some-model")
 
 
 # ---- out
@@ -389,7 +389,7 @@ def exported(source, folder):
 def test_what_transformers_saves_is_read_and_computed_alike(name, tmp_path):
     make = runpy.run_path(str(GOLDEN / "make.py"))
     make["make"](name, *make["KINDS"][name], tmp_path, seed=1)
-    check_expected(huggingface.read(tmp_path).model, read_json(tmp_path / "expected.json"))
+    check_expected(huggingface.read_model(tmp_path).model, read_json(tmp_path / "expected.json"))
 
 
 @pytest.mark.parametrize("source", [
@@ -518,5 +518,5 @@ def test_a_folder_of_sentence_transformers_trains_and_goes_back_as_it_came(
         vectors = encode(evaluate.open_run(tmp_path / name), texts)
         assert np.allclose(back.encode(texts), vectors, atol=1e-5)
     for name in ("run-back", "out-back", "saved"):
-        config = huggingface.read(tmp_path / name).model.config
+        config = huggingface.read_model(tmp_path / name).model.config
         assert (config.pool, config.max_tokens, config.normalize) == (pool, 7, True)

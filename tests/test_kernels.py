@@ -172,7 +172,7 @@ def test_short_rows_compute_less_than_three_times_what_is_visible():
     (lambda: schedule.plan(np.array([[0, 1, 0, 0], [0, 0, 0, 0], [2, 3, 0, 1]]), 1, SMALL, SMALL),
      "padding stands inside"),
     (lambda: schedule.plan(np.array([[0, 1, 0, 0]]), 64, SMALL, SMALL), "64 query heads"),
-    (lambda: schedule.choose((9, 0), 24, 2), "heads of 24 numbers of 2 bytes"),
+    (lambda: schedule.choose_tiles((9, 0), 24, 2), "heads of 24 numbers of 2 bytes"),
     (lambda: Packed.of_segments([APART]).plan((1, 32, 4)), "--attention sdpa can"),
     (lambda: attention.attention(torch.zeros(96, 4).T, 1, 1, None, None), "make it contiguous"),
     (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4), "size 24"),

@@ -121,7 +121,7 @@ def test_bad_rows_are_named(text, message, tmp_path):
 
 def test_rows_that_are_not_there_are_named_with_licence_and_command(tmp_path):
     for name, one in sets.SETS.items():
-        reason = sets.missing(name, tmp_path)
+        reason = sets.missing_rows(name, tmp_path)
         dataset = next(source.dataset for source in one.sources if source.dataset)
         for word in (str(tmp_path / dataset), "licence: ", f"corpora.download {dataset}"):
             assert word in reason and "\n" not in reason

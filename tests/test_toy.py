@@ -17,7 +17,7 @@ REGEX_TOKEN = re.compile(
 
 def cells(section, concept, language):
     """The synonyms of a concept as lists of forms, read from the file itself."""
-    columns = words.table()[section][concept][1]
+    columns = words.lexicon()[section][concept][1]
     return [cell.split(", ") for cell in columns[LANGUAGES.index(language)]]
 
 
