@@ -18,19 +18,23 @@ def usable_device(name):
     return name
 
 
+def fastest_precision(device):
+    """The name of the fastest precision that a torch.device has instructions for."""
+    if device.type == "cuda":
+        # A GPU without bfloat16 computes in half precision, with a loss scaler.
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if has_bfloat16 else "float16"
+    # Older PyTorch cannot tell; without the instructions bfloat16 is slower than float32.
+    can = getattr(torch.cpu, "get_capabilities", dict)()
+    is_cpu = device.type == "cpu"
+    return "bfloat16" if is_cpu and (can.get("avx512_bf16") or can.get("amx_bf16")) else "float32"
+
+
 def usable_precision(precision, device):
-    """The name of the precision of products, by default the best that the device has instructions
-    for. BadInput if it cannot."""
+    """The name of the precision of products; "auto" is the fastest of a GPU, and float32 elsewhere.
+    BadInput if the device cannot."""
     if precision == "auto":
-        precision = "float32"
-        if device.type == "cuda":
-            # A GPU without bfloat16 computes in half precision, with a loss scaler.
-            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-            precision = "bfloat16" if has_bfloat16 else "float16"
-        # Older PyTorch cannot tell; without the instructions bfloat16 is slower than float32.
-        can = getattr(torch.cpu, "get_capabilities", dict)()
-        if device.type == "cpu" and (can.get("avx512_bf16") or can.get("amx_bf16")):
-            precision = "bfloat16"
+        precision = fastest_precision(device) if device.type == "cuda" else "float32"
     if precision == "float16" and device.type != "cuda":
         raise BadInput("precision float16 needs a CUDA GPU for its loss scaling: use bfloat16")
     return precision

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 import data
 import evaluate
 import kernels
-from corpora.device import usable_precision
+from corpora.device import fastest_precision
 from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser, comma_list
 from kernels import schedule
@@ -248,7 +248,7 @@ def race(setting, ours, batch, others):
     batch = move(batch, setting.device)
     sides = {"ours": (ours, lambda: ours(batch)[0])} | others
     found = {}
-    for precision in dict.fromkeys(["float32", usable_precision("auto", setting.device)]):
+    for precision in dict.fromkeys(["float32", fastest_precision(setting.device)]):
         narrow = precision != "float32"
         dtype = getattr(torch, precision) if narrow else None
         autocast = partial(torch.autocast, setting.device.type, dtype, enabled=narrow)

@@ -16,7 +16,7 @@ SMALL = ["--size", "tiny", "--count", "4", "--rounds", "1"]
 
 def test_both_sides_give_the_same_loss_or_vectors_in_each_precision(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LENGTHS", {"8-40": bench.LENGTHS["8-40"]})
-    monkeypatch.setattr(bench, "usable_precision", lambda asked, device: "bfloat16")
+    monkeypatch.setattr(bench, "fastest_precision", lambda device: "bfloat16")
     bench.peers([*SMALL, "--out", str(tmp_path)])
     records = [json.loads(line) for line in (tmp_path / "peers.jsonl").open(encoding="utf-8")]
     names = {f"{name}, 8-40, size tiny, 4 examples" for name in bench.PEERS}

@@ -56,8 +56,7 @@ def flags(given):
 
 
 def settings(pairs, objective="mexma", **more):
-    # Other processes would take bfloat16 where the CPU has it.
-    files = dict(data=str(pairs / "pairs.tsv"), cache=str(pairs / "cache"), precision="float32")
+    files = dict(data=str(pairs / "pairs.tsv"), cache=str(pairs / "cache"))
     return {**files, **SMALL, **EXTRA.get(objective, {}), **more}
 
 
