@@ -31,10 +31,10 @@ from corpora.store import Store, digest
 
 # ---- special tokens
 
-# Our own, with the ids 0 to 14.
+# Our own special tokens, with the ids 0 to 14.
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
          *(f"[PRED_{number}]" for number in range(1, 11)))
-# How we, encoders and decoders spell them. The first that a tokenizer has counts.
+# How our own tokenizers, encoders and decoders spell a role. The first that a tokenizer has counts.
 SPELLINGS = {
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "cls": ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
@@ -52,7 +52,7 @@ class Chat(NamedTuple):
 
 
 class Special(NamedTuple):
-    """Ids that have a role."""
+    """The ids of a tokenizer that have a role."""
     pad: int | None
     cls: int
     sep: int
@@ -61,7 +61,7 @@ class Special(NamedTuple):
     vocab: int  # V, one more than the highest id
     ids: np.ndarray  # all special ids, sorted
     starts: np.ndarray  # (V,) bool: the token begins a word
-    family: Chat | None = None  # of a decoder
+    family: Chat | None = None  # of a decoder whose family is known
 
     @property
     def chat(self):
@@ -82,7 +82,7 @@ def _find_special(inner):
     roles = {}
     for role, names in spellings.items():
         roles[role] = next((pieces[name] for name in names if name in pieces), None)
-        # A row can do without the other two.
+        # A row can do without [PAD] and [MASK].
         if roles[role] is None and role in ("cls", "sep"):
             raise BadInput(f"the tokenizer has no {role} token ({' or '.join(names)}); add it, or "
                            "use another tokenizer")
@@ -90,11 +90,6 @@ def _find_special(inner):
     # Special is what the file marks as special, and what has a role.
     ids = {index for index, token in added.items() if token.special}
     ids.update(index for index in (*roles.values(), *preds) if index is not None)
-    highest = max(pieces.values())
-    # The model needs memory for every id up to the highest.
-    if highest > 2 * len(pieces) + 10_000:
-        raise BadInput(f"the tokenizer has an id of {highest:,} among {len(pieces):,} pieces: it "
-                       "is damaged, take the file of the model's own folder")
     starts = _word_starts(inner, pieces, added)
     return Special(**roles, preds=tuple(preds), vocab=len(starts), starts=starts,
                    ids=np.array(sorted(ids), np.int64),
@@ -141,7 +136,7 @@ BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)")
 
 
 class Tokenizer:
-    """A tokenizer of the tokenizers library, `inner`, and its special ids. Not to be changed."""
+    """A tokenizer of the tokenizers library, `inner`, and its special ids. It never changes."""
 
     def __init__(self, inner):
         # Padding and truncation would change the data unseen. [CLS] and [SEP] are not added here:
@@ -151,7 +146,7 @@ class Tokenizer:
         self.inner = inner
         self.special = _find_special(inner)
         self.vocab = self.special.vocab
-        # It covers everything that decides which ids a text gets.
+        # The hash covers everything that decides which ids a text gets.
         self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
         # A special token spelled out in a text stays text: a page with "</s>" must not end a row.
         inner.encode_special_tokens = True
@@ -203,7 +198,7 @@ class Tokenizer:
         return Tokenizer(inner)
 
     def encode(self, texts):
-        """Texts -> one array (n,) uint32 of ids each; n is 0 for an empty text alone."""
+        """Texts -> the ids of each, (n,) uint32; n is 0 for an empty text only."""
         texts = list(texts)
         if not self.by_words:
             return [np.array(ids, np.uint32) for ids in self._encode(texts)]
@@ -260,8 +255,8 @@ def rows_of(tokenizer, texts, prefix=(), suffix=None, system=None, max_system=No
 
 class Example(tuple):
     """A row as training reads it, a tuple because collate unpacks its views: the ids (n,) uint32 of
-    each view and, if it is asked for, those of a chat's system text. For each of these `columns`
-    has the number of its column in the corpus, and `cut` whether it lost its end to max_length."""
+    each view and, if it is asked for, those of a chat's system text. `columns` holds the number of
+    each one's column in the corpus, `cut` whether each one lost its end to max_length."""
 
     # A tuple cannot be filled in __init__.
     def __new__(cls, views, columns=None, cut=None):
@@ -278,14 +273,14 @@ class Corpus:
                  kinds=(), max_length=None, block=0):
         self.name = name
         self.columns = tuple(columns)
-        self.sides = sides or len(self.columns)  # the first so many columns can be views
+        self.sides = sides or len(self.columns)  # so many columns, from the first on, can be views
         self.tokenizer = tokenizer
         self.special = tokenizer.special
         self.max_length = max_length
         # The ids of cell i = row * len(columns) + column are tokens[offsets[i]:offsets[i + 1]].
         self.tokens = tokens  # (T,) uint32
         self.offsets = offsets  # (cells + 1,) int64
-        # With `block`, all ids are run together instead, and a row is the next so many.
+        # With `block`, all ids are run together instead, and each row is the next `block` of them.
         self.block = block
         count = len(tokens) // block if block else (len(offsets) - 1) // len(self.columns)
         kinds = np.asarray(kinds, np.uint8)  # of each row, TRAIN, HELD or LEFT_OUT; () if "all"
@@ -436,7 +431,7 @@ class Batches:
             self.examples(0)
 
     def rng(self, step, purpose=0, rank=None):
-        """The chance of collate (purpose 0), of the examples (1), of an epoch's order (2)."""
+        """The random numbers of collate (purpose 0), the examples (1), an epoch's order (2)."""
         rank = self.rank if rank is None else rank
         return np.random.Generator(np.random.Philox([self.seed % 2 ** 64, purpose, step, rank]))
 
@@ -465,7 +460,7 @@ class Batches:
         return made
 
     def _order(self, epoch):
-        """All rows in the order of an epoch."""
+        """The numbers of all rows, in the order of an epoch."""
         last, order = self.shuffled
         if epoch != last:
             order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
@@ -501,7 +496,8 @@ class Batches:
 
     def _is_new(self, example, seen):
         """Whether no view is among the texts seen; then they are added."""
-        texts = {ids.tobytes() for ids in example[:self.views]}  # all chats may open alike
+        # System texts do not count, as all chats may open alike.
+        texts = {ids.tobytes() for ids in example[:self.views]}
         if not seen.isdisjoint(texts):
             return False
         seen |= texts
@@ -524,7 +520,7 @@ def prefetch(make, start, stop, depth=4):
         pool.shutdown(cancel_futures=True)
 
 
-# ---- maskings: which tokens are hidden; ids (n,) -> (n,) bool, never of a special token
+# ---- maskings: which tokens are hidden; ids (n,) -> (n,) bool, False for special tokens
 
 
 def _is_special(ids, special):
@@ -533,8 +529,8 @@ def _is_special(ids, special):
 
 
 def token_mask(ids, ratio, rng, special, exempt=True):
-    """Each token with probability `ratio`, but at least one unless the ratio is 0; special ones too
-    without `exempt`."""
+    """Each token with probability `ratio`, but at least one unless the ratio is 0. Without `exempt`
+    special tokens are hidden too."""
     eligible = ~_is_special(ids, special) if exempt else np.ones(len(ids), bool)
     chosen = (rng.random(len(ids)) < ratio) & eligible
     if ratio > 0 and eligible.any() and not chosen.any():
@@ -568,8 +564,8 @@ def span_mask(ids, ratio, rng, special, mean_length=3):
                        f"token must lie between two of them: at most {most:.2f}")
     if ratio == 0:
         return np.zeros(len(ids), bool)
-    # Spans and gaps alternate and neither has a memory: these are the chances that one ends. So a
-    # row may begin and end inside of either.
+    # Spans and gaps alternate, and the lengths of both are geometric: these are the chances that a
+    # span ends and that a gap ends. A row may begin and end inside of either.
     leave = 1 / mean_length
     enter = ratio / ((1 - ratio) * mean_length)
     # Every second stretch is a span, and the first with probability `ratio`.

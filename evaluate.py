@@ -169,7 +169,7 @@ class Answers(NamedTuple):
     prompts: list
     golds: list
     written: list
-    stopped: list  # did it end with the stop token?
+    stopped: list  # whether each ended with the stop token
 
 
 def exact(written, gold):
@@ -260,7 +260,8 @@ def mine(x, y, k=4):
 
 
 def mistakes(found, texts=None):
-    """Is each found row (N,) wrong? The right row is one's own or, given texts, any equal text."""
+    """Is each found row (N,) wrong? Right is the row of the same number or, given the texts, any
+    row with an equal text."""
     texts = range(len(found)) if texts is None else texts
     return [texts[i] != texts[j] for i, j in enumerate(found.tolist())]
 
@@ -434,17 +435,14 @@ def linear_probe(x, labels, queries, gold):
 
 
 def rank_correlation(a, b):
-    """Spearman's correlation of the ranks: (N,), (N,) -> -1..1; 0 if either is constant. ValueError
-    for NaN and infinity."""
+    """Spearman's correlation of the ranks: (N,), (N,) -> -1..1; 0 if either is constant."""
     ranks = []
     for values in (a, b):
         # Values that differ by rounding alone are equal, and equal values share their rank.
         values = torch.as_tensor(values, dtype=torch.float64).round(decimals=9)  # (N,)
-        if not values.isfinite().all():
-            raise ValueError("values must be finite")
         _, place, count = values.unique(return_inverse=True, return_counts=True)
         ranks.append((count.cumsum(0) - (count.double() - 1) / 2)[place])
-    # Of a constant the correlation is 0 / 0, which is none.
+    # The correlation with a constant is 0 / 0, and counts as none.
     return torch.corrcoef(torch.stack(ranks))[0, 1].nan_to_num().item()
 
 
@@ -453,8 +451,8 @@ def rank_correlation(a, b):
 
 @dataclass
 class Evaluation:
-    """A model and the rows it is asked about. Vectors and answers are made once, for all tasks.
-    BadInput for fewer than two rows, or a vector that is not finite."""
+    """A model and the rows it is asked about. Vectors and answers are made once for all tasks.
+    BadInput for fewer than two rows, and for a vector that is not finite."""
     model: torch.nn.Module
     tokenizer: Tokenizer
     rows: corpora.EvaluationRows
@@ -476,9 +474,10 @@ class Evaluation:
             raise BadInput(f"{self.rows.name} gives {self.count} rows: at least 2 are needed")
 
     def again(self):
-        """The same rows, to be judged once more when the model has changed."""
+        """An Evaluation of the same rows, for when the model has changed."""
         other = replace(self)
-        other.ids = self.ids  # what was cut has been said
+        # The ids are taken over, so that it is not said again what was cut.
+        other.ids = self.ids
         return other
 
     @property
@@ -525,7 +524,8 @@ class Evaluation:
         system = self.system and self.system[rows]
         special = self.tokenizer.special
         max_new = self.max_new or 2 * max(map(len, self.tokenizer.encode(golds))) + 8
-        suffix = [*special.chat.end, *special.chat.assistant]  # [SEP], or a chat model's own marks
+        # These ids are [SEP], or a chat model's own marks.
+        suffix = [*special.chat.end, *special.chat.assistant]
         # A prompt that would fill the model is cut, so that there is room for its answer.
         longest = self.model.config.max_positions
         ids = rows_of(self.tokenizer, prompts, special.chat.user, suffix, system, self.max_length,
@@ -770,7 +770,7 @@ def open_run(folder, device="cpu"):
     is_other = first.get("tokenizer_hash", tokenizer.hash) != tokenizer.hash
     if is_other or tokenizer.vocab > model.config.vocab:
         raise BadInput(f"{folder}/tokenizer.json is not that of the training: put that file back")
-    # The model of step 0 is gone, but it was evaluated then, on the rows for validation.
+    # The model of step 0 is gone, but train.py evaluated it on the rows for validation.
     untrained = {}
     for record in read_log(folder):
         if "eval" in record and record.get("step") == 0:
@@ -840,7 +840,7 @@ def make_parser(prog, description, tasks):
     add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)}")
     add("--data", help="other rows than the run's own: toy, files, or a folder of CODE.devtest")
     add("--langs", type=comma_list, default=[], help="columns, as en,de; the first is searched in")
-    add("--header", choices=("yes", "no"), help="has a table's first line the columns?")
+    add("--header", choices=("yes", "no"), help="does a table's first line name its columns? [yes]")
     add("--split", choices=("train", "valid", "test", "all"),
         help="[test; of files that the run does not name as its data, all]")
     add("--limit", type=int, help="at most so many rows, 0: all [1000; of a folder, all]")
@@ -852,7 +852,7 @@ def make_parser(prog, description, tasks):
     return parser
 
 
-# Flags that change what the numbers are about. Without them they are of the run's own rows.
+# Flags that change what the numbers are about. Without these the numbers are of the run's own rows.
 OTHERWISE = ("data", "langs", "header", "split", "limit", "max_new", "pool")
 
 

@@ -1,4 +1,4 @@
-"""Where texts come from: corpora that need no file, and files. Only here is it asked which.
+"""Where texts come from: an embedded corpus, which needs no file, or files. Only here is it asked.
 
     open_text(spec)        -> columns of texts, row by row, for training
     evaluation_rows(spec)  -> what an evaluation reads, once
@@ -111,7 +111,7 @@ def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, 
     if source.name == "documents":
         texts = _by_column(source.columns, source.rows(split)[:limit])
         return EvaluationRows(source.name, texts, **known)
-    # All are in one style, so that a hard negative differs by its error alone.
+    # All sentences are in one style, so that a hard negative differs by its error alone.
     meanings = toy.meanings(split, limit)
     texts = {}
     for name in source.columns:
@@ -162,7 +162,7 @@ def count_trained_on(spec, rows, langs=None, skip_bad=False, holdout=True, heade
     `holdout`: the training held rows out, as without --eval-data."""
     wanted = [set(map(str.strip, row)) - {""} for row in rows]
     commonness = Counter(itertools.chain.from_iterable(wanted))
-    # Under the rarest of its texts: few rows have to be compared.
+    # A row stands under the rarest of its texts, so that few rows have to be compared.
     by_text = {}
     for texts in filter(None, wanted):
         by_text.setdefault(min(texts, key=commonness.get), []).append(texts)

@@ -1,4 +1,4 @@
-"""What a device can do, and where its chance stands."""
+"""What a device can do, and the states of its random numbers."""
 
 import torch
 
@@ -41,7 +41,7 @@ def usable_precision(precision, device):
 
 
 def random_state(device):
-    """Where the generators of the CPU and of this device stand."""
+    """The states of the random generators of the CPU and of this device, by name."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

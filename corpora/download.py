@@ -161,7 +161,8 @@ def unpack(archive, target):
     content.mkdir()
     try:
         shutil.unpack_archive(archive, content, **checked)
-        shutil.rmtree(content / "__MACOSX", ignore_errors=True)  # what Macs add: no data
+        # Macs add this folder, which holds no data.
+        shutil.rmtree(content / "__MACOSX", ignore_errors=True)
         inside = list(content.iterdir())
         is_one = len(inside) == 1 and inside[0].is_dir()
         (inside[0] if is_one else content).rename(target)

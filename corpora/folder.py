@@ -1,4 +1,4 @@
-"""The folder of a run, and who may write into it: its log, its lock, what killed writes left."""
+"""The folder of a run: files that are whole or absent, its lock, its log, its numbers."""
 
 import contextlib
 import hashlib
@@ -13,9 +13,10 @@ import torch
 
 from corpora.program import BadInput
 
+# Windows does not have it.
 try:
     import fcntl
-except ImportError:  # Windows does not have it.
+except ImportError:
     fcntl = None
 
 
@@ -36,8 +37,8 @@ def write_atomic(path, content):
 
 
 def lock(folder):
-    """One process a folder: two would write into each other's files. -> the open file of the lock,
-    which ends with the process, however that ends. BadInput if the folder is taken."""
+    """Lock a folder, as two processes would write into each other's files -> the open file of the
+    lock, which ends with the process, however that ends. BadInput if the folder is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     # A link is not followed, and nothing is cut off: the folder may be somebody else's.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -60,7 +61,7 @@ def lock(folder):
 
 @contextlib.contextmanager
 def alone(folder):
-    """`with alone(folder):` until nobody else is: one process after the other, without a file."""
+    """`with alone(folder):` waits until no other process is in such a block; it leaves no file."""
     if fcntl is None:
         yield
         return
@@ -73,8 +74,8 @@ def alone(folder):
 
 
 def remove_leftovers(folder, name="*"):
-    """Delete what killed writes left in a folder, of all files or of one, within `alone(folder)`:
-    what is written by a process that lives is none of them."""
+    """Delete what killed processes left half written in a folder, of all files or of one. It stands
+    within `alone(folder)`, where no process that lives is writing."""
     for left in folder.glob(f".{name}.part") if fcntl else ():
         if left.is_dir():
             shutil.rmtree(left)
@@ -87,13 +88,14 @@ def read_log(folder):
     path = Path(folder) / "log.jsonl"
     records = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
-        with contextlib.suppress(ValueError):  # A kill may cut the last line short.
+        # A kill may cut the last line short.
+        with contextlib.suppress(ValueError):
             records.append(json.loads(line))
     return records
 
 
 def hub_hint(folder):
-    """What else a folder that is not there may be: a model of a hub, OWNER/NAME or NAME."""
+    """The end of a line about a folder that is not there: its name may be that of a hub's model."""
     *above, name = Path(folder).parts or [""]
     if len(above) > 1 or above and Path(above[0]).is_dir():
         return ""
@@ -106,15 +108,18 @@ def read_first(folder):
         raise BadInput(f"there is no folder {folder}{hub_hint(folder)}")
     first = next(iter(read_log(folder)), {})
     if "config" not in first:
-        raise BadInput(f"{folder} is no run, its log.jsonl does not begin with a config: give the "
-                       "whole folder that train.py, or python -m interop import, wrote")
+        raise BadInput(f"there is no run in {folder}: its log.jsonl does not begin with a config; "
+                       "give the whole folder that train.py, or python -m interop import, wrote")
     return first
 
 
 def read_results(path):
-    """What `write_results` wrote; {} if there is none."""
+    """The numbers that `write_results` wrote; {} if there is no such file, or another one."""
     path = Path(path)
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError:
+        return {}
 
 
 def write_results(folder, name, results, label=""):
@@ -167,8 +172,8 @@ def hash_of_file(path):
 
 
 def outline(x):
-    """All of a tensor but its numbers. One with another outline than its parameter's, taken from a
-    file, would be written outside of its memory."""
+    """Type, shape, strides and layout of a tensor, as text. A tensor of a file whose outline is not
+    its parameter's would be written outside of its memory."""
     return f"{x.dtype} {tuple(x.shape)} {x.stride()} {x.layout}"
 
 
@@ -183,7 +188,8 @@ class TrainingFolder:
         """Become the owner. BadInput if somebody else is, or if the folder holds something else."""
         self.held = lock(self.path)
         self.refuse_others()
-        with alone(self.path):  # An export into this folder is waited for.
+        # An export into this folder is waited for.
+        with alone(self.path):
             remove_leftovers(self.path)
 
     def refuse_others(self):
@@ -202,7 +208,7 @@ class TrainingFolder:
                            "back, or use another --out")
 
     def release(self):
-        """Another run may go on here, in this process too."""
+        """Give up the lock, so that another run of this process may go on here."""
         if self.held:
             self.held.close()
             self.held = None
@@ -214,13 +220,13 @@ class TrainingFolder:
             file.write(json.dumps(record) + "\n")
 
     def is_finished(self, step):
-        """Was this, the last step, evaluated, and is all written? A kill may have come between."""
+        """Was this last step evaluated, and are its files there? A kill may have come between."""
         evaluated = [one["step"] for one in read_log(self.path) if "eval" in one]
         files = [(self.path / name).exists() for name in ("model.pt", "eval.json")]
         return step in evaluated and all(files)
 
     def rewind(self, step, is_last):
-        """Drop what was logged after a step: it comes again, with the same numbers."""
+        """Drop what was logged after a step: the run logs it again, with the same numbers."""
         kept = [one for one in read_log(self.path) if one.get("step", 0) <= step]
         if is_last and not self.is_finished(step):
             # The last evaluation is made again, if only because its file is not there.

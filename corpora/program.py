@@ -127,7 +127,7 @@ def validate(config):
         is_bool = isinstance(value, bool)
         is_whole = isinstance(value, int) and not is_bool
         if not (type(value) in kinds or (is_whole and float in kinds)):
-            wanted = " or ".join(f"a{'n' * (one is int)} {one.__name__}" for one in kinds)
+            wanted = " or ".join("an int" if one is int else f"a {one.__name__}" for one in kinds)
             raise BadInput(f"{name} is {shortened(repr(value))}: it must be {wanted}")
         if is_whole and value >= 2 ** 63 or isinstance(value, float) and not math.isfinite(value):
             raise BadInput(f"{name} is {shortened(repr(value))}: it must be a finite number")
@@ -143,12 +143,12 @@ def check_range(config, fields, low, high=math.inf):
 
 
 def names(config):
-    """Of the fields of a dataclass."""
+    """The names of the fields of a dataclass."""
     return [field.name for field in dataclasses.fields(config)]
 
 
 def pick(config, values):
-    """A dataclass made of those of the values that it has."""
+    """A dataclass, made of those of the values that it has fields for."""
     return config(**{name: values[name] for name in names(config)})
 
 
@@ -163,7 +163,7 @@ def comments(config):
         text = Path(inspect.getfile(config)).read_text(encoding="utf-8")
     except (OSError, TypeError):
         return {}
-    # inspect.getsource finds the same, but parses the whole file, which takes a tenth of a second
+    # inspect.getsource finds the same, but parses the whole file, which takes a tenth of a second.
     for name in config.__qualname__.split("."):
         text = re.split(rf"^ *class {name}\b", text, maxsplit=1, flags=re.MULTILINE)[-1]
     fields = re.split(r"^ *(?:@|class |def )", text, maxsplit=1, flags=re.MULTILINE)[0]
@@ -202,7 +202,7 @@ def add_flags(group, config, names, defaults, hidden=()):
 class Progress:
     """Long work on the screen: a bar on a terminal, else a line now and then, both on stderr.
     SIGINT and SIGTERM ask to stop after the step at hand; a second one stops at once."""
-    SECONDS = 20  # between lines where there is no terminal
+    SECONDS = 20  # between two lines where there is no terminal
 
     def __init__(self, total, done, show=True):
         self.terminal = sys.stderr.isatty()

@@ -36,8 +36,7 @@ def digest(value):
 
 
 def whole(folder, make):
-    """A folder with the files that make(folder) writes -> the same; made first if it is not there.
-    """
+    """A folder, whole: if it is not there, make(folder) first writes its files -> the folder."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +80,8 @@ class Store:
         return whole(self.folder / f"tokenizer-{vocab}", lambda part: save(part / name)) / name
 
     def arrays(self, tokenizer, say=True, holdout=True):
-        """-> tokens, offsets, kinds of the rows, the digest of all this. `say` how the files were
-        read and, with `holdout`, split."""
+        """-> tokens, offsets, kinds of the rows, and the digest of all three. With `say` it is said
+        how the files were read and, with `holdout`, how they were split."""
         folder = whole(self.folder / tokenizer.hash[:10], lambda part: self._write(tokenizer, part))
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         notes = about["notes"] + about["split_notes"] if holdout else about["notes"]
@@ -114,7 +113,7 @@ class Store:
         (folder / "about.json").write_text(about, encoding="utf-8")
 
     def _write_arrays(self, tokenizer, folder):
-        """The three arrays -> the kinds of the rows, and the digest of all."""
+        """Write the three arrays -> the kinds of the rows, and the digest of all three."""
         source = self.source
         kinds = source.find_kinds()
         kept = []  # the numbers of the rows that are stored

@@ -57,12 +57,13 @@ def plain_name(path):
 
 
 def check_file(path):
-    """BadInput if a path is not that of a file that can be read, and more than once."""
+    """BadInput unless a path is that of a file, which can be read more than once."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}") from None
-    except OSError as error:  # links go in a circle, a folder may not be entered
+    # Links may go in a circle, or a folder may not be entered.
+    except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
     if stat.S_ISDIR(mode):
         raise BadInput(f"{path} is a folder; name the files in it")
@@ -71,7 +72,7 @@ def check_file(path):
 
 
 def read_lines(path):
-    """(line number, line as bytes without its end) of a file, plain or of OPENERS."""
+    """Yields (line number, line as bytes without its end) of a file, plain or of OPENERS."""
     path = Path(path)
     opener = OPENERS.get(path.suffix.lower(), open)
     try:
@@ -81,7 +82,8 @@ def read_lines(path):
                     # The first bytes are the mark of UTF-16, or half of a Latin letter.
                     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]:
                         raise BadInput(f"{path} is UTF-16: convert it (iconv -f utf-16 -t utf-8)")
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # the mark of UTF-8 files of Windows
+                    # Windows marks UTF-8 files so.
+                    line = line.removeprefix(b"\xef\xbb\xbf")
                 yield number, line.rstrip(b"\r\n")
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         damaged = "" if opener is open else "; it is damaged or cut short"
@@ -89,7 +91,7 @@ def read_lines(path):
 
 
 def decoded_lines(path):
-    """(line number, text of the line, or a ValueError with the reason why it is none)."""
+    """Yields (line number, the line as text or a ValueError that says why it is no text)."""
     for number, raw in read_lines(path):
         if b"\0" in raw:
             text = ValueError("a NUL character: this is no text, or UTF-16 (iconv -f utf-16 -t "
@@ -232,7 +234,7 @@ def _csv_cells(path):
 
 
 def _table(path, lines, langs, header):
-    """(line number, cells or ValueError) -> (line number, {column: text} or ValueError)."""
+    """Pairs (line number, cells or ValueError) -> (line number, {column: text} or ValueError)."""
     names = []
     for number, cells in lines:
         if isinstance(cells, ValueError):
@@ -324,7 +326,8 @@ def _json_rows(line, langs):
         if text is not None and not isinstance(text, str):
             raise ValueError(f"{shortened(repr(name))} is {type(text).__name__}, not a string")
         row[name] = text or ""
-        row[name].encode()  # a ValueError if it holds half a surrogate pair, which is no character
+        # This is a ValueError for half of a surrogate pair, which is no character.
+        row[name].encode()
     if list(row) == ["text"]:
         # Not splitlines: a character such as U+2028 ends no line.
         return [{"text": part} for part in re.split(r"\r?\n", row["text"]) if part.strip()]
@@ -563,7 +566,7 @@ class TextFiles:
     def rows(self, wanted):
         """Tuples of texts, "" for none: "all" rows, those that training reads ("train"), or those
         that it never sees ("valid" and "test", which are the same)."""
-        # Nothing has to be compared then.
+        # For all rows nothing has to be compared.
         if wanted == "all":
             for _, texts in self.records():
                 yield texts

@@ -330,7 +330,8 @@ def render(meaning: Meaning, language: str, style=0, known=False, opener="") -> 
     return text[0].upper() + text[1:] + "."
 
 
-@lru_cache(4)  # a notebook begins more than one run
+# A notebook begins more than one run.
+@lru_cache(4)
 def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
     """A parallel corpus: rows of {language: sentence}, each in its own style."""
     stream = Stream("styles", split, seed)
@@ -518,7 +519,8 @@ def _tree(stream, depth, kinds):
     operands = []
     while "{%d}" % len(operands) in patterns[0]:
         operand = _tree(stream, depth - 1, ("join", "refuse") if operands else inner)
-        if operand not in operands:  # never: a vowel or a vowel
+        # Nobody says: a vowel or a vowel.
+        if operand not in operands:
             operands.append(operand)
     return name, operands, str(2 + stream.below(6)) if kind == "repeat" else ""
 

@@ -58,7 +58,7 @@ def lexicon() -> dict[str, dict[str, tuple]]:
     lines = []
     for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith(" "):
-            lines[-1] += line                         # the row above goes on
+            lines[-1] += line                         # goes on with the row above
         elif line and not line.startswith("#"):
             lines.append(line)
     sections = {}

@@ -31,7 +31,7 @@ from corpora.device import usable_device
 from corpora.folder import write_results
 from corpora.program import BadInput, Parser, comma_list, did_you_mean, flag_of
 from corpora.text import read_lines
-from evaluate import Task, mean, open_run, read_rows, results_file, table
+from evaluate import Task, finite, mean, open_run, read_rows, results_file, table
 from model import Model, Packed, load
 from tasks import metrics, sets
 from tasks.answers import qa_scores
@@ -83,7 +83,7 @@ class Finetuned(nn.Module):
         self.pool = pool
         self.dropout = nn.Dropout(encoder.config.dropout)
         self.head = nn.Linear(encoder.config.width, outputs)
-        nn.init.normal_(self.head.weight, std=0.02)  # as BERT's code
+        nn.init.normal_(self.head.weight, std=0.02)  # as in BERT's code
         nn.init.zeros_(self.head.bias)
 
     def states(self, packed):
@@ -104,11 +104,9 @@ def predict(model, rows):
     """Outputs of the rows, on the CPU, one tensor each: (outputs,), or (tokens, outputs)."""
     def read(packed):
         outputs = model(packed).cpu()
-        if not outputs.isfinite().all():
-            raise BadInput("the model gives NaN or infinity: its training has diverged; choose a "
-                           "lower --lr")
         return outputs.split(packed.cu_seqlens.diff().tolist()) if model.on_tokens else outputs
-    return read_rows(model, rows, read, 8192)
+
+    return finite(read_rows(model, rows, read, 8192))
 
 
 def fit(model, prepared, task, seed):
@@ -274,7 +272,7 @@ class Question(NamedTuple):
     languages: tuple[str, str]  # of the context, of the question
 
 
-# Patterns of files: as corpora.download leaves them, or one JSONL.
+# {name: patterns of its files}, as corpora.download leaves them, or one JSONL.
 FILES = {
     "squad-train": ("squad/train-v1.1.json", "qa/squad_v1.1_train*.jsonl*"),
     "squad": ("squad/dev-v1.1.json", "qa/squad_v1.1_dev*.jsonl*"),
@@ -325,11 +323,8 @@ def question_of(row):
     first = row["answers"][0]
     languages = [row.get(key, row.get("lang", "en")) for key in ("lang_context", "lang_question")]
     answers = [answer["text"] for answer in row["answers"]]
-    texts = [row["context"], row["question"], *answers, *languages]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a text is no string")
     start = int(first.get("start", first.get("answer_start")))
-    return Question(*texts[:2], answers, start, tuple(languages))
+    return Question(row["context"], row["question"], answers, start, tuple(languages))
 
 
 def gold_span(question, places):
@@ -388,7 +383,7 @@ def best_span(outputs, window):
 
 
 def judge_answers(made, questions, places, rules):
-    """-> a judge: F1 and exact match of the best answer among all windows of a question."""
+    """-> a judge of outputs: F1 and exact match of the best answer among a question's windows."""
     def judge(outputs):
         best = [(-math.inf, 0, 0)] * len(questions)
         for each, window in zip(outputs, made):
@@ -551,7 +546,7 @@ def fine_tune(name, task, prepared, options, run):
 
 
 def main(argv):
-    """`finetune RUN`: the numbers of each task as it ends, and to --out."""
+    """Fine-tune on every task, and print its numbers as it ends; with --out they are kept too."""
     options = parse_flags(argv)
     path = results_file(options, is_other=True)
     run = open_run(options.run)

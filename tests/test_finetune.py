@@ -89,7 +89,7 @@ def test_a_diverged_run_writes_nothing(new_run, causes, capsys):
     folder = new_run()
     before = sorted(folder.iterdir())
     status, out, err = asked(folder, capsys, "--task", "sst2", "--lr", "1e30", "--epochs", "1")
-    assert (status, out) == (2, "") and "lower --lr" in err and sorted(folder.iterdir()) == before
+    assert (status, out) == (2, "") and "has diverged" in err and sorted(folder.iterdir()) == before
 
 
 def test_another_pooling_is_another_result(new_run, causes, capsys):

@@ -168,16 +168,6 @@ def write(name, text):
     return work
 
 
-def retokenize(edit):
-    """Changes the tokenizer.json in a way that the library reads, and cannot use."""
-    def work(folder):
-        path = folder / "tokenizer.json"
-        found = read_json(path)
-        edit(found)
-        write_json(path, found)
-    return work
-
-
 def sentence(pooling, longest=7, more=()):
     """Makes a folder one of sentence-transformers."""
     def work(folder):
@@ -192,14 +182,12 @@ def sentence(pooling, longest=7, more=()):
 
 KEY = "bert.encoder.layer.0.attention.self.key.weight"
 TYPES = "bert.embeddings.token_type_embeddings.weight"
-NORM = "bert.embeddings.LayerNorm.bias"
 
 
 @pytest.mark.parametrize("spoil, said", [
     (change(num_hidden_layers=3), r"missing encoder\.layer\.2\..*; missing encoder\.layer\.2"),
     (reweigh(lambda weights: {"other.weight": torch.zeros(2, 8)}), "unknown other.weight"),
-    (reweigh(lambda weights: {KEY: weights[KEY][1:], NORM: weights[NORM] / 0}),
-     rf"LayerNorm.bias is not finite.*{KEY} has shape \(7, 8\), not \(8, 8\)"),
+    (reweigh(lambda weights: {KEY: weights[KEY][1:]}), rf"{KEY} has shape \(7, 8\), not \(8, 8\)"),
     (reweigh(lambda weights: {TYPES: weights[TYPES][:1]}), r"has shape \(1, 8\), not \(2, 8\)"),
     (change(vocab_size=5), "23 pieces"), (change(vocab_size=True), "vocab is True"),
     (change(hidden_act="relu"), "hidden_act is 'relu'"),
@@ -207,12 +195,6 @@ NORM = "bert.embeddings.LayerNorm.bias"
     (damage(lambda old: old[:len(old) // 2]), "model.safetensors is damaged or cut short"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "save_pretrained"),
     (write("tokenizer.json", "{}"), "is no tokenizer.json that can be read"),
-    (retokenize(lambda found: found["model"].update(unk_token="[NOT]")), "cannot encode a text"),
-    (retokenize(lambda found: found.update(normalizer=dict(
-        type="Precompiled", precompiled_charsmap="AAAA"))), "cannot encode a text"),
-    (retokenize(lambda found: found.update(pre_tokenizer=dict(
-        type="Split", pattern=dict(Regex="(a+)+$"), behavior="Isolated", invert=False))),
-     "cannot encode a text .Onig"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is no file"),
     (sentence({}), "has the pooling '', which our model lacks"),
     (sentence({"pooling_mode": "mean"}, more=[("Evil\x1b[2J", "3")]), "has Evil"),
