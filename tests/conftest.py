@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 # With requirements.txt alone the tests of the core run; those of what needs more are left out.
 MISSING = [name for name in ("sklearn", "scipy", "safetensors", "matplotlib", "nbformat",
                              "transformers", "sentence_transformers") if find_spec(name) is None]
-WING = re.compile(r"^(from|import) (tasks|interop|results|nbformat|test_tasks)\b|fuzz\.py", re.M)
+WING = re.compile(r"^(from|import) (tasks|interop|results|nbformat|test_tasks)\b", re.M)
 collect_ignore = []
 for path in sorted(Path(__file__).parent.glob("test_*.py")) if MISSING else ():
     if WING.search(path.read_text(encoding="utf-8")):
