@@ -325,7 +325,8 @@ class Corpus:
         return column in self.columns and lengths[:, self.columns.index(column)].any()
 
     def count_cut(self, max_length):
-        """-> how many texts that can be views have more tokens, and how many there are."""
+        """How many texts that can be views have more than max_length tokens, and how many there
+        are."""
         # All rows of a block have the same length.
         if self.block:
             return len(self) * (self.block > max_length), len(self)
@@ -342,7 +343,7 @@ class Corpus:
 
 
 def _choose(filled, views, choice, pairs):
-    """Some of the columns that have text -> those of the views."""
+    """The columns that have text -> those of the one or two views, by the number `choice`."""
     if views == 1:
         return (filled[choice % len(filled)],)
     # Two columns that follow each other: of paraphrases each predicts the next.

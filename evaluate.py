@@ -36,7 +36,7 @@ from model import KeyValueCache, Packed, load
 
 @contextlib.contextmanager
 def in_eval_mode(model):
-    """Without dropout and gradients; afterwards the model is in the mode that it was in."""
+    """Work without dropout and gradients, and leave the model in the mode that it was in."""
     was_training = model.training
     model.eval()
     try:
@@ -62,7 +62,7 @@ def token_batches(lengths, tokens):
 
 
 def read_rows(model, rows, read, tokens_per_batch=4096):
-    """What `read(packed)` finds, one a row of a batch -> one for each of the rows of ids."""
+    """Apply read(packed) to rows of ids, batch by batch -> what it finds for each row."""
     # Equal rows are read once. In another batch their vectors would be rounded otherwise, and the
     # two could then rank differently.
     keys = [tuple(row) for row in rows]
@@ -80,7 +80,7 @@ def read_rows(model, rows, read, tokens_per_batch=4096):
 
 
 def finite(found):
-    """What was found of each text (a tensor each), if all of it is finite; else BadInput."""
+    """The tensors that were found for texts, one a text, if all are finite; otherwise BadInput."""
     bad = sum(not value.isfinite().all() for value in found)
     if bad:
         raise BadInput(f"the model gives NaN or infinity for {bad} of {len(found)} texts: its "
@@ -245,9 +245,9 @@ def search(x, y, k):
 
 
 def by_margin(nearest, back):
-    """Of each row i of x (N, D) the row j of y, among its `nearest`, with the highest cos / m: m is
-    the mean of i's and j's mean cosines with their neighbours, and `back` holds the rows of x
-    nearest to those of y -> (N,). [Artetxe & Schwenk 2019]"""
+    """For each row i of x (N, D) the row j of y, among its `nearest`, with the highest cos / m ->
+    (N,): m is the mean of i's and j's mean cosines with their neighbours, and `back` holds the rows
+    of x nearest to those of y. [Artetxe & Schwenk 2019]"""
     # A hub is near to everything. Its large m keeps it from being everybody's translation.
     m = (nearest.cosines.mean(1, keepdim=True) + back.cosines.mean(1)[nearest.indices]) / 2
     best = (nearest.cosines / m).argmax(1, keepdim=True)  # (N, 1)
@@ -508,7 +508,7 @@ class Evaluation:
 
     @functools.cached_property
     def vectors(self):
-        """{column: (N, D)}"""
+        """The sentence vectors of the rows -> {column: (N, D)}."""
         rows = sum(self.ids.values(), [])
         vectors = embed(self.model, rows, self.pool)  # (columns * N, D)
         return dict(zip(self.ids, vectors.split(self.count)))
@@ -518,8 +518,8 @@ class Evaluation:
         return self.answers_of(slice(self.answer_limit))
 
     def answers_of(self, rows):
-        """What a causal model writes after [CLS] (system [SEP]) prompt [SEP], up to [SEP], of a
-        slice of the rows -> Answers."""
+        """Let a causal model continue [CLS] (system [SEP]) prompt [SEP] up to [SEP], for a slice of
+        the rows -> Answers."""
         prompts, golds = (texts[rows] for texts in self.texts.values())
         system = self.system and self.system[rows]
         special = self.tokenizer.special
@@ -638,7 +638,7 @@ TASKS = {
 
 
 def choose_tasks(evaluation, names=None, tasks=TASKS):
-    """The tasks to do: those asked for or, of None, all that apply. BadInput for one that is
+    """The tasks to do: those asked for or, where None are, all that apply. BadInput for one that is
     unknown or unavailable."""
     if names is None:
         return [name for name, task in tasks.items()
@@ -857,8 +857,8 @@ OTHERWISE = ("data", "langs", "header", "split", "limit", "max_new", "pool")
 
 
 def results_file(options, is_other=False):
-    """Where the numbers go: to --out, those of the run's own rows to RUN/eval.json, others nowhere
-    (None). BadInput for an --out that cannot be written, or would destroy something else."""
+    """The file for the numbers: --out or, for the run's own rows, RUN/eval.json; None for other
+    rows. BadInput for an --out that cannot be written, or would destroy something else."""
     if not options.out:
         asked = [vars(options).get(name) not in (None, []) for name in OTHERWISE]
         return None if is_other or any(asked) else Path(options.run, "eval.json").absolute()

@@ -120,7 +120,8 @@ def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, 
 
 
 def _rows_of_files(source, split, limit):
-    """At most `limit` rows without an empty column; says what is not among them."""
+    """At most `limit` rows of files, without those that have an empty column; what is left out is
+    said."""
     rows = []
     partial = 0
     notes = []
@@ -148,7 +149,7 @@ def _rows_of_files(source, split, limit):
 
 
 def train_texts(spec, langs=None, skip_bad=False, holdout=True, header="yes"):
-    """All texts of the training split, a set: what tells recall from more than that."""
+    """The set of all texts of the training split: answers among them may be remembered."""
     source = open_text(spec, langs, skip_bad, header=header)
     texts = set()
     for row in source.rows("train" if holdout or source.embedded else "all"):
@@ -157,8 +158,8 @@ def train_texts(spec, langs=None, skip_bad=False, holdout=True, header="yes"):
 
 
 def count_trained_on(spec, rows, langs=None, skip_bad=False, holdout=True, header="yes"):
-    """How many of some rows (tuples of texts) a training on `spec` has read. A row counts if all of
-    its texts stand in one row of the training split, whatever their columns; "" is no text.
+    """Count how many of some rows (tuples of texts) a training on `spec` has read. A row counts if
+    all of its texts stand in one row of the training split, whatever their columns; "" is no text.
     `holdout`: the training held rows out, as without --eval-data."""
     wanted = [set(map(str.strip, row)) - {""} for row in rows]
     commonness = Counter(itertools.chain.from_iterable(wanted))

@@ -37,7 +37,7 @@ class File(NamedTuple):
         return self.address.rsplit("/", 1)[1]
 
     def path(self, folder):
-        """Where the content ends up in the folder of the data set."""
+        """The path of the content in the folder of the data set."""
         stem = re.sub(r"(\.tar)?\.\w+$", "", self.name)
         return folder / (stem if self.unpack else self.name)
 
@@ -100,11 +100,9 @@ def listing():
 
 
 def missing(name, folder="data", path=None):
-    """What to say of a data set that is not there, in one line; "" if nothing is missing.
-
-    Which file, what it is, its licence, its address, the command that gets it. `path`: the file
-    that is wanted, from the data set's folder (default: all).
-    """
+    """One line about a data set that is not there: which file, what it is, its licence, its
+    address, the command that gets it; "" if nothing is missing. `path`: the file that is wanted,
+    from the data set's folder (default: all)."""
     row = find_dataset(name)
     place = Path(folder) / name
     sources = {file.path(place): file.address for file in row.files}

@@ -345,8 +345,8 @@ def _turns(messages):
 
 
 def _question(found):
-    """What is asked and answered, of a record as NQ-Open ("answer": [...]) or HellaSwag ("ctx",
-    "endings", "label") publishes it; {} of others."""
+    """The question and the answer in a record as NQ-Open ("answer": [...]) or HellaSwag ("ctx",
+    "endings", "label") publishes it; {} for other records."""
     answers = found.get("answer")
     if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers):
         return {"answer": "; ".join(answers)}
@@ -557,7 +557,7 @@ class TextFiles:
             self.counts.append(count)
 
     def left_out(self):
-        """What was not read, "" if nothing."""
+        """What was not read, in words; "" if everything was."""
         if not self.dropped and not self.sparse:
             return ""
         return (f"left out {self.dropped:,} bad lines and {self.sparse:,} rows with too little "

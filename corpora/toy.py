@@ -433,7 +433,7 @@ def graded_pairs(limit: int, language: str = "en") -> list[tuple[str, str, float
 
 
 def labels(meaning: Meaning) -> dict:
-    """What a probe can be asked about a sentence, true in every language."""
+    """All that a probe can be asked about a sentence, with the answers, true in every language."""
     many = meaning.subject_number > 1 or meaning.companion != ""
     found = {"number": "plural" if many else "singular", "negation": meaning.negated}
     for field in ("tense", "subject", "verb", "object", "place", "time", "link"):

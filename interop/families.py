@@ -234,7 +234,8 @@ SCALING = "factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 
 
 def read_rope(settings):
-    """-> (rope_theta, rope_scaling), as transformers 4 spells them and as 5 does."""
+    """The rotary positions of a config.json, as transformers 4 or 5 spells them -> (rope_theta,
+    rope_scaling)."""
     found = field(settings, "rope_parameters", field(settings, "rope_scaling", {}))
     theta = field(found, "rope_theta", field(settings, "rope_theta", 10000.0))
     kind = found.get("rope_type", found.get("type", "default"))
@@ -376,8 +377,8 @@ def facts(config):
 
 
 def spell(config, special):
-    """-> (the first Family that reads out of its config.json what the model is, this config.json);
-    BadInput if there is none."""
+    """Find the first Family that reads the model's config back out of the config.json that it writes
+    -> the family, this config.json. BadInput if there is none."""
     # Positions behind the padding token and pairs with two [SEP] are XLM-R's.
     roberta = config.pair == "sep-sep" and config.position_offset == (special.pad or 0) + 1
     encoder = "xlm-roberta" if roberta else "bert"

@@ -333,8 +333,8 @@ def link(source, target):
 
 
 def affixes_of(run):
-    """-> [(prefix, suffix)] of texts of the run's first column and, if they differ, of the others.
-    """
+    """The (prefix, suffix) of texts of the run's first column and, if they differ, of the others ->
+    a list of one or two."""
     first, *others = run.first.get("affixes") or [((), None)]
     return [first, *(one for one in others if one != first)]
 

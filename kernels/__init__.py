@@ -33,10 +33,8 @@ def why_not(device, head_dim=None, softcap=0.0):
 
 
 def choose_back_end(asked, device, head_dim, softcap=0.0):
-    """What computes attention, `sdpa` or `triton`; `auto`: our kernels on CUDA, if they can.
-
-    ValueError if `triton` is asked for and cannot run.
-    """
+    """The back end that computes attention: what is asked for, `sdpa` or `triton`, or for `auto`
+    our kernels where they can run on CUDA. ValueError if `triton` is asked for and cannot run."""
     if asked == "sdpa" or (asked == "auto" and device.type != "cuda"):
         return "sdpa"
     reason = why_not(device, head_dim, softcap)

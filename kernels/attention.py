@@ -325,7 +325,7 @@ def local_backward_kernel(qkv, grad, lse, dqkv, key_ranges, tiles, tokens, strid
 
 
 def constants(heads, kv_heads, qkv, two):
-    """What every kernel is compiled for."""
+    """The constants that every kernel is compiled with."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     scale = math.log2(math.e) / math.sqrt(head_dim)
     return dict(H=heads, HKV=kv_heads, K=head_dim, TWO=two, SCALE=scale)

@@ -178,7 +178,7 @@ def opened(setting, path, kind):
 
 
 def batch_of(setting, model, kind, config):
-    """-> the objective, and a batch of made-up pairs of random ids."""
+    """An objective, and a batch of made-up pairs of random ids for it."""
     objective = kind(model, config).to(setting.device)
     set_attention(objective, "auto", setting.device, 4)
     rng = np.random.default_rng(0)
@@ -221,7 +221,7 @@ def on_grid(values, positions, real):
 
 
 def stepping(module, loss, autocast):
-    """-> a function that does one training step of a module with its loss()."""
+    """A function that does one training step of a module whose loss is loss()."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
 
@@ -477,7 +477,7 @@ def shapes():
 
 
 def split_heads(shape, line):
-    """-> q (T, H, K), k, v (T, Hkv, K)"""
+    """A fused projection -> q (T, H, K), k and v (T, Hkv, K)."""
     heads = [shape.heads, shape.kv_heads, shape.kv_heads]
     return line.unflatten(1, (-1, shape.head_dim)).split(heads, 1)
 

@@ -58,7 +58,8 @@ def holm(ps):
 
 
 def verdict(test, corrected, better):
-    """What `paired_test` gave, its p after Holm's correction, "higher" or "lower" -> some words."""
+    """The outcome in words, out of what `paired_test` gave, its p after Holm's correction, and
+    which way is better ("higher" or "lower")."""
     if test["p"] >= LEVEL:
         return "no difference found"
     is_better = (test["difference"] > 0) == (better == "higher")

@@ -214,7 +214,8 @@ def read_run(folder, files=("eval.json",)):
 
 
 def label_of(settings, others):
-    """What tells these settings from others of their objective: "mexma koleo_weight 0.3"."""
+    """A name for settings: the objective, and what tells them from others of it, as in "mexma
+    koleo_weight 0.3"."""
     same = [other for other in others if other.get("objective") == settings.get("objective")]
     words = []
     for name, value in settings.items():

@@ -54,7 +54,7 @@ def matrix_flops(weights):
 
 
 def vocabulary(objective):
-    """What the states at the target positions go through."""
+    """The weights that the states at the target positions go through."""
     if getattr(objective, "regressor", None):
         return objective.regressor.parameters()
     model = objective.model

@@ -41,7 +41,7 @@ class Picture(Figure):
 
 
 def panels(rows=1, columns=1, height=2.2, titles=()):
-    """-> Picture, and its axes row by row: 3.6 inches wide for one column, 5.4 for more."""
+    """A Picture and its axes, row by row: 3.6 inches wide for one column, 5.4 for more."""
     width = 3.6 if columns == 1 else 5.4
     figure = Picture(figsize=(width, height * rows), dpi=160, layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -341,7 +341,7 @@ def looked_at(evaluation, count=4):
 
 
 def answers(scores):
-    """What `finetune --task mlqa` found -> F1, language of the context by that of the question
+    """The F1 that `finetune --task mlqa` found, the language of the context by that of the question
     [BERT-JEPA, fig. 3]."""
     cells = {}
     for name, number in scores.items():

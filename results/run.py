@@ -88,7 +88,7 @@ def call(command, files, log):
 
 
 def flags_of(train, files):
-    """What follows python train.py."""
+    """The words that follow python train.py in a command."""
     return train.replace("FILES", str(files)).split()[2:]
 
 

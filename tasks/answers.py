@@ -122,7 +122,8 @@ def answer_task(judge, evaluation, options):
 
 
 def judge_pairs(is_correct, metric, answers, options):
-    """By a rule that the paper and the released code see differently."""
+    """Judge by a rule that the paper and the released code see differently: `metric`, "released".
+    """
     pairs = list(zip(answers.written, answers.golds))
     return {metric: [is_correct(*pair) for pair in pairs],
             "released": [is_correct(*pair, released=True) for pair in pairs]}, {}
@@ -138,8 +139,9 @@ def judge_label(answers, options):
 
 
 def judge_regex(answers, options):
-    """By the language denoted. The second metric leaves out gold that matches no line, or every
-    line, as one NL-RX target in five does. What takes too long is undecided, and not equal."""
+    """Judge by the lines that two expressions match. The second metric leaves out gold that matches
+    no line, or every line, as one NL-RX target in five does. What takes too long is undecided, and
+    not equal."""
     equal = []
     vacuous = {}
     with closing(Sandbox(seconds=10)) as sandbox:

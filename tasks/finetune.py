@@ -87,7 +87,7 @@ class Finetuned(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def states(self, packed):
-        """(T, D)"""
+        """The states of all tokens, (T, D)."""
         if self.config.pair == "segments":
             positions = pair_positions(packed, self.sep, self.config.max_positions)
             packed = replace(packed, positions=positions)
@@ -196,7 +196,7 @@ def some(items, limit):
 
 
 def between(run):
-    """What stands between two texts: [SEP], twice in RoBERTa and XLM-R."""
+    """The ids between two texts: [SEP], twice in RoBERTa and XLM-R."""
     sep = run.tokenizer.special.sep
     return [sep, sep] if run.model.config.pair == "sep-sep" else [sep]
 
@@ -213,7 +213,7 @@ def pair_row(first, second, special, middle, longest):
 
 
 def classification(task, options, run):
-    """-> Prepared"""
+    """Rows of one text or two, with their classes or scores -> Prepared."""
     classes = sets.find_set(task.train).classes
     tokenizer = run.tokenizer
     special = tokenizer.special
@@ -282,7 +282,8 @@ FILES = {
 
 
 def read_questions(name, folder):
-    """-> {"de-ar": questions, of German contexts in Arabic}; BadInput without files."""
+    """The questions of a set -> {"de-ar": questions in Arabic about German contexts}; BadInput
+    without files."""
     paths = []
     for pattern in FILES[name]:
         paths = paths or sorted(Path(folder).glob(pattern))
@@ -347,7 +348,8 @@ class Window(NamedTuple):
 
 
 def cut_windows(questions, tokenizer, middle, longest):
-    """-> (Windows, places of the tokens of each question's context)."""
+    """Cut the contexts of questions into Windows that fit into a row -> the Windows, and the places
+    of the tokens of each question's context."""
     special = tokenizer.special
     most = longest - 2 - len(middle)
     contexts = list(dict.fromkeys(question.context for question in questions))
@@ -408,8 +410,8 @@ def span_loss(outputs, targets, lengths):
 
 
 def answering(task, options, run):
-    """-> Prepared. A training window without the whole answer points to [CLS]. [BERT-JEPA's code]
-    """
+    """Questions about contexts -> Prepared. A training window without the whole answer points to
+    [CLS]. [BERT-JEPA's code]"""
     cut = partial(cut_windows, tokenizer=run.tokenizer, middle=between(run),
                   longest=task.max_length)
 
@@ -510,7 +512,7 @@ def parse_flags(argv):
 
 
 def chosen_task(name, options, config):
-    """-> the FinetuneTask of a name with what was asked for. BadInput if the model cannot do it."""
+    """The FinetuneTask of a name, with what was asked for. BadInput if the model cannot do it."""
     if name not in TASKS:
         raise BadInput(f"task {name!r} is unknown: choose from glue, {', '.join(TASKS)}"
                        f"{did_you_mean(name, TASKS)}")

@@ -71,8 +71,8 @@ def own_files(folder, name, *patterns):
 
 
 def tatoeba_files(folder):
-    """-> {language: its files}: XXX-eng.tsv with a header (also .gz, .xz), or LASER's
-    tatoeba.XXX-eng.XXX and .eng."""
+    """The files of each language -> {language: paths}: XXX-eng.tsv with a header (also .gz, .xz),
+    or LASER's tatoeba.XXX-eng.XXX and .eng."""
     tables = own_files(folder, "tatoeba", "???-eng.tsv", "???-eng.tsv.gz", "???-eng.tsv.xz")
     found = {name[:3]: [path] for name, path in tables.items()}
     for name, path in own_files(folder, "tatoeba", "tatoeba.???-eng.???").items():
@@ -84,8 +84,8 @@ def tatoeba_files(folder):
 
 
 def bucc_files(folder):
-    """-> {"de-en": paths of the German, the English, the gold} of the training part of BUCC 2018.
-    MTEB takes its gold too, as that of the test part was never published."""
+    """The training part of BUCC 2018 -> {"de-en": paths of the German, the English, the gold}. MTEB
+    takes its gold too, as that of the test part was never published."""
     files = own_files(folder, "bucc", "*-*.training.*")
     found = {}
     for pair in sorted({name.split(".")[0] for name in files}) or ["de-en"]:

@@ -366,7 +366,8 @@ def sentences(task, evaluation, options):
 
 
 def positives(rows):
-    """Of three-way inference `pairs` asks entailment against contradiction, as MTEB does."""
+    """The rows of three-way inference that are entailment (1) or contradiction (0), as MTEB asks
+    for `pairs`."""
     kept = [row for row in zip(*rows) if row[2] != 1]
     first, second, labels = map(list, zip(*kept))
     return sets.Rows(first, second, [int(label == 0) for label in labels])

@@ -217,7 +217,7 @@ class PatternParser:
         return self.made.make("set", self.characters(token))
 
     def characters(self, token):
-        """Of x, \\x and [...], as Python's re reads them."""
+        """The characters of x, \\x and [...], as Python's re reads them."""
         if len(token) == 1:
             return frozenset(token)
         try:
@@ -267,5 +267,5 @@ def regex_equal(generated, gold, limit=300_000):
 
 
 def regex_vacuous(gold):
-    """Does it match no line at all, or every line, say a digit & the word dog?"""
+    """Does an expression match no line at all (a digit & the word dog), or every line?"""
     return any(regex_equal(gold, other) for other in ("~(.*)", ".*"))

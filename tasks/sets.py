@@ -116,7 +116,8 @@ def origin(here, split):
 
 
 def missing_rows(name, folder="data", split="test", lang="en"):
-    """"" if the rows are there; else a line: which file, from where, the licence, the command."""
+    """One line about rows that are not there: which file, from where, the licence, the command; ""
+    if they are there."""
     _, here = at_hand(name, folder, lang)
     if origin(here, split)[0] in here:
         return ""
