@@ -441,11 +441,14 @@ class Model(nn.Module):
         std = 0.02 * (768 / width) ** 0.5
         self.apply(lambda module: initialise(module, std))
 
-    def forward(self, packed):
-        """Packed -> states (T, D) of the last layer, after the final norm."""
+    def forward(self, packed, layers=None):
+        """Packed -> states (T, D) of the last layer, after the final norm. A list `layers` gets the
+        states behind every block, each (T, D)."""
         x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
         for block in self.blocks:
             x = block(x, packed, angles)
+            if layers is not None:
+                layers.append(x)
         return self.final_norm(x)
 
     def embed_tokens(self, tokens, positions):

@@ -1,0 +1,69 @@
+"""NextLat: the next token, and from it the next state."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from corpora.program import check_range, validate
+from objectives import Ntp, no_autocast, smooth_l1, upcast
+
+
+class NextLat(Ntp):
+    """Next-token prediction, and a small network f predicts each state from the state before and
+    the token between them [NextLat, arXiv 2511.05963].
+
+        g_t+1 = h_t + f(h_t, x_t+1)
+        loss = ntp + latent_weight * smooth_l1(g_t+1, sg h_t+1)
+             + kl_weight * KL(sg p(h_t+1) | p(g_t+1)),  p: the frozen head; sg: no gradient
+
+    One step ahead, where the paper also rolls f on over several. That f is an MLP of three layers
+    and reads h after the final norm, and the weights 1 and 1, we know from others' code. ntp and
+    the KL keep the states from collapsing: both must tell tokens apart.
+    """
+    name = "nextlat"  # other facts and training values are Ntp's
+    toy = dict(Ntp.toy, data="regex")
+
+    @dataclass(frozen=True)
+    class Config:
+        latent_weight: float = 1.0  # weight of the distance from the next state
+        kl_weight: float = 1.0  # weight of the KL divergence between what the two states predict
+
+        def __post_init__(self):
+            validate(self)
+            check_range(self, "latent_weight kl_weight", 0)
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        d = model.config.width
+        self.f = nn.Sequential(nn.LayerNorm(2 * d), nn.Linear(2 * d, d), nn.GELU(),
+                               nn.Linear(d, d), nn.GELU(), nn.Linear(d, d))
+
+    # the keys of Ntp;  state_index (M,): all tokens but the last of each row
+    @staticmethod
+    def collate(examples, rng, config, special):
+        batch = Ntp.collate(examples, rng, Ntp.Config(), special)
+        packed = batch["packed"]
+        is_last = torch.isin(torch.arange(len(packed.tokens)), packed.cu_seqlens - 1)  # (T,)
+        return dict(batch, state_index=(~is_last).nonzero().flatten())
+
+    def forward(self, batch):
+        c = self.config
+        states = self.model(batch["packed"])  # (T, D)
+        ntp = self.vocabulary_loss(states, batch)
+
+        index = batch["state_index"]
+        token = self.model.embed(batch["packed"].tokens[index + 1])  # (M, D)
+        predicted = states[index] + self.f(torch.cat([states[index], token], -1))
+        target = states[index + 1].detach()
+        latent = smooth_l1(predicted, target)
+
+        _, head, _ = self.model.head(target)  # (V, D)
+        with no_autocast(states):
+            logits = F.linear(upcast(torch.stack([target, predicted])), head.detach())
+        log_p, log_q = logits.log_softmax(-1)  # (M, V) each
+        kl = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+        loss = ntp + c.latent_weight * latent + c.kl_weight * kl
+        return loss, {"ntp": ntp.detach(), "latent": latent.detach(), "kl": kl.detach()}
