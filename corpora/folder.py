@@ -73,10 +73,10 @@ def alone(folder):
         os.close(handle)
 
 
-def remove_leftovers(folder, name="*"):
-    """Delete what killed processes left half written in a folder, of all files or of one. It stands
-    within `alone(folder)`, where no process that lives is writing."""
-    for left in folder.glob(f".{name}.part") if fcntl else ():
+def remove_leftovers(folder):
+    """Delete what killed processes left half written in a folder. It stands within `alone(folder)`,
+    where no process that lives is writing."""
+    for left in folder.glob(".*.part") if fcntl else ():
         if left.is_dir():
             shutil.rmtree(left)
         else:

@@ -28,9 +28,9 @@ def did_you_mean(word, known, otherwise=""):
     return f"; did you mean {near[0]}?" if near else otherwise
 
 
-def shortened(text, ends=80):
+def shortened(text):
     """The two ends of a text that a user gave, if it is long."""
-    return text if len(text) <= 3 * ends else f"{text[:ends]}...{text[-ends:]}"
+    return text if len(text) <= 240 else f"{text[:80]}...{text[-80:]}"
 
 
 def comma_list(text):

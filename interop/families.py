@@ -377,8 +377,8 @@ def facts(config):
 
 
 def spell(config, special):
-    """Find the first Family that reads the model's config back out of the config.json that it writes
-    -> the family, this config.json. BadInput if there is none."""
+    """Find the first Family that reads the config of a model back out of the config.json that it
+    writes -> the family, this config.json. BadInput if there is none."""
     # Positions behind the padding token and pairs with two [SEP] are XLM-R's.
     roberta = config.pair == "sep-sep" and config.position_offset == (special.pad or 0) + 1
     encoder = "xlm-roberta" if roberta else "bert"

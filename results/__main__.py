@@ -6,10 +6,10 @@
     python -m results plots RUN ...           spectrum, vectors, cosines, curves
     python -m results peers                   steps and encoding against other libraries
     python -m results gpu                     kernels, steps, memory and tiles; toy size without one
-    python -m results readme                  puts recorded numbers into both README.md
+    python -m results readme                  recorded numbers, written into both README.md
     python -m results claims                  the papers' claims beside what was measured
     python -m results mixtures FOLDER OUT     the files of the experiments on real text
-    python -m results EXPERIMENT              does an experiment, and writes its page
+    python -m results EXPERIMENT              an experiment, done and written to its page
 
 Each has a --help of its own. Experiments: {names}.
 """
@@ -33,7 +33,7 @@ def work(arguments):
     if name in ("--help", "-h"):
         print(__doc__.strip().replace("{names}", ", ".join(EXPERIMENTS)))
         return None
-    # A file is imported only when its command runs: some need more packages than the core has.
+    # A file is imported only when its command runs: some files need more packages than the core.
     if name in EXPERIMENTS:
         return importlib.import_module("results.run").main(name, arguments[1:])
     if name not in TOOLS:

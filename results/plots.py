@@ -195,10 +195,13 @@ def points_of(log, name):
     return points
 
 
-def curves(logs, names=("loss", "retrieval/xsim", "probe/mean", "geometry/rankme")):
-    """{label: [the log of each seed]} -> a panel for each name that the logs have."""
+CURVES = ("loss", "retrieval/xsim", "probe/mean", "geometry/rankme")
+
+
+def curves(logs):
+    """{label: [the log of each seed]} -> a panel for each of CURVES that the logs have."""
     found = {}
-    for name in names:
+    for name in CURVES:
         for label, seeds in logs.items():
             each = [points_of(log, name) for log in seeds]
             if all(each):
@@ -257,7 +260,7 @@ def pca(vectors, axis=None):
     return finish(axis, "direction 1", "direction 2")
 
 
-def cosines(vectors, bins=40, axis=None):
+def cosines(vectors, axis=None):
     """{language: (N, D), aligned} -> how often translations and unrelated texts have a cosine, of
     all languages and the first: one heap is a space in which nothing can be found."""
     first, *others = [evaluate.unit(z) for z in vectors.values()]
@@ -265,7 +268,7 @@ def cosines(vectors, bins=40, axis=None):
     unrelated = ~torch.eye(len(first), dtype=torch.bool)
     found = {"translations": torch.cat([table.diagonal() for table in tables]),
              "unrelated": torch.cat([table[unrelated] for table in tables])}
-    return histogram(found, "cosine", bins, (-1, 1), axis)
+    return histogram(found, "cosine", 40, (-1, 1), axis)
 
 
 def cloud(points, x, y, axis=None):
