@@ -175,8 +175,6 @@ class Tokenizer:
     @classmethod
     def read(cls, path):
         """The tokenizer in a tokenizer.json; BadInput if there is none."""
-        if Path(path).exists() and not Path(path).is_file():
-            raise BadInput(f"{path} is no file: put back the tokenizer.json of the run")
         try:
             inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
         # The library raises plain Exception for whatever it cannot parse.

@@ -10,7 +10,6 @@ Axes: N and M rows, D width, V vocabulary.
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -28,6 +27,7 @@ import corpora
 from corpora.device import usable_device
 from corpora.folder import read_first, read_log, read_results, write_results
 from corpora.program import BadInput, Parser, comma_list, did_you_mean, exit_status
+from corpora.store import digest
 from data import Tokenizer, rows_of
 from model import KeyValueCache, Packed, load
 
@@ -483,8 +483,8 @@ class Evaluation:
     @property
     def label(self):
         """The rows in words, with a hash of their texts: two files can have the same name."""
-        texts = hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()[:8]
-        return f"{self.count} rows of {self.rows.name} ({', '.join(self.texts)}), {texts}"
+        columns = ", ".join(self.texts)
+        return f"{self.count} rows of {self.rows.name} ({columns}), {digest(self.texts)[:8]}"
 
     def ids_of(self, texts, column=0):
         """N texts -> rows of ids, as those of a column are."""

@@ -41,7 +41,7 @@ def lock(folder):
     lock, which ends with the process, however that ends. BadInput if the folder is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     # A link is not followed, and nothing is cut off: the folder may be somebody else's.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     held = open(os.open(folder / ".lock", flags, 0o644), "r+", encoding="utf-8")
     if fcntl is None:
         return held

@@ -1,11 +1,10 @@
 """The README.md of an exported folder: a model card, in the form that model hubs read."""
 
-import hashlib
-import json
 import time
 from pathlib import Path
 
 import evaluate
+from corpora.folder import hash_of_file, read_results
 
 CARD = """---
 library_name: {library}
@@ -96,10 +95,10 @@ def training(run):
 def measured(run):
     """The run's eval.json as a table, with its rows and its date, as text."""
     path = run.folder / "eval.json"
-    if not path.is_file():
+    results = read_results(path)
+    if not results:
         return "Nothing: the run has no eval.json, which `python evaluate.py` writes."
-    results = json.loads(path.read_text(encoding="utf-8"))
-    model = hashlib.sha256((run.folder / "model.pt").read_bytes()).hexdigest()
+    model = hash_of_file(run.folder / "model.pt")
     if not model.startswith(results.pop("model", "none")):
         return "Nothing: eval.json is of another model. `python evaluate.py` measures this one."
     rows = results.pop("rows")

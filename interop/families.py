@@ -78,9 +78,9 @@ def weights_of(maps, biased=()):
     return names
 
 
-# ---- encoders: BERT, RoBERTa, XLM-R and what was distilled from them [Devlin et al. 2019; Liu et
-# al. 2019; Conneau et al. 2020]
+# ---- encoders: BERT, RoBERTa, XLM-R and what was distilled from them
 
+# [Devlin et al. 2019; Liu et al. 2019; Conneau et al. 2020]
 POSITIONS = "position_embedding.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
 ENCODER_LAYER = {  # our part of a block: theirs of a layer

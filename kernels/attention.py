@@ -153,8 +153,10 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
     tl.store(at, tl.where(dead, float("inf"), top + tl.log2(total)), mask=live)
 
 
-# ---- backward: dp = do v', ds = p (dp - delta), delta = rowsum(do o); dq = scale ds k,
-# dk = scale ds' q, dv = p' do
+# ---- backward
+
+# dp = do v' and ds = p (dp - delta), with delta = rowsum(do o).
+# Then dq = scale ds k, dk = scale ds' q and dv = p' do.
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -155,7 +155,7 @@ class Probe(nn.Module):
         return found if found.ndim == 1 else found.argmax(1)
 
 
-def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False):
+def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, lr=1e-3):
     """Train and valid (u, v or None, labels), test (u, v) -> the classes, or scores, of the test
     rows (N,) in the epoch whose `metric` of the valid rows is highest; the released code takes the
     test rows for that. `weighted`: classes count n / (classes n_c). [Predict-and-Reconstruct,
@@ -170,7 +170,7 @@ def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         head = Probe(u.shape[1], len(counts), kind)
-        adam = torch.optim.AdamW(head.parameters(), 1e-3, weight_decay=.01, fused=True)
+        adam = torch.optim.AdamW(head.parameters(), lr, weight_decay=.01, fused=True)
         best = -torch.inf
         kept = None
         for _ in range(epochs):

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from tasks import regex
 
+# On Windows time alone is limited.
 try:
     import resource
-except ImportError:  # On Windows time alone is limited.
+except ImportError:
     resource = None
 
 SQL_PARTS = re.compile(

@@ -327,7 +327,7 @@ def test_the_command_prints_a_table_and_adds_to_the_file_of_the_same_rows_and_mo
     assert status == 0 and len(lines) <= 24 and lines[-1].startswith("health: ")
     assert lines[0].split() == ["untrained", "trained"] and "at step 0" in lines[-2]
     assert "0.2500" in shown and "lower" in shown
-    assert f"held the numbers of {trained.label}: replaced" in said
+    assert f"held the numbers of {trained.label}, of model {model}: replaced" in said
     written = numbers_in(path)
     assert written["geometry/rows"] == 1000
     assert {name.split("/")[0] for name in written} == {"model", "rows", "geometry"}
@@ -335,7 +335,7 @@ def test_the_command_prints_a_table_and_adds_to_the_file_of_the_same_rows_and_mo
     save(tiny("mean"), folder / "model.pt")
     os.utime(folder / "model.pt", (1, 1))
     write_results(folder, "eval.json", {"probe/mean": 42.0}, written["rows"])
-    assert "held the numbers of another model: replaced" in capsys.readouterr().err
+    assert f"of model {model}: replaced" in capsys.readouterr().err
     found = numbers_in(path)
     assert found.pop("model") != model
     assert found == {"rows": written["rows"], "probe/mean": 42.0}
