@@ -519,7 +519,8 @@ def prefetch(make, start, stop, depth=4):
         pool.shutdown(cancel_futures=True)
 
 
-# ---- maskings: which tokens are hidden; ids (n,) -> (n,) bool, False for special tokens
+# ---- maskings: which tokens of a batch are hidden, never special ones; ids (n,) -> (n,) bool. The
+# ids are those of all rows end to end, each row between [CLS] and [SEP].
 
 
 def _is_special(ids, special):

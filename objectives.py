@@ -376,7 +376,7 @@ class Mlm(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        masking: Masking = "token"  # what is hidden: tokens, whole words or spans
+        masking: Masking = "token"  # what is hidden
         mask_ratio: float = 0.15  # share of the tokens that become targets
         regressor: bool = False  # take hybrid's head, which is not tied, in place of BERT's
 
@@ -551,7 +551,7 @@ class Mexma(Objective):
         koleo_input: Literal["unit", "raw"] = "unit"  # the vectors that KoLeo spreads
         symmetrical: bool = True  # unmask both languages (otherwise one, drawn per example)
         token_gradients: bool = True  # teach the encoder also through the tokens it gives the head
-        masking: Masking = "token"  # what is hidden: tokens, whole words or spans
+        masking: Masking = "token"  # what is hidden
         mask_first: float = 0.4  # share of the first text's tokens that are hidden
         mask_second: float = 0.4  # share of the second text's tokens that are hidden
         head_layers: int = 6  # blocks of the unmasking head, which has no positions
@@ -685,10 +685,11 @@ class Bepa(Objective):
         keep_self: bool = False  # with info_nce a vector is its own negative (released code)
         order: Literal["random", "given"] = "random"  # which sentence of a pair stands first
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"  # rows of the MLM
-        # The other sentence is left out, positions as if it were there; masked; left out
+        # The other sentence is left out, with positions as if it were there (rotary positions do
+        # not tell); it is masked; it is left out.
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"  # what each [CLS] sees
         predictor: Literal["identity", "linear", "mlp"] = "identity"  # of CLS_2 from CLS_1
-        masking: Masking = "token"  # what is hidden: tokens, whole words or spans
+        masking: Masking = "token"  # what is hidden
         mask_ratio: float = 0.15  # share of the tokens that become targets
 
         def __post_init__(self):
@@ -929,7 +930,7 @@ class Hybrid(Objective):
         predictor_heads: int = 8  # its attention heads
         predictor_std: float = 0.02  # of its initial weights (released code); 0: PyTorch's own
         mask_ratio: float = 0.15  # share of the tokens that MLM restores
-        masking: Masking = "token"  # what MLM hides: tokens, whole words or spans
+        masking: Masking = "token"  # what MLM hides
         mask_special: bool = False  # MLM hides [CLS] and [SEP] too (released code)
 
         def __post_init__(self):
@@ -940,8 +941,8 @@ class Hybrid(Objective):
             check_range(self, "target_low target_high context_low context_high", 0, 1)
             check_range(self, "momentum mask_ratio balance_start balance_end", 0, 1)
             if self.mask_special and self.masking != "token":
-                raise BadInput("mask_special needs --masking token: words and spans leave [CLS] "
-                               "and [SEP] out")
+                raise BadInput("mask_special needs --masking token: all others leave [CLS] and "
+                               "[SEP] out")
             if self.target_low > self.target_high or self.context_low > self.context_high:
                 raise BadInput(f"target_low {self.target_low} or context_low {self.context_low} is "
                                "above its high: swap them")

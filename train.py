@@ -184,7 +184,9 @@ def settle(name, given):
     train = pick(TrainConfig, values | dict(size=size))
     options = pick(kind.Config, values)
     check(train, kind, options, given)
-    notes = [f"  toy scale: {key} {value} (paper: {paper[key]})" for key, value in toy.items()
+    # A class without published values has the defaults in their place.
+    of = "paper" if kind.paper else "default"
+    notes = [f"  toy scale: {key} {value} ({of}: {paper[key]})" for key, value in toy.items()
              if values[key] == value != paper[key]]
     if train.accumulate > 1 and kind.in_batch(options):
         notes.append(f"  accumulate {train.accumulate}: the loss compares the examples of a batch, "

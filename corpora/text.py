@@ -389,7 +389,7 @@ def find_reader(path):
     """The reader of a file, by its ending or else by its first line. BadInput for what is no text.
     """
     ending = plain_name(path).suffix.lower()
-    if ending in OTHERS:
+    if ending in OTHERS and ending not in READERS:
         raise BadInput(f"{path}: {ending} is not read, it is {OTHERS[ending]}; save it as TSV, CSV "
                        f"or JSONL (plain, or as {', '.join(OPENERS)})")
     first = next((line for _, line in read_lines(path) if line.strip()), b"").lstrip()
