@@ -279,13 +279,6 @@ def test_a_table_has_twenty_rows_at_most_and_the_untrained_column(results):
         ["retrieval/xsim", "99.50", "12.25", "%"], ["geometry/std", "-", "0.5000", "higher"]]
 
 
-def test_the_headline_gives_no_verdict_on_random_weights(results):
-    line = evaluate.headline(results, 0)
-    assert line.startswith("validation/loss 2.500  retrieval/xsim ") and "\n" not in line
-    assert "retrieval/xsim++ " in line and line.endswith("-> untrained")
-    assert evaluate.headline(results, 10).endswith(evaluate.diagnose(results))
-
-
 # ---- the folder of a run, and the command
 
 

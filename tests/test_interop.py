@@ -7,8 +7,6 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -302,24 +300,6 @@ def test_encode_writes_one_vector_a_line_and_nearest_finds_the_line(tmp_path, ca
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
     assert run("nearest", "run", "lines.txt", "--count", 1) == 0
     assert "  1.000  4  the cat" in capsys.readouterr().out
-
-
-ALONE = """
-import sys
-for name in ("safetensors", "huggingface_hub", "transformers", "sentence_transformers", "scipy"):
-    sys.modules[name] = None
-from interop import __main__ as program
-program.main("encode run lines.txt --out v.npy".split())
-program.main("nearest run lines.txt --vectors v.npy --count 1 --query the".split())
-"""
-
-
-def test_encode_and_nearest_do_without_the_packages_of_import_and_export(tmp_path):
-    a_run(tmp_path / "run")
-    (tmp_path / "lines.txt").write_text("the dog\nthe\n", encoding="utf-8")
-    made = subprocess.run([sys.executable, "-c", ALONE], cwd=tmp_path, capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": str(GOLDEN.parent.parent)})
-    assert made.stdout.endswith("  1.000  2  the\n"), made.stderr
 
 
 @pytest.mark.parametrize("words, said", [

@@ -158,12 +158,6 @@ def test_a_plan_is_what_a_dense_mask_gives_token_by_token(name, tiles, share):
     assert_visits_once(keys, local, visible.T, tiles.keys[0], tiles.local[0])
 
 
-def test_short_rows_compute_less_than_three_times_what_is_visible():
-    packed = Packed.of([np.zeros(n) for n in np.random.default_rng(0).integers(8, 41, 256)])
-    plan = schedule.plan(packed.key_ranges.numpy(), 1, *TILES["9.0", 2, 64])
-    assert schedule.computed(plan, 1)["forward"] < 3 * packed.visible_pairs()
-
-
 @pytest.mark.parametrize("make, said", [
     (lambda: schedule.plan(Packed.of_segments([APART]).key_ranges.numpy(), 1, SMALL, SMALL),
      "must stand side by side"),

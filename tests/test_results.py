@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from corpora.program import BadInput, exit_status
 from model import Block
 from results import claims, compare, flops, readme, run
 from results.__main__ import work
-from results.tables import DATA, ROOT
+from results.tables import DATA
 
 TINY = dict(width=16, layers=1, heads=2, ffn_dim=32, dropout=0.0, vocab=300, eval_limit=20, batch=8)
 
@@ -177,15 +175,6 @@ def test_inspect_shows_rows_targets_mask_and_keys(objective, pairs, capsys):
     assert all(f"\n{key}: " in keys for key in batch)
 
 
-def test_inspect_and_help_need_the_core_s_packages_alone(pairs):
-    code = ("import sys; [sys.modules.__setitem__(name, None) for name in ('scipy', 'sklearn', "
-            "'matplotlib', 'PIL', 'safetensors', 'transformers', 'huggingface_hub')]; "
-            "from results.__main__ import work; work(['--help']); work(sys.argv[1:])")
-    done = subprocess.run([sys.executable, "-c", code, "inspect", "--objective", "contrastive",
-                           *as_words(pairs)], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and "THE MASK" in done.stdout
-
-
 # ---- compute
 
 
@@ -253,17 +242,6 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
         assert ("\n|---|" in text) == bool(records)
         path = run.RECORDS / f"{name}.md"
         assert not records or path.read_text(encoding="utf-8") == text
-
-
-def test_a_page_says_the_precision_of_its_rows():
-    """Logs that name none are of float32; where rows differ, a line says so."""
-    records = run.read_records("collapse")
-    assert "is not the same" not in run.experiment_page("collapse", records)
-    assert ", float32" in run.experiment_page("collapse", records)
-    records[0] = records[0] | {"precision": "bfloat16"}
-    row = f"{records[0]['label']}, seed {records[0]['seed']}"
-    page = run.experiment_page("collapse", records)
-    assert f"not the same in all rows: bfloat16 in {row}; float32 in" in page
 
 
 def test_runners_side_by_side_lose_no_record(tmp_path, monkeypatch):
@@ -344,13 +322,6 @@ def call_here(command, files, log):
         else:
             assert program == "evaluate.py" and not evaluate.main(words)
     return shown.getvalue()
-
-
-def test_a_command_has_one_thread_and_a_failure_is_told(tmp_path):
-    code = "__import__('os').environ['OMP_NUM_THREADS']"
-    assert run.call(f"python -c print({code},'FILES')", "/data", tmp_path / "log") == "1 /data\n"
-    with pytest.raises(BadInput, match="ended with status 3: .*log says why"):
-        run.call("python -c exit(3)", None, tmp_path / "log")
 
 
 def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_path, monkeypatch,

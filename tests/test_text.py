@@ -4,15 +4,12 @@ import bz2
 import gzip
 import json
 import lzma
-import os
-import tracemalloc
 
 import pytest
 
 from corpora import count_trained_on, evaluation_rows, open_text, text, toy, train_texts
 from corpora.program import BadInput, Parser, comma_list
 from corpora.split import held_size
-from corpora.text import TextFiles
 from data import open_corpus
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
@@ -254,20 +251,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     assert said in str(error.value) and len(str(error.value)) < 600
 
 
-def test_what_is_no_file_of_text_is_refused_with_the_reason(tmp_path):
-    os.mkfifo(tmp_path / "pipe.tsv")
-    os.symlink(tmp_path / "loop", tmp_path / "loop")
-    (tmp_path / "folder.tsv").mkdir()
-    for name, said in (("pipe.tsv", "is a pipe or a device"), ("pipe.tsv/x", "Not a directory"),
-                       ("folder.tsv", "must hold files CODE.devtest"), ("loop", "symbolic links$")):
-        with pytest.raises(BadInput, match=f"^(cannot read )?/.*{name}.*{said}"):
-            open_text(str(tmp_path / name))
-    with pytest.raises(BadInput, match="folder.tsv is a folder; name the files in it"):
-        open_text([tmp_path / "folder.tsv"] * 2)
-    with pytest.raises(BadInput, match="header 'auto': choose yes or no"):
-        open_text("toy", header="auto")
-
-
 def test_parallel_files_of_unequal_length_are_refused_even_when_bad_lines_are_skipped(tmp_path):
     paths = [write(tmp_path / "c.de", "a\nb\n"), write(tmp_path / "c.en", "a\nb\nextra\nmore\n")]
     with pytest.raises(BadInput, match="c.de has 2 lines, .*c.en has more .*c.en:3"):
@@ -277,32 +260,6 @@ def test_parallel_files_of_unequal_length_are_refused_even_when_bad_lines_are_sk
 
 
 # ---- reading
-
-
-def test_reading_is_lazy_and_stops_when_it_has_the_rows_of_an_evaluation(tmp_path, monkeypatch):
-    path = write(tmp_path / "big.txt.gz", "a line of text that is repeated\n" * 20_000)
-    tracemalloc.start()
-    assert sum(1 for _ in TextFiles([path]).rows("all")) == 20_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 300_000  # of 640,000 characters
-    read = []
-    def counted(path):
-        for number, line in read_lines(path):
-            read.append(1)
-            yield number, line
-    read_lines = text.read_lines
-    monkeypatch.setattr(text, "read_lines", counted)
-    assert len(evaluation_rows(path, split="all", limit=30).texts["text"]) == 30
-    assert len(read) < 11_000  # the names of the columns; then one more tells that there are more
-
-
-def test_a_log_has_a_line_now_and_then_of_long_reading(monkeypatch, capsys):
-    assert list(text.watched(iter(range(3000)), "read a", 6000, pause=0)) == list(range(3000))
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "read a: 2,000 of 6,000 (33%) rows", "read a: 3,000 of 6,000 (50%) rows"]
-    assert len(list(text.watched(iter(range(3000)), "read a"))) == 3000
-    assert not capsys.readouterr().err
 
 
 def test_held_out_rows_are_the_same_for_any_columns_and_never_trained_on(tmp_path):
