@@ -3,6 +3,7 @@ generation, LoRA, files."""
 
 import itertools
 import math
+import os
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -24,7 +25,6 @@ from model import (
     Segment,
     add_lora,
     add_tokens,
-    each_tensor,
     load,
     save,
     size_config,
@@ -318,21 +318,16 @@ class Options:
     (lambda: replace(TINY, pool="first"), "pool is 'first': choose one of cls, mean, max, last"),
     (lambda: replace(TINY, heads=3), "width is 16.* heads 3"),
     (lambda: replace(TINY, kv_heads=3), "heads is 4.* kv_heads 3"),
-    (lambda: replace(TINY, dropout=1.0), "dropout is 1.0: it must be below 1"),
-    (lambda: replace(TINY, width=0), "width is 0: it must be above 0"),
+    (lambda: replace(TINY, dropout=1.0), "dropout is 1.0: it must be from 0 to 0.99"),
+    (lambda: replace(TINY, width=0), "width is 0: it must be at least 1"),
     (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
-    (lambda: replace(LLAMA, pair="segments"), "pair is 'segments': it needs learned positions"),
+    (lambda: replace(LLAMA, pair="segments"), "pair is 'segments', which needs learned positions"),
     (lambda: replace(TINY, max_tokens=-1), "max_tokens is -1"),
-    (lambda: replace(TINY, rope_scaling=torch.ones(4)), "rope_scaling is .*a list of numbers"),
     (lambda: size_config("huge"), "size 'huge'"),
     (lambda: validate(Options(rate=math.nan)), "rate is nan: it must be a finite number"),
-    (lambda: validate(Options(), at_least={2: "count"}), "count is 1: it must be at least 2"),
-    (lambda: validate(Options(), above={1: "rate"}), "rate is 1.0: it must be above 1"),
-    (lambda: validate(Options(), at_most={0: "count"}), "count is 1: it must be at most 0"),
-    (lambda: Mexma.Config(head_layers=1001), "head_layers is 1001: it must be at most 1000"),
+    (lambda: Mexma.Config(head_layers=1001), "head_layers is 1001: it must be from 0 to 1000"),
     (lambda: Hybrid.Config(predictor_layers=10 ** 9), "predictor_layers is 1000000000"),
-    (lambda: LlmJepa.Config(predictors=11), "predictors is 11: it must be at most 10"),
-    (lambda: validate(Options(rate=2.0), shares="rate"), "rate is 2.0: it must lie in")])
+    (lambda: LlmJepa.Config(predictors=11), "predictors is 11: it must be from 0 to 10")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, said):
     with pytest.raises(ValueError, match=f"^[^\n]*{said}[^\n]*$"):
         make()
@@ -430,29 +425,19 @@ def test_a_saved_model_rebuilds_alone_and_exactly(tmp_path):
 CONFIG = asdict(TINY)
 
 
-@pytest.mark.parametrize("config, said", [
-    (CONFIG | {"width": 32}, r"does not fit.*embed.weight.*\[50, 16\].*\[50, 32\]"),
-    (CONFIG | {"layers": 3}, "does not fit.*blocks.2.attention.qkv.weight"),
-    # More than any memory
-    (CONFIG | {"vocab": 10 ** 12}, r"does not fit.*\[50, 16\].*\[1000000000000, 16\]"),
-    (CONFIG | {"max_positions": 10 ** 18}, "does not fit.*overflowed"),
-    (CONFIG | {"flavour": 1}, "no model of this version.*flavour"),
-    (CONFIG | {"layers": 10 ** 9}, "no model of this version.*layers is 1000000000"),
-    (None, "no model of this version"), ("int8", "does not fit.*whole numbers"),
-    ("sparse", "does not fit.*embed.weight"), ("cut", "cannot be read"), ("code", "cannot be read"),
-    ("nothing", "does not exist")])
-def test_a_bad_model_file_is_one_clear_line(config, said, tmp_path):
+@pytest.mark.parametrize("name, saved, said", [
+    ("version", {"config": CONFIG | {"flavour": 1}, "weights": {}}, "of this version .*flavour"),
+    ("empty", {"config": None, "weights": {}}, "is no model of this version"),
+    ("code", {"config": os.system}, "is no checkpoint of tensors and plain values"),
+    ("cut", {"config": CONFIG, "weights": {}}, "it is damaged, or of another kind"),
+    ("nothing", None, "does not exist")])
+def test_a_file_that_is_no_model_is_one_line_and_nothing_in_it_is_executed(
+        name, saved, said, tmp_path):
     path = tmp_path / "model.pt"
-    saved = {"config": config, "weights": Model(TINY).state_dict()}
-    if config in ("int8", "sparse"):
-        change = torch.Tensor.char if config == "int8" else torch.Tensor.to_sparse
-        saved = {"config": CONFIG, "weights": each_tensor(saved["weights"], change)}
-    if config == "code":
-        saved = {"config": __import__("os").system}
-    if config != "nothing":
+    if saved:
         torch.save(saved, path)
-    if config == "cut":
-        path.write_bytes(path.read_bytes()[:-1000])
+    if name == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(BadInput, match=f"^[^\n]*{said}[^\n]*$") as refusal:
         load(path)
     assert str(path) in str(refusal.value)
