@@ -421,7 +421,8 @@ class Batches:
         self.shuffled = (None, None)  # the last epoch that was asked for, and its rows
         if views > corpus.sides:
             raise BadInput(f"{corpus.name} has the single column {corpus.columns[0]!r}, and the "
-                           "objective needs two: use parallel data (--data toy), or one view")
+                           "objective needs two: use parallel data (--data toy), or an "
+                           "objective of single texts, such as mlm")
         if system and not corpus.has_text("system"):
             raise BadInput(f"--chat system: {corpus.name} has no system texts; use --chat plain")
         if system and corpus.special.chat.system is None:

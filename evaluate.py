@@ -842,7 +842,7 @@ def make_parser(prog, description, tasks):
     add("--langs", type=comma_list, default=[], help="columns, as en,de; the first is searched in")
     add("--header", choices=("yes", "no"), help="does a table's first line name its columns? [yes]")
     add("--split", choices=("train", "valid", "test", "all"),
-        help="[test; of files that the run does not name as its data, all]")
+        help="of the run's own file valid and test are the same rows [test; of other files all]")
     add("--limit", type=int, help="at most so many rows, 0: all [1000; of a folder, all]")
     add("--max-new", type=int, help="cut answers after so many tokens")
     add("--pool", choices=("cls", "mean", "max", "last"), help="another pooling than the model's")
@@ -885,7 +885,8 @@ def main(argv):
         before = opened.untrained if path and not options.out else None
         print(table(results, before))
         if before:
-            print("untrained: at step 0, on the run's rows for validation")
+            print("untrained: at step 0, on the run's rows for validation; with other numbers of "
+                  "rows RankMe, xsim and probes are not the same measure")
         if "geometry/rankme" in results:
             print(diagnose(results, evaluation.views))
     if path:

@@ -596,7 +596,9 @@ class Run:
         program = ["python"]
         if self.world > 1:
             program = ["torchrun", "--nproc_per_node", str(self.world)]
-        self.command = shlex.join([*program, "train.py", *arguments]) if arguments else ""
+        # A notebook or a test has another program.
+        path = sys.argv[0] if sys.argv[0].endswith("train.py") else "train.py"
+        self.command = shlex.join([*program, path, *arguments]) if arguments else ""
         self.say = say if self.rank == 0 else lambda text: None
         self.folder = Path(self.train.out)
         # Rank 0 alone holds the folder and writes.

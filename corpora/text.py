@@ -507,6 +507,9 @@ class TextFiles:
         if not names:
             raise BadInput(f"{path} has no row that can be used: there is nothing below its header")
         is_table = self.readers[index].func in (read_tsv, read_csv)
+        first = next(line for _, line in read_lines(path) if line.strip())
+        if is_table and self.header == "yes" and re.match(rb'(\xef\xbb\xbf)?(""|\s)*[,\t]', first):
+            self.notes.append(f"{path}: the first column has no name and is not read")
         if self.readers[index].func is read_tsv and is_quoted(path):
             self.notes.append(f"{path}: cells in quotes are read by the rules of CSV")
         if is_table and self.header == "yes" and not names_columns(names, self.langs):

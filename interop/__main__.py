@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch.nn.functional import normalize
 
 import evaluate
@@ -61,6 +62,7 @@ def nearest(options):
     run = run_of(options)
     if options.vectors:
         vectors = read_vectors(options.vectors, (len(lines), run.model.config.width))
+        refuse_others(run, lines, vectors, options)
     else:
         vectors = vectors_of(run, lines, options)
     found = evaluate.search(vectors_of(run, queries, options), vectors, options.count)
@@ -68,6 +70,16 @@ def nearest(options):
         print(query)
         for cosine, i in zip(cosines, indices):
             print(f"  {cosine:.3f}  {i + 1}  {lines[i]}")
+
+
+def refuse_others(run, lines, vectors, options):
+    """BadInput for vectors of other lines or of another model, as far as a few lines tell."""
+    some = sorted({0, len(lines) // 3, 2 * len(lines) // 3, len(lines) - 1})
+    made = vectors_of(run, [lines[i] for i in some], options).double()
+    kept = torch.as_tensor(vectors[some]).double()
+    if torch.nn.functional.cosine_similarity(made, kept).min() < 0.999:
+        raise BadInput(f"--vectors {options.vectors} is not of these lines, or of another run: run "
+                       "encode again")
 
 
 def read_vectors(name, shape):

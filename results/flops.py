@@ -90,7 +90,8 @@ def run_flops(folder):
     """All FLOPs of a finished run, counted again from the command in its log."""
     first = evaluate.read_first(folder)
     words = shlex.split(first.get("command", ""))
-    words = words[words.index("train.py") + 1:] if "train.py" in words else []
+    # The flags follow train.py, which may have been called by a path.
+    words = list(itertools.dropwhile(lambda word: not word.endswith("train.py"), words))[1:]
     if not words:
         raise BadInput(f"{folder} has no command in its log: train it with python train.py")
     steps = first["config"]["steps"]
