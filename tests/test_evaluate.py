@@ -248,22 +248,6 @@ def results(tokenizer):
     return validation | found | evaluate.run(causal, ["generate"])
 
 
-def test_every_metric_has_a_unit_a_direction_and_a_meaning(results):
-    """Of those that are listed test_tasks.py holds the same."""
-    for name in results:
-        task, _, metric = name.partition("/")
-        unit, better, what = evaluate.about(name)
-        if task == "validation":
-            assert (unit, better) == ("", "lower")
-        else:
-            assert bool(what) == (metric in evaluate.TASKS[task].about)
-    assert evaluate.about("retrieval/xsim/de-en") == ("%", "lower", "")
-    assert evaluate.about("validation/lambda")[1] == ""  # a weight, no loss
-    mine = {"mine": evaluate.Task(None, None, {"count": ("", "higher", "rows there are")})}
-    line = evaluate.table({"mine/count": 30}, tasks=mine)
-    assert line.split() == ["mine/count", "30", "higher", "rows", "there", "are"]
-
-
 def test_a_table_has_twenty_rows_at_most_and_the_untrained_column(results):
     lines = evaluate.table(results).splitlines()
     assert len(lines) == 21 and lines[-1] == f"and {len(results) - 20} more numbers: --json"
