@@ -807,7 +807,9 @@ def test_two_processes_with_masks_train_as_one_that_is_given_both_their_parts(na
     run = started(pairs, name, **TWO)
     ranks = [train.make_batches(run.settings, run.corpus, 8, 3, rank, 2) for rank in (0, 1)]
     for step in range(3):
-        parts = [run.make_batch(step, batches)[0] for batches in ranks]
+        parts = []
+        for run.batches in ranks:
+            parts += run.make_batch(step)
         run.train_step(parts, run.objective.train())
         run.step += 1
         run.objective.after_step(run.step / 3)
