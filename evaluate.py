@@ -779,19 +779,21 @@ def open_run(folder, device="cpu"):
 
 
 def say_trained_on(config, rows):
-    """Say on stderr how many of some EvaluationRows a run of this config was trained on."""
-    if not config["data"]:
-        return
+    """Say on stderr how many of some EvaluationRows a run of this config was trained on, and the
+    runs that it began from."""
     texts = list(zip(*rows.texts.values()))
+    count = 0
     try:
-        count = corpora.count_trained_on(
-            config["data"], texts, comma_list(config.get("langs", "")),
-            config.get("skip_bad", False), not config.get("eval_data"),
-            config.get("header", "yes"))
+        while config:
+            if config.get("data"):
+                count = max(count, corpora.count_trained_on(
+                    config["data"], texts, comma_list(config.get("langs", "")),
+                    config.get("skip_bad", False), not config.get("eval_data"),
+                    config.get("header", "yes")))
+            config = config.get("init") and read_first(config["init"])["config"]
     except BadInput as error:
         print(f"note: it cannot be told which of these rows were trained on: {error}",
               file=sys.stderr)
-        return
     if count:
         print(f"warning: {count:,} of {len(texts):,} rows of {rows.name} were trained on",
               file=sys.stderr)
@@ -823,7 +825,7 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
     # A run that was trained with system texts can be asked without them.
     system = config.get("chat") == "system" and "system" in columns
     rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system, header)
-    if spec != own or split not in ("valid", "test"):
+    if spec != own or split not in ("valid", "test") or config.get("init"):
         say_trained_on(config, rows)
     return Evaluation(opened.model, opened.tokenizer, rows, opened.first.get("affixes"),
                       config.get("max_length"), answer_limit=None, max_new=max_new,

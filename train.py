@@ -40,6 +40,7 @@ from corpora.folder import (
     TrainingFolder,
     differences,
     hash_of,
+    hash_of_file,
     outline,
     write_atomic,
     write_results,
@@ -519,6 +520,13 @@ def frozen(model, train):
             if not weight.requires_grad}
 
 
+def file_hash(kind):
+    """Of the file that --objective named; "" for a class that comes with the code, or of a cell."""
+    if not kind.__module__.startswith("objective_"):
+        return ""
+    return hash_of_file(sys.modules[kind.__module__].__file__)
+
+
 def version_of(folder):
     """What train.pt is now; None if there is none. Another run changes it."""
     path = folder / "train.pt"
@@ -662,7 +670,7 @@ class Run:
             train.eval_data or train.data, comma_list(train.langs) or None,
             "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad,
             train.chat == "system", header=train.header)
-        if train.eval_data and self.rank == 0:
+        if self.rank == 0 and (train.eval_data or train.init):
             evaluate.say_trained_on(asdict(train), self.rows)
         held_out = open_rows(train, train.eval_data or train.data, "valid", self.tokenizer)
         if held_out.hash == self.corpus.hash:
@@ -688,7 +696,8 @@ class Run:
         """What a resumed run must have in common with this one: other ids, rows or ranks would make
         other batches."""
         return {"config": self.config, "processes": self.world, "tokenizer": self.tokenizer.hash,
-                "rows": self.corpus.hash, "frozen": self.frozen_hash}
+                "rows": self.corpus.hash, "frozen": self.frozen_hash,
+                "the file of the objective": file_hash(self.kind)}
 
     def save(self):
         """train.pt, from which the same command goes on, and model.pt, which is the result."""

@@ -145,14 +145,22 @@ def fetch(file, path):
         part.unlink(missing_ok=True)
 
 
+def plain_member(member, folder):
+    """The filter of tars: files and folders inside of the folder. A chain of links can lead outside
+    past the library's own filter."""
+    if not (member.isfile() or member.isdir()):
+        raise tarfile.SpecialFileError(member)
+    return tarfile.data_filter(member, folder)
+
+
 def unpack(archive, target):
     """A tar or zip -> the folder `target`; if all lies in one folder, that one becomes `target`.
     Raises BadInput; nothing is left half unpacked."""
     if target.exists():
         return
-    # No links out of the folder, no devices, no absolute names. The reader of zips, which has no
-    # filter, makes plain files only, and leaves out what would lie outside of the folder.
-    checked = {} if archive.suffix == ".zip" else {"filter": "data"}
+    # The reader of zips, which has no filter, makes plain files only, and leaves out what would lie
+    # outside of the folder.
+    checked = {} if archive.suffix == ".zip" else {"filter": plain_member}
     content = target.with_name(f".{target.name}.part")
     # A process that was killed may have left it.
     shutil.rmtree(content, ignore_errors=True)

@@ -43,6 +43,8 @@ def lock(folder):
     # A link is not followed, and nothing is cut off: the folder may be somebody else's.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     held = open(os.open(folder / ".lock", flags, 0o644), "r+", encoding="utf-8")
+    if os.fstat(held.fileno()).st_nlink > 1:
+        raise BadInput(f"{folder / '.lock'} is a second name of another file: delete it")
     if fcntl is None:
         return held
     try:

@@ -3,7 +3,7 @@
     TRAIN, HELD, LEFT_OUT      what each row is for
 
 The held-out rows are those with the smallest hashes, as many as `held_size` says of the different
-rows. Every other row that shares a text with a held-out row, in the same column, is left out of
+rows. Every other row that shares a text with a held-out row, in whatever column, is left out of
 training, and so are the copies of a held-out row. Three cases need a rule of their own:
 
 - A text such as the answer "Yes." would take all rows with it that have the same answer. A row is
@@ -65,15 +65,12 @@ def _hash_rows(rows, columns, file):
     """The hashes of all rows into a file -> the number of rows with a text; those of the rows with
     the smallest hashes (K, columns + 1), where the last is that of the row; how many rows (K,) are
     the same."""
-    salts = np.arange(1, columns + 1, dtype=np.uint64) * np.uint64(ODD)
     count = 0
     kept = np.zeros((0, columns + 1), np.uint64)
     copies = np.zeros(0, np.int64)
     while chunk := list(itertools.islice(rows, CHUNK)):
         found = b"".join(map(_hash, itertools.chain.from_iterable(chunk)))
         texts = np.frombuffer(found, "<u8").reshape(-1, columns)
-        # The same text in another column is another text.
-        texts = np.where(texts == 0, 0, texts ^ salts)
         texts = np.column_stack([texts, texts.sum(1, dtype=np.uint64) * np.uint64(ODD)])
         file.write(texts.tobytes())
         texts = texts[texts[:, -1] != 0]

@@ -125,6 +125,8 @@ BROKEN = "set.tar.gz cannot be unpacked"
     ("set.tar.gz", tar(a="1" * 9999)[:40], True, BROKEN),
     ("set.tar.gz", tar(**{"..__..__evil": "1"}), True, BROKEN),
     ("set.tar.gz", hostile(tarfile.SYMTYPE), True, BROKEN),
+    # A link that stays inside could begin a chain of links that does not.
+    ("set.tar.gz", hostile(tarfile.SYMTYPE, target="a"), True, BROKEN),
     ("set.tar.gz", hostile(tarfile.LNKTYPE, target="/etc/hostname"), True, BROKEN),
     ("set.tar.gz", hostile(tarfile.CHRTYPE), True, BROKEN)])
 def test_what_is_not_whole_or_not_safe_is_refused(source, tmp_path, name, content, sha256, said):

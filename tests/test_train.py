@@ -327,6 +327,9 @@ def test_an_objective_of_a_file_has_help_refusals_resume_and_evaluation(
     assert run_main(whole) == 0
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert exit_status(evaluate.main, [str(tmp_path / "run"), "--json"]) == 0
+    # An edited file is another objective.
+    file.write_text(IDEA.replace("square()", "abs()"), encoding="utf-8")
+    assert "the file of the objective was" in refused(words)
     # Of several classes one is named.
     file.write_text(IDEA + "class Other(Length):\n    name = 'other'\n", encoding="utf-8")
     assert "Length, Other" in refused(words)
