@@ -853,6 +853,17 @@ def test_a_run_starts_from_another_with_its_weights_and_tokenizer(pairs, starts,
     assert "tokenizer.json" in refused([*words[:2], "--out", tmp_path / "x", *words[4:]])
 
 
+def test_rows_that_the_run_of_init_was_trained_on_are_said(pairs, tmp_path, capsys):
+    path = pairs / "pairs.tsv"
+    rest = tmp_path / "rest.tsv"
+    rest.write_text("en\tde\nnew\twen\nother\trehto\nmore\terom\n", encoding="utf-8")
+    first = command(pairs, tmp_path / "first", "mlm", steps=1, eval_data=rest, langs="en")
+    assert run_main(first) == 0 and "were trained on" not in capsys.readouterr().err
+    words = flags(from_run(pairs, tmp_path / "first", steps=1, langs="en"))
+    assert run_main(["--objective", "mlm", "--out", str(tmp_path / "second"), *words]) == 0
+    assert f"rows of {path.stem} were trained on" in capsys.readouterr().err
+
+
 def test_what_a_vector_is_and_how_long_a_row_goes_with_the_model(pairs, starts, tmp_path):
     first = tmp_path / "first"
     shutil.copytree(starts["mlm"], first)
