@@ -480,6 +480,15 @@ def make_optimizer(objective, train):
 FORMAT = 4  # of train.pt
 
 
+def command_of(world, arguments):
+    """The command that is logged, and that resumes a stopped run; "" without words of a command
+    line."""
+    program = ["torchrun", "--nproc_per_node", str(world)] if world > 1 else ["python"]
+    # A notebook or a test has another program.
+    path = sys.argv[0] if sys.argv[0].endswith("train.py") else "train.py"
+    return shlex.join([*program, path, *arguments]) if arguments else ""
+
+
 def validation_batches(settings, held_out, rank, world):
     """Batches of the rows held out, made as those of training, and how many: smaller ones if not so
     many rows differ, none if not two do."""
@@ -600,13 +609,7 @@ class Run:
         self.rank = self.ranks.rank
         self.world = self.ranks.world
         self.device = self.ranks.device
-        # The command that is logged, and printed when the run is stopped, resumes it.
-        program = ["python"]
-        if self.world > 1:
-            program = ["torchrun", "--nproc_per_node", str(self.world)]
-        # A notebook or a test has another program.
-        path = sys.argv[0] if sys.argv[0].endswith("train.py") else "train.py"
-        self.command = shlex.join([*program, path, *arguments]) if arguments else ""
+        self.command = command_of(self.world, arguments)
         self.say = say if self.rank == 0 else lambda text: None
         self.folder = Path(self.train.out)
         # Rank 0 alone holds the folder and writes.
