@@ -732,7 +732,7 @@ def test_a_signal_saves_and_prints_the_command_that_resumes(number, pairs, tmp_p
     process.send_signal(number)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "stopped and saved at step" in shown, errors
-    assert f"To resume: python train.py --objective contrastive --out {out}" in shown
+    assert f"To resume: python {ROOT / 'train.py'} --objective contrastive --out {out}" in shown
     assert f"step {checkpoint(out)['step']}" in shown
 
 
