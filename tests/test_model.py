@@ -4,7 +4,7 @@ generation, LoRA, files."""
 import itertools
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import kernels
-from corpora.program import BadInput, validate
+from corpora.program import BadInput
 from kernels.cross_entropy import linear_cross_entropy
 from kernels.padded import length_buckets
 from model import (
@@ -29,7 +29,7 @@ from model import (
     save,
     size_config,
 )
-from objectives import Hybrid, LlmJepa, Mexma
+from objectives import Contrastive, Hybrid, LlmJepa, Mexma
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, ffn_dim=32, max_positions=64, dropout=0.0)
 LLAMA = replace(TINY, **DECODER, kv_heads=2)
@@ -244,41 +244,6 @@ def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
                 cache.keep(left)
 
 
-THEIRS = {"attention.qkv.": "self_attn.in_proj_", "attention.out.": "self_attn.out_proj.",
-          "mlp.up.": "linear1.", "mlp.down.": "linear2.", "norm1.": "norm1.", "norm2.": "norm2."}
-
-
-def torchs(block, first):
-    """A block as PyTorch's own layer, which shares its weights."""
-    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, 0.0, "gelu", batch_first=True,
-                                             norm_first=first, dtype=torch.float64)
-    for name, value in block.named_parameters():
-        start, kind = name.rsplit(".", 1)
-        owner, _, attribute = (THEIRS[start + "."] + kind).rpartition(".")
-        setattr(layer.get_submodule(owner), attribute, value)
-    return layer
-
-
-@pytest.mark.parametrize("position", ["post", "pre"])
-def test_the_encoder_equals_torchs_own_on_padded_rows_in_states_loss_and_gradients(position):
-    model = Model(replace(TINY, norm_position=position, head="bias")).double()
-    rng = np.random.default_rng(4)
-    rows = [ids(rng, n) for n in [5, 20, 2, 11]]
-    packed = Packed.of(rows)
-    targets = torch.from_numpy(ids(rng, 38))
-    real = torch.arange(20) < torch.tensor([len(row) for row in rows])[:, None]
-    grid = torch.zeros(4, 20, dtype=torch.int64)
-    grid[real] = packed.tokens
-    x = model.embed_norm(model.embed(grid) + model.position_embedding(torch.arange(20)))
-    for block in model.blocks:
-        x = torchs(block, position == "pre")(x, src_key_padding_mask=~real)
-    results = []
-    for states in (model(packed), model.final_norm(x)[real]):
-        loss = F.cross_entropy(model.logits(states), targets)
-        results.append([states, loss, *torch.autograd.grad(loss, list(model.parameters()))])
-    assert_close(*results, 1e-10)
-
-
 def test_pooling_takes_what_it_says():
     model = Model(replace(TINY, normalize=True))  # of what leaves, which this is not
     packed = Packed.of([[5, 6, 7], [8], [9, 10]])
@@ -307,29 +272,22 @@ def test_the_sizes_of_papers_have_their_numbers_of_parameters():
 # ---- configs
 
 
-@dataclass
-class Options:
-    rate: float = 1.0
-    count: int = 1
-
-
 @pytest.mark.parametrize("make, said", [
     (lambda: Packed.of([[5, 6], []]), "an empty row"),
-    (lambda: replace(TINY, pool="first"), "pool is 'first': choose one of cls, mean, max, last"),
-    (lambda: replace(TINY, heads=3), "width is 16.* heads 3"),
     (lambda: replace(TINY, kv_heads=3), "heads is 4.* kv_heads 3"),
     (lambda: replace(TINY, dropout=1.0), "dropout is 1.0: it must be from 0 to 0.99"),
     (lambda: replace(TINY, width=0), "width is 0: it must be at least 1"),
     (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
     (lambda: replace(LLAMA, pair="segments"), "pair is 'segments', which needs learned positions"),
-    (lambda: replace(TINY, max_tokens=-1), "max_tokens is -1"),
-    (lambda: size_config("huge"), "size 'huge'"),
-    (lambda: validate(Options(rate=math.nan)), "rate is nan: it must be a finite number"),
-    (lambda: Mexma.Config(head_layers=1001), "head_layers is 1001: it must be from 0 to 1000"),
-    (lambda: Hybrid.Config(predictor_layers=10 ** 9), "predictor_layers is 1000000000"),
-    (lambda: LlmJepa.Config(predictors=11), "predictors is 11: it must be from 0 to 10")])
+    (lambda: Contrastive.Config(temperature=0), "temperature is 0"),
+    (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7: the width 16"),
+    (lambda: LlmJepa.Config(predictors=11), "predictors is 11: it must be from 0 to 10"),
+    (lambda: Hybrid.Config(target_blocks=4), "target_blocks 4 .* no context"),
+    (lambda: Hybrid.Config(target_low=0.3), "target_low 0.3 .* above its high"),
+    (lambda: Hybrid.Config(predictor_heads=7), "predictor_heads is 7: the width 512"),
+    (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, said):
-    with pytest.raises(ValueError, match=f"^[^\n]*{said}[^\n]*$"):
+    with pytest.raises(BadInput, match=f"^[^\n]*{said}[^\n]*$"):
         make()
 
 

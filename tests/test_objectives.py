@@ -1,7 +1,6 @@
 """Promises of every objective, no leakage, golden numbers, statistics of what is drawn, and each
 loss with its gradients against a plain padded re-computation in float64."""
 
-import itertools
 import math
 from dataclasses import asdict, fields, replace
 from typing import get_args
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 import data
 import objectives
 import train
-from corpora.program import BadInput
 from model import SIZES, Model, ModelConfig, each_tensor
 from objectives import (
     IN_BATCH,
@@ -133,15 +131,6 @@ def defaults(kind, preset=None):
     return {field.name: field.default for field in fields(kind.Config)} | kind.paper | named
 
 
-@every
-def test_the_values_of_a_class_are_settings_that_exist(kind):
-    options = {field.name for field in fields(kind.Config)}
-    known = options | {field.name for config in (train.TrainConfig, ModelConfig)
-                       for field in fields(config)}
-    dicts = [kind.paper, kind.toy, *itertools.chain(*kind.presets.values())]
-    assert set().union(*dicts) <= known and OBJECTIVES[kind.name] is kind
-
-
 PUBLISHED = [
     (Mexma, "A.3", dict(steps=300_000, batch=300, accumulate=2)),  # of 8 GPUs, 150 at a time
     (Mexma, "A.5", dict(max_length=200, mask_first=0.4, mask_second=0.4, lr_start=0.1)),
@@ -180,27 +169,6 @@ def test_in_batch_says_whether_examples_are_compared():
     for kind, changes in ((Mexma, dict(koleo_weight=0.0)), (Bepa, {}), (LlmJepa, {})):
         configs = {name: kind.Config(align=name, **changes) for name in get_args(Align)}
         assert {name for name in configs if kind.in_batch(configs[name])} == set(IN_BATCH)
-
-
-REFUSALS = [
-    (Mexma, dict(align="l1")), (Mexma, dict(koleo_weight=-1)), (Mexma, dict(mask_first=1.5)),
-    (Mexma, dict(symmetrical=False)),
-    (Contrastive, dict(temperature=0)), (Mlm, dict(mask_ratio=-0.1)),
-    (Bepa, dict(cls_view="seen")), (LlmJepa, dict(predictors=11)), (Hybrid, dict(align="l2")),
-    (Hybrid, dict(target_blocks=4)), (Hybrid, dict(target_low=0.3)),
-    (Mexma, dict(head_heads=7)), (Hybrid, dict(predictor_heads=7)),
-    (Hybrid, dict(balance_start=1.0))]
-
-
-@pytest.mark.parametrize("kind, changes", REFUSALS, ids=str)
-def test_a_config_that_cannot_work_is_refused_in_one_line(kind, changes):
-    (name, value), = changes.items()
-    with pytest.raises(BadInput) as refusal:
-        build(kind, **changes)
-    line = str(refusal.value)
-    assert name in line and "\n" not in line
-    if name != "symmetrical":  # whose flag is --no-symmetrical
-        assert str(value) in line
 
 
 # ---- golden numbers
@@ -576,15 +544,6 @@ def test_unmasking_a_language_uses_the_clean_text_of_the_other_and_never_its_own
         assert not (before[moves] == after[moves]).all(1).any()
 
 
-def test_the_targets_of_mexma_are_corrupted_80_10_10_and_never_special():
-    objective = build(Mexma, mask_first=0.5)
-    batch = batch_of(objective, items=examples(Mexma, 400))
-    seen = batch["packed"].tokens[batch["target_positions"]]
-    assert abs((seen == SPECIAL.mask).float().mean() - 0.8) < 0.03
-    assert abs((seen == batch["targets"]).float().mean() - 0.1) < 0.03
-    assert not np.isin(batch["targets"].numpy(), SPECIAL.ids).any()
-
-
 @pytest.mark.parametrize("unmasked", ["mask_first", "mask_second"])
 def test_one_side_without_a_mask_still_trains(unmasked):
     objective = build(Mexma, **{unmasked: 0.0})
@@ -661,31 +620,16 @@ def test_monolingual_rows_are_of_one_language_and_the_columns_matter_to_them_alo
 # ---- next-token prediction and llm-jepa
 
 
-@pytest.mark.parametrize("kind", [Ntp, LlmJepa])
-@pytest.mark.parametrize("labels", ["answer", "all", "all-stop"])
-def test_a_whole_answer_stops_and_a_cut_one_does_not(kind, labels):
-    objective = build(kind, labels=labels)
-    views = [np.arange(5, 12), np.arange(20, 26)]
-    for cut in (False, True):
-        batch = batch_of(objective, 0, [data.Example(views, cut=[True, cut])])
-        wanted = [*views[1], SPECIAL.sep] if labels == "answer" else [
-            *views[0], SPECIAL.sep, *views[1], SPECIAL.sep]
-        stops = labels != "all" and not cut
-        assert batch["targets"].tolist() == (wanted if stops else wanted[:-1])
-
-
-@pytest.mark.parametrize("predictors", [0, 1, 3])
-@pytest.mark.parametrize("place", ["append", "prepend"])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("positions, system, end", [
-    ("rotary", False, False), ("learned", False, False), ("rotary", True, False),
-    ("learned", True, True)])
+@pytest.mark.parametrize("changes, positions, system", [
+    (dict(predictors=0), "learned", True), (dict(predictors=1, reverse=True), "rotary", False),
+    (dict(predictors=3), "rotary", True), (dict(predictors=3, view_end=True), "learned", False),
+    (dict(predictors=3, pred_position="prepend"), "rotary", True),
+    (dict(predictors=1, pred_position="prepend", reverse=True, view_end=True), "learned", True)])
 def test_one_forward_two_rows_and_three_rows_are_equal_in_loss_and_gradient(
-        predictors, place, reverse, positions, system, end):
+        changes, positions, system):
     results, tokens = [], []
     shape = replace(SHAPE, positions=positions, **LLAMA)
     items = examples(LlmJepa, 7, system=system)
-    changes = dict(predictors=predictors, pred_position=place, reverse=reverse, view_end=end)
     for mode in ("one-forward", "two-row", "three-row"):
         objective = build(LlmJepa, shape=shape, mode=mode, **changes)
         batch = batch_of(objective, items=items)
@@ -696,7 +640,7 @@ def test_one_forward_two_rows_and_three_rows_are_equal_in_loss_and_gradient(
         for ours, expected in zip(results[0], other):
             assert (ours - expected).abs().max() < 1e-12
     # With [PRED]s before it, the Text's view needs a row of its own.
-    once = place == "append" or reverse or not predictors
+    once = "pred_position" not in changes or "reverse" in changes
     assert (tokens[0] < tokens[1]) == once and tokens[0] <= tokens[1] < tokens[2]
 
 
@@ -765,7 +709,7 @@ def test_the_context_never_holds_a_target_and_keeps_enough():
 
 def test_blocks_have_the_sizes_of_their_shares_and_every_place_is_drawn():
     seen, sizes = np.zeros(128), []
-    for _, share, context, blocks in drawn(Hybrid.Config(), [128] * 4000, seed=1):
+    for _, share, context, blocks in drawn(Hybrid.Config(), [128] * 1500, seed=1):
         assert [len(block) for block in blocks] == [int(128 * share)] * 2
         assert 32 <= len(context) <= max(int(128 * 0.85), 128 - len(blocks[0]))
         sizes.append(len(blocks[0]) / 128)
@@ -782,7 +726,7 @@ def test_with_overlap_the_sampler_has_the_statistics_of_the_released_one(
     """Measured there: targets inside of the context, rows with both targets visible, mean share of
     the context, contexts of fewer than 32 tokens."""
     config, found = Hybrid.Config(allow_overlap=True), []
-    for _, _, context, blocks in drawn(config, [length] * 2000, seed=2):
+    for _, _, context, blocks in drawn(config, [length] * 1000, seed=2):
         visible = [np.isin(block, context) for block in blocks]
         found.append((np.concatenate(visible).mean(), all(one.all() for one in visible),
                       len(context) / length, len(context) < 32))
@@ -833,15 +777,6 @@ def test_the_first_weights_of_hybrid_are_those_of_the_released_code():
             assert abs(p.std() - 0.02) < 0.002, name
         if name.startswith("regressor") and p.ndim == 2:  # PyTorch's own
             assert abs(p.std() - (3 * p.shape[1]) ** -0.5) < 0.02, name
-
-
-def test_blocks_do_not_see_each_other_in_the_predictor():
-    batch = batch_of(build(Hybrid))
-    packed = batch["predict"]
-    assert len(packed) == 2 * len(batch["clean"])
-    assert all(packed.mask(row).all() for row in range(len(packed)))
-    lengths = packed.cu_seqlens.diff().long()
-    assert packed.visible_pairs() == int((lengths ** 2).sum())
 
 
 def test_a_starving_lambda_is_told():
