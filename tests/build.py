@@ -1,5 +1,6 @@
 """Compile the kernels for GPUs that are not here: what ptxas makes of every row of the table of
-tiles, in registers, spills, shared memory and tensor-core instructions.
+tiles, in registers, spills, shared memory and tensor-core instructions. `build.py 9.0` builds the
+rows of one GPU.
 
 Exit status 1 if a kernel spills registers, needs more shared memory than the GPU has, or (9.0, 16
 bits) lacks wgmma.
@@ -65,11 +66,13 @@ def kernels_of(tiles):
     yield attention.keys_kernel, dict(KEYS=keys, ROWS=rows), *how
 
 
-def cases():
-    """What to build, each row of the table once, on its tightest GPU and head size: (GPU class,
-    capability, bytes, head size, kernel, constants, warps, stages)."""
+def cases(gpus):
+    """What to build for some GPUs, each row of the table once, on its tightest GPU and head size:
+    (GPU class, capability, bytes, head size, kernel, constants, warps, stages)."""
     done = set()
     for (gpu, element_size, largest), rows in TILES.items():
+        if gpu not in gpus:
+            continue
         capability = 90 if gpu == "9.0" else 80
         for kernel, constants, warps, stages in itertools.chain(*map(kernels_of, rows)):
             key = (capability, element_size, largest, kernel.__name__, *constants.values(), warps,
@@ -79,10 +82,10 @@ def cases():
                 yield gpu, capability, element_size, largest, kernel, constants, warps, stages
 
 
-def main():
+def main(gpus):
     faults = 0
     builds = 0
-    for gpu, capability, element_size, size, kernel, tile, warps, stages in cases():
+    for gpu, capability, element_size, size, kernel, tile, warps, stages in cases(gpus):
         registers, spilled, shared, wgmma = build(
             kernel, capability, NAMES[element_size], warps, stages, H=4, HKV=1, K=size, TWO=True,
             SCALE=math.log2(math.e) / math.sqrt(size), **tile)
@@ -98,4 +101,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or list(SHARED)))

@@ -77,53 +77,6 @@ def mask(intervals):
 # ---- the schedule
 
 
-def bounds_of(visible):
-    """First and last + 1 of what each row sees (n, T) -> (n, 2); 0, 0 where it sees nothing."""
-    index = np.arange(visible.shape[1])
-    low = np.where(visible, index, visible.shape[1]).min(1)
-    high = np.where(visible, index + 1, 0).max(1)
-    return np.stack([low, high], 1) * visible.any(1)[:, None]
-
-
-def reference_table(own, shared, blocks, step):
-    """The ranges of blocks from the two parts of a dense mask (T, T): steps on either side, one
-    range where they overlap or where that costs no more; longest first."""
-    rows = []
-    for first, last in blocks:
-        parts = [bounds_of(part[first:last].any(0)[None])[0] for part in (own, shared)]
-        hull = [min(part[0] for part in parts), max(part[1] for part in parts)]
-        touching = max(part[0] for part in parts) <= min(part[1] for part in parts)
-        steps = [-(-(high - low) // step) for low, high in [*parts, hull]]
-        if all(low < high for low, high in parts) and (touching or steps[2] <= sum(steps[:2])):
-            parts = [hull, [0, 0]]
-        work = sum(-(-(high - low) // step) for low, high in parts)
-        rows.append((-work, [first, last, *parts[0], *parts[1]]))
-    return [row for _, row in sorted(rows, key=lambda row: row[0])]
-
-
-def reference_plan(own, shared, share, tiles):
-    """The four tables of a plan from the two parts of a dense mask, token by token."""
-    either = own | shared | own.T | shared.T
-    cuts = [cut for cut in range(1, len(own)) if not either[:cut, cut:].any()]
-    groups = [0, *cuts, len(own)]
-    local = []
-    rest = []
-    first = 0
-    while first < len(groups) - 1:
-        last = max((end for end in range(first, len(groups))
-                    if groups[end] - groups[first] <= tiles.local[0]))
-        (local if last > first else rest).append((groups[first], groups[max(last, first + 1)]))
-        first = max(last, first + 1)
-    tables = [np.concatenate([bounds_of(own.T), bounds_of(shared.T)], 1).tolist(),
-              [list(stretch) for stretch in local]]
-    for parts, size, step in (((own, shared), tiles.forward[0] // share, tiles.forward[1]),
-                              ((own.T, shared.T), tiles.keys[0], tiles.keys[1] // share)):
-        blocks = [(start, min(start + size, end)) for begin, end in rest
-                  for start in range(begin, end, size)]
-        tables.append(reference_table(*parts, blocks, step))
-    return tables
-
-
 def assert_visits_once(table, local, seen, size, longest):
     """Every visible pair exactly once, no pair twice, and every token in one stretch or block."""
     times = np.zeros(seen.shape, int)
@@ -144,16 +97,13 @@ def assert_visits_once(table, local, seen, size, longest):
 @pytest.mark.parametrize("tiles", [
     SMALL, NONE_LOCAL, TILES["9.0", 2, 64][1],
     SMALL._replace(local=(0, 4, 4), forward=(16, 8, 4, 2), keys=(8, 16, 4, 2))])
-def test_a_plan_is_what_a_dense_mask_gives_token_by_token(name, tiles, share):
+def test_a_plan_visits_every_visible_pair_once(name, tiles, share):
     key_ranges = EVERY[name].numpy()
     plan = schedule.plan(key_ranges, share, tiles, tiles)
-    parts = [mask(np.pad(key_ranges[:, cut], ((0, 0), (0, 2)))) for cut in (slice(2), slice(2, 4))]
-    expected = reference_plan(*parts, share, tiles)
-    for table, rows in zip(plan[:4], expected, strict=True):
-        assert table.dtype == torch.int32 and table.tolist() == rows
-    assert plan.two == parts[1].any()
-    _, local, queries, keys = expected
     visible = mask(key_ranges)
+    assert np.array_equal(mask(plan.query_ranges), visible.T)
+    assert plan.two == (key_ranges[:, 2] < key_ranges[:, 3]).any()
+    local, queries, keys = (table.tolist() for table in plan[1:4])
     assert_visits_once(queries, local, visible, tiles.forward[0] // share, tiles.local[0])
     assert_visits_once(keys, local, visible.T, tiles.keys[0], tiles.local[0])
 
@@ -213,27 +163,21 @@ def test_states_and_gradients_equal_the_definition_on_every_layout(name, tiles):
 
 
 @pytest.mark.parametrize("heads, kv_heads, size", [
-    (2, 2, 16), (4, 1, 16), (8, 1, 16), (3, 1, 16), (4, 2, 32), (4, 2, 64), (2, 1, 128)])
+    (2, 2, 16), (8, 1, 16), (3, 1, 16), (4, 2, 64), (2, 1, 128)])
 def test_head_sizes_and_shared_heads_agree(heads, kv_heads, size):
     tiles = TILES["other", 4, 64 if size <= 64 else 128]
     assert_close(both(EVERY[PADDED], heads, kv_heads, size, tiles=tiles))
 
 
-@pytest.mark.parametrize("row", [key for key in TILES if key[1] == 2], ids=str)
-@pytest.mark.parametrize("long", [False, True])
-def test_every_row_of_the_table_agrees(row, long):
-    key_ranges = Packed.of_segments([*LAYOUTS["far prefix"], [segment(140, long)]]).key_ranges
-    assert_close(both(key_ranges, 2, 1, 32, tiles=(TILES[row][long],) * 2))
-
-
 # The interpreter gets bfloat16 wrong.
 @pytest.mark.parametrize("dtype", [
     torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
-@pytest.mark.parametrize("name", ["bidirectional", "far prefix", PADDED])
-@pytest.mark.parametrize("size", [32, 128])
-def test_sixteen_bits_agree_within_their_precision(dtype, name, size):
-    tiles = TILES["other", 2, 64 if size <= 64 else 128]
-    assert_close(both(EVERY[name], 4, 2, size, dtype, tiles), dtype)
+@pytest.mark.parametrize("row", [key for key in TILES if key[1] == 2], ids=str)
+@pytest.mark.parametrize("long", [False, True])
+def test_every_row_of_the_table_agrees_within_the_precision_of_sixteen_bits(row, long, dtype):
+    rows = [*LAYOUTS["prefix, answer, isolated segment"], [segment(140, long)]]
+    key_ranges = Packed.of_segments(rows).key_ranges
+    assert_close(both(key_ranges, 2, 1, row[2], dtype, (TILES[row][long],) * 2), dtype)
 
 
 def test_the_same_input_gives_the_same_bits_and_padding_zeros_without_a_gradient():
@@ -247,13 +191,13 @@ def test_the_same_input_gives_the_same_bits_and_padding_zeros_without_a_gradient
 
 
 def test_what_a_token_may_not_see_does_not_change_it():
-    key_ranges = EVERY["far prefix"]
+    key_ranges = EVERY["prefix, answer, isolated segment"]
     plan = moved(schedule.plan(key_ranges.numpy(), 2, SMALL, SMALL))
     qkv = torch.randn(len(key_ranges), 8 * 32).to(DEVICE)
     before = attention.attention(qkv, 4, 2, key_ranges.to(DEVICE), plan)
-    qkv[30] += 1
+    qkv[10] += 1
     after = attention.attention(qkv, 4, 2, key_ranges.to(DEVICE), plan)
-    hidden = torch.from_numpy(~mask(key_ranges.numpy())[:, 30])
+    hidden = torch.from_numpy(~mask(key_ranges.numpy())[:, 10])
     assert torch.equal(before[hidden], after[hidden])
     assert (before[~hidden] != after[~hidden]).any(1).all()
 
@@ -300,7 +244,7 @@ def results(kind, back_end):
     return [*terms.values(), *(p.grad for p in objective.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ["mexma", "hybrid", "llm-jepa"])
 def test_losses_and_gradients_are_the_same_with_either_back_end(name):
     ours, theirs = (results(OBJECTIVES[name], back_end) for back_end in ("triton", "sdpa"))
     for one, other in zip(ours, theirs, strict=True):
@@ -316,11 +260,10 @@ def test_auto_is_sdpa_on_a_cpu_and_the_kernels_are_taken_when_asked_for():
     assert set_attention(Model(ModelConfig(attn_softcap=5.0)), "auto", DEVICE, 2) == {"sdpa"}
 
 
-@pytest.mark.parametrize("shape", [{}, dict(
-    DECODER, norm_position="both", qk_norm="whole", rope_scaling=(8.0, 1.0, 4.0, 64))])
-def test_a_whole_model_compiles_as_one_graph(shape):
-    packed = Packed.of_segments(LAYOUTS["bidirectional"]).to(DEVICE)
-    config = ModelConfig(width=64, heads=2, layers=1, ffn_dim=64, dropout=0.0, **shape)
+def test_a_whole_model_compiles_as_one_graph():
+    packed = Packed.of_segments(LAYOUTS["one length"]).to(DEVICE)
+    config = ModelConfig(width=64, heads=2, layers=1, ffn_dim=64, dropout=0.0, **DECODER,
+                         qk_norm="whole", rope_scaling=(8.0, 1.0, 4.0, 64))
     model = Model(config).to(DEVICE)
     set_attention(model, "triton", DEVICE, 4)
     packed.plan((1, 32, 4))
@@ -349,9 +292,9 @@ def test_the_project_trains_without_triton(tmp_path):
     assert run.returncode == 0 and "loss" in run.stdout, run.stderr
 
 
-def test_every_row_of_the_table_compiles_without_spilling_registers():
-    """Each on its tightest head size and GPU."""
+def test_the_kernels_compile_for_a_gpu_that_is_not_here_without_spilling_registers():
+    """The rows of one GPU; without an argument the program builds all."""
     outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "tests/build.py"], cwd=ROOT, env=outside,
+    run = subprocess.run([sys.executable, "tests/build.py", "9.0"], cwd=ROOT, env=outside,
                          capture_output=True, text=True, timeout=900)
     assert run.returncode == 0 and re.search(r"\d\d builds, 0 wrong", run.stdout), run.stderr

@@ -280,6 +280,8 @@ def test_the_sizes_of_papers_have_their_numbers_of_parameters():
     (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
     (lambda: replace(LLAMA, pair="segments"), "pair is 'segments', which needs learned positions"),
     (lambda: Contrastive.Config(temperature=0), "temperature is 0"),
+    (lambda: Mexma.Config(koleo_weight=-1.0), "koleo_weight is -1.0: it must be at least 0"),
+    (lambda: Mexma.Config(mask_first=1.5), "mask_first is 1.5: it must be from 0 to 1"),
     (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7: the width 16"),
     (lambda: LlmJepa.Config(predictors=11), "predictors is 11: it must be from 0 to 10"),
     (lambda: Hybrid.Config(target_blocks=4), "target_blocks 4 .* no context"),

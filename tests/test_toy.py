@@ -32,7 +32,7 @@ def has(text, *words) -> bool:
 
 @pytest.fixture(scope="module")
 def sample():
-    return toy.meanings("test", 400, seed=5)
+    return toy.meanings("test", 150, seed=5)
 
 
 # ---- reproducible, and split by meaning
@@ -42,7 +42,7 @@ def sample():
     (lambda: toy.toy("train", 1000), "94541694873ef6ac"),
     (lambda: toy.regex("train", 500), "df480044245b17cb"),
     (lambda: toy.documents("train", 60), "5b7120fdbbeaa5e9"),
-    (lambda: toy.graded(20), "be7bc3017b7e5f5b"),
+    (lambda: toy.graded_pairs(20, "de"), "657d8c596d73d8d5"),
     (lambda: [toy.negatives(meaning) for meaning in toy.meanings("test", 30)], "67e27a11a00403cf")],
     ids=["toy", "regex", "documents", "graded", "negatives"])
 def test_the_corpora_are_what_they_have_always_been_in_every_process(make, digest):
@@ -51,7 +51,7 @@ def test_the_corpora_are_what_they_have_always_been_in_every_process(make, diges
 
 
 def test_splits_share_no_meaning_and_no_sentence_in_any_language():
-    sizes = {"train": 4000, "valid": 800, "test": 800}
+    sizes = {"train": 2000, "valid": 400, "test": 400}
     by_split = {split: toy.meanings(split, count) for split, count in sizes.items()}
     everything = [meaning for rows in by_split.values() for meaning in rows]
     assert len(set(everything)) == sum(sizes.values())
@@ -78,27 +78,12 @@ def test_every_negative_differs_in_one_field_and_in_every_language(sample):
             for language in LANGUAGES:
                 pairs = zip(every_style(meaning, language), every_style(edited, language))
                 assert all(one != other for one, other in pairs)
-    assert kinds == {"number", "entity", "role", "negation", "cause", "tense"}
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_hard_negatives_know_their_row_and_differ_from_its_sentence(sample, language):
-    texts = [toy.render(meaning, language) for meaning in sample]
-    found = toy.hard_negatives(sample, language)
-    assert {row for _, row, _ in found} == set(range(len(sample)))
-    assert all(text != texts[row] for text, row, _ in found)
-
-
-def test_graded_pairs_cover_the_range_and_equal_meanings_score_five():
-    pairs = toy.graded(300)
-    scores = [score for _, _, score in pairs]
-    assert all((one == other) == (score == 5) for one, other, score in pairs)
-    for low in range(5):
-        assert sum(low <= score <= low + 1 for score in scores) > 20
     for language in LANGUAGES:
-        texts = toy.graded_pairs(300, language)
-        assert [score for _, _, score in texts] == scores
-        assert texts[0][:2] == tuple(toy.render(meaning, language) for meaning in pairs[0][:2])
+        texts = [toy.render(meaning, language) for meaning in sample]
+        found = toy.hard_negatives(sample, language)
+        assert {row for _, row, _ in found} == set(range(len(sample)))
+        assert all(text != texts[row] for text, row, _ in found)
+    assert kinds == {"number", "entity", "role", "negation", "cause", "tense"}
 
 
 def test_labels_agree_with_the_strings():
@@ -126,6 +111,6 @@ def test_every_target_is_balanced_and_of_the_documented_dialect():
 
 
 def test_regex_splits_share_no_target_and_no_two_targets_share_their_english():
-    rows = toy.regex("train", 4000) + toy.regex("valid", 500) + toy.regex("test", 500)
-    assert len({target for _, target in rows}) == 5000
-    assert len({english for english, _ in rows}) == 5000
+    rows = toy.regex("train", 2000) + toy.regex("valid", 500) + toy.regex("test", 500)
+    assert len({target for _, target in rows}) == 3000
+    assert len({english for english, _ in rows}) == 3000
