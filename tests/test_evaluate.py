@@ -4,8 +4,7 @@ import hashlib
 import json
 import math
 import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ import train
 from corpora.folder import write_results
 from corpora.program import BadInput
 from data import Tokenizer, rows_of
-from model import Model, ModelConfig, Packed, save
+from model import Model, ModelConfig, save
 
 TEXTS = ["the cat", "", "seven dogs see the cat and the cat sees seven dogs", "dogs", "the cat",
          "die Katze sieht sieben Hunde"]
@@ -65,16 +64,6 @@ def test_a_text_has_one_vector_whatever_it_is_embedded_with(tokenizer, pool, cau
                              lambda packed: model.pool(model(packed), packed), 20)
     assert torch.allclose(together, torch.stack(few), atol=1e-5)
     assert evaluate.encode(model, tokenizer, []).shape == (0, 32)
-
-
-@pytest.mark.parametrize("pool", [None, "max"])
-def test_a_vector_is_the_pooled_states_of_its_row(tokenizer, pool):
-    one = evaluation(tokenizer, tiny("mean").eval(), affixes=[((20,), (21, 22))] * 2, pool=pool)
-    for name, texts in one.texts.items():
-        ids = tokenizer.encode(texts)[7].tolist()[:44]
-        packed = Packed.of([[tokenizer.special.cls, 20, *ids, 21, 22]])
-        wanted = one.model.pool(one.model(packed), packed, pool or "mean")[0]
-        assert torch.allclose(one.vectors[name][7], wanted, atol=1e-6)
 
 
 def test_an_equal_text_has_an_equal_vector_in_whatever_batch(tokenizer):
@@ -271,8 +260,9 @@ RECORDS = [{"step": 0, "eval": {"retrieval/xsim": 99.0, "geometry/std": .25}},
 
 
 @pytest.fixture()
-def folder(tokenizer, tmp_path):
-    made = write_run(tmp_path / "run", tiny(), tokenizer, langs="en,de,ru", records=RECORDS)
+def folder(tokenizer, tmp_path, cats):
+    """A run that trained on all but 30 rows of a table."""
+    made = write_run(tmp_path / "run", tiny(), tokenizer, cats, langs="en,de", records=RECORDS)
     with open(made / "log.jsonl", "a", encoding="utf-8") as log:
         log.write('{"step": 2, "lo')  # a kill
     return made
@@ -306,7 +296,7 @@ def test_the_command_prints_a_table_and_adds_to_the_file_of_the_same_rows_and_mo
     assert "0.2500" in shown and "lower" in shown
     assert f"held the numbers of {trained.label}, of model {model}: replaced" in said
     written = numbers_in(path)
-    assert written["geometry/rows"] == 1000
+    assert written["geometry/rows"] == 30
     assert {name.split("/")[0] for name in written} == {"model", "rows", "geometry"}
     # A model in place of this one, perhaps with an older date: nothing of the old one stays.
     save(tiny("mean"), folder / "model.pt")
@@ -319,9 +309,10 @@ def test_the_command_prints_a_table_and_adds_to_the_file_of_the_same_rows_and_mo
 
 
 def test_what_is_asked_otherwise_is_printed_or_goes_to_a_file_that_is_named(
-        folder, cats, tmp_path, capsys):
+        folder, plain, tmp_path, capsys):
     words = [folder, "--tasks", "geometry", "--json"]
-    for more in (["--data", cats], ["--limit", 9], ["--pool", "mean"], ["--split", "valid"]):
+    other = ["--data", tmp_path / "plain.txt", "--langs", "text"]
+    for more in (other, ["--limit", 9], ["--pool", "mean"], ["--langs", "de,en"]):
         status, shown, _ = command(capsys, *words, *more)
         assert status == 0 and "geometry/rankme" in json.loads(shown)
         assert not [*folder.glob("eval*")]
@@ -338,16 +329,11 @@ def test_what_is_asked_otherwise_is_printed_or_goes_to_a_file_that_is_named(
 
 
 def test_evaluations_at_the_same_time_lose_no_number(folder):
-    program = """
-import sys
-from corpora.folder import write_results
-for number in range(40):
-    write_results(sys.argv[1], "eval.json", {f"{sys.argv[2]}/{number}": number}, "same")
-"""
-    root = os.path.dirname(evaluate.__file__)
-    running = [subprocess.Popen([sys.executable, "-c", program, str(folder), name], cwd=root)
-               for name in ("a", "b")]
-    assert [one.wait() for one in running] == [0, 0]
+    def write(number):
+        write_results(folder, "eval.json", {f"x/{number}": number}, "same")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(80)))
     assert len(numbers_in(folder / "eval.json")) == 82
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
@@ -378,20 +364,6 @@ def test_rows_that_were_trained_on_are_counted(tokenizer, tmp_path, capsys):
     assert "it cannot be told which" in command(capsys, apart, *words)[2]
 
 
-@pytest.mark.parametrize("name, change", [
-    ("model.pt", None), ("tokenizer.json", None), ("tokenizer.json", b"{}"),
-    ("tokenizer.json", "another"), ("log.jsonl", None), ("log.jsonl", b"{}\n")])
-def test_a_folder_that_lacks_something_is_one_line(folder, refused, name, change):
-    path = folder / name
-    path.unlink()
-    if change == "another":
-        Tokenizer.train(["something else"], 300).save(path)
-    elif change is not None:
-        path.write_bytes(change)
-    assert name in refused(evaluate.main, f"{folder} --limit 9 --tasks geometry")
-    assert not [*folder.glob("eval*")]
-
-
 def test_the_runs_own_file_is_read_as_the_run_left_it_and_others_whole(tokenizer, cats, tmp_path):
     own = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, cats, langs="en,de"))
     other = evaluate.open_run(write_run(tmp_path / "other", tiny(), tokenizer, ""))
@@ -417,19 +389,33 @@ def test_a_run_with_system_texts_takes_them_where_there_are_any(tokenizer, tmp_p
         corpora.evaluation_rows("toy", system=True)
 
 
-@pytest.mark.parametrize("words, message", [
-    ("RUN --tasks retreival --limit 9", "did you mean retrieval?"),
+DAMAGED = [  # a file of the folder, and what it then holds: nothing, bytes, another tokenizer
+    ("model.pt", None), ("tokenizer.json", None), ("tokenizer.json", b"{}"),
+    ("tokenizer.json", "another"), ("log.jsonl", None), ("log.jsonl", b"{}\n")]
+REFUSED = [
+    ("RUN --tasks retreival", "did you mean retrieval?"),
     ("RUN --tasks ", "--tasks names nothing"),
-    ("RUN --tasks sts --limit 9", "python -m tasks RUN --tasks sts"),
+    ("RUN --tasks sts", "python -m tasks RUN --tasks sts"),
     ("RUN --langs en,xx", "xx"), ("RUN --split exam", "'exam'"),
-    ("RUN --limit 1", "toy gives 1 rows: at least 2 are needed"),
+    ("RUN --data toy --limit 1", "toy gives 1 rows: at least 2 are needed"),
     ("RUN --limit -1", "--limit -1 is"), ("RUN --pool sum", "'sum'"),
     ("RUN --device abacus", "'abacus'"), ("RUN --max-new 0", "--max-new 0 is"),
     ("RUN --data nowhere.tsv", "nowhere.tsv"), ("RUN --sets sst2", "unknown flag --sets"),
     ("RUN --limti 3", "did you mean --limit?"), ("RUN/nowhere", "there is no folder "),
-    ("bert-base-uncased", "python -m interop import bert-base-uncased out/bert-base-uncased"),
     ("hub/name", "there is no folder hub/name; a model of the Hugging Face hub: python -m interop "
-                 "import hub/name out/name")])
-def test_each_mistake_is_named(folder, refused, words, message):
-    assert message in refused(evaluate.main, words.replace("RUN", str(folder)))
+                 "import hub/name out/name")]
+
+
+@pytest.mark.parametrize("words, said, damage", [
+    *((words, said, None) for words, said in REFUSED),
+    *(("RUN --tasks geometry", damage[0], damage) for damage in DAMAGED)])
+def test_a_mistake_is_one_line_that_names_it(folder, refused, words, said, damage):
+    if damage:
+        name, change = damage
+        (folder / name).unlink()
+        if change == "another":
+            Tokenizer.train(["something else"], 300).save(folder / name)
+        elif change is not None:
+            (folder / name).write_bytes(change)
+    assert said in refused(evaluate.main, words.replace("RUN", str(folder)))
     assert not [*folder.glob("eval*")]

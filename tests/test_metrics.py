@@ -41,18 +41,6 @@ def plain_mine(x, y, k=4):
 # ---- xsim
 
 
-FIVE = [[.48, 0, .6, .64, 0],  # its translation, y_0, is not among its two nearest
-        [.8, .6, 0, 0, 0],  # y_0: .8 / .67 = 1.194; y_1: .6 / .5 = 1.2
-        [0, 0, .8, .6, 0],  # y_2: .8 / .7; y_3: .6 / .8
-        [0, 0, 0, 1, 0],  # y_3: 1 / .7
-        [0, 0, 0, .8, .6]]  # y_3, a hub: .8 / .8 = 1; y_4: .6 / .5 = 1.2
-
-
-def test_what_is_mined_of_five_points_is_what_it_is_by_hand():
-    assert evaluate.mine(torch.tensor(FIVE), torch.eye(5), k=2).tolist()[1:] == [1, 2, 3, 4]
-    assert evaluate.xsim(torch.tensor(FIVE), torch.eye(5), k=2) == 20
-
-
 @pytest.mark.parametrize("noise", [.5, 1, 2])
 def test_mining_is_the_plain_definition_both_ways(noise):
     x, y = noisy_pairs(40, 6, noise)
@@ -74,16 +62,6 @@ def test_another_row_with_the_same_text_is_right_by_text_and_wrong_by_index():
     assert evaluate.xsim(x, y, texts) == pytest.approx(100 * np.mean(wrong))
     assert evaluate.xsim(x, y, texts) < evaluate.xsim(x, y)
     assert evaluate.xsim(x, y, [str(row) for row in range(50)]) == evaluate.xsim(x, y)
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float16])
-def test_a_search_finds_the_nearest_of_vectors_of_any_float_type(kind):
-    x, y = (z.numpy().astype(kind) for z in noisy_pairs(37, 5, 1))
-    cosines = torch.tensor([[cosine(a, b) for b in y[:21].astype(float)] for a in x.astype(float)])
-    found = evaluate.search(x, y[:21], 6)
-    wanted = cosines.topk(6)
-    assert torch.equal(found.indices, wanted.indices) and found.cosines.dtype == torch.float64
-    assert torch.allclose(found.cosines, wanted.values, atol=1e-9)
 
 
 def test_equal_vectors_are_equally_near_and_the_first_is_taken():
