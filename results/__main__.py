@@ -6,6 +6,7 @@
     python -m results plots RUN ...           spectrum, vectors, cosines, curves
     python -m results peers                   steps and encoding against other libraries
     python -m results gpu                     kernels, steps, memory and tiles; toy size without one
+    python -m results diagrams                MEXMA's rows and the passes of hybrid, drawn
     python -m results readme                  recorded numbers, written into both README.md
     python -m results claims                  the papers' claims beside what was measured
     python -m results mixtures FOLDER OUT     the files of the experiments on real text
@@ -24,7 +25,7 @@ from .tables import DATA
 EXPERIMENTS = DATA["experiments"]
 # The file and the function of each command.
 TOOLS = {name: (name, "main") for name in
-         ("compare", "inspect", "flops", "plots", "readme", "claims", "mixtures")}
+         ("compare", "inspect", "flops", "plots", "diagrams", "readme", "claims", "mixtures")}
 TOOLS |= {"peers": ("bench", "peers"), "gpu": ("bench", "gpu")}
 
 

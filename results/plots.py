@@ -115,11 +115,12 @@ def heat(table, rows=(), columns=(), x="", y="", label="", low=None, high=None, 
     return finish(axis, x, y)
 
 
-def mask(visible, tokens=(), axis=None):
-    """(L, L) bool, may a token (line) see a key (column)? With names of tokens; "" is none."""
+def mask(visible, tokens=(), axis=None, groups=0):
+    """(L, L) bool, may a token (line) see a key (column)? With names of tokens; "" is none.
+    `groups` (L,): the number of a colour for each key, such as its segment's."""
     axis = canvas(axis, height=3.4)
-    seen = torch.as_tensor(visible).int().numpy()
-    axis.imshow(seen, cmap=ListedColormap(["#E8E8E8", COLOURS[0]]), vmin=0, vmax=1)
+    seen = (torch.as_tensor(visible) * (1 + torch.as_tensor(groups))).numpy()
+    axis.imshow(seen, cmap=ListedColormap(["#E8E8E8", *COLOURS]), vmin=0, vmax=len(COLOURS))
     name_ticks(axis, tokens, tokens)
     if len(seen) <= 40:
         for edge in range(1, len(seen)):

@@ -16,6 +16,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NETWORK = {"urllib", "http", "socket", "ftplib", "ssl", "smtplib"}
 # The last line that the last cell prints, such as "answer: xsim = 1.4 % (± 2)".
 ANSWER = re.compile(r"^answer: (.+) = (-?[\d.e-]+)( %| \w+)? \(± ([\d.e-]+)\)$")
+PAGE = re.compile(r"results/[\w-]+\.md")
+NUMBER = re.compile(r"(?<![\w.])\d*\.\d+")
 OPEN = re.compile(r"^answer_(\d) = \.\.\..*$", re.M)
 SOLUTION = re.compile(r"<details>.*?```python\n(.*?)```.*?</details>", re.S)
 
@@ -66,6 +68,34 @@ def problems(notebook):
     return found
 
 
+def unfounded(text):
+    """The numbers with a decimal point, in a sentence that names a page of results/, that are not
+    on this page, rounded as they are. (A semicolon ends a sentence too.)"""
+    found = []
+    for sentence in re.split(r"(?<=[.;!?])\s|\n\n|\n- ", text):
+        known = []
+        for page in PAGE.findall(sentence):
+            known += NUMBER.findall((ROOT / page).read_text(encoding="utf-8"))
+        if known:
+            for number in NUMBER.findall(PAGE.sub("", sentence)):
+                digits = len(number.split(".")[1])
+                if not any(abs(float(one) - float(number)) < 0.501 / 10 ** digits for one in known):
+                    found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_a_number_that_is_cited_from_a_page_of_results_is_on_that_page(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            assert unfounded(cell.source) == [], cell.source
+
+
+def test_a_number_that_is_not_on_the_page_is_found():
+    text = "It is 75.8 ± .58 (results/llm-jepa.md), or 1.1; no 99.123 % [x](../results/nlrx.md)."
+    assert unfounded(text) == ["99.123"]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
 def test_a_notebook_is_built_as_all_are(path):
     notebook = nbformat.read(path, as_version=4)
@@ -80,6 +110,19 @@ def test_the_readme_has_a_row_for_each_notebook():
     assert [path.name for path in NOTEBOOKS if f"({path.name})" not in text] == []
     assert [name for name in re.findall(r"\((\d\d_\w+\.ipynb)\)", text)
             if not (ROOT / "notebooks" / name).exists()] == []
+
+
+def test_the_pages_show_all_and_ask_no_server(tmp_path):
+    render.main(["11", "--html", str(tmp_path)])
+    page = (tmp_path / "11_measuring.html").read_text(encoding="utf-8")
+    notebook = nbformat.read(ROOT / "notebooks/11_measuring.ipynb", as_version=4)
+    assert page.count("data:image/png") == sum(
+        "image/png" in output.get("data", {})
+        for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert answer_of(notebook)[0] in page
+    index = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert '"11_measuring.html"' in index and "data:image/png" in index
+    assert re.findall(r'(?:src|href)="(?:https?:|//)', page + index) == []
 
 
 # ---- run

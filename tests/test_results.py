@@ -15,11 +15,12 @@ import torch
 from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+import data
 import evaluate
 import train
 from corpora.program import BadInput, exit_status
 from model import Block
-from results import claims, compare, flops, readme, run
+from results import claims, compare, diagrams, flops, readme, run
 from results.__main__ import work
 from results.tables import DATA
 
@@ -356,3 +357,20 @@ def test_the_readmes_tables_are_the_recorded_ones():
         assert readme.filled(text.replace("| mexma | ", "| mexma | 9")) == text
     with pytest.raises(BadInput, match="no table"):
         readme.filled("no table")
+
+
+# ---- diagrams
+
+
+@pytest.mark.parametrize("objective, name, said", (
+    ("mexma", "toy", ("S_A", "S_B", "clean A", "masked B")),
+    ("hybrid", "documents", ("teacher: the clean row", "predictor, block 2", "?"))))
+def test_a_diagram_shows_the_first_example_of_its_batch(objective, name, said):
+    corpus = data.open_corpus(name, count=100)
+    batch, name_of = diagrams.example_of(objective, corpus, 0, 12, 5)
+    figure = getattr(diagrams, objective)(batch, name_of)
+    texts = [one.get_text() for axis in figure.axes for one in axis.texts]
+    assert {*said, *map(name_of, batch["targets"])} <= set(texts)
+    # Every hidden word in its row, and a context's once more.
+    masks = batch["packed"].tokens == corpus.special.mask
+    assert texts.count("[MASK]") == masks.sum() > 0
