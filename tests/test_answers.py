@@ -10,7 +10,6 @@ import pytest
 from test_evaluate import tiny
 from test_tasks import results_of
 
-import evaluate
 from corpora import evaluation_rows
 from corpora.program import BadInput
 from data import Tokenizer
@@ -31,11 +30,9 @@ def flags_of(task, pairs, prompts=None, **options):
 
 
 NUMBERS = {
-    "so 72.\n#### 72": "72", "#### $1,080.50": "1080.5", "#### -$5": "-5", "#### $-5": "-5",
-    "#### \u22125": "-5", "#### 72.": "72", "#### 007": "7", "#### .5": "0.5", "#### -0": "0",
-    "####72 dollars\n#### 5": "72", "#### +3": "3", "": None, "####\n72": None,
-    "#### 7/2": None, "#### x = 3\n#### 3": None, "#### 5 - 3": None, "#### 1e5": None,
-    "#### 1.2.3": None, "### 72": None}
+    "so 72.\n#### 72": "72", "#### $1,080.50": "1080.5", "#### $-5": "-5", "#### \u22125": "-5",
+    "#### 72.": "72", "#### 007": "7", "#### .5": "0.5", "#### -0": "0", "": None,
+    "####72 dollars\n#### 5": "72", "####\n72": None, "#### 7/2": None, "#### 1e5": None}
 
 
 @pytest.mark.parametrize("text", NUMBERS)
@@ -141,6 +138,9 @@ VOID = "SELECT name FROM void"
 @pytest.mark.parametrize("query, gold, right", [
     ("select NAME AS x from item;", NAMES, True), (f"{NAMES} ORDER BY name", NAMES, True),
     (f"{NAMES} ORDER BY name DESC", f"{NAMES} ORDER BY name", False),
+    # Only an ORDER BY of the outermost SELECT counts.
+    (NAMES, f"SELECT name FROM ({NAMES} ORDER BY n)", True),
+    (NAMES, f"{NAMES} -- ORDER BY name", True), (NAMES, f"{NAMES} order\n by name", False),
     ("SELECT n FROM item", "SELECT DISTINCT n FROM item", False),
     ("SELECT sum(n) FROM item", "SELECT 10.0", True), ("SELECT '10'", "SELECT 10", False),
     ("SELECT NULL", "SELECT ''", False), ("SELECT 0.1 + 0.2", "SELECT 0.3", True),
@@ -158,14 +158,6 @@ def test_sql_is_judged_by_its_rows_and_writes_nothing(query, gold, right, databa
     assert database.read_bytes() == before
     assert [path.name for path in database.parent.iterdir()] == ["shop.sqlite"]
     assert not list(Path(sandbox.__file__).parents[1].glob("new.sqlite"))
-
-
-@pytest.mark.parametrize("query, outermost", [
-    ("select order_by from t order\n by a limit 1", True), ("SELECT 'ORDER BY' FROM t", False),
-    ("SELECT a FROM (SELECT b FROM t ORDER BY b)", False), ("SELECT a -- ORDER BY a", False),
-    ("SELECT ')' FROM t WHERE a IN (SELECT 1) ORDER/* x */BY 1", True)])
-def test_only_an_order_by_of_the_outermost_select_counts(query, outermost):
-    assert sandbox.ordered(query) is outermost
 
 
 def test_queries_are_left_out_and_counted_where_they_cannot_be_judged(databases):
@@ -243,20 +235,6 @@ def rows_of(path, pairs):
     lines = [json.dumps({"user": user, "assistant": gold}) + "\n" for user, gold in pairs]
     path.write_text("".join(lines), encoding="utf-8")
     return evaluation_rows(str(path), split="all", limit=None)
-
-
-def test_answers_are_written_once_for_all_tasks(tokenizer, tmp_path, monkeypatch, databases):
-    calls = []
-    plain = evaluate.generate
-    monkeypatch.setattr(evaluate, "generate", lambda *args: calls.append(args) or plain(*args))
-    pairs = [(f"For db_id:[shop] number {place}", f"SELECT {place} -- #### {place}")
-             for place in range(6)]
-    rows = rows_of(tmp_path / "a.jsonl", pairs)
-    found = results_of(causal(), tokenizer, rows, [*answers.JUDGES, "generate"], max_new=4,
-                       files=str(databases), train_texts={"SELECT 1 -- #### 1"})
-    assert len(calls) == 1 and calls[0][3] == 4
-    assert [found[f"{task}/rows"] for task in answers.JUDGES] == [6] * 5
-    assert found["generate/rows_unseen"] == 5
 
 
 ENDINGS = ["cat", "cat cat", "dogs", "the cat sees seven dogs"]

@@ -286,8 +286,10 @@ def test_without_a_template_of_its_own_a_family_gets_one_that_writes_its_rows(fa
 
 
 def test_a_decoder_of_ours_answers_in_transformers_as_here(tmp_path):
-    words = (f"--objective llm-jepa --data regex --steps 30 --batch 8 --eval-limit 3 --device cpu "
-             f"--out {tmp_path / 'run'} --cache {tmp_path / 'cache'}")
+    rows = [f"lines with {i}\t(.*{i}.*)\n" for i in range(80)]
+    (tmp_path / "a.tsv").write_text("english\tregex\n" + "".join(rows), encoding="utf-8")
+    words = (f"--objective llm-jepa --data {tmp_path / 'a.tsv'} --vocab 300 --steps 30 --batch 8 "
+             f"--eval-limit 3 --device cpu --out {tmp_path / 'run'} --cache {tmp_path / 'cache'}")
     assert exit_status(train.main, words.split()) == 0
     check_answers(tmp_path / "run", huggingface.export(tmp_path / "run", tmp_path / "made"))
 

@@ -5,18 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
-import transformers
 from test_evaluate import tiny, write_run
-from tokenizers import processors
 
-import evaluate
 from corpora import toy
 from corpora.program import exit_status
 from data import Tokenizer
-from interop import huggingface
-from model import Packed
 from tasks import __main__ as command
 from tasks import finetune, sets
 
@@ -92,17 +86,6 @@ def test_a_diverged_run_writes_nothing(new_run, causes, capsys):
     assert (status, out) == (2, "") and "has diverged" in err and sorted(folder.iterdir()) == before
 
 
-def test_another_pooling_is_another_result(new_run, causes, capsys):
-    folder = new_run()
-    flags = ["--task", "sst2", "--limit", "16", "--epochs", "1", "--eval-limit", "9", "--json"]
-    found = {pool: asked(folder, capsys, *flags, "--pool", pool)[1] for pool in ("mean", "cls")}
-    assert found["mean"] == asked(folder, capsys, *flags)[1]  # the model's own
-    rows = [np.arange(5), np.arange(3)]
-    model = finetune.Finetuned(evaluate.open_run(folder).model, 2, False, 4, "cls").eval()
-    states = torch.stack([model.encoder(Packed.of([row]))[0] for row in rows])
-    assert torch.allclose(model(Packed.of(rows)), model.head(states), atol=1e-6)
-
-
 # ---- classification
 
 
@@ -136,43 +119,6 @@ def test_of_a_pair_that_is_too_long_the_longer_text_is_cut_first(tokenizer, firs
     row = finetune.pair_row(np.arange(100, 100 + first), b, special, [special.sep], 11)
     lengths = np.diff(np.flatnonzero((row == special.sep) | (row == special.cls))) - 1
     assert tuple(lengths) == wanted and row[0] == special.cls and row[1] == 100
-
-
-FRAMES = {"bert": (processors.BertProcessing, "[SEP]", "[CLS]"),
-          "xlm-roberta": (processors.RobertaProcessing, "</s>", "<s>")}
-
-
-@pytest.mark.parametrize("name", FRAMES)
-def test_a_pretrained_model_reads_pairs_as_transformers_does_and_is_fine_tuned(name, tmp_path,
-                                                                               capsys):
-    source = ROOT / "tests" / "golden" / name
-    huggingface.import_model(source, tmp_path / "run")
-    run = evaluate.open_run(tmp_path / "run")
-    model = finetune.Finetuned(run.model, 2, False, run.tokenizer.special.sep).eval()
-    theirs = transformers.AutoModel.from_pretrained(source, add_pooling_layer=False).eval()
-    frame, *names = FRAMES[name]
-    inner = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
-    inner.post_processor = frame(*((one, inner.token_to_id(one)) for one in names))
-    middle = finetune.between(run)
-    pairs = [("the dog runs .", "two red cats"), ("a cat", "ein hund sees the two dogs")]
-    rows = []
-    states = []
-    for texts in pairs:
-        gold = inner.encode(*texts)
-        rows.append(finetune.pair_row(*run.tokenizer.encode(texts), run.tokenizer.special, middle,
-                                      20))
-        assert rows[-1].tolist() == gold.ids
-        kinds = torch.tensor([gold.type_ids])
-        states.append(theirs(torch.tensor([gold.ids]), token_type_ids=kinds)[0][0])
-    assert torch.allclose(model.states(Packed.of(rows)), torch.cat(states), atol=1e-5)
-    asking, context = pairs[0]
-    question = finetune.Question(context, asking, ["red"], 4, ("en", "en"))
-    made, _ = finetune.cut_windows([question], run.tokenizer, middle, 20)
-    assert made[0].row.tolist() == rows[0].tolist()
-    assert made[0].at + made[0].count == len(rows[0]) - 1
-    write_pairs(tmp_path, pairs[0])
-    flags = ["--task", "mrpc", "--files", str(tmp_path), "--epochs", "1"]
-    assert asked(run.folder, capsys, *flags)[0] == 0
 
 
 # ---- answers

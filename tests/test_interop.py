@@ -21,7 +21,8 @@ from corpora.program import BadInput, exit_status
 from data import Tokenizer, rows_of
 from interop import __main__ as program
 from interop import huggingface
-from model import Model, ModelConfig, Packed, Segment, save
+from model import Model, ModelConfig, Packed, save
+from tasks import finetune
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("bert", "roberta", "xlm-roberta")
@@ -353,13 +354,23 @@ def test_an_exported_folder_opens_elsewhere_with_the_same_numbers(source, tmp_pa
         assert Tokenizer.read(path / "tokenizer.json").hash == made.tokenizer.hash
 
 
-@pytest.mark.parametrize("objective, data", [("mexma", "toy"), ("llm-jepa", "regex")])
-def test_a_trained_run_has_the_same_vectors_in_sentence_transformers(objective, data, tmp_path):
+@pytest.fixture
+def pairs(tmp_path):
+    """A table of two columns."""
+    words = itertools.product("the dog runs two cats red cat sees".split(), repeat=2)
+    lines = [f"a {one} {other}\t{other} {one} .\n" for one, other in words]
+    (tmp_path / "pairs.tsv").write_text("en\tde\n" + "".join(lines), encoding="utf-8")
+    return tmp_path / "pairs.tsv"
+
+
+@pytest.mark.parametrize("objective", ["mexma", "llm-jepa"])
+def test_a_trained_run_has_the_same_vectors_in_sentence_transformers(objective, pairs, tmp_path):
     """Of short texts, of longer ones than --max-length, blank ones and names of special tokens."""
     from sentence_transformers import SentenceTransformer
     from transformers import AutoTokenizer
-    words = (f"--objective {objective} --data {data} --steps 2 --batch 4 --max-length 16 "
-             f"--eval-limit 3 --device cpu --out {tmp_path / 'run'} --cache {tmp_path / 'cache'}")
+    words = (f"--objective {objective} --data {pairs} --steps 2 --batch 4 --max-length 16 "
+             f"--vocab 300 --eval-limit 3 --device cpu --out {tmp_path / 'run'} "
+             f"--cache {tmp_path / 'cache'}")
     assert exit_status(train.main, words.split()) == 0
     made = evaluate.open_run(tmp_path / "run")
     (prefix, suffix), other = made.first["affixes"]
@@ -387,8 +398,7 @@ def test_a_trained_run_has_the_same_vectors_in_sentence_transformers(objective, 
     assert f"has {limit} tokens" in card and "3 rows of" in card
 
 
-@pytest.mark.parametrize("source", [
-    dict(), dict(pair="sep-sep", position_offset=1), dict(pair="segments"), *NAMES])
+@pytest.mark.parametrize("source", [dict(pair="sep-sep", position_offset=1), dict(), *NAMES])
 def test_a_row_of_two_texts_is_the_familys_and_has_its_states(source, tmp_path):
     """[CLS] a [SEP] b [SEP]: with token types in BERT, with two [SEP] between in XLM-R."""
     import transformers
@@ -399,8 +409,11 @@ def test_a_row_of_two_texts_is_the_familys_and_has_its_states(source, tmp_path):
     row = [special.cls, *first, *[special.sep] * (1 + (config.pair == "sep-sep"))]
     types = np.repeat([0, config.pair == "segments"], [len(row), len(second) + 1])
     row = np.array([*row, *second, special.sep])
-    positions = np.arange(len(row)) + types * config.max_positions
-    packed = Packed.of_segments([[Segment(row, positions=positions)]])
+    # Fine-tuning makes the same row and reads the same states.
+    tuned = finetune.Finetuned(made.model, 2, False, special.sep).eval()
+    middle = finetune.between(made)
+    assert np.array_equal(finetune.pair_row(first, second, special, middle, 20), row)
+    ours = tuned.states(Packed.of([row]))
     batch = dict(input_ids=torch.tensor(row)[None], token_type_ids=torch.tensor(types)[None])
     folders = [path]
     if isinstance(source, str):
@@ -408,20 +421,18 @@ def test_a_row_of_two_texts_is_the_familys_and_has_its_states(source, tmp_path):
         assert config.pair == ("segments" if source == "bert" else "sep-sep")
     else:
         theirs = transformers.AutoTokenizer.from_pretrained(path)(*TEXTS[:2], return_tensors="pt")
-        assert all(torch.equal(theirs[name], batch[name]) for name in theirs.keys() & batch.keys())
-        assert ("token_type_ids" in theirs) == (config.pair == "segments")
+        assert torch.equal(theirs["input_ids"], batch["input_ids"])
     for folder in folders:
         theirs = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
         with torch.no_grad():
-            gold = theirs(**batch).last_hidden_state[0]
-            assert torch.allclose(made.model(packed), gold, atol=1e-5)
+            assert torch.allclose(ours, theirs(**batch).last_hidden_state[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling, pool", [
     ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
     ({"pooling_mode": "lasttoken"}, "last")])
 def test_a_folder_of_sentence_transformers_trains_and_goes_back_as_it_came(
-        pooling, pool, folder, tmp_path, capsys):
+        pooling, pool, folder, pairs, tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
     sentence(pooling)(folder)
     library = SentenceTransformer(str(folder), device="cpu")
@@ -432,14 +443,10 @@ def test_a_folder_of_sentence_transformers_trains_and_goes_back_as_it_came(
     made = evaluate.open_run(tmp_path / "run")
     assert np.allclose(encode(made, texts), library.encode(texts), atol=1e-5)
     assert made.config["max_length"] == 5
-    words = itertools.product("the dog runs two cats red cat sees".split(), repeat=2)
-    pairs = "".join(f"a {one} {other}\t{other} {one} .\n" for one, other in words)
-    (tmp_path / "pairs.tsv").write_text("en\tde\n" + pairs, "utf-8")
-    words = ("--objective mexma --init RUN --data PAIRS --steps 1 --batch 4 --max-length 5 "
-             "--eval-limit 2 --head-layers 1 --head-heads 2 --head-hidden 8 --device cpu --out OUT")
-    for name, path in (("RUN", "run"), ("PAIRS", "pairs.tsv"), ("OUT", "out")):
-        words = words.replace(name, str(tmp_path / path))
-    assert exit_status(train.main, [*words.split(), "--cache", str(tmp_path / "cache")]) == 0
+    words = (f"--objective contrastive --init {tmp_path / 'run'} --data {pairs} --steps 1 "
+             f"--batch 4 --max-length 5 --eval-limit 2 --device cpu --out {tmp_path / 'out'} "
+             f"--cache {tmp_path / 'cache'}")
+    assert exit_status(train.main, words.split()) == 0
     library.save(str(tmp_path / "saved"))  # in the spelling of the version that is here
     for name in ("run", "out"):
         folder = huggingface.export(tmp_path / name, tmp_path / f"{name}-back")
