@@ -66,38 +66,23 @@ def kernels_of(tiles):
     yield attention.keys_kernel, dict(KEYS=keys, ROWS=rows), *how
 
 
-def cases(gpus):
-    """What to build for some GPUs, each row of the table once, on its tightest GPU and head size:
-    (GPU class, capability, bytes, head size, kernel, constants, warps, stages)."""
-    done = set()
-    for (gpu, element_size, largest), rows in TILES.items():
-        if gpu not in gpus:
-            continue
-        capability = 90 if gpu == "9.0" else 80
-        for kernel, constants, warps, stages in itertools.chain(*map(kernels_of, rows)):
-            key = (capability, element_size, largest, kernel.__name__, *constants.values(), warps,
-                   stages)
-            if key not in done:
-                done.add(key)
-                yield gpu, capability, element_size, largest, kernel, constants, warps, stages
-
-
 def main(gpus):
-    faults = 0
-    builds = 0
-    for gpu, capability, element_size, size, kernel, tile, warps, stages in cases(gpus):
-        registers, spilled, shared, wgmma = build(
-            kernel, capability, NAMES[element_size], warps, stages, H=4, HKV=1, K=size, TWO=True,
-            SCALE=math.log2(math.e) / math.sqrt(size), **tile)
-        slow = capability == 90 and element_size == 2 and not wgmma
-        wrong = bool(spilled or shared > SHARED[gpu] * 1024 or slow)
-        says = "WRONG " if wrong else ""
-        print(f"{says}{gpu} {NAMES[element_size]} {size} {kernel.__name__} {tile}: "
-              f"{registers} registers, {spilled} bytes spilled, {shared:,} shared, {wgmma} wgmma")
-        faults += wrong
-        builds += 1
-    print(f"{builds} builds, {faults} wrong")
-    return int(faults > 0)
+    faults = []
+    for (gpu, element_size, head_size), rows in TILES.items():
+        capability = 90 if gpu == "9.0" else 80
+        # Each row on its tightest GPU and head size.
+        kernels = itertools.chain(*map(kernels_of, set(rows))) if gpu in gpus else ()
+        for kernel, tile, warps, stages in kernels:
+            registers, spilled, shared, wgmma = build(
+                kernel, capability, NAMES[element_size], warps, stages, H=4, HKV=1, K=head_size,
+                TWO=True, SCALE=math.log2(math.e) / math.sqrt(head_size), **tile)
+            slow = capability == 90 and element_size == 2 and not wgmma
+            faults.append(bool(spilled or shared > SHARED[gpu] * 1024 or slow))
+            print(f"{'WRONG ' if faults[-1] else ''}{gpu} {NAMES[element_size]} {head_size} "
+                  f"{kernel.__name__} {tile}: {registers} registers, {spilled} bytes spilled, "
+                  f"{shared:,} shared, {wgmma} wgmma")
+    print(f"{len(faults)} builds, {sum(faults)} wrong")
+    return int(any(faults))
 
 
 if __name__ == "__main__":

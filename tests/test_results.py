@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ import evaluate
 import train
 from corpora.program import BadInput, exit_status
 from model import Block
-from results import claims, compare, diagrams, flops, readme, run
+from results import claims, diagrams, flops, readme, run
 from results.__main__ import work
 from results.tables import DATA
 
@@ -80,18 +78,6 @@ def runs(make):
             scores = {"retrieval/xsim": xsim, "retrieval/rows": 100, "geometry/rankme": 50 + xsim}
             made.append(make(f"{weight}-{seed}", scores, seed=seed, mexma={"koleo_weight": weight}))
     return made
-
-
-def test_the_test_pairs_common_seeds_or_says_why_not():
-    x = {1: 1.0, 2: 4.0, 3: 2.5, 4: 7.0, 9: 0.0}
-    y = {1: 0.5, 2: 4.5, 3: 1.0, 4: 6.0, 8: 0.0}
-    other = stats.ttest_rel(list(x.values())[:4], list(y.values())[:4])
-    found = compare.paired_test(x, y)
-    assert (found["t"], found["p"]) == pytest.approx((other.statistic, other.pvalue))
-    assert [found["low"], found["high"]] == pytest.approx(list(other.confidence_interval()))
-    assert found["difference"] == pytest.approx(0.625)
-    assert "2 common seeds, there are 1" in compare.paired_test({1: 1.0}, y)
-    assert "same difference" in compare.paired_test({1: 1, 2: 2}, {1: 1, 2: 2})
 
 
 def test_the_table_has_a_row_a_group_and_p_is_golden(runs, capsys):
@@ -237,16 +223,6 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
         assert ("\n|---|" in text) == bool(records)
         path = run.RECORDS / f"{name}.md"
         assert not records or path.read_text(encoding="utf-8") == text
-
-
-def test_runners_side_by_side_lose_no_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "RECORDS", tmp_path)
-    jobs = [{"label": label, "seed": seed} for label, seed in
-            itertools.product([job["label"] for job in run.ALL["collapse"]["jobs"]], range(9))]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda job: run.keep_record("collapse", job), jobs + jobs))
-    found = run.read_records("collapse")
-    assert sorted(map(str, found)) == sorted(map(str, jobs))
 
 
 # ---- the board
