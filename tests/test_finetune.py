@@ -195,14 +195,12 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
 
 @pytest.mark.parametrize("flags, message", [
     ("--task xmli", "did you mean xnli?"), ("--task ", "--task "),
-    ("--task sst2 --max-length 500", "8 to 96 tokens"),
     ("--task squad --max-length 3", "8 to 96 tokens"),
     ("--task sst2 --lr nan", "--lr nan: it must be a number above 0"),
-    ("--task sst2 --eval-limit 0", "--eval-limit 0: it must be"),
     ("--task sst2 --seeds 1,x", "whole numbers"),
     ("--task glue --files nowhere", "python -m corpora.download"),
     ("--task squad --files FILES", "not questions with answers"),
-    ("--task sst2 --device abacus", "'abacus'"), ("--task sst2", "has read nothing")])
+    ("--task sst2", "has read nothing")])
 def test_each_mistake_is_one_line(new_run, tmp_path, refused, flags, message):
     (tmp_path / "squad").mkdir()
     text = '{"data": [{"paragraphs": [{"context": "", "qas": [{"answers": [{"text": 1}]}]}]}]}'
@@ -210,5 +208,4 @@ def test_each_mistake_is_one_line(new_run, tmp_path, refused, flags, message):
     # A model that reads left to right has read nothing at its first token.
     shape = dict(causal=True, pool="cls") if "nothing" in message else {}
     flags = flags.replace("FILES", str(tmp_path))
-    device = "" if "--device" in flags else "--device cpu "
-    assert message in refused(command.main, f"finetune {new_run(**shape)} {device}{flags}")
+    assert message in refused(command.main, f"finetune {new_run(**shape)} --device cpu {flags}")

@@ -109,7 +109,7 @@ def test_the_files_of_a_folder_read_each_other_without_a_circle(folder):
 BLOCK = """
 import sys
 for name in ("safetensors", "sklearn", "scipy", "matplotlib", "transformers", "huggingface_hub",
-             "sentence_transformers", "pytest", "interop", "tasks", "results", "tests"):
+             "sentence_transformers", "triton", "pytest", "interop", "tasks", "results", "tests"):
     sys.modules[name] = None
 """
 TINY = {"data": "pairs.tsv", "vocab": 300, "batch": 8, "eval_limit": 8, "width": 32, "layers": 1,

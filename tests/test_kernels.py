@@ -285,16 +285,6 @@ def test_triton_is_refused_where_it_cannot_run(monkeypatch):
         monkeypatch.setitem(sys.modules, "triton", None)
 
 
-def test_the_project_trains_without_triton(tmp_path):
-    rows = [f"{i} dogs\t{i} Hunde\n" for i in range(200)]
-    (tmp_path / "a.tsv").write_text("en\tde\n" + "".join(rows), encoding="utf-8")
-    code = ("import sys; sys.modules['triton'] = None; import train; run = train.start('ntp', "
-            "data='a.tsv', batch=4, steps=1, width=32, eval_limit=4); print(list(run.steps()))")
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
-                         timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert run.returncode == 0 and "loss" in run.stdout, run.stderr
-
-
 def test_the_kernels_compile_for_a_gpu_that_is_not_here_without_spilling_registers():
     """The rows of one GPU; without an argument the program builds all."""
     outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -356,14 +356,6 @@ def slow_align(kind, x, y, seed, **options):
             "vicreg": slow_vicreg(x, y), "barlow": slow_barlow(x, y), "none": 0 * x.sum()}[kind]
 
 
-@pytest.mark.parametrize("kind", get_args(Align))
-def test_every_alignment_loss_equals_its_formula_written_out(kind):
-    x, y = torch.randn(2, 6, 5, dtype=torch.float64)
-    for scale in (1.0, 0.1, 3.0):
-        ours = align(kind, scale * x, y, seed=9)
-        assert abs(ours - slow_align(kind, scale * x, y, 9)) < 1e-9
-
-
 def slow_bepa(objective, batch, items):
     c, rows, model = objective.config, rows_of(batch["packed"]), objective.model
     n = len(batch["cls_index"]) // 2
@@ -485,7 +477,7 @@ VARIANTS = {
     (Bepa, slow_bepa): [
         {}, dict(keep_self=True), dict(packing="monolingual"), dict(packing="separate"),
         dict(cls_view="masked"), dict(cls_view="clean", align="vicreg"),
-        dict(predictor="linear", align="cosine"),
+        dict(predictor="linear", align="cosine"), dict(align="mse_unit"),
         dict(predictor="mlp", align="sigreg", align_weight=0.3), dict(masking="span")],
     (Ntp, slow_ntp): [{}, dict(labels="all"), dict(labels="all-stop")],
     (LlmJepa, slow_llm_jepa): [
