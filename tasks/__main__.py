@@ -3,6 +3,7 @@
     python -m tasks out/x --tasks matrix,tokens,attention          # of the run's own test rows
     python -m tasks out/x --tasks sts,senteval --files data        # of published sets
     python -m tasks out/y --tasks regex                            # the answers of a causal model
+    python -m tasks out/x --tasks invert                           # what a small decoder reads
     python -m tasks out/x --tasks retrieval --data flores200_dataset/devtest --hard F --hard-types J
     python -m tasks finetune out/x --task mrpc                     # trains the model: see --help
 
@@ -16,7 +17,7 @@ from functools import partial
 import evaluate
 from corpora import EvaluationRows
 from corpora.program import BadInput, comma_list, exit_status
-from tasks import analysis, answers, finetune, metrics, mining, probes
+from tasks import analysis, answers, finetune, invert, metrics, mining, probes
 
 
 def always(evaluation, options):
@@ -49,6 +50,7 @@ FUNCTIONS |= {
     "tokens": (analysis.tokens, with_columns),
     "attention": (analysis.attention, analysis.no_blocks),
     "uniform": (analysis.uniform, with_columns),
+    "invert": (invert.invert, always),
 }
 FUNCTIONS |= {name: (partial(probes.sentences, name), partial(probes.no_sets, name))
               for name in probes.SETS}
@@ -122,6 +124,8 @@ def asked_evaluation(run, asked):
     evaluation.train_texts = None
     if set(asked.tasks) & {*ANSWERING}:
         evaluation.train_texts = metrics.texts_trained_on(run.config)
+    if "invert" in asked.tasks:
+        evaluation.apart = metrics.texts_apart(run.config, evaluation, asked.data, asked.header)
     return evaluation
 
 
@@ -142,7 +146,10 @@ def main(argv=None):
     describe(results, tasks)
     before = {name.removesuffix("/untrained"): value for name, value in results.items()
               if name.endswith("/untrained")}
-    print(json.dumps(results) if asked.json else evaluate.table(results, before, tasks))
+    if asked.json:
+        print(json.dumps(results))
+    else:
+        print("\n".join([evaluate.table(results, before, tasks), *options.lines]))
     if path:
         label = evaluation.label
         if reads_sets_alone(asked):

@@ -1,11 +1,12 @@
 """Metrics and tables that more than one file of this folder needs, and what was trained on."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import corpora
 from corpora.program import BadInput, comma_list
-from evaluate import TASKS, exact, percent, search, starts_with, unit
+from evaluate import TASKS, exact, mean, percent, search, starts_with, unit
 
 UNSEEN = {
     "rows_new_prompt": ("", "", "prompts that were not trained on"),
@@ -39,6 +40,31 @@ def alignment(x, y, power=2):
     """mean |u_i - v_i|^power of matched unit rows: (N, D), (N, D) -> 0 (best)..2^power.
     [Wang & Isola 2020, sec. 4]"""
     return (unit(x) - unit(y)).norm(dim=1).pow(power).mean().item()
+
+
+def ngrams(text, n):
+    return Counter(text[i:i + n] for i in range(len(text) - n + 1))
+
+
+def chrf(written, golds):
+    """How many runs of 1 to 6 characters do N texts share with N others? -> 0..100: F2 of precision
+    and recall, counted over all texts and then averaged over lengths. Space does not count.
+    [Popović 2015, with the sums of sacreBLEU]"""
+    pairs = [("".join(one.split()), "".join(gold.split())) for one, gold in zip(written, golds)]
+    shares = []  # (precision, recall) of each length
+    for n in range(1, 7):
+        found = Counter()
+        for one, gold in pairs:
+            ours = ngrams(one, n)
+            theirs = ngrams(gold, n)
+            found.update(same=(ours & theirs).total(), ours=ours.total(), theirs=theirs.total())
+        # Longer than all texts of a side is no length to count.
+        if found["ours"] and found["theirs"]:
+            shares.append((found["same"] / found["ours"], found["same"] / found["theirs"]))
+    if not any(precision for precision, _ in shares):
+        return 0.0
+    precision, recall = map(mean, zip(*shares))
+    return 100 * 5 * precision * recall / (4 * precision + recall)
 
 
 def answer_scores(answers, judged, train_texts=None):
@@ -81,3 +107,26 @@ def texts_trained_on(config):
     except BadInput as error:
         print(f"note: the scores of unseen rows are left out: {error}", file=sys.stderr)
         return None
+
+
+def texts_apart(config, evaluation, data=None, header=None):
+    """Texts to train on, at most 20,000 of the first column, and those of an Evaluation, each text
+    once and none in both -> two EvaluationRows. The first are what the run of this config was
+    trained on or, of other `data`, its training split."""
+    spec = data or config["data"]
+    header = header or (not data and config.get("header")) or "yes"
+    source = corpora.open_text(spec, list(evaluation.texts), config.get("skip_bad", False),
+                               header=header)
+    # With --eval-data the run was trained on every row of its own file.
+    whole = not data and config.get("eval_data") and not source.embedded
+    column = next(iter(evaluation.texts))
+    tested = {text: row for row, text in enumerate(evaluation.texts[column])}
+    texts = dict.fromkeys(row[0] for row in source.rows("all" if whole else "train"))
+    texts = [text for text in texts if text and text not in tested][:20_000]
+    if len(texts) < 2:
+        raise BadInput(f"{spec} has {len(texts)} texts that are not tested, and invert trains on "
+                       "such: give --split test, or a --limit")
+    once = {name: [all_of[row] for row in tested.values()]
+            for name, all_of in evaluation.texts.items()}
+    return (corpora.EvaluationRows(source.name, {column: texts}),
+            corpora.EvaluationRows(evaluation.rows.name, once))

@@ -211,6 +211,7 @@ class TaskOptions:
     controls: bool = True
     pool: str | None = None    # None: the task's or the model's
     encoders: dict = field(default_factory=dict)  # made by `encoders`, one set a pooling
+    lines: list = field(default_factory=list)  # to read, which the command prints below the table
 
 
 def splits(task, name):
@@ -268,13 +269,17 @@ def encoders(evaluation, options, pool=None):
         pooled = pool or evaluation.pool
         found = {"model": remembering(evaluation, evaluation.model, pooled)}
         if options.controls:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                twin = Model(evaluation.model.config).to(next(evaluation.model.parameters()))
-            found["untrained"] = remembering(evaluation, twin, pooled)
+            found["untrained"] = remembering(evaluation, untrained(evaluation.model), pooled)
             found["bag"] = partial(bag, evaluation)
         options.encoders[pool] = found
     return options.encoders[pool]
+
+
+def untrained(model):
+    """A Model of the same shape with fresh weights, always the same ones."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Model(model.config).to(next(model.parameters()))
 
 
 def remembering(evaluation, model, pool):
