@@ -1,9 +1,8 @@
 """What does a sentence vector say? A small decoder learns to write the texts that frozen vectors
 were made of, and then reads the vectors of texts that it was not trained on.
 
-It is a causal Model whose rows have a vector in the place of [CLS]. Vectors are standardised, each
-dimension by its mean and deviation over the training texts: what a narrow cloud still tells apart
-is then as loud as in a wide one.
+It is a causal Model whose rows have a vector in the place of [CLS], every dimension standardised
+over the training texts: what a narrow cloud still tells apart is as loud as in a wide one.
 
 N vectors, D their width, V vocabulary. A row is the ids [CLS] text [SEP].
 """
@@ -81,8 +80,7 @@ def judge(decoder, tokenizer, numbers, rows):
 
 
 def read(trained, tested):
-    """Fit a Decoder to the one column of an Evaluation, ask it about another -> {metric: number},
-    {"", "/shuffled" or "/translation": what is written}."""
+    """Fit a Decoder to one Evaluation, ask it about another -> {metric: number}, {kind: texts}."""
     tokenizer = tested.tokenizer
     known, = trained.vectors.values()  # (N, D)
     vectors = torch.cat([known, *tested.vectors.values()])
@@ -109,14 +107,11 @@ def invert(evaluation, options):
     """What Decoders write from a model's vectors, and from those of an untrained one."""
     trained, tested = (replace(evaluation, rows=rows) for rows in evaluation.apart)
     scores, written = read(trained, tested)
-    (_, golds), *others = tested.texts.items()
-    # Ten texts to read, with a translation's vector of each language in turn.
-    for example, i in enumerate(range(0, tested.count, -(-tested.count // 10))):
-        options.lines += [golds[i], f"    vector: {written[''][i]}"]
+    column, *others = tested.texts
+    for i in range(0, tested.count, -(-tested.count // 10)):  # ten texts to read
+        options.lines += [tested.texts[column][i], f"    vector: {written[''][i]}"]
         if others:
-            turn = example % len(others)
-            said = written["/translation"][turn * tested.count + i]
-            options.lines.append(f"    vector of {others[turn][0]}: {said}")
+            options.lines.append(f"    vector of {others[0]}: {written['/translation'][i]}")
     if options.controls:
         twin = untrained(evaluation.model)
         control, _ = read(replace(trained, model=twin), replace(tested, model=twin))

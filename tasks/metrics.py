@@ -111,8 +111,8 @@ def texts_trained_on(config):
 
 def texts_apart(config, evaluation, data=None, header=None):
     """Texts to train on, at most 20,000 of the first column, and those of an Evaluation, each text
-    once and none in both -> two EvaluationRows. The first are what the run of this config was
-    trained on or, of other `data`, its training split."""
+    once and none in both, without a chat's system texts -> two EvaluationRows. The first are what
+    the run of this config was trained on or, of other `data`, its training split."""
     spec = data or config["data"]
     header = header or (not data and config.get("header")) or "yes"
     source = corpora.open_text(spec, list(evaluation.texts), config.get("skip_bad", False),

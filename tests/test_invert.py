@@ -32,21 +32,22 @@ def evaluation_of(tokenizer, texts, vectors):
 
 
 def test_a_decoder_writes_what_it_was_trained_on_and_what_a_vector_says_counts(tokenizer, quick):
-    quick(steps=100, batch=24, lr=5e-3)
-    vectors = torch.randn(12, 64)
-    trained = evaluation_of(tokenizer, {"en": WORDS}, {"en": vectors})
-    both = {"en": WORDS, "de": WORDS[::-1]}
+    quick(steps=80, batch=12, lr=5e-3)
+    texts = WORDS[::2]
+    vectors = torch.randn(6, 64)
+    trained = evaluation_of(tokenizer, {"en": texts}, {"en": vectors})
+    both = {"en": texts, "de": texts[::-1]}
     tested = evaluation_of(tokenizer, both, {"en": vectors, "de": vectors})
     scores, written = invert.read(trained, tested)
-    assert scores["exact"] == 100 and scores["chrf"] == 100 and written[""] == WORDS
+    assert scores["exact"] == 100 and scores["chrf"] == 100 and list(written[""]) == texts
     assert scores["exact/shuffled"] == 0 and scores["chrf/shuffled"] < 90
     assert scores["loss"] < .1 < scores["loss/shuffled"]
-    assert scores["exact/translation"] == 100 and written["/translation"] == WORDS
+    assert scores["exact/translation"] == 100 and list(written["/translation"]) == texts
     # A collapsed space says nothing, and all texts are read alike.
     quick(steps=3)
-    point = torch.ones(12, 8)
-    scores, written = invert.read(evaluation_of(tokenizer, {"en": WORDS}, {"en": point}),
-                                  evaluation_of(tokenizer, {"en": WORDS}, {"en": point}))
+    point = torch.ones(6, 8)
+    scores, written = invert.read(evaluation_of(tokenizer, {"en": texts}, {"en": point}),
+                                  evaluation_of(tokenizer, {"en": texts}, {"en": point}))
     assert len(set(written[""])) == 1 and "exact/translation" not in scores
     assert scores["loss"] == pytest.approx(scores["loss/shuffled"])
 
@@ -103,8 +104,7 @@ def test_the_task_reads_runs_of_every_kind(tokenizer, quick, pool, causal, tmp_p
     assert asked(run, *flags) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("    vector: ") for line in lines) == 6
-    assert [line.split(":")[0] for line in lines if "of" in line and ":" in line] == [
-        f"    vector of {name}" for name in ("de", "fr") * 3]
+    assert sum(line.startswith("    vector of de: ") for line in lines) == 6
     assert any(line.startswith("invert/chrf/shuffled") for line in lines)
     assert asked(run, *flags, "--no-controls", "--json") == 0
     found = json.loads(capsys.readouterr().out)
