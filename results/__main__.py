@@ -3,7 +3,8 @@
     python -m results compare RUN RUN ...     mean and deviation over seeds, paired tests
     python -m results inspect --objective X   one batch as text and as a mask
     python -m results flops --objective X     compute of a step; --match RUN: steps that equal a run
-    python -m results plots RUN ...           spectrum, vectors, cosines, curves
+    python -m results plots RUN ...           curves, spectrum, t-SNE, attention, nearest tokens
+    python -m results answers RUN RUN ...     prompts, gold texts, and what each run writes
     python -m results peers                   steps and encoding against other libraries
     python -m results gpu                     kernels, steps, memory and tiles; toy size without one
     python -m results diagrams                MEXMA's rows and the passes of hybrid, drawn
@@ -25,8 +26,9 @@ from .tables import DATA
 EXPERIMENTS = DATA["experiments"]
 # The file and the function of each command.
 TOOLS = {name: (name, "main") for name in
-         ("compare", "inspect", "flops", "plots", "diagrams", "readme", "claims", "mixtures")}
-TOOLS |= {"peers": ("bench", "peers"), "gpu": ("bench", "gpu")}
+         ("compare", "inspect", "flops", "diagrams", "readme", "claims", "mixtures")}
+TOOLS |= {"plots": ("pictures", "main"), "answers": ("compare", "answers"),
+          "peers": ("bench", "peers"), "gpu": ("bench", "gpu")}
 
 
 def work(arguments):

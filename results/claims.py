@@ -1,6 +1,6 @@
 """The board: twelve claims of the four papers, each with what was measured here.
 
-    python -m results claims    # writes claims.md and its pictures, claims.png and signature.png
+    python -m results claims    # writes claims.md and its pictures, claims-1.png, ...
 
 A claim of experiments.json names an experiment, a metric, the run that is claimed to be better and
 its control. The verdict is a rule: a paired two-sided t-test over the common seeds, and Holm's
@@ -101,11 +101,12 @@ def judge(claims):
 # ---- pictures
 
 
-def along(experiment, metric, places):
-    """{label: (places, (seeds, P))} of a metric along training; places are steps or TFLOP."""
+def along(experiment, metric, x):
+    """{label: (places, (seeds, P))} of a metric along training; places are steps, or TFLOP if `x`
+    says so."""
     found = {}
     for record in read_records(experiment):
-        size = record["flops"] / record["steps"] / 1e12 if "TFLOP" in places else 1
+        size = record["flops"] / record["steps"] / 1e12 if "TFLOP" in x else 1
         points = {int(step) * size: kept[metric]
                   for step, kept in record["curve"].items() if metric in kept}
         if points:
@@ -114,19 +115,36 @@ def along(experiment, metric, places):
     return found
 
 
+def line_picture(shown):
+    """One of BOARD's "along": a metric along training, with what comes of it as title."""
+    found = along(shown["experiment"], shown["metric"], shown["x"])
+    series = {label: found[label] for label in shown["runs"]}
+    means = {label: [fmean(each) for each in zip(*seeds)] for label, (_, seeds) in series.items()}
+    way = unit_of(shown["metric"])[1]
+    ends = sorted(means, key=lambda label: means[label][-1], reverse=way == "higher")
+    said = shown["title"].format(best=ends[0], worst=ends[-1], first=means[ends[0]][0],
+                                 last=means[ends[0]][-1])
+    axis, = plots.panels(height=2.6)[1]
+    plots.lines(series, shown["x"], shown["y"] + (f"\n{way} is better" if way else ""), axis=axis)
+    plots.label_ends(axis)
+    return plots.headline(axis.figure, said)
+
+
 def usefulness(geometry):
-    """{label: [(geometry, mean of the probes) of each seed]} of the encoders on the board, the
-    rank correlation of their means, and its p."""
+    """{experiment: {label: (geometry, mean of the probes)}}, means over the seeds of the encoders
+    on the board, their rank correlation, and its p."""
     shown = BOARD["usefulness"]
     points = {}
-    for experiment, ending in shown["experiments"].items():
+    for experiment in shown["experiments"]:
+        each = {}
         for record in read_records(experiment):
             numbers = [record["eval"].get(name) for name in (geometry, *shown["probes"])]
             if None not in numbers:
-                each = points.setdefault(record["label"] + ending, [])
-                each.append((numbers[0], fmean(numbers[1:])))
-    means = [tuple(map(fmean, zip(*each))) for each in points.values()]
-    found = stats.spearmanr(means)
+                pair = (numbers[0], fmean(numbers[1:]))
+                each.setdefault(record["label"], []).append(pair)
+        points[experiment] = {label: tuple(map(fmean, zip(*pairs)))
+                              for label, pairs in each.items()}
+    found = stats.spearmanr([pair for each in points.values() for pair in each.values()])
     return points, found.statistic, found.pvalue
 
 
@@ -136,40 +154,59 @@ def correlations():
     for name, metric in BOARD["usefulness"]["geometry"].items():
         points, rank, p = usefulness(metric)
         lines.append(f"- {name} against the probes: Spearman {rank:.2f} (p {p:.2f}) over the means "
-                     f"of {len(points)} encoders")
+                     f"of {sum(map(len, points.values()))} encoders")
     return lines
 
 
-def board_picture():
-    """Retrieval against compute, collapse, the learned lambda, geometry against probes."""
-    ways = BOARD["along"]
+def scatter_picture():
+    """Each measure of geometry against the probes, a point an encoder."""
     scatters = BOARD["usefulness"]["geometry"]
-    figure, axes = plots.panels((len(ways) + len(scatters)) // 2 + 1, 2, height=2.6)
-    for experiment, metric, places, name in ways:
-        plots.lines(along(experiment, metric, places), places, name, axis=axes.pop(0))
-    for name, metric in scatters.items():
-        axis = axes.pop(0)
-        plots.cloud(usefulness(metric)[0], name, "probes, %", axis=axis)
+    figure, axes = plots.panels(1, len(scatters), height=2.7)
+    for axis, (name, metric) in zip(axes, scatters.items()):
+        points, rank, p = usefulness(metric)
+        for (experiment, each), mark in zip(points.items(), "o^"):
+            axis.plot(*zip(*each.values()), mark, markersize=4, label=experiment)
+        way = unit_of(metric)[1]
+        plots.finish(axis, f"{name}\n{way} is better", "")
         axis.get_legend().remove()
-    # One legend for all of them.
-    axes[0].legend(*axis.get_legend_handles_labels(), fontsize=plots.SMALL, frameon=False)
-    for axis in axes:
-        axis.axis("off")
-    return figure
+        verb = "tells" if p < LEVEL else "does not tell"
+        axis.set_title(f"{verb}:\nSpearman {rank:.2f}, p {p_text(p)}", fontsize=plots.SMALL + 0.5)
+    axes[0].set_ylabel("mean of five probes, %\nhigher is better", fontsize=plots.SMALL + 1)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower left", ncols=2,
+                  fontsize=plots.SMALL + 0.5, frameon=False)
+    return plots.headline(figure, "Does geometry tell what probes find? A point an encoder")
 
 
 def signature():
     """Each measure of a decoder with the JEPA loss, in percent of what it is without."""
     shown = BOARD["signature"]
     records = read_records(shown["experiment"])
-    bars = {}
-    for name, metric in shown["metrics"].items():
+    axis, = plots.panels(height=2.7)[1]
+    names = []
+    for place, (name, metric) in enumerate(shown["metrics"].items()):
         ours, control = (by_label(records, metric)[label] for label in shown["runs"])
         shares = [100 * ours[seed] / control[seed] for seed in ours.keys() & control.keys()]
-        bars[name] = {"": (fmean(shares), min(shares), max(shares))}
-    figure = plots.bars(bars, "{}, % of {}'s".format(*shown["runs"]))
-    figure.axes[0].axhline(100, color="black", linewidth=1, linestyle=":")
-    return figure
+        word = "no difference found"
+        way = unit_of(metric)[1]
+        test = paired_test(ours, control)
+        if test["p"] < LEVEL:
+            word = "better" if (test["difference"] > 0) == (way == "higher") else "worse"
+        colour = {"better": plots.COLOURS[0], "worse": plots.COLOURS[3]}.get(word, "grey")
+        axis.barh(place, fmean(shares), color=colour)
+        axis.hlines(place, min(shares), max(shares), color="black", linewidth=1.2)
+        axis.text(max(shares) + 2, place, word, va="center", fontsize=plots.SMALL + 0.5)
+        names.append(f"{name}\n{way} is better")
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.axvline(100, color="black", linewidth=1, linestyle=":")
+    plots.finish(axis, "{}, % of {}'s".format(*shown["runs"]), "")
+    return plots.headline(axis.figure, shown["title"])
+
+
+def pictures():
+    """{name of the file: figure}."""
+    drawn = [*map(line_picture, BOARD["along"]), scatter_picture()]
+    return {f"claims-{number}": figure for number, figure in enumerate(drawn, 1)}
 
 
 def hours():
@@ -199,13 +236,13 @@ def board():
         BOARD["rule"].format(seeds=SEEDS, level=LEVEL), "",
         f"All recorded runs took {hours():.0f} hours of one thread.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",
-        "## Pictures", "", "![compute, collapse, lambda, usefulness](claims.png)", "",
+        "## Pictures", "", *[f"![{name}]({name}.png)" for name in pictures()], "",
         BOARD["about"], "", *correlations()]) + "\n"
 
 
 def main(arguments):
     Parser("python -m results claims", __doc__).parse_args(arguments)
     write_atomic(PAGE, board().encode())
-    write_atomic(PAGE.with_suffix(".png"), plots.png(board_picture()))
-    write_atomic(PAGE.with_name("signature.png"), plots.png(signature()))
+    for name, figure in (pictures() | {"signature": signature()}).items():
+        write_atomic(PAGE.with_name(f"{name}.png"), plots.png(figure))
     print("results/claims.md")

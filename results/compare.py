@@ -6,6 +6,7 @@
 Runs that differ in nothing but their seed are one group, a row of the table.
 """
 
+import difflib
 import json
 import re
 import statistics
@@ -351,3 +352,45 @@ def main(arguments):
     names = names or [name for name in known if unit_of(name)[1]]
     notes = check_same_rows(runs, names, options.files) + unequal(groups)
     print(*comparison(groups, names, notes), sep="\n")
+
+
+# ---- what runs write
+
+
+def marked(written, gold):
+    """An answer with {+what it has too much+} and [-what it lacks-]."""
+    parts = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, gold, written, False).get_opcodes():
+        if kind == "equal":
+            parts.append(gold[a:b])
+            continue
+        parts += [f"[-{gold[a:b]}-]"] if b > a else []
+        parts += [f"{{+{written[c:d]}+}}"] if d > c else []
+    return "".join(parts)
+
+
+def answers(arguments):
+    """Prompts, gold texts and what each run writes [LLM-JEPA, tables 1 and 11]."""
+    parser = Parser("python -m results answers", """Prompts, gold texts, and what causal runs write:
+= is right, ! is not; {+this+} an answer has too much, [-this-] it lacks.""")
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--data", help="other rows than the first run's own")
+    parser.add_argument("--langs", type=comma_list, default=[], help="columns: prompt,answer")
+    parser.add_argument("--limit", type=int, default=10, help="rows [10]")
+    options = parser.parse_args(arguments)
+    opened = [evaluate.open_run(folder) for folder in options.runs]
+    data = options.data or opened[0].config["data"]
+    made = []
+    for run in opened:
+        one = evaluate.evaluation_of(run, data, options.langs, limit=options.limit)
+        evaluate.choose_tasks(one, ["generate"])
+        made.append(one.answers)
+    if len({str(found.golds) for found in made}) > 1:
+        raise BadInput(f"the runs hold out other rows of {data}: give a file with --data")
+    width = max(len(run.folder.name) for run in opened)
+    for row, gold in enumerate(made[0].golds):
+        print(f"{made[0].prompts[row]}\n  {'gold':{width}}  {gold}")
+        for run, found in zip(opened, made):
+            written = found.written[row]
+            sign = "=" if evaluate.exact(written, gold) else "!"
+            print(f"{sign} {run.folder.name:{width}}  {marked(written.strip(), gold.strip())}")

@@ -1,31 +1,21 @@
-"""Pictures of vectors, masks, tokens and logs, each a function that returns a matplotlib Figure.
-
-    python -m results plots out/mexma --out plots    # of a run's test rows and its log
-    python -m results plots out/x --files gap.json   # and of numbers that --out wrote into out/x:
-                                                     # gap's plane, the cells of MLQA
-    python -m results plots out/a-0 out/a-1 out/b-0 --out plots    # curves: a line for a and for b
+"""Pictures of vectors, masks, tokens and numbers, each a function that returns a matplotlib Figure.
 
 In a notebook: plots.mask(packed.mask(0)), plots.spectrum({"mexma": vectors}), ... Those that take
-an `axis` draw there if they are given one: figure, axes = plots.panels(1, 2).
+an `axis` draw there if they are given one: figure, axes = plots.panels(1, 2). What the command
+`python -m results plots` draws of a run is in pictures.py.
 """
 
 import io
-import math
-import re
-from pathlib import Path
+import textwrap
 
 import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
 import evaluate
-from corpora.folder import read_results, write_atomic
-from corpora.program import Parser, comma_list
-from tasks.metrics import alignment
 
 # Told apart without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -74,6 +64,42 @@ def finish(axis, x, y):
                     borderaxespad=0.2, alignment="left", frameon=False)
         axis.set_title("")
     return axis.figure
+
+
+def label_ends(axis):
+    """Write the names of lines at their ends, in place of a legend. A line upon another is dashed,
+    so that both are seen."""
+    axis.get_legend().remove()
+    named = [line for line in axis.lines if not line.get_label().startswith("_")]
+    near = np.ptp(axis.get_ylim()) / 40
+    for number, line in enumerate(named):
+        x, y = line.get_data()
+        hidden = sum(np.array_equal(x, other.get_xdata()) and
+                     abs(y - other.get_ydata()).max() < near for other in named[:number])
+        if hidden:
+            line.set_linestyle((0, (5, 5 * hidden)))
+    ends = {line: axis.transLimits.transform(line.get_xydata()[-1])[1] for line in named}
+    named.sort(key=ends.get)
+    places = [ends[line] for line in named]
+    # The height of a name, as a share of the axis.
+    gap = 1.9 * SMALL / 72 / axis.figure.get_size_inches()[1]
+    for _ in range(200):
+        for i in range(1, len(places)):
+            overlap = max(0, gap - (places[i] - places[i - 1]))
+            places[i - 1] -= overlap / 2
+            places[i] += overlap / 2
+    for line, place in zip(named, places):
+        axis.annotate(line.get_label(), line.get_xydata()[-1], (1.1, place), va="center",
+                      textcoords="axes fraction", fontsize=SMALL + 0.5, annotation_clip=False,
+                      arrowprops=dict(arrowstyle="-", color=line.get_color(), linewidth=0.6,
+                                      shrinkA=1, shrinkB=1, relpos=(0, 0.5)))
+
+
+def headline(figure, text):
+    """What a picture says, above it -> the Figure."""
+    text = textwrap.fill(text, int(14 * figure.get_size_inches()[0]))
+    figure.suptitle(text, x=0.02, ha="left", fontsize=SMALL + 1.5)
+    return figure
 
 
 # ---- tables
@@ -186,35 +212,6 @@ def histogram(values, x, bins=40, span=None, axis=None):
     return finish(axis, x, "share, %")
 
 
-def points_of(log, name):
-    """A log -> {step: number} of a term of the loss or of an evaluation's metric."""
-    points = {}
-    for record in log[1:]:
-        value = record.get("eval", record).get(name)
-        if isinstance(value, (int, float)):
-            points[record["step"]] = value
-    return points
-
-
-CURVES = ("loss", "retrieval/xsim", "probe/mean", "geometry/rankme")
-
-
-def curves(logs):
-    """{label: [the log of each seed]} -> a panel for each of CURVES that the logs have."""
-    found = {}
-    for name in CURVES:
-        for label, seeds in logs.items():
-            each = [points_of(log, name) for log in seeds]
-            if all(each):
-                steps = sorted(set.intersection(*map(set, each)))
-                values = [list(map(points.get, steps)) for points in each]
-                found.setdefault(name, {})[label] = (steps, values)
-    figure, axes = panels(max(1, len(found)), height=1.7)
-    for axis, (name, series) in zip(axes, found.items(), strict=False):
-        lines(series, "training step", name, axis=axis)
-    return figure
-
-
 # ---- vectors
 
 
@@ -239,6 +236,8 @@ def differences(pairs, axis=None):
 def explained(vectors, most=20, axis=None):
     """{label: (N, D)} -> percent of the variance in each of the first principal components
     [BERT-JEPA, fig. 1]."""
+    axis = canvas(axis)
+    axis.locator_params(axis="x", integer=True)
     series = {}
     for label, z in vectors.items():
         variance = evaluate.spectrum(z, center=True).square()
@@ -247,18 +246,31 @@ def explained(vectors, most=20, axis=None):
     return lines(series, "principal component", "share of the variance, %", axis=axis)
 
 
+def scatter(vectors, flat, x, y, axis):
+    """Places in a plane (all rows, 2), a colour for each of {language: (N, D)}."""
+    axis = canvas(axis, height=3)
+    for label, part in zip(vectors, np.split(flat, len(vectors))):
+        axis.scatter(*part.T, s=6, label=label, linewidths=0, alpha=0.8)
+    axis.locator_params(nbins=5)
+    return finish(axis, x, y)
+
+
 def pca(vectors, axis=None):
     """{language: (N, D)} -> all rows in their two directions of most variance, a colour a
     language: where there are clouds, the vectors know the language."""
-    axis = canvas(axis, height=3)
-    line = torch.cat([torch.as_tensor(z).double() for z in vectors.values()])
-    center = line.mean(0)
-    directions = torch.linalg.svd(line - center, full_matrices=False).Vh[:2].T       # (D, 2)
-    for label, z in vectors.items():
-        flat = (torch.as_tensor(z).double() - center) @ directions                   # (N, 2)
-        axis.scatter(*flat.T.numpy(), s=6, label=label, linewidths=0, alpha=0.8)
-    axis.locator_params(nbins=5)
-    return finish(axis, "direction 1", "direction 2")
+    rows = torch.cat([torch.as_tensor(z).double() for z in vectors.values()])
+    rows = rows - rows.mean(0)
+    directions = torch.linalg.svd(rows, full_matrices=False).Vh[:2].T                # (D, 2)
+    return scatter(vectors, (rows @ directions).numpy(), "direction 1", "direction 2", axis)
+
+
+def tsne(vectors, axis=None):
+    """{language: (N, D)} -> all rows in a plane in which near rows stay near; distances and places
+    say nothing else [van der Maaten & Hinton 2008]."""
+    from sklearn.manifold import TSNE
+    rows = torch.cat([torch.as_tensor(z) for z in vectors.values()]).numpy()
+    found = TSNE(perplexity=min(30, (len(rows) - 1) / 3), random_state=0).fit_transform(rows)
+    return scatter(vectors, found, "t-SNE 1, no unit", "t-SNE 2, no unit", axis)
 
 
 def cosines(vectors, axis=None):
@@ -272,24 +284,21 @@ def cosines(vectors, axis=None):
     return histogram(found, "cosine", 40, (-1, 1), axis)
 
 
-def cloud(points, x, y, axis=None):
-    """{label: [(x, y), ...]} -> its points."""
-    axis = canvas(axis)
-    for number, (label, each) in enumerate(points.items()):
-        # Where the colours begin again, another shape.
-        axis.plot(*zip(*each), "o^s"[number // 7 % 3], markersize=3.5, label=label)
-    return finish(axis, x, y)
-
-
 def plane(runs, axis=None):
-    """{label: [(alignment, uniformity), ...], its way through training} -> where each ends: best is
-    low and to the left [Predict and Reconstruct; Wang & Isola 2020]."""
-    axis = canvas(axis, height=2.8)
+    """{label: [(alignment, uniformity), ...], its way through training} -> the way, a ring where it
+    begins and a dot where it ends [Predict and Reconstruct; Wang & Isola 2020]."""
+    axis = canvas(axis, height=3)
     for label, points in runs.items():
-        line, = axis.plot(*zip(*points), linewidth=1, alpha=0.6)
+        line, = axis.plot(*zip(*points), linewidth=1.2)
+        if len(points) > 1:
+            axis.plot(*points[0], "o", color=line.get_color(), markerfacecolor="white")
         axis.plot(*points[-1], "o", color=line.get_color(), label=label)
-    return finish(axis, "alignment: squared distance of partners",
-                  "uniformity: 0 one point, -4 a sphere")
+    # The corner of collapse and that of the goal are always in the picture.
+    axis.set(xlim=(-0.08, 2.08), ylim=(-4.15, 0.15))
+    for x, y, word in ((0.03, 0.03, "best"), (0.1, 0.94, "all texts one point")):
+        axis.text(x, y, word, transform=axis.transAxes, fontsize=SMALL, style="italic")
+    return finish(axis, "alignment: squared distance, lower is better",
+                  "uniformity, lower is better")
 
 
 # ---- words
@@ -326,40 +335,6 @@ def words(rows):
     return figure
 
 
-def looked_at(evaluation, count=4):
-    """A few texts of each language, the darker where the sentence vector's token looks in the last
-    layer, mean of the heads [MEXMA, figs 7 to 10]. Texts with letters that the font lacks,
-    say Chinese, are left out; None if all."""
-    from tasks import analysis
-    letters = get_font(findfont(MONO)).get_charmap()
-    rows = {}
-    for language, ids in evaluation.ids.items():
-        weights = analysis.sentence_attention(evaluation, ids[:count])              # (H, L) each
-        for number, (row, seen) in enumerate(zip(ids, weights), 1):
-            seen = seen.mean(0)[1:-1]  # without [CLS] and [SEP]
-            seen = (seen / seen.max()).tolist()
-            pieces = [evaluation.tokenizer.decode([index]) for index in row[1:-1]]
-            if letters.keys() >= set(map(ord, "".join(pieces))):
-                rows[f"{language} {number}"] = list(zip(pieces, seen))
-    return words(rows) if rows else None
-
-
-def answers(scores):
-    """The F1 that `finetune --task mlqa` found, the language of the context by that of the question
-    [BERT-JEPA, fig. 3]."""
-    cells = {}
-    for name, number in scores.items():
-        part = re.fullmatch(r"mlqa/f1/(\w\w)-(\w\w)", name)
-        if part:
-            cells[part[1], part[2]] = number
-    contexts = list(dict.fromkeys(context for context, _ in cells))
-    questions = list(dict.fromkeys(question for _, question in cells))
-    table = torch.full((len(contexts), len(questions)), math.nan)
-    for (context, question), number in cells.items():
-        table[contexts.index(context), questions.index(question)] = number
-    return heat(table, contexts, questions, "question", "context", "F1")
-
-
 # ---- files
 
 
@@ -372,71 +347,3 @@ def png(figure):
     # 256 colours take a third of the bytes.
     picture.quantize().save(file, "PNG", optimize=True)
     return file.getvalue()
-
-
-def of_run(folder, limit, files=()):
-    """The pictures of one run, {name: figure}; its first vectors, {label: (N, D)}; what
-    `differences` and `plane` take of it. `files`: names of files of numbers in its folder."""
-    from tasks import analysis
-    run = evaluate.open_run(folder)
-    evaluation = evaluate.evaluation_of(run, limit=limit)
-    x, *others = evaluation.vectors.values()
-    pictures = {}
-    pairs = {}
-    places = {}
-    causal = run.model.config.causal
-    if others:
-        for draw in (pca, cosines):
-            pictures[f"{draw.__name__}-{folder.name}"] = draw(evaluation.vectors)
-        # Text and Code where all models have them, and not at [PRED].
-        same = analysis.last_tokens(evaluation) if causal else evaluation.vectors
-        pairs[folder.name] = tuple(same.values())[:2]
-        places[folder.name] = [(alignment(x, others[0]), evaluate.uniformity(x))]
-    attention = looked_at(evaluation) if run.model.blocks and not causal else None
-    if attention:
-        pictures[f"attention-{folder.name}"] = attention
-    found = {}
-    for name in files:
-        found |= read_results(folder / name)
-    # The task gap measures within the classes of a set, as the paper's plane has it.
-    for name, number in found.items():
-        part = re.fullmatch("gap/(.+)/mean/class_alignment", name)
-        if part:
-            uniform = found[f"gap/{part[1]}/mean/uniformity"]
-            places[f"{folder.name}, {part[1]}"] = [(number, uniform)]
-    if "mlqa/f1" in found:
-        pictures[f"mlqa-{folder.name}"] = answers(found)
-    return pictures, {f"{folder.name}, {next(iter(evaluation.vectors))}": x}, pairs, places
-
-
-def main(arguments):
-    # Imported here, because a notebook need not wait for all tasks.
-    from . import compare
-    parser = Parser("python -m results plots", __doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("--out", default="plots", metavar="FOLDER", help="for the PNGs [plots]")
-    parser.add_argument("--limit", type=int, default=500, help="rows at most [500]")
-    parser.add_argument("--files", type=comma_list, default=[],
-                        help="of each run: what --out of tasks' gap or finetune mlqa wrote [none]")
-    options = parser.parse_args(arguments)
-    pictures = {}
-    firsts = {}
-    pairs = {}
-    places = {}
-    for folder in map(Path, options.runs):
-        found = of_run(folder, options.limit, options.files)
-        for whole, part in zip((pictures, firsts, pairs, places), found):
-            whole |= part
-    logs = {}
-    groups = compare.group([compare.read_run(folder, ()) for folder in options.runs])
-    for label, runs in groups.items():
-        logs[label] = [evaluate.read_log(run.folder) for run in runs]
-    pictures |= {"spectrum": spectrum(firsts), "explained": explained(firsts),
-                 "curves": curves(logs)}
-    if pairs:
-        pictures["differences"] = differences(pairs)
-    if places:
-        pictures["plane"] = plane(places)
-    for name, figure in pictures.items():
-        write_atomic(Path(options.out) / f"{name}.png", png(figure))
-        print(f"{options.out}/{name}.png")

@@ -18,7 +18,7 @@ import evaluate
 import train
 from corpora.program import BadInput, exit_status
 from model import Block
-from results import claims, diagrams, flops, readme, run
+from results import claims, compare, diagrams, flops, pictures, plots, readme, run
 from results.__main__ import work
 from results.tables import DATA
 
@@ -193,10 +193,111 @@ def test_flops_from_sizes_are_those_that_the_profiler_counts(words, pairs):
 def test_plots_of_a_run_are_of_what_it_has(pairs, tmp_path, capsys):
     trained = train.start("contrastive", tmp_path / "run", steps=1, **TINY | pairs)
     list(trained.steps())
-    assert said(capsys, "plots", trained.folder, "--out", tmp_path / "plots", "--limit", 20)[0] == 0
+    (tmp_path / "run" / "gap.json").write_text(json.dumps(
+        {"gap/sst2/max/class_alignment": 0.5, "gap/sst2/max/uniformity": -1.0}), encoding="utf-8")
+    assert said(capsys, "plots", trained.folder, "--out", tmp_path / "plots", "--limit", 20,
+                "--files", "gap.json")[0] == 0
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {
-        "attention-run", "pca-run", "cosines-run", "spectrum", "explained", "curves", "plane",
-        "differences"}
+        "looked_at-run", "heads-run", "neighbours-run", "clouds-run", "cosines-run",
+        "poolings-run", "spectrum", "explained", "curves", "plane", "plane-max", "differences"}
+
+
+def log_of(objective, seed):
+    """Two steps and three evaluations of a made-up run."""
+    log = [{"config": {"objective": objective}}]
+    for step in (0, 4, 8):
+        log.append({"step": step, "eval": {"validation/mlm": 9.0 - step, "retrieval/xsim": 50.0}})
+    return log + [{"step": step, "mlm": 10.0 - step + seed, "lr": 1.0} for step in (2, 4)]
+
+
+@pytest.mark.parametrize("tflop, scale", [(None, 1), ({"a": 0.5, "b": 3.0}, 0.5)])
+def test_curves_have_a_panel_a_term_with_both_kinds_of_rows(tflop, scale):
+    logs = {"a": [log_of("bepa", 0), log_of("bepa", 1)], "b": [log_of("mlm", 0)]}
+    figure = pictures.curves(logs, tflop)
+    own, other, xsim = [axis for axis in figure.axes if axis.axison]
+    assert [own.get_title(), other.get_title()] == ["bepa: mlm", "mlm: mlm"]
+    assert own.get_ylabel() == "nats, lower is better"
+    training, held_out = [line.get_xydata().tolist() for line in own.lines[:2]]
+    assert training == [[2 * scale, 8.5], [4 * scale, 6.5]]
+    assert held_out == [[0, 9], [4 * scale, 5], [8 * scale, 1]]
+    assert len(xsim.lines) == 2 and xsim.get_ylabel() == "%, lower is better"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["a", "b", "on rows held out"]
+
+
+def test_names_at_the_ends_stand_apart_and_no_line_hides_another():
+    series = {"one": ([0, 1], [5.0, 1.0]), "upon it": ([0, 1], [5.0, 1.01]),
+              "high": ([0, 1], [5.0, 9.0])}
+    figure = plots.lines(series, "step", "loss")
+    plots.label_ends(figure.axes[0])
+    names = figure.axes[0].texts
+    assert [name.get_text() for name in names] == ["one", "upon it", "high"]
+    assert [name.xy[1] for name in names] == pytest.approx([1.0, 1.01, 9.0])
+    assert names[1].xyann[1] - names[0].xyann[1] > 0.04
+    assert [line.is_dashed() for line in figure.axes[0].lines] == [False, True, False]
+
+
+def test_clouds_and_the_plane_draw_every_point():
+    torch.manual_seed(0)
+    vectors = {"en": torch.randn(20, 5), "de": torch.randn(20, 5) + 100}
+    for draw in (plots.pca, plots.tsne):
+        english, german = [np.array(one.get_offsets())
+                           for one in draw(vectors).axes[0].collections]
+        assert len(english) == len(german) == 20
+        center = english.mean(0)
+        # Two heaps far from each other stay two heaps.
+        spread = np.linalg.norm(english - center, axis=1).max()
+        assert np.linalg.norm(german - center, axis=1).min() > spread
+    way, ring, dot = plots.plane({"run": [(0.1, 0.0), (0.5, -2.0)]}).axes[0].lines
+    assert way.get_xydata().tolist() == [[0.1, 0.0], [0.5, -2.0]]
+    assert ring.get_xydata().tolist() == [[0.1, 0.0]] and dot.get_xydata().tolist() == [[0.5, -2.0]]
+
+
+def test_numbers_of_tasks_are_drawn_as_they_are():
+    scores = {"gap/sst2/mean/semantic": 60.0, "gap/sst2/max/semantic": 55.0,
+              "gap/sst2/cls/semantic": 1.0, "gap/sst2/max/uniformity": -0.5,
+              "gap/sst2/mean/spectral_entropy": 0.9}
+    entropy, probe, uniform = pictures.of_poolings(scores).axes
+    heights = [[bar.get_height() for bar in axis.patches] for axis in (entropy, probe, uniform)]
+    assert heights == [[0.9], [60.0, 55.0], [-0.5]]
+    drawn = pictures.answers({"mlqa/f1/en-de": 40.0, "mlqa/f1/de-de": 30.0}).axes[0]
+    assert drawn.images[0].get_array().tolist() == [[40.0], [30.0]]
+
+
+def test_pictures_of_tokens_show_a_row_a_head_and_the_nearest(pairs, tmp_path):
+    list(train.start("contrastive", tmp_path / "run", steps=1, **TINY | pairs).steps())
+    evaluation = evaluate.evaluation_of(evaluate.open_run(tmp_path / "run"), limit=20)
+    ids = evaluation.ids["en"][0]
+    table = pictures.heads(evaluation).axes[0].images[0].get_array()
+    assert table.shape == (2, len(ids))
+    assert table.sum(1).tolist() == pytest.approx([100, 100], abs=len(ids))
+    shown = [text.get_text() for text in pictures.neighbours(evaluation, 1).axes[0].texts]
+    # A token, and the three nearest to it.
+    assert [text for text in shown if text.startswith("1 ")] == [
+        text for text in shown if re.fullmatch(r"1 (token|first|second|third), (en|de)", text)]
+    assert sum(text.startswith("1 ") for text in shown) == 4
+
+
+# ---- what runs write
+
+
+def test_an_answer_is_marked_where_it_differs():
+    assert compare.marked("(a)b", "(a)b") == "(a)b"
+    assert compare.marked("(a)3,", "(a){3,}") == "(a)[-{-]3,[-}-]"
+    assert compare.marked("xay", "a") == "{+x+}a{+y+}"
+    assert compare.marked("", "a") == "[-a-]"
+
+
+def test_answers_of_runs_stand_below_their_gold_text(pairs, tmp_path, capsys, refused):
+    for name in ("ntp", "llm-jepa"):
+        list(train.start(name, tmp_path / name, steps=1, **TINY | pairs).steps())
+    status, out, _ = said(capsys, "answers", tmp_path / "ntp", tmp_path / "llm-jepa", "--limit", 3)
+    kinds = [line[:10].strip() for line in out.splitlines()]
+    assert status == 0 and len(kinds) == 12
+    assert kinds[1::4] == ["gold"] * 3 and kinds[2::4] == ["! ntp"] * 3
+    assert kinds[3::4] == ["! llm-jepa"] * 3
+    list(train.start("mlm", tmp_path / "mlm", steps=1, **TINY | pairs).steps())
+    assert "needs a causal model" in refused(work, ["answers", tmp_path / "mlm"], printed="")
 
 
 # ---- experiments
@@ -264,6 +365,48 @@ def test_the_board_of_claims_is_what_the_records_say():
         still = still and ps[number] < .05 / (len(ps) - rank)
         word = "holds here" if still else "holds before the correction only"
         assert (word if ps[number] < .05 else "no difference found") in verdicts[number]
+
+
+def test_the_pictures_of_the_board_draw_the_records():
+    for shown in claims.BOARD["along"]:
+        figure = claims.line_picture(shown)
+        axis, = figure.axes
+        drawn = {line.get_label(): line.get_ydata() for line in axis.lines}
+        assert list(drawn) == shown["runs"]
+        each = {}
+        for record in run.read_records(shown["experiment"]):
+            points = [kept[shown["metric"]] for kept in record["curve"].values()
+                      if shown["metric"] in kept]
+            if record["label"] in drawn:
+                each.setdefault(record["label"], []).append(points)
+        for label, seeds in each.items():
+            assert drawn[label] == pytest.approx([np.mean(one) for one in zip(*seeds)])
+        ends = {label: values[-1] for label, values in drawn.items()}
+        best = (max if "higher" in axis.get_ylabel() else min)(ends, key=ends.get)
+        title = " ".join(figure.get_suptitle().split())
+        assert best in title or "{best}" not in shown["title"]
+    for axis, metric in zip(claims.scatter_picture().axes, claims.BOARD["usefulness"][
+            "geometry"].values(), strict=True):
+        means = [pair for each in claims.usefulness(metric)[0].values() for pair in each.values()]
+        drawn = np.concatenate([line.get_xydata() for line in axis.lines])
+        assert drawn == pytest.approx(np.array(means))
+
+
+def test_the_signature_says_what_is_better():
+    axis, = claims.signature().axes
+    shown = claims.BOARD["signature"]
+    words = [text.get_text() for text in axis.texts]
+    for place, metric in enumerate(shown["metrics"].values()):
+        ours, control = (compare.by_label(run.read_records(shown["experiment"]), metric)[label]
+                         for label in shown["runs"])
+        shares = [100 * ours[seed] / control[seed] for seed in ours]
+        assert axis.patches[place].get_width() == pytest.approx(np.mean(shares))
+        p = stats.ttest_rel(list(map(ours.get, sorted(ours))),
+                            list(map(control.get, sorted(ours)))).pvalue
+        rises = np.mean(shares) > 100
+        name = axis.get_yticklabels()[place].get_text()
+        word = "better" if rises == name.endswith("higher is better") else "worse"
+        assert words[place] == (word if p < .05 else "no difference found")
 
 
 # ---- the runner
