@@ -77,7 +77,7 @@ def label_ends(axis):
         hidden = sum(np.array_equal(x, other.get_xdata()) and
                      abs(y - other.get_ydata()).max() < near for other in named[:number])
         if hidden:
-            line.set_linestyle((0, (5, 5 * hidden)))
+            line.set_linestyle((0, (8, 8 * hidden)))
     ends = {line: axis.transLimits.transform(line.get_xydata()[-1])[1] for line in named}
     named.sort(key=ends.get)
     places = [ends[line] for line in named]
