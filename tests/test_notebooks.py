@@ -9,6 +9,8 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 from test_house import ROOT, name_of
 
+from results.flops import step_flops
+
 sys.path.insert(0, str(ROOT / "notebooks"))
 import render  # noqa: E402
 
@@ -125,7 +127,36 @@ def test_the_pages_show_all_and_ask_no_server(tmp_path):
     assert re.findall(r'(?:src|href)="(?:https?:|//)', page + index) == []
 
 
+TITLE = "## The four papers side by side"
+
+
+def table_of(text):
+    """The lines of the table under TITLE."""
+    return [line for line in text.split(TITLE)[-1].splitlines() if line.startswith("|")]
+
+
+def test_the_four_papers_have_one_table():
+    wanted = table_of((ROOT / "notebooks/README.md").read_text(encoding="utf-8"))
+    for path in NOTEBOOKS[6:10]:
+        texts = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+        table, = [table_of(text) for text in texts if text.startswith(TITLE)]
+        assert table == wanted and len(table) > 8
+
+
 # ---- run
+
+
+@pytest.mark.notebooks
+def test_the_table_of_the_four_papers_says_what_a_step_costs():
+    text = (ROOT / "notebooks/README.md").read_text(encoding="utf-8")
+    said, = [line for line in table_of(text) if line.startswith("| a step costs")]
+    found = []
+    for flags, control in (("bepa", "mlm"), ("hybrid", "mlm --preset hybrid"),
+                           ("mexma", "contrastive"), ("llm-jepa --data regex", "ntp --data regex")):
+        costs = [step_flops(["--objective", *each.split()])[0] for each in (flags, control)]
+        found.append(f"{costs[0] / costs[1]:.1f} x `{control.split()[0]}`")
+    assert said == f"| a step costs | {' | '.join(found)} |"
+
 
 
 def attempt(client, cell, number, answer):
