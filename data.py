@@ -27,7 +27,7 @@ from corpora.chats import FAMILIES
 from corpora.folder import write_atomic
 from corpora.program import BadInput
 from corpora.split import HELD, TRAIN
-from corpora.store import Store, digest
+from corpora.store import Store, digest, whole
 
 # ---- special tokens
 
@@ -158,9 +158,9 @@ class Tokenizer:
     @classmethod
     def train(cls, texts, vocab):
         """A byte-level BPE of at most `vocab` pieces, special ones included."""
-        if vocab < len(ROLES) + 257:
-            raise BadInput(f"--vocab {vocab} is too small: special tokens, 256 bytes and some "
-                           "merges need at least 300")
+        if not len(ROLES) + 257 <= vocab <= 1_000_000:
+            raise BadInput(f"vocab is {vocab}: special tokens, 256 bytes and some merges need at "
+                           "least 300; the most is a million")
         inner = tokenizers.Tokenizer(models.BPE())
         # The space that is added makes a word one token wherever it stands; decoding drops it.
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -197,24 +197,18 @@ class Tokenizer:
 
     def encode(self, texts):
         """Texts -> the ids of each, (n,) uint32; n is 0 for an empty text only."""
-        texts = list(texts)
-        if not self.by_words:
-            return [np.array(ids, np.uint32) for ids in self._encode(texts)]
-        rows = [BETWEEN_WORDS.split(text) for text in texts]
-        words = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-        known = dict(zip(words, self._encode(words)))
-        return [np.array([*itertools.chain.from_iterable(map(known.get, row))], np.uint32)
-                for row in rows]
-
-    def _encode(self, texts):
-        encoded = self.inner.encode_batch_fast(texts, add_special_tokens=False)
-        for text, ids in zip(texts, (found.ids for found in encoded)):
+        parts = [BETWEEN_WORDS.split(text) if self.by_words else [text] for text in texts]
+        different = list(dict.fromkeys(itertools.chain.from_iterable(parts)))
+        encoded = self.inner.encode_batch_fast(different, add_special_tokens=False)
+        known = {}
+        for part, found in zip(different, encoded):
+            known[part] = found.ids
             # BERT's normaliser deletes some texts whole, say a zero-width space.
-            if text and not ids:
-                names = ("[UNK]", "<unk>", "[MASK]", "<mask>")
-                known = map(self.inner.token_to_id, names)
-                ids = [next(index for index in known if index is not None)]
-            yield ids
+            if part and not found.ids:
+                spelled = map(self.inner.token_to_id, ("[UNK]", "<unk>", "[MASK]", "<mask>"))
+                known[part] = [next(index for index in spelled if index is not None)]
+        return [np.array([*itertools.chain.from_iterable(map(known.get, row))], np.uint32)
+                for row in parts]
 
     def decode(self, ids):
         """Ids -> text, without special tokens."""
@@ -373,8 +367,10 @@ def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, 
     if not text.embedded:
         store = Store(text, cache)
         if tokenizer is None:
-            path = store.tokenizer(vocab or 8000, functools.partial(_train_on, text, vocab or 8000))
-            tokenizer = Tokenizer.read(path)
+            vocab = vocab or 8000
+            folder = whole(store.folder / f"tokenizer-{vocab}",
+                           functools.partial(_train_on, text, vocab))
+            tokenizer = Tokenizer.read(folder / "tokenizer.json")
         # Training says how the files are read; its validation rows come from the same files.
         tokens, offsets, kinds, content = store.arrays(tokenizer, split == "train", holdout)
         if not holdout:
@@ -393,11 +389,12 @@ def open_corpus(text, tokenizer=None, *, split="train", langs=None, vocab=None, 
                   max_length=max_length, block=block)
 
 
-def _train_on(source, vocab, path):
-    """A tokenizer of the start of each file, without the rows held out, into a file."""
+def _train_on(source, vocab, folder):
+    """A tokenizer of the start of each file, without the rows held out, into a folder."""
     kinds = source.find_kinds()
     rows = (texts for record, texts in source.records(TRAIN_CHARACTERS) if kinds[record] == TRAIN)
-    Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab).save(path)
+    tokenizer = Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
+    tokenizer.save(folder / "tokenizer.json")
 
 
 # ---- batches
@@ -418,7 +415,8 @@ class Batches:
         self.max_length = max_length or corpus.max_length
         self.pairs = pairs  # as Corpus.example
         self.system = system  # an example ends with the chat's system text
-        self.shuffled = (None, None)  # the last epoch that was asked for, and its rows
+        self.epoch = None  # the last that was asked for
+        self.order = None  # of its rows
         if views > corpus.sides:
             raise BadInput(f"{corpus.name} has the single column {corpus.columns[0]!r}, and the "
                            "objective needs two: use parallel data (--data toy), or an "
@@ -456,16 +454,11 @@ class Batches:
         made = []
         for i in range(number):
             epoch, index = divmod(turn * number + i, len(self.corpus))
-            made.append(self._example(self._order(epoch)[index], choices[i]))
+            if epoch != self.epoch:
+                self.epoch = epoch
+                self.order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
+            made.append(self._example(self.order[index], choices[i]))
         return made
-
-    def _order(self, epoch):
-        """The numbers of all rows, in the order of an epoch."""
-        last, order = self.shuffled
-        if epoch != last:
-            order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
-            self.shuffled = (epoch, order)
-        return order
 
     def _another(self, rng, seen):
         """An example with new texts."""

@@ -225,13 +225,6 @@ SIZES = {
 }
 
 
-def size_config(size, **changes):
-    """The ModelConfig of a named size with `changes` applied; BadInput for an unknown size."""
-    if size not in SIZES:
-        raise BadInput(f"size {size!r} is unknown: choose one of {', '.join(SIZES)}")
-    return ModelConfig(**SIZES[size] | changes)
-
-
 # ---- where a token stands: sinusoids that are added to its state, or angles that turn q and k
 
 
@@ -514,6 +507,16 @@ def set_attention(module, back_end, device, element_size):
                 raise BadInput(str(error)) from None
             needs.add(kernels.plan_needed(layer.back_end, *shape, element_size))
     return needs
+
+
+def compile_blocks(module):
+    """torch.compile every block of a module. What is other for every batch stays out."""
+    # Said here, because a decorator would import the compiler, 1.5 s, in every program.
+    kernels.make_plan = torch.compiler.disable(kernels.make_plan)
+    kernels.padded_attention = torch.compiler.disable(kernels.padded_attention)
+    for block in module.modules():
+        if isinstance(block, Block):
+            block.compile(dynamic=True)
 
 
 # ---- generation: the keys and values that a layer has seen are kept

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from corpora.folder import hash_of_file
 from corpora.program import BadInput, check_range, did_you_mean, validate
 from data import MASKS, ROLES, corrupt, exact_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
@@ -249,6 +250,7 @@ class Objective(nn.Module):
     presets = {}  # {a name: (values laid over `paper`, over `toy`)}
     held_out = {}  # options that `collate` reads otherwise for the rows held out
     reads = ""  # the states that its loss reads, where that is not what --pool gives
+    file_hash = ""  # of the file that --objective named
 
     @dataclass(frozen=True)
     class Config:
@@ -298,11 +300,6 @@ class Objective(nn.Module):
     def warning(self):
         """A line for the log about what goes wrong unseen."""
         return ""
-
-
-def check_temperature(temperature):
-    if temperature <= 0:
-        raise BadInput(f"temperature is {temperature}: it divides the cosines and must be above 0")
 
 
 def check_heads(name, heads, width):
@@ -422,7 +419,7 @@ class Contrastive(Objective):
 
         def __post_init__(self):
             validate(self)
-            check_temperature(self.temperature)
+            check_range(self, "temperature", above=0)
 
     @classmethod
     def in_batch(cls, config):
@@ -566,7 +563,7 @@ class Mexma(Objective):
             check_range(self, "head_layers", 0, 1000)
             check_range(self, "head_heads head_hidden", 1)
             check_range(self, "mask_first mask_second", 0, 1)
-            check_temperature(self.temperature)
+            check_range(self, "temperature", above=0)
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: "
                                "add --align-views dirty or --align none")
@@ -696,7 +693,7 @@ class Bepa(Objective):
             validate(self)
             check_range(self, "align_weight", 0)
             check_range(self, "mask_ratio", 0, 1)
-            check_temperature(self.temperature)
+            check_range(self, "temperature", above=0)
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -812,7 +809,7 @@ class LlmJepa(Ntp):
             check_range(self, "gamma jepa_weight", 0)
             check_range(self, "predictors", 0, 10)  # There are ten [PRED] tokens.
             check_range(self, "jepa_dropout", 0, 1)
-            check_temperature(self.temperature)
+            check_range(self, "temperature", above=0)
 
     @staticmethod
     def special_tokens(config):
@@ -1148,6 +1145,7 @@ def read_objective(path, wanted=""):
         is_class = isinstance(value, type) and issubclass(value, Objective)
         # Not what the file imports.
         if is_class and value.__module__ == module.__name__:
+            value.file_hash = hash_of_file(path)
             found[name] = value
     if wanted in found:
         return found[wanted]

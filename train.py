@@ -34,14 +34,20 @@ from tqdm import tqdm
 import corpora
 import data
 import evaluate
-import kernels
-from corpora.device import random_state, set_random_state, usable_device, usable_precision
+from corpora.device import (
+    join_processes,
+    mean_over_ranks,
+    on_any_rank,
+    random_state,
+    set_random_state,
+    usable_device,
+    usable_precision,
+)
 from corpora.folder import (
     TrainingFolder,
-    differences,
+    check_moments,
     hash_of,
-    hash_of_file,
-    outline,
+    refuse_other_run,
     write_atomic,
     write_results,
 )
@@ -51,8 +57,6 @@ from corpora.program import (
     Progress,
     add_flags,
     check_range,
-    comma_list,
-    comments,
     did_you_mean,
     exit_status,
     flag_of,
@@ -63,12 +67,12 @@ from corpora.program import (
 from model import (
     DECODER,
     SIZES,
-    Block,
     Model,
     ModelConfig,
     Packed,
     add_lora,
     add_tokens,
+    compile_blocks,
     each_tensor,
     read_torch,
     save,
@@ -172,9 +176,11 @@ def settle(name, given):
     """An objective's name and {setting: value} -> Settings. BadInput for anything odd."""
     kind = find_objective(name)
     given = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    known = [*names(TrainConfig), *names(kind.Config), *SHAPE]
     for key in given:
-        if key not in {*names(TrainConfig), *names(kind.Config), *SHAPE}:
-            raise BadInput(f"there is no setting {key}: {unknown_flag(flag_of(key), kind)}")
+        if key not in known:
+            hint = hint_about(key, kind) or "see train.py --help" + did_you_mean(key, known)
+            raise BadInput(f"there is no setting {key}: {hint}")
     source = evaluate.open_run(given["init"]) if given.get("init") else None
     size = source.config.get("size") if source else given.get("size", "toy")
     paper, toy = defaults(kind, size, given.get("preset", ""))
@@ -246,24 +252,13 @@ def fit_lengths(kind, train, model, given):
     return replace(train, max_length=min(train.max_length, fitting)), model
 
 
-def unknown_flag(flag, kind):
+def hint_about(word, kind):
     """What to say of a flag, or of a word, that this objective does not know; "" if nothing."""
-    if flag in OBJECTIVES:
-        return f"did you mean --objective {flag}?"
-    if not flag.startswith("-"):
-        return ""
-    name = flag.lstrip("-").replace("-", "_")
-    owners = [other for other in OBJECTIVES
-              if name.removeprefix("no_") in names(OBJECTIVES[other].Config)]
-    if owners:
-        return f"it belongs to {', '.join(owners)}, not to {kind.name}"
-    helps = comments(TrainConfig) | comments(kind.Config)
-    known = ["objective", *names(TrainConfig), *names(kind.Config), *SHAPE]
-    known = [flag_of(one) for one in known]
-    # --learning-rate is no flag, and the help of --lr has both words.
-    meant = [one for one in helps if set(name.split("_")) <= set(helps[one].split())]
-    otherwise = f"did you mean {flag_of(meant[0])}?" if meant else "see train.py --help"
-    return did_you_mean(flag_of(name), known, otherwise).removeprefix("; ")
+    if word in OBJECTIVES:
+        return f"did you mean --objective {word}?"
+    name = word.lstrip("-").replace("-", "_").removeprefix("no_")
+    owners = [other for other in OBJECTIVES if name in names(OBJECTIVES[other].Config)]
+    return f"it belongs to {', '.join(owners)}, not to {kind.name}" if owners else ""
 
 
 def check(train, kind, options, given):
@@ -273,13 +268,10 @@ def check(train, kind, options, given):
     check_range(train, "max_length", 1)
     check_range(train, "block lora_rank lora_alpha weight_decay clip seed", 0)
     check_range(train, "warmup lr_start lora_dropout", 0, 1)
-    if train.lr <= 0:
-        raise BadInput(f"lr is {train.lr}: it must be above 0")
+    check_range(train, "lr", above=0)
     if train.size not in SIZES and not train.init:
         raise BadInput(f"size {train.size!r} is unknown: choose one of {', '.join(SIZES)}"
                        f"{did_you_mean(train.size, SIZES)}")
-    if train.vocab is not None:
-        check_range(train, "vocab", 300, 1_000_000)
     if train.batch % train.accumulate:
         raise BadInput(f"batch {train.batch} must be a multiple of --accumulate {train.accumulate}")
     if kind.in_batch(options) and train.batch < 2 * train.accumulate:
@@ -287,13 +279,6 @@ def check(train, kind, options, given):
                        f"each of --accumulate {train.accumulate} parts")
     if train.chat == "system" and not kind.causal:
         raise BadInput(f"chat system is for decoders, and {kind.name} is none: drop it")
-    if train.pairs == "neighbours" and kind.views != 2:
-        raise BadInput(f"pairs neighbours is for two texts, and {kind.name} takes one: drop it")
-    if train.block and kind.views != 1:
-        raise BadInput(f"block {train.block} is for single texts, and {kind.name} takes pairs: "
-                       "drop it")
-    if train.block and not 8 <= train.block <= train.max_length:
-        raise BadInput(f"block {train.block} must be from 8 to --max-length {train.max_length}")
     if train.lora_rank and not train.init:
         raise BadInput(f"lora_rank {train.lora_rank} freezes the weights of --init, and there is "
                        "none: add it")
@@ -319,7 +304,7 @@ def parse(arguments):
     hidden = () if "--help-all" in arguments else rare
     wide = functools.partial(argparse.HelpFormatter, max_help_position=28, width=120)
     parser = Parser(prog="train.py", usage="python train.py [--objective NAME] [--flag VALUE ...]",
-                    formatter_class=wide, explain=lambda flag: unknown_flag(flag, kind),
+                    formatter_class=wide, explain=lambda word: hint_about(word, kind),
                     description="Train an objective. The same command again resumes.",
                     epilog=f"--help-all explains also {', '.join(map(flag_of, rare))}.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
@@ -370,7 +355,7 @@ def open_training(settings, rank=0, world=1, tokenizer=None):
 def open_rows(train, spec, split, tokenizer):
     """One split of what `spec` names, as a corpus."""
     return data.open_corpus(
-        spec, tokenizer, split=split, langs=comma_list(train.langs) or None, vocab=train.vocab,
+        spec, tokenizer, split=split, langs=train.langs, vocab=train.vocab,
         skip_bad=train.skip_bad, cache=train.cache, holdout=not train.eval_data, block=train.block,
         header=train.header)
 
@@ -383,64 +368,7 @@ def make_batches(settings, corpus, batch, seed, rank, world):
                         train.chat == "system")
 
 
-# ---- the processes that train together, one a GPU or several on a CPU, as torchrun started them
-
-
-class Ranks:
-    """`rank`, this process of `world`; on its own without torchrun. `device`: of this process."""
-
-    def __init__(self, device):
-        given = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-        if any(given.values()) and not all(value.isdecimal() for value in given.values()):
-            raise BadInput(f"the environment has {given}: start several processes with torchrun, "
-                           "which sets all three, or unset them")
-        self.rank = int(given["RANK"] or 0)
-        self.world = int(given["WORLD_SIZE"] or 1)
-        self.device = device
-        if self.world > 1:
-            if device.type == "cuda":
-                self.device = torch.device("cuda", int(given["LOCAL_RANK"]))
-                torch.cuda.set_device(self.device)
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-
-    def wait(self):
-        """Until all are here."""
-        if self.world > 1:
-            dist.barrier()
-
-    def leave(self):
-        if self.world > 1:
-            dist.destroy_process_group()
-
-    def wrap(self, module):
-        """Each rank computes its own part of the batch; gradients become their mean."""
-        if self.world == 1:
-            return module
-        ids = [self.device] if self.device.type == "cuda" else None
-        return torch.nn.parallel.DistributedDataParallel(module, device_ids=ids)
-
-    def mean(self, values):
-        """A tensor -> its mean over ranks."""
-        return mean_over_ranks(values, self.world)
-
-    def any(self, asked):
-        """Whether one of them was asked."""
-        share = torch.tensor([float(bool(asked))], device=self.device)
-        return bool(self.mean(share))
-
-    def gather(self, value):
-        """A value of any kind -> those of all ranks, a list."""
-        values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value)
-        return values
-
-
-def mean_over_ranks(values, world):
-    if world > 1 and len(values):
-        dist.all_reduce(values)
-        values /= world
-    return values
+# ---- parts of the loop
 
 
 def share_counts(parts, world):
@@ -451,9 +379,6 @@ def share_counts(parts, world):
     for part in parts:
         part["num_targets"] = mean
     return parts
-
-
-# ---- parts of the loop
 
 
 def learning_rate(step, train):
@@ -478,15 +403,6 @@ def make_optimizer(objective, train):
 # ---- the run
 
 FORMAT = 4  # of train.pt
-
-
-def command_of(world, arguments):
-    """The command that is logged, and that resumes a stopped run; "" without words of a command
-    line."""
-    program = ["torchrun", "--nproc_per_node", str(world)] if world > 1 else ["python"]
-    # A notebook or a test has another program.
-    path = sys.argv[0] if sys.argv[0].endswith("train.py") else "train.py"
-    return shlex.join([*program, path, *arguments]) if arguments else ""
 
 
 def validation_batches(settings, held_out, rank, world):
@@ -521,42 +437,11 @@ def make_model(settings, special):
     return model
 
 
-def frozen(model, train):
-    """{name: weight} of what LoRA leaves alone: --init has it, and a checkpoint has not."""
-    if not train.lora_rank:
-        return {}
-    return {f"model.{name}": weight for name, weight in model.named_parameters()
-            if not weight.requires_grad}
-
-
-def file_hash(kind):
-    """Of the file that --objective named; "" for a class that comes with the code, or of a cell."""
-    if not kind.__module__.startswith("objective_"):
-        return ""
-    return hash_of_file(sys.modules[kind.__module__].__file__)
-
-
-def version_of(folder):
-    """What train.pt is now; None if there is none. Another run changes it."""
-    path = folder / "train.pt"
-    return path.stat().st_mtime_ns if path.exists() else None
-
-
 def read_checkpoint(path):
     saved = read_torch(path)
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
         raise BadInput(f"{path} is no checkpoint of this version: use another --out")
     return saved
-
-
-def refuse_other_run(folder, saved, now, steps):
-    """BadInput if a checkpoint is of a run with another identity."""
-    changed = differences({name: saved[name] for name in now}, now, FREE)
-    if saved["step"] > steps:
-        changed.append(f"it is at step {saved['step']}, beyond --steps {steps}")
-    if changed:
-        raise BadInput(f"{folder} holds a run with other settings: {'; '.join(changed)}. "
-                       f"Use another --out, such as {folder}-2")
 
 
 def demand_finite(objective, step):
@@ -566,29 +451,19 @@ def demand_finite(objective, step):
                        "another --out with a lower --lr")
 
 
-def numbers_of(window, step, is_scaled):
-    """The records of train_step before `step`, still on the device, as numbers. BadInput for a step
-    that was not finite; where the loss is scaled, infinite gradients are skipped."""
+def finite_numbers(window, step, is_scaled):
+    """What train_step gave for the steps before `step`, still on the device -> {name: number} of
+    each. BadInput for one that was not finite; where the loss is scaled, infinite gradients are
+    skipped."""
     rows = [dict(zip(one, torch.stack(list(one.values())).tolist())) for one in window]
-    for number, row in enumerate(rows):
-        checked = {name: value for name, value in row.items()
-                   if name != "grad_norm" or not is_scaled}
-        if not all(map(math.isfinite, checked.values())):
-            terms = ", ".join(f"{name} {value:g}" for name, value in checked.items())
-            raise BadInput(f"step {step - len(rows) + number}: the loss or gradient is not finite "
-                           f"({terms}), and the weights were left alone. Begin anew with a lower "
-                           "--lr, --precision float32, or a smaller --clip")
+    for number, row in enumerate(rows, step - len(rows)):
+        checked = [name for name in row if name != "grad_norm" or not is_scaled]
+        if not all(math.isfinite(row[name]) for name in checked):
+            terms = ", ".join(f"{name} {row[name]:g}" for name in checked)
+            raise BadInput(f"step {number}: the loss or gradient is not finite ({terms}), and the "
+                           "weights were left alone. Begin anew with a lower --lr, --precision "
+                           "float32, or a smaller --clip")
     return rows
-
-
-def compile_blocks(module):
-    """torch.compile every block. What is other for every batch stays out."""
-    # Said here, because a decorator would import the compiler, 1.5 s, in every program.
-    kernels.make_plan = torch.compiler.disable(kernels.make_plan)
-    kernels.padded_attention = torch.compiler.disable(kernels.padded_attention)
-    for block in module.modules():
-        if isinstance(block, Block):
-            block.compile(dynamic=True)
 
 
 class Run:
@@ -599,25 +474,23 @@ class Run:
     clock = 0.0  # up to when they are counted
     untrained = None  # the results at step 0
 
-    def __init__(self, settings, writes, say=lambda text: None, arguments=()):
-        """`writes`: keep everything in train.out; `say(text)` is told what happens; `arguments`:
-        the words of the command line."""
+    def __init__(self, settings, writes, say=lambda text: None, command=""):
+        """`writes`: keep everything in train.out; `say(text)` is told what happens; `command`: of
+        the shell, for the log."""
         self.settings = settings
         self.train = settings.train
         self.kind = settings.kind
-        self.ranks = Ranks(torch.device(usable_device(self.train.device)))
-        self.rank = self.ranks.rank
-        self.world = self.ranks.world
-        self.device = self.ranks.device
-        self.command = command_of(self.world, arguments)
+        self.command = command
+        device = torch.device(usable_device(self.train.device))
+        self.rank, self.world, self.device = join_processes(device)
         self.say = say if self.rank == 0 else lambda text: None
         self.folder = Path(self.train.out)
         # Rank 0 alone holds the folder and writes.
         self.own = TrainingFolder(self.folder) if writes and self.rank == 0 else None
         if self.own:
             self.own.refuse_others()
-        self.version = version_of(self.folder)
-        saved = read_checkpoint(self.folder / "train.pt") if writes and self.version else None
+        self.checkpoint = self.folder / "train.pt"
+        saved = read_checkpoint(self.checkpoint) if writes and self.checkpoint.exists() else None
         # A resumed run keeps the precision that was chosen for it, also on another machine.
         precision = self.train.precision
         if saved and precision == "auto":
@@ -628,7 +501,10 @@ class Run:
         # Every rank draws the same weights.
         torch.manual_seed(self.train.seed)
         self.model = make_model(settings, self.corpus.special)
-        self.frozen_hash = hash_of(frozen(self.model, self.train))
+        # What LoRA leaves alone: --init has it, and a checkpoint has not.
+        self.frozen = {f"model.{name}": weight for name, weight in self.model.named_parameters()
+                       if not weight.requires_grad}
+        self.frozen_hash = hash_of(self.frozen) if self.frozen else ""
         self.objective = self.kind(self.model, settings.options).to(self.device)
         # The plans that attention will ask of every batch.
         self.plans = set_attention(self.objective, self.train.attention, self.device,
@@ -646,20 +522,23 @@ class Run:
         # Dropout differs between ranks, weights do not.
         torch.manual_seed(self.train.seed + 1 + self.rank)
         if saved:
-            refuse_other_run(self.folder, saved, self.identity(), self.train.steps)
+            refuse_other_run(self.folder, saved, self.identity(), FREE, self.train.steps)
             self.load(saved)
 
     def take_folder(self):
         """Own the folder while the loop runs, and make it what is known of the run."""
         if self.own:
             self.own.take()
-            if version_of(self.folder) != self.version:
+            exists = self.checkpoint.exists()
+            step = read_checkpoint(self.checkpoint)["step"] if exists else 0
+            if step != self.step:
                 raise BadInput(f"{self.folder} was trained in meanwhile: start the run again")
-            if self.version:
+            if exists:
                 self.rewind()
             else:
                 self.begin()
-        self.ranks.wait()
+        if self.world > 1:
+            dist.barrier()
 
     def open_data(self, saved):
         """The batches, and the rows of every evaluation, read once. A resumed run has the tokenizer
@@ -670,9 +549,8 @@ class Run:
         self.tokenizer = self.corpus.tokenizer
         self.affixes = self.kind.affixes(self.settings.options, self.corpus.special)
         self.rows = corpora.evaluation_rows(
-            train.eval_data or train.data, comma_list(train.langs) or None,
-            "all" if train.eval_data else "valid", train.eval_limit, train.skip_bad,
-            train.chat == "system", header=train.header)
+            train.eval_data or train.data, train.langs, "all" if train.eval_data else "valid",
+            train.eval_limit, train.skip_bad, train.chat == "system", train.header)
         if self.rank == 0 and (train.eval_data or train.init):
             evaluate.say_trained_on(asdict(train), self.rows)
         held_out = open_rows(train, train.eval_data or train.data, "valid", self.tokenizer)
@@ -690,8 +568,8 @@ class Run:
                   "parameters": sum(p.numel() for p in self.objective.parameters()),
                   "processes": self.world, "tokenizer_hash": self.tokenizer.hash,
                   "affixes": self.affixes, "views": self.kind.views, "device": str(self.device),
-                  "precision": self.precision,
-                  "torch": torch.__version__, "python": platform.python_version()})
+                  "precision": self.precision, "torch": torch.__version__,
+                  "python": platform.python_version()})
 
     # ---- checkpoints
 
@@ -700,41 +578,33 @@ class Run:
         other batches."""
         return {"config": self.config, "processes": self.world, "tokenizer": self.tokenizer.hash,
                 "rows": self.corpus.hash, "frozen": self.frozen_hash,
-                "the file of the objective": file_hash(self.kind)}
+                "the file of the objective": self.kind.file_hash}
 
     def save(self):
         """train.pt, from which the same command goes on, and model.pt, which is the result."""
         # With every rank's random state and the open window, a resumed run repeats this one.
-        states = self.ranks.gather(random_state(self.device))
+        states = [random_state(self.device)] * self.world
+        if self.world > 1:
+            dist.all_gather_object(states, states[0])
         if not self.own:
             return
         demand_finite(self.objective, self.step)
         self.count_time()
-        weights = self.objective.state_dict()
-        for name in frozen(self.model, self.train):
-            del weights[name]
+        weights = {name: weight for name, weight in self.objective.state_dict().items()
+                   if name not in self.frozen}
         write_torch({"format": FORMAT, **self.identity(), "random": states, "step": self.step,
                      "tokens": self.tokens, "seconds": self.seconds, "untrained": self.untrained,
                      "precision": self.precision, "scaler": self.scaler.state_dict(),
-                     "weights": weights,
-                     "moments": self.optimizer.state_dict()["state"],
+                     "weights": weights, "moments": self.optimizer.state_dict()["state"],
                      "window": each_tensor(self.window, lambda x: x.cpu())},
-                    self.folder / "train.pt")
-        self.version = version_of(self.folder)
+                    self.checkpoint)
         save(self.model, self.folder / "model.pt")
 
     def load(self, saved):
         """Take over a checkpoint."""
         # In place: the optimiser holds these very parameters.
-        self.objective.load_state_dict(saved["weights"] | frozen(self.model, self.train))
-        trained = sum((group["params"] for group in self.optimizer.param_groups), [])
-        # Fused AdamW trusts the shapes of its moments: others would be written beyond their memory.
-        for index, moments in saved["moments"].items():
-            found = [outline(moments[name]) for name in ("step", "exp_avg", "exp_avg_sq")]
-            like = outline(trained[index])
-            if found != [outline(torch.zeros(())), like, like]:
-                raise BadInput(f"{self.folder}/train.pt: moments {index} are {found}, of a "
-                               f"parameter {like}: use another --out")
+        self.objective.load_state_dict(saved["weights"] | self.frozen)
+        check_moments(saved["moments"], self.optimizer, self.checkpoint)
         # The optimiser's settings are those of this run, and not those of a file.
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": saved["moments"]})
         if saved["scaler"]:  # It is empty unless in half precision.
@@ -748,7 +618,7 @@ class Run:
         """Back to the checkpoint. A kill may have come between it and model.pt, then older."""
         self.own.rewind(self.step, self.step == self.train.steps)
         model = self.folder / "model.pt"
-        if not model.exists() or model.stat().st_mtime < (self.folder / "train.pt").stat().st_mtime:
+        if not model.exists() or model.stat().st_mtime < self.checkpoint.stat().st_mtime:
             demand_finite(self.objective, self.step)
             save(self.model, model)
 
@@ -774,7 +644,11 @@ class Run:
                 yield self.evaluate()
             if train.compile:
                 compile_blocks(self.objective)
-            forward = self.ranks.wrap(self.objective)
+            forward = self.objective
+            if self.world > 1:
+                # Each rank computes its own part of the batch; gradients become their mean.
+                ids = [self.device] if self.device.type == "cuda" else None
+                forward = torch.nn.parallel.DistributedDataParallel(forward, device_ids=ids)
             # A thread makes the next batches while this one is computed.
             batches = data.prefetch(self.make_batch, self.step, train.steps)
             self.objective.train()
@@ -790,7 +664,8 @@ class Run:
                     # A step that was not finite is told before what came of it.
                     self.numbers()
                     due.append(self.evaluate())
-                stopped = self.ranks.any(on_step is not None and on_step(self))
+                asked = on_step is not None and on_step(self)
+                stopped = on_any_rank(asked, self.world, self.device)
                 if self.step % train.save_every == 0 or stopped or last:
                     # A state that is not finite is never saved.
                     self.numbers()
@@ -800,7 +675,8 @@ class Run:
                     return
             if not self.is_finished():
                 yield self.evaluate()
-            self.ranks.wait()
+            if self.world > 1:
+                dist.barrier()
         except GeneratorExit:
             # The caller left the loop: what is not saved yet would be lost.
             self.save()
@@ -851,7 +727,7 @@ class Run:
         tokens = sum(len(part["packed"].tokens) for part in parts)
         total["tokens"] = torch.full((), float(tokens), device=self.device)
         values = torch.stack([value.float() for value in total.values()])
-        values = self.ranks.mean(values)
+        values = mean_over_ranks(values, self.world)
         # The norm is that of the true gradients, so they are unscaled before they are clipped.
         self.scaler.unscale_(self.optimizer)
         longest = self.train.clip or math.inf
@@ -876,16 +752,14 @@ class Run:
 
     def numbers(self):
         """The steps since the last record. The device has to catch up here alone."""
-        return numbers_of(self.window, self.step, self.scaler.is_enabled())
+        return finite_numbers(self.window, self.step, self.scaler.is_enabled())
 
     def close_window(self):
         """The record of the steps since the last one: their means, and the totals."""
         rows = self.numbers()
         self.count_time()
         self.window = []
-        mean = {}
-        for name in rows[0]:
-            mean[name] = sum(row[name] for row in rows) / len(rows)
+        mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         # A mean over steps and ranks -> their sum.
         self.tokens += round(mean.pop("tokens") * len(rows) * self.world)
         norm = mean.pop("grad_norm")
@@ -918,8 +792,8 @@ class Run:
         with evaluate.in_eval_mode(self.objective):
             for part in parts:
                 self.add_losses(self.objective, part, total, len(parts), None)
-        values = self.ranks.mean(torch.stack(list(total.values())).float()).tolist()
-        return {f"validation/{name}": value for name, value in zip(total, values)}
+        values = mean_over_ranks(torch.stack(list(total.values())).float(), self.world)
+        return {f"validation/{name}": value for name, value in zip(total, values.tolist())}
 
     def scores(self):
         """{"task/metric": number} on the rows held out; rank 0 works for all but on the loss."""
@@ -965,7 +839,7 @@ class Run:
     def is_finished(self):
         """Did the last step come, on any rank's account, and its evaluation?"""
         done = self.own and self.step == self.train.steps and self.own.is_finished(self.step)
-        return self.ranks.any(done)
+        return on_any_rank(done, self.world, self.device)
 
 
 # ---- command line
@@ -1021,12 +895,17 @@ def main(arguments):
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
-    run = Run(parse(arguments), True, say, arguments)
+    world = os.environ.get("WORLD_SIZE", "1")
+    program = ["python"] if world == "1" else ["torchrun", "--nproc_per_node", world]
+    # A notebook or a test has another program.
+    path = sys.argv[0] if sys.argv[0].endswith("train.py") else "train.py"
+    run = Run(parse(arguments), True, say, shlex.join([*program, path, *arguments]))
     try:
         introduce(run)
         return train_to_the_end(run)
     finally:
-        run.ranks.leave()
+        if run.world > 1:
+            dist.destroy_process_group()
 
 
 def train_to_the_end(run):

@@ -1,6 +1,10 @@
-"""What a device can do, and the states of its random numbers."""
+"""What a device can do, its random numbers, and the processes that train together: one a GPU, or
+several on a CPU, as torchrun started them."""
+
+import os
 
 import torch
+import torch.distributed as dist
 
 from corpora.program import BadInput
 
@@ -52,3 +56,33 @@ def set_random_state(state, device):
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def join_processes(device):
+    """Meet the processes that torchrun started -> the rank of this one, their number, its device;
+    0 and 1 without torchrun."""
+    given = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    if any(given.values()) and not all(value.isdecimal() for value in given.values()):
+        raise BadInput(f"the environment has {given}: start several processes with torchrun, "
+                       "which sets all three, or unset them")
+    world = int(given["WORLD_SIZE"] or 1)
+    if world > 1:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(given["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return int(given["RANK"] or 0), world, device
+
+
+def mean_over_ranks(values, world):
+    """A tensor -> its mean over the `world` processes, in place."""
+    if world > 1 and len(values):
+        dist.all_reduce(values)
+        values /= world
+    return values
+
+
+def on_any_rank(asked, world, device):
+    """Whether one of the processes was asked."""
+    share = torch.tensor([float(bool(asked))], device=device)
+    return bool(mean_over_ranks(share, world))

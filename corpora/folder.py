@@ -154,10 +154,18 @@ def differences(old, new, free, prefix=""):
     return found
 
 
+def refuse_other_run(folder, saved, now, free, steps):
+    """BadInput if a checkpoint is of a run with another identity, but for the names in `free`."""
+    changed = differences({name: saved[name] for name in now}, now, free)
+    if saved["step"] > steps:
+        changed.append(f"it is at step {saved['step']}, beyond --steps {steps}")
+    if changed:
+        raise BadInput(f"{folder} holds a run with other settings: {'; '.join(changed)}. "
+                       f"Use another --out, such as {folder}-2")
+
+
 def hash_of(weights):
-    """The sha256 of {name: tensor}; "" of none."""
-    if not weights:
-        return ""
+    """The sha256 of {name: tensor}."""
     hasher = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         hasher.update(name.encode())
@@ -173,10 +181,20 @@ def hash_of_file(path):
     return hasher.hexdigest()
 
 
-def outline(x):
-    """Type, shape, strides and layout of a tensor, as text. A tensor of a file whose outline is not
-    its parameter's would be written outside of its memory."""
-    return f"{x.dtype} {tuple(x.shape)} {x.stride()} {x.layout}"
+def check_moments(saved, optimizer, path):
+    """BadInput for moments of a file that are not as their parameters: fused AdamW trusts their
+    shapes, and would write beyond their memory."""
+
+    def outline(x):
+        return f"{x.dtype} {tuple(x.shape)} {x.stride()} {x.layout}"
+
+    trained = sum((group["params"] for group in optimizer.param_groups), [])
+    for index, moments in saved.items():
+        found = [outline(moments[name]) for name in ("step", "exp_avg", "exp_avg_sq")]
+        like = outline(trained[index])
+        if found != [outline(torch.zeros(())), like, like]:
+            raise BadInput(f"{path}: moments {index} are {found}, of a parameter {like}: use "
+                           "another --out")
 
 
 class TrainingFolder:

@@ -56,8 +56,13 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{shortened(message)} (see {self.prog} --help)")
 
     def parse_known_args(self, args=None, namespace=None):
-        words = sys.argv[1:] if args is None else args
-        return super().parse_known_args([_with_hyphens(word) for word in words], namespace)
+        words = []
+        for word in sys.argv[1:] if args is None else args:
+            # --batch_size=a_b -> --batch-size=a_b
+            flag, equals, value = word.partition("=")
+            is_flag = flag.startswith("--")
+            words.append(flag.replace("_", "-") + equals + value if is_flag else word)
+        return super().parse_known_args(words, namespace)
 
     def parse_args(self, args=None, namespace=None):
         options, unknown = self.parse_known_args(args, namespace)
@@ -81,12 +86,6 @@ class Parser(argparse.ArgumentParser):
                 for command in action.choices.values():
                     found += command._flags()
         return found
-
-
-def _with_hyphens(word):
-    """--batch_size=a_b -> --batch-size=a_b"""
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
 
 
 def exit_status(work, *arguments):
@@ -133,12 +132,14 @@ def validate(config):
             raise BadInput(f"{name} is {shortened(repr(value))}: it must be a finite number")
 
 
-def check_range(config, fields, low, high=math.inf):
-    """BadInput unless each of the fields, names in one text, lies in [low, high]."""
+def check_range(config, fields, low=-math.inf, high=math.inf, above=-math.inf):
+    """BadInput unless each of the fields, names in one text, lies in [low, high] and above
+    `above`."""
     for name in fields.split():
         value = getattr(config, name)
-        if not low <= value <= high:
+        if not (low <= value <= high and value > above):
             rule = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+            rule = rule if above == -math.inf else f"above {above}"
             raise BadInput(f"{name} is {shortened(repr(value))}: it must be {rule}")
 
 

@@ -17,9 +17,9 @@ training, and so are the copies of a held-out row. Three cases need a rule of th
 Hashes have 64 bits and lie in a temporary file, 8 bytes a text, so that the text is read once.
 """
 
-import hashlib
 import itertools
 import tempfile
+from hashlib import blake2b
 
 import numpy as np
 
@@ -69,7 +69,10 @@ def _hash_rows(rows, columns, file):
     kept = np.zeros((0, columns + 1), np.uint64)
     copies = np.zeros(0, np.int64)
     while chunk := list(itertools.islice(rows, CHUNK)):
-        found = b"".join(map(_hash, itertools.chain.from_iterable(chunk)))
+        cells = map(str.strip, itertools.chain.from_iterable(chunk))
+        # 8 bytes a cell; zeros for no text.
+        found = b"".join(blake2b(text.encode(), digest_size=8).digest() if text else bytes(8)
+                         for text in cells)
         texts = np.frombuffer(found, "<u8").reshape(-1, columns)
         texts = np.column_stack([texts, texts.sum(1, dtype=np.uint64) * np.uint64(ODD)])
         file.write(texts.tobytes())
@@ -81,12 +84,6 @@ def _hash_rows(rows, columns, file):
         copies = np.bincount(place.ravel(), copies)[:CANDIDATES].astype(np.int64)
         kept = kept[first[:CANDIDATES]]
     return count, kept, copies
-
-
-def _hash(text):
-    """8 bytes; zeros for no text."""
-    text = text.strip()
-    return hashlib.blake2b(text.encode(), digest_size=8).digest() if text else bytes(8)
 
 
 def _chunks(file, known, columns):

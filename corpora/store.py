@@ -20,11 +20,11 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from corpora import split
 from corpora.folder import alone, remove_leftovers
 from corpora.program import BadInput
-from corpora.text import watched
 
 LAYOUT = 6  # version of all this
 CHUNK = 4096  # rows that are encoded at once
@@ -62,22 +62,12 @@ class Store:
 
     def __init__(self, source, cache):
         self.source = source
-        self.key = self._key()
-        self.folder = Path(cache) / f"{source.name}-{self.key[:10]}"
-
-    def _key(self):
-        source = self.source
         files = []
         for path in source.paths:
             found = os.stat(path)
             files.append([str(path.resolve()), found.st_size, found.st_mtime_ns])
         how = [source.columns, source.langs, source.names, source.header, source.skip_bad]
-        return digest([LAYOUT, files, how])
-
-    def tokenizer(self, vocab, save):
-        """The path of the tokenizer of `vocab` pieces, which save(path) makes."""
-        name = "tokenizer.json"
-        return whole(self.folder / f"tokenizer-{vocab}", lambda part: save(part / name)) / name
+        self.folder = Path(cache) / f"{source.name}-{digest([LAYOUT, files, how])[:10]}"
 
     def arrays(self, tokenizer, say=True, holdout=True):
         """-> tokens, offsets, kinds of the rows, and the digest of all three. With `say` it is said
@@ -93,32 +83,12 @@ class Store:
         return tokens, offsets, np.fromfile(folder / "kinds.bin", np.uint8), about["digest"]
 
     def _write(self, tokenizer, folder):
-        source = self.source
-        kinds, content = self._write_arrays(tokenizer, folder)
-        left_out = source.left_out()
-        if not len(kinds):
-            raise BadInput(f"{source.paths[0]} has no row that can be used ({left_out}): check the "
-                           "file and --langs")
-        if self._key() != self.key:
-            raise BadInput(f"{source.name} was changed while it was read: start again")
-        notes = list(source.notes)
-        if left_out:
-            notes.append(f"{source.name}: kept {len(kinds):,} rows, {left_out}")
-        split_notes = list(source.split_notes)
-        shared = int((kinds == split.LEFT_OUT).sum())
-        if shared:
-            split_notes.append(f"{source.name}: {shared:,} rows share a text with a held-out row "
-                               "and are left out of training")
-        about = json.dumps({"notes": notes, "split_notes": split_notes, "digest": content})
-        (folder / "about.json").write_text(about, encoding="utf-8")
-
-    def _write_arrays(self, tokenizer, folder):
-        """Write the three arrays -> the kinds of the rows, and the digest of all three."""
+        """The files of a store into a folder."""
         source = self.source
         kinds = source.find_kinds()
         kept = []  # the numbers of the rows that are stored
         lengths = [np.zeros(1, np.int64)]
-        records = watched(source.records(), f"encode {source.name}", len(kinds))
+        records = iter(tqdm(source.records(), f"encode {source.name}", len(kinds), disable=None))
         hasher = hashlib.sha256()
         with open(folder / "tokens.bin", "wb") as tokens:
             while chunk := list(itertools.islice(records, CHUNK)):
@@ -128,10 +98,20 @@ class Store:
                 hasher.update(np.concatenate(ids))
                 lengths.append(np.array([len(cell) for cell in ids]))  # (rows * columns,)
                 kept += [record for record, _ in chunk]
-        offsets = np.cumsum(np.concatenate(lengths))
+        left_out = source.left_out()
+        if not kept:
+            raise BadInput(f"{source.paths[0]} has no row that can be used ({left_out}): check the "
+                           "file and --langs")
         kinds = kinds[kept]
-        (folder / "offsets.bin").write_bytes(offsets)
-        (folder / "kinds.bin").write_bytes(kinds)
-        hasher.update(offsets)
-        hasher.update(kinds)
-        return kinds, hasher.hexdigest()
+        for name, array in (("offsets", np.cumsum(np.concatenate(lengths))), ("kinds", kinds)):
+            (folder / f"{name}.bin").write_bytes(array)
+            hasher.update(array)
+        notes = [*source.notes]
+        if left_out:
+            notes.append(f"{source.name}: kept {len(kinds):,} rows, {left_out}")
+        split_notes = [*source.split_notes]
+        if shared := int((kinds == split.LEFT_OUT).sum()):
+            split_notes.append(f"{source.name}: {shared:,} rows share a text with a held-out row "
+                               "and are left out of training")
+        about = {"notes": notes, "split_notes": split_notes, "digest": hasher.hexdigest()}
+        (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")

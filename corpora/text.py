@@ -5,7 +5,8 @@ are read line by line, never whole. Every mistake in them is a BadInput with FIL
 
 A new format is a function and a line in READERS. The function takes the path, the columns that
 --langs names (or none) and --header ("yes" or "no"), and yields (line number, {column: text}) for
-each row. For a line that cannot be read it yields (line number, ValueError with the reason).
+each row. For a line that cannot be read it yields (line number, ValueError with the reason), and
+(line number, a text) for what a user should know of how the file is read.
 """
 
 import bz2
@@ -17,9 +18,6 @@ import json
 import lzma
 import os
 import re
-import stat
-import sys
-import time
 import zlib
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from corpora import split
 from corpora.program import BadInput, did_you_mean, shortened
 
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)  # their endings
 # Endings of files that are not read -> what they are.
 OTHERS = {".tmx": "XML", ".xml": "XML", ".xlsx": "a workbook", ".ods": "a workbook"}
 OTHERS |= dict.fromkeys((".zip", ".zst", ".7z", ".lz4", ".tar", ".tgz", ".parquet"), "packed")
@@ -50,30 +49,12 @@ HEADER_ROWS = 10_000  # that are read first: a JSONL file may name a language la
 # ---- files
 
 
-def plain_name(path):
-    """The path of a file's name without .gz, .bz2 and .xz."""
-    path = Path(Path(path).name)
-    return path.with_suffix("") if path.suffix.lower() in OPENERS else path
-
-
-def check_file(path):
-    """BadInput unless a path is that of a file, which can be read more than once."""
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path}") from None
-    # Links may go in a circle, or a folder may not be entered.
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
-    if stat.S_ISDIR(mode):
-        raise BadInput(f"{path} is a folder; name the files in it")
-    if not stat.S_ISREG(mode):
-        raise BadInput(f"{path} is a pipe or a device, which can be read once: use a file")
-
-
 def read_lines(path):
     """Yields (line number, line as bytes without its end) of a file, plain or of OPENERS."""
     path = Path(path)
+    if not os.path.isfile(path):
+        raise BadInput(f"there is no file {path}: it is missing, a folder, or a pipe, which can be "
+                       "read once")
     opener = OPENERS.get(path.suffix.lower(), open)
     try:
         with opener(path, "rb") as file:
@@ -103,21 +84,6 @@ def decoded_lines(path):
                 text = ValueError(f"not UTF-8 at byte {error.start}; convert the file, say with "
                                   "iconv -f latin1 -t utf-8")
         yield number, text
-
-
-def watched(rows, what, total=None, pause=30):
-    """The same rows. On a terminal a bar shows how many there were, in a log a line now and then
-    (every `pause` seconds)."""
-    if sys.stderr.isatty():
-        yield from tqdm(rows, what, total, unit=" rows")
-        return
-    said = time.monotonic()
-    for count, row in enumerate(rows, 1):
-        yield row
-        if count % 1000 == 0 and time.monotonic() - said >= pause:
-            said = time.monotonic()
-            share = f" of {total:,} ({count / total:.0%})" if total else ""
-            print(f"{what}: {count:,}{share} rows", file=sys.stderr)
 
 
 def flores_files(folder, langs=None):
@@ -164,17 +130,6 @@ def read_text(path, langs, header):
             yield number, {"text": line}
 
 
-def read_tsv(path, langs, header):
-    """A table whose cells stand between tabs. Quotes are text as in most corpora, also those around
-    a cell, unless `is_quoted`; a quote that does not close on its line is text there too."""
-    return _table(path, _tsv_cells(path), langs, header)
-
-
-def read_csv(path, langs, header):
-    """A table whose cells stand between commas. A cell in quotes may go over several lines."""
-    return _table(path, _csv_cells(path), langs, header)
-
-
 def is_quoted(path):
     """Whether a TSV is quoted by the rules of CSV, as spreadsheets and pandas write it: of the
     quotes in its first lines, and there are some, each is doubled or stands around a cell."""
@@ -191,14 +146,19 @@ def is_quoted(path):
 
 
 def _split_quoted(line):
+    """The cells of a line of a TSV; a quote that does not close is text."""
     try:
         return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
         return line.split("\t")
 
 
-def _tsv_cells(path):
+def tsv_cells(path):
+    """Yields (line number, cells). Quotes are text as in most corpora, also those around a cell,
+    unless `is_quoted`."""
     quoted = is_quoted(path)
+    if quoted:
+        yield 1, "cells in quotes are read by the rules of CSV"
     for number, line in decoded_lines(path):
         if isinstance(line, ValueError):
             yield number, line
@@ -206,7 +166,8 @@ def _tsv_cells(path):
             yield number, _split_quoted(line) if quoted and '"' in line else line.split("\t")
 
 
-def _csv_cells(path):
+def csv_cells(path):
+    """Yields (line number, cells). A cell in quotes may go over several lines."""
     bad = []  # lines that are no text; a cell may hold several
 
     def lines():
@@ -233,18 +194,20 @@ def _csv_cells(path):
         bad.clear()
 
 
-def _table(path, lines, langs, header):
-    """Pairs (line number, cells or ValueError) -> (line number, {column: text} or ValueError)."""
+def read_table(cells_of, path, langs, header):
+    """The rows of a table, whose lines cells_of(path) gives as cells, texts or ValueErrors."""
     names = []
-    for number, cells in lines:
-        if isinstance(cells, ValueError):
-            if not names:
-                raise BadInput(f"{path}:{number}: {cells}")
+    for number, cells in cells_of(path):
+        if isinstance(cells, ValueError) and not names:
+            raise BadInput(f"{path}:{number}: {cells}")
+        if isinstance(cells, (ValueError, str)):
             yield number, cells
         # Lines of empty cells stand below the table of a spreadsheet.
         elif any(map(str.strip, cells)):
             if not names:
-                names = _column_names(f"{path}:{number}", cells, langs, header)
+                names, notes = _column_names(f"{path}:{number}", cells, langs, header)
+                for note in notes:
+                    yield number, note
                 if header == "yes":
                     continue
             if len(cells) == len(names):
@@ -258,14 +221,15 @@ def _table(path, lines, langs, header):
 
 
 def _column_names(where, cells, langs, header):
-    """The names of a table's columns, given its first line; "" for one without a name."""
+    """The names of a table's columns, given its first line, "" for one without a name; and what to
+    say of them, a list."""
     names = [cell.strip() for cell in cells]
     if header == "no":
         numbered = [f"column{place}" for place in range(1, len(names) + 1)]
         plain = ["src", "tgt"] if len(names) == 2 else numbered
         # --langs can choose among these columns, or give names to all of them.
         is_choice = set(langs) <= set(plain) or len(langs) != len(names)
-        return plain if is_choice else list(langs)
+        return plain if is_choice else list(langs), []
     filled = [name for name in names if name]
     if len(names) == 1 and ";" in names[0]:
         raise BadInput(f"{where}: the cells are separated by semicolons: save the table with "
@@ -273,17 +237,18 @@ def _column_names(where, cells, langs, header):
     if len(set(filled)) < len(filled):
         raise BadInput(f"{where}: the header names a column twice: {listed(filled)}; give every "
                        "column a name of its own")
-    if not names_columns(filled, langs) and not all(map(NAME.fullmatch, filled)):
+    # One of the cells surely is the name of a column.
+    known = KNOWN_NAMES | set(langs)
+    is_sure = any(CODE.fullmatch(name) or name in known or name.lower() in known for name in filled)
+    if not is_sure and not all(map(NAME.fullmatch, filled)):
         raise BadInput(f"{where}: the first line must name the columns, such as en,de, and looks "
                        f"like a row ({listed(filled)}): add a header, say --header no, or name "
                        "columns of this line with --langs")
-    return names
-
-
-def names_columns(cells, langs=()):
-    """Whether one of the cells of a first line surely is the name of a column."""
-    known = KNOWN_NAMES | set(langs)
-    return any(CODE.fullmatch(cell) or cell in known or cell.lower() in known for cell in cells)
+    notes = [] if names[0] else ["the first column has no name and is not read"]
+    if not is_sure:
+        notes.append(f"the first line, {listed(filled)}, names the columns (--header no, if it is "
+                     "a row)")
+    return names, notes
 
 
 # ---- JSON lines
@@ -378,6 +343,8 @@ def _known(found, langs):
                      "answer (or name two of its keys with --langs)")
 
 
+read_tsv = functools.partial(read_table, tsv_cells)
+read_csv = functools.partial(read_table, csv_cells)
 READERS = {".txt": read_text, ".text": read_text, ".tsv": read_tsv, ".tab": read_tsv,
            ".csv": read_csv, ".jsonl": read_jsonl, ".json": read_jsonl, ".ndjson": read_jsonl}
 
@@ -385,10 +352,9 @@ READERS = {".txt": read_text, ".text": read_text, ".tsv": read_tsv, ".tab": read
 # ---- which reader
 
 
-def find_reader(path):
+def find_reader(path, ending):
     """The reader of a file, by its ending or else by its first line. BadInput for what is no text.
     """
-    ending = plain_name(path).suffix.lower()
     if ending in OTHERS and ending not in READERS:
         raise BadInput(f"{path}: {ending} is not read, it is {OTHERS[ending]}; save it as TSV, CSV "
                        f"or JSONL (plain, or as {', '.join(OPENERS)})")
@@ -462,19 +428,19 @@ class TextFiles:
         self.dropped = 0  # bad lines
         self.sparse = 0  # rows of many columns with too little text in the chosen ones
         self.kinds = None  # what each row is for, once that is asked
-        self.counts = []  # the rows of each file, known then too
+        self.counts = {}  # the rows of each file that was read to its end
         self.notes = []  # what a user should know of how the files are read
         self.split_notes = []  # and of how their rows are held out
-        for path in self.paths:
-            check_file(path)
-        plain = [plain_name(path) for path in self.paths]
+        plain = [Path(PACKED.sub("", path.name)) for path in self.paths]
         self.name = "+".join(dict.fromkeys(name.stem for name in plain))[:80]
         names = list(names) or parallel_names(plain)
         if names:
             self.readers = [functools.partial(read_parallel, self.paths, names)]
         else:
-            self.readers = [functools.partial(find_reader(path), path, self.langs, header)
-                            for path in self.paths]
+            self.readers = []
+            for path, name in zip(self.paths, plain):
+                reader = find_reader(path, name.suffix.lower())
+                self.readers.append(functools.partial(reader, path, self.langs, header))
         self.names = [names or self._names(index) for index in range(len(self.readers))]
         known = list(dict.fromkeys(itertools.chain.from_iterable(self.names)))
         check_columns(self.langs, known, self.paths[0])
@@ -502,25 +468,19 @@ class TextFiles:
         for number, row in itertools.islice(self.readers[index](), HEADER_ROWS):
             if isinstance(row, dict):
                 names.update(dict.fromkeys(row))
+            elif isinstance(row, str):
+                self.notes.append(f"{path}: {row}")
             elif not names and not self.skip_bad:
                 raise BadInput(f"{path}:{number}: {row}")
         if not names:
             raise BadInput(f"{path} has no row that can be used: there is nothing below its header")
-        is_table = self.readers[index].func in (read_tsv, read_csv)
-        first = next(line for _, line in read_lines(path) if line.strip())
-        if is_table and self.header == "yes" and re.match(rb'(\xef\xbb\xbf)?(""|\s)*[,\t]', first):
-            self.notes.append(f"{path}: the first column has no name and is not read")
-        if self.readers[index].func is read_tsv and is_quoted(path):
-            self.notes.append(f"{path}: cells in quotes are read by the rules of CSV")
-        if is_table and self.header == "yes" and not names_columns(names, self.langs):
-            self.notes.append(f"{path}: the first line, {listed(names)}, names the columns "
-                              "(--header no, if it is a row)")
         return list(names)
 
     def _read(self, index):
         """(line number, {column: text}) of every row of a file that can be read. Bad lines are
         counted, or BadInput names the first."""
         known = set(self.names[index])
+        count = 0
         for number, row in self.readers[index]():
             if isinstance(row, dict) and not self.langs and not known.issuperset(row):
                 late = shortened(repr(min(set(row) - known)))
@@ -528,8 +488,10 @@ class TextFiles:
                                  "--langs")
             if isinstance(row, dict):
                 yield number, row
-            else:
+                count += 1
+            elif not isinstance(row, str):
                 self._bad(index, number, row)
+        self.counts[index] = count
 
     def _bad(self, index, number, reason):
         if not self.skip_bad:
@@ -543,21 +505,15 @@ class TextFiles:
         if self.kinds is None:
             self.dropped = 0
             names = self.texts or self.columns
-            rows = watched(self._all_texts(names), f"read {self.name}")
+            everything = itertools.chain.from_iterable(map(self._read, range(len(self.readers))))
+            rows = ([row.get(name, "") for name in names] for _, row in everything)
+            rows = tqdm(rows, f"read {self.name}", unit=" rows", disable=None)
             self.kinds, repeated = split.split(rows, len(names))
             if repeated:
                 self.split_notes.append(
                     f"{self.name}: the texts of {listed(names[i] for i in repeated)} repeat; rows "
                     "held out share them with rows trained on")
         return self.kinds
-
-    def _all_texts(self, names):
-        for index in range(len(self.readers)):
-            count = 0
-            for _, row in self._read(index):
-                yield [row.get(name, "") for name in names]
-                count += 1
-            self.counts.append(count)
 
     def left_out(self):
         """What was not read, in words; "" if everything was."""
@@ -591,7 +547,8 @@ class TextFiles:
         self.sparse = 0
         for index in range(len(self.readers)):
             left = (characters or 0) / len(self.readers)
-            for record, (number, row) in enumerate(self._read(index), sum(self.counts[:index])):
+            first = sum(self.counts.get(before, 0) for before in range(index))
+            for record, (number, row) in enumerate(self._read(index), first):
                 texts = [row.get(name, "") for name in self.columns]
                 texts = tuple("" if text.isspace() else text for text in texts)
                 if not any(map(str.strip, row.values())):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from corpora.program import validate
-from objectives import Objective, Packed, all_gather_with_grad, check_temperature, info_nce, row
+from corpora.program import check_range, validate
+from objectives import Objective, Packed, all_gather_with_grad, info_nce, row
 
 
 class SimCse(Objective):
@@ -30,7 +30,7 @@ class SimCse(Objective):
 
         def __post_init__(self):
             validate(self)
-            check_temperature(self.temperature)
+            check_range(self, "temperature", above=0)
 
     def __init__(self, model, config):
         super().__init__(model, config)

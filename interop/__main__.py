@@ -18,7 +18,7 @@ import evaluate
 from corpora.device import usable_device
 from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser, exit_status
-from corpora.text import check_file, read_lines
+from corpora.text import read_lines
 
 RUN = "a run folder, such as out/mexma"
 LINES = "a text on each line; also .gz, .bz2 and .xz"
@@ -97,7 +97,6 @@ def read_vectors(name, shape):
 
 def texts_of(path):
     """The lines of a text file, empty ones included, so that line i has vector i."""
-    check_file(Path(path))
     try:
         lines = [line.decode() for _, line in read_lines(Path(path))]
     except UnicodeDecodeError as error:

@@ -17,6 +17,7 @@ from kernels.cross_entropy import linear_cross_entropy
 from kernels.padded import length_buckets
 from model import (
     DECODER,
+    SIZES,
     KeyValueCache,
     LowRank,
     Model,
@@ -27,7 +28,6 @@ from model import (
     add_tokens,
     load,
     save,
-    size_config,
 )
 from objectives import Contrastive, Hybrid, LlmJepa, Mexma
 
@@ -264,9 +264,10 @@ def test_the_sizes_of_papers_have_their_numbers_of_parameters():
     with torch.device("meta"):
         for size, layers, width in (("base", 12, 768), ("large", 24, 1024)):
             blocks = layers * (12 * width**2 + 13 * width)
-            count = parameters(Model(size_config(size, vocab=250002)))
+            count = parameters(Model(ModelConfig(**SIZES[size], vocab=250002)))
             assert count == (250002 + 514 + 2) * width + blocks
-        assert parameters(Model(size_config("hybrid", vocab=30522))) == 34_804_736 - 512 * 512
+        hybrid = parameters(Model(ModelConfig(**SIZES["hybrid"], vocab=30522)))
+        assert hybrid == 34_804_736 - 512 * 512
 
 
 # ---- configs

@@ -21,6 +21,7 @@ from test_house import write_pairs
 from test_text import lines, write
 
 import evaluate
+import model
 import objectives
 import train
 from corpora.program import BadInput, exit_status
@@ -689,7 +690,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_bit_for_bit(factor, pairs)
 def test_a_compiled_run_has_the_same_losses(pairs, monkeypatch):
     """With the back end that stops before code is generated: no C++ compiler is required."""
     compiled = torch.nn.Module.compile
-    monkeypatch.setattr(train.Block, "compile",
+    monkeypatch.setattr(model.Block, "compile",
                         lambda self, **more: compiled(self, backend="aot_eager", **more))
     found = [losses(started(pairs, "mlm", steps=3, dropout=0.0, compile=asked))
              for asked in (False, True)]
