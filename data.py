@@ -325,13 +325,18 @@ class Corpus:
         lengths = np.diff(self.offsets).reshape(-1, len(self.columns))[self.rows, :self.sides]
         return int((lengths > max_length).sum()), int((lengths > 0).sum())
 
-    def example(self, row, views, choice, pairs="pivot"):
-        """A row -> an Example of one or two views."""
+    def example(self, row, views, choice, pairs="pivot", max_length=None, system=False):
+        """A row -> an Example of one or two views, cut at max_length; the system text that opens a
+        chat is no view, but the model reads it."""
         # `choice` is a number that the caller draws, to select among the columns that have text.
-        cells = self._cells(row)[:self.sides]
-        filled = [column for column, ids in enumerate(cells) if len(ids)]
-        columns = _choose(filled, views, choice, pairs)
-        return Example([cells[column] for column in columns], columns)
+        cells = self._cells(row)
+        filled = [column for column in range(self.sides) if len(cells[column])]
+        columns = _choose(filled, views, int(choice), pairs)
+        if system:
+            columns = (*columns, self.columns.index("system"))
+        whole = [cells[column] for column in columns]
+        cut = [max_length is not None and len(ids) > max_length for ids in whole]
+        return Example([ids[:max_length] for ids in whole], columns, cut)
 
 
 def _choose(filled, views, choice, pairs):
@@ -412,11 +417,11 @@ class Batches:
         self.rank = rank
         self.world = world
         self.in_batch = in_batch  # the loss compares the examples of a step
-        self.max_length = max_length or corpus.max_length
-        self.pairs = pairs  # as Corpus.example
-        self.system = system  # an example ends with the chat's system text
-        self.epoch = None  # the last that was asked for
-        self.order = None  # of its rows
+        # (row, choice) -> Example
+        self.example = functools.partial(
+            corpus.example, views=views, pairs=pairs, system=system,
+            max_length=max_length or corpus.max_length)
+        self.shuffled = (None, None)  # the last epoch that was asked for, and its rows
         if views > corpus.sides:
             raise BadInput(f"{corpus.name} has the single column {corpus.columns[0]!r}, and the "
                            "objective needs two: use parallel data (--data toy), or an "
@@ -451,13 +456,15 @@ class Batches:
     def _draw(self, turn, number, rng):
         """The examples turn * number and so on of the endless line of shuffled epochs."""
         choices = rng.integers(2 ** 31, size=number)
+        last, order = self.shuffled
         made = []
         for i in range(number):
             epoch, index = divmod(turn * number + i, len(self.corpus))
-            if epoch != self.epoch:
-                self.epoch = epoch
-                self.order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
-            made.append(self._example(self.order[index], choices[i]))
+            if epoch != last:
+                last = epoch
+                order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
+                self.shuffled = (epoch, order)
+            made.append(self.example(order[index], choice=choices[i]))
         return made
 
     def _another(self, rng, seen):
@@ -469,23 +476,12 @@ class Batches:
         choice = rng.integers(2 ** 31)
         walk = ((start + more) % count for more in range(min(count, 10_000)))
         for row in itertools.chain(lucky, walk):
-            example = self._example(row, choice)
+            example = self.example(row, choice=choice)
             if self._is_new(example, seen):
                 return example
         raise BadInput(f"--batch {self.batch} on {self.world} rank(s): {self.corpus.name} has only "
                        f"{len(seen) // self.views} rows that share no text, and the rest of a "
                        "batch are negatives; use a smaller batch or more varied data")
-
-    def _example(self, row, choice):
-        example = self.corpus.example(row, self.views, int(choice), self.pairs)
-        # The text that opens a chat is no view, but the model reads it.
-        views = list(example)
-        columns = list(example.columns)
-        if self.system:
-            views.append(self.corpus.ids(row, "system"))
-            columns.append(self.corpus.columns.index("system"))
-        return Example([ids[:self.max_length] for ids in views], columns,
-                       [len(ids) > self.max_length for ids in views])
 
     def _is_new(self, example, seen):
         """Whether no view is among the texts seen; then they are added."""

@@ -279,6 +279,8 @@ def check(train, kind, options, given):
                        f"each of --accumulate {train.accumulate} parts")
     if train.chat == "system" and not kind.causal:
         raise BadInput(f"chat system is for decoders, and {kind.name} is none: drop it")
+    if train.pairs == "neighbours" and kind.views != 2:
+        raise BadInput(f"pairs neighbours is for two texts, and {kind.name} takes one: drop it")
     if train.lora_rank and not train.init:
         raise BadInput(f"lora_rank {train.lora_rank} freezes the weights of --init, and there is "
                        "none: add it")

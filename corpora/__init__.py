@@ -8,7 +8,6 @@ import itertools
 import os
 import sys
 from collections import Counter
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,25 +95,24 @@ def evaluation_rows(spec, langs=None, split="test", limit=1000, skip_bad=False, 
     if system and "system" not in source.columns[source.sides:]:
         raise BadInput(f"{spec} has no system texts, and --chat system opens every row with one: "
                        "add them, or choose other rows")
-    if not source.embedded:
+    columns = source.columns[:source.sides]
+    if source.embedded:
+        split = "test" if split == "all" else split
+        limit = limit or HELD_ROWS
+        rows = source.rows(split)[:limit] if source.name != "toy" else []
+    else:
         rows = _rows_of_files(source, split, limit)
-        texts = _by_column(source.columns[:source.sides], rows)
+    texts = {name: [row[place] for row in rows] for place, name in enumerate(columns)}
+    if source.name not in ("toy", "documents") or not source.embedded:
         return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None)
-    split = "test" if split == "all" else split
-    limit = limit or HELD_ROWS
-    if source.name not in ("toy", "documents"):
-        rows = source.rows(split)[:limit]
-        return EvaluationRows(source.name, _by_column(source.columns, rows))
-    language = source.columns[0] if source.name == "toy" else "en"
+    language = columns[0] if source.name == "toy" else "en"
     known = {"labelled": toy.labelled(split, limit, language),
              "graded": toy.graded_pairs(limit, language)}
     if source.name == "documents":
-        texts = _by_column(source.columns, source.rows(split)[:limit])
         return EvaluationRows(source.name, texts, **known)
     # All sentences are in one style, so that a hard negative differs by its error alone.
     meanings = toy.meanings(split, limit)
-    texts = {}
-    for name in source.columns:
+    for name in columns:
         texts[name] = [toy.render(meaning, name) for meaning in meanings]
     return EvaluationRows(source.name, texts, hard=toy.hard_negatives(meanings, language), **known)
 
@@ -176,8 +174,3 @@ def count_trained_on(spec, rows, langs=None, skip_bad=False, holdout=True, heade
             found += len(by_text[text]) - len(others)
             by_text[text] = others
     return found
-
-
-def _by_column(columns, rows):
-    """Tuples of texts -> {column: texts}."""
-    return {name: list(map(itemgetter(place), rows)) for place, name in enumerate(columns)}

@@ -74,8 +74,12 @@ class Parser(argparse.ArgumentParser):
             raise BadInput(f"{flag!r} is not expected here: {more or f'see {self.prog} --help'}")
         if more:
             raise BadInput(f"unknown flag {flag}: {more}")
-        near = did_you_mean(flag, self._flags(), f": see {self.prog} --help")
-        raise BadInput(f"unknown flag {flag}{near}")
+        # --learning-rate is no flag, and the help of --lr has both words.
+        words = set(flag.strip("-").split("-"))
+        meant = [action.option_strings[0] for action in self._actions
+                 if action.option_strings and words <= set((action.help or "").split())]
+        hint = f"; did you mean {meant[0]}?" if meant else f": see {self.prog} --help"
+        raise BadInput(f"unknown flag {flag}{did_you_mean(flag, self._flags(), hint)}")
 
     def _flags(self):
         """All flags, those of commands too."""

@@ -179,7 +179,6 @@ REFUSALS = [
     ("--seed -3", "-3"), (f"--seed {10 ** 20}", "seed"), ("--vocab 7", "vocab is 7"),
     ("--chat system", "chat system"),
     ("--block 32", "block 32"), ("--objective mlm --pairs neighbours", "pairs neighbours"),
-    ("--objective mlm --block 200", "block 200"), ("--objective mlm --block 4", "block 4"),
     ("--objective llm-jepa --align info_nce --batch 8 --accumulate 8", "batch 8"),
     ("--init nowhere", "nowhere"), ("--preset nope", "preset 'nope'"),
     (f"--layers {LARGE}", f"layers is {LARGE}"), (f"--head-layers {LARGE}", f"layers is {LARGE}"),
