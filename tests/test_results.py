@@ -419,7 +419,7 @@ def call_here(command, files, log):
     _, program, *words = command.split()
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         if program == "train.py":
-            for _ in train.Run(train.parse(words), True, arguments=words).steps():
+            for _ in train.Run(train.parse(words), True, command=command).steps():
                 pass
         else:
             assert program == "evaluate.py" and not evaluate.main(words)
