@@ -5,7 +5,8 @@
 encoders_train.tsv: Tatoeba pairs of English with five languages and Multi30k's captions, less every
 row with a sentence of a test; encoders_valid.tsv, encoders_test.tsv: the first 500 and the other
 rows of NTREX; documents_train.txt, documents_valid.txt: Wikipedia, a paragraph a line;
-nlrx_choose.jsonl, nlrx_valid.jsonl: all but 1,000 and 1,000 rows of NL-RX-SYNTH's training set.
+nlrx_choose.jsonl, nlrx_valid.jsonl: all but 1,000 and 1,000 rows of NL-RX-SYNTH's training set;
+decoder_train.jsonl, decoder_test.jsonl: 1,920 and 4,000 other rows of it.
 """
 
 import csv
@@ -93,6 +94,20 @@ def paragraphs(articles):
     return [text for text in itertools.chain(*articles) if len(text) > 100]
 
 
+def decoder_rows(lines):
+    """1,920 rows of a chat, and 4,000 others whose texts stand in no row before them, lines each:
+    nothing that is tested was trained on, nor is tested twice."""
+    seen = set()
+    tested = []
+    for number, line in enumerate(lines):
+        row = json.loads(line)
+        texts = {row["user"], row["assistant"]}
+        if number >= 1920 and seen.isdisjoint(texts):
+            tested.append(line)
+        seen |= texts
+    return lines[:1920], tested[:4000]
+
+
 def other_files(folder):
     """{name of a file: its lines}, all but encoders_train.tsv."""
     news = ["\t".join(["en", *LANGUAGES])]
@@ -106,9 +121,11 @@ def other_files(folder):
     with lzma.open(folder / "llm/synth_train.jsonl.xz", "rt", encoding="utf-8") as file:
         commands = file.read().splitlines()
     random.Random(0).shuffle(commands)
+    trained, tested = decoder_rows(commands)
     return {"encoders_valid.tsv": news[:501], "encoders_test.tsv": news[:1] + news[501:],
             "documents_train.txt": paragraphs(articles), "documents_valid.txt": paragraphs(held),
-            "nlrx_choose.jsonl": commands[:-1000], "nlrx_valid.jsonl": commands[-1000:]}
+            "nlrx_choose.jsonl": commands[:-1000], "nlrx_valid.jsonl": commands[-1000:],
+            "decoder_train.jsonl": trained, "decoder_test.jsonl": tested}
 
 
 def main(arguments):

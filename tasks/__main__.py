@@ -47,6 +47,7 @@ FUNCTIONS |= {
     "gap": (analysis.gap, always),
     "spectrum": (analysis.spectra, always),
     "linear": (analysis.linear, with_columns),
+    "places": (analysis.places, analysis.no_places),
     "tokens": (analysis.tokens, with_columns),
     "attention": (analysis.attention, analysis.no_blocks),
     "uniform": (analysis.uniform, with_columns),

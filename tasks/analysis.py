@@ -5,6 +5,7 @@ The metrics come first, then the tasks. Vectors are (N, D), u unit rows, s singu
 
 import dataclasses
 import math
+import sys
 
 import torch
 from scipy.stats import entropy
@@ -15,10 +16,15 @@ from sklearn.preprocessing import StandardScaler
 from corpora.program import BadInput
 from data import rows_of
 from evaluate import (
+    cosines,
     embed,
     finite,
     mean,
+    mistakes,
     over_pairs,
+    percent,
+    random_cosine,
+    rankme,
     read_rows,
     retrieval,
     search,
@@ -155,7 +161,10 @@ def linear_map(x, y):
 
     residual: min over X of |x X - y| (Frobenius), and _relative to |y|. X fitted to every second
     row, the residual of the others: _held_out over |y|, _spread over |y - mean y|. singular_100:
-    mean of the 100 largest singular values of x - y, and _relative to a row's length."""
+    mean of the 100 largest singular values of x - y, and _relative to a row's length.
+
+    With fewer fitted rows than D there are many such X (the problem is ill posed), and the one of
+    least norm, which is taken, tells little of the others: `text_to_code` is the better measure."""
     x = x.double()
     y = y.double()
 
@@ -176,6 +185,75 @@ def linear_map(x, y):
             "residual_held_out": held_out / y[others].norm().item(),
             "residual_spread": held_out / spread,
             "singular_100": singular, "singular_relative": singular / length}
+
+
+RIDGE = (1e-6, 1e-4, .01, .1, 1.0, 10.0)  # strengths that are tried
+
+
+def ridge(x, y, strength):
+    """Ridge regression of y on x with an intercept: (N, D), (N, C) float64 -> a function of (M, D)
+    to (M, C). The strength is relative to the mean variance of a dimension of x."""
+    alpha = strength * len(x) * x.var(0, correction=0).mean().item()
+    fitted = Ridge(alpha).fit(x.numpy(), y.numpy())
+    return lambda z: torch.from_numpy(fitted.predict(z.numpy()))
+
+
+def r2(predicted, y, center):
+    """1 - sum |y - predicted|^2 / sum |y - center|^2: (N, D), (N, D), (D,) -> 1 (all of y is
+    predicted)..0 (no more than the center tells) and below; 0 if all of y is the center."""
+    total = (y - center).square().sum()
+    return (1 - (y - predicted).square().sum() / total).item() if total > 0 else 0.0
+
+
+def text_to_code(x, y, texts):
+    """What do Texts x tell of their Codes y? (N, D), (N, D), the N texts of y -> {metric: number},
+    in float64. Every fourth row is tested, the others are fitted; m are the means of fitted rows.
+
+    r2: of the tested y around m_y, predicted by `ridge` from x. ridge: its strength, the one of
+    RIDGE that predicts every fourth of the fitted rows best when it is fitted to the others.
+    not_found: percent of the tested rows for which the y - m_y of highest cosine with x_i - m_x is
+    of another text than y_i; not_found_mapped: the same with the predicted y_i - m_y for x_i - m_x.
+    [ridge: Hoerl & Kennard 1970; LLM-JEPA's linear map, table 14, is tested on the fitted rows]"""
+    x = x.double()
+    y = y.double()
+    tested = torch.arange(len(x)) % 4 == 3  # (N,)
+    fitted_x = x[~tested]
+    fitted_y = y[~tested]
+    chosen = torch.arange(len(fitted_x)) % 4 == 3  # the fitted rows that choose the strength
+
+    def of_strength(strength):
+        predict = ridge(fitted_x[~chosen], fitted_y[~chosen], strength)
+        return r2(predict(fitted_x[chosen]), fitted_y[chosen], fitted_y[~chosen].mean(0))
+
+    strength = max(RIDGE, key=of_strength)
+    predicted = ridge(fitted_x, fitted_y, strength)(x[tested])
+    center = fitted_y.mean(0)
+    codes = y[tested] - center
+    texts = [text for text, is_tested in zip(texts, tested.tolist()) if is_tested]
+
+    def not_found(queries):
+        return percent(mistakes(search(queries, codes, 1).indices[:, 0], texts))
+
+    return {"r2": r2(predicted, y[tested], center),
+            "not_found": not_found(x[tested] - fitted_x.mean(0)),
+            "not_found_mapped": not_found(predicted - center), "ridge": strength}
+
+
+def text_and_code(x, y, texts):
+    """LLM-JEPA's picture of a space, and what its mean alone makes of it: Texts (N, D), Codes
+    (N, D), the N texts of the Codes -> {metric: number}.
+
+    All of `text_to_code`; rankme, cosine_random (of unrelated texts) and uniformity: means over
+    Texts and Codes; cosine_pairs: of a Text and its Code; singular_100: mean of the 100 largest
+    singular values of x - y [LLM-JEPA, fig. 3]. _centred: each column less its mean."""
+    scores = text_to_code(x, y, texts)
+    for ending, pair in (("", (x, y)), ("_centred", (x - x.mean(0), y - y.mean(0)))):
+        scores[f"rankme{ending}"] = mean([rankme(z) for z in pair])
+        scores[f"cosine_random{ending}"] = mean([random_cosine(z, z) for z in pair])
+        scores[f"cosine_pairs{ending}"] = cosines(*pair).mean().item()
+    scores["uniformity"] = mean([uniformity(x), uniformity(y)])
+    scores["singular_100"] = spectrum(x - y, center=False)[:100].mean().item()
+    return scores
 
 
 # ---- tokens and attention
@@ -326,16 +404,62 @@ def last_tokens(evaluation):
 
 def linear(evaluation, options=None):
     """`linear_map` of the first column, LLM-JEPA's Text, and each other, its Code. Both are read at
-    their `last_tokens`, and for "own/" where the objective reads them, say at [PRED]."""
+    their `last_tokens`, and for "own/" where the objective reads them, say at [PRED]. The residual
+    is the paper's. With fewer fitted rows, half of all, than dimensions it is ill posed, which is
+    said: `places` asks the same of ridge regression."""
     places = {"": evaluation.vectors}
     if evaluation.model.config.causal:
         places = {"": last_tokens(evaluation), "own/": evaluation.vectors}
     width = evaluation.model.config.width
+    fitted = (evaluation.count + 1) // 2
+    if fitted < width:
+        print(f"warning: linear: {fitted} rows are fitted for width {width}, so the map is ill "
+              "posed: give more rows, or --tasks places", file=sys.stderr)
     scores = {"rows": evaluation.count, "rows_per_width": evaluation.count / width}
     for place, vectors in places.items():
         found = over_pairs(vectors, lambda code, text: linear_map(text, code))
         scores |= {place + name: value for name, value in found.items()}
     return scores
+
+
+def places(evaluation, options=None):
+    """`text_and_code` of the two columns at two places of the same rows: "last", the last token of
+    the text itself, and "own", the last token of the row, where the objective reads it: llm-jepa at
+    [PRED], ntp at the stop token behind the text, as is an imported model. They are one place if
+    nothing stands behind the text (llm-jepa with k 0), which is said."""
+    if evaluation.affixes == (((), None), ((), None)):
+        special = evaluation.tokenizer.special
+        stop = (special.sep,)
+        affixes = ((special.chat.user, stop), (special.chat.assistant, stop))
+        evaluation = dataclasses.replace(evaluation, affixes=affixes)
+    suffixes = [suffix for _, suffix in evaluation.affixes]
+    last = []
+    own = []
+    for rows, suffix in zip(evaluation.ids.values(), suffixes):
+        ends = [-1 - len(suffix), -1]
+        # What stands behind a text changes nothing before it, so that one pass reads both.
+        read = token_states(evaluation, rows, lambda ids, states, ends=ends: states[ends])
+        vectors = torch.stack(read)  # (N, 2, D)
+        last.append(vectors[:, 0])
+        own.append(vectors[:, 1])
+    codes = list(evaluation.texts.values())[1]
+    found = {"last": text_and_code(*last, codes)}
+    found["own"] = text_and_code(*own, codes) if any(suffixes) else found["last"]
+    if not any(suffixes):
+        print("note: places: this objective reads a text at its own last token, so last and own "
+              "are one place", file=sys.stderr)
+    scores = {"rows": evaluation.count}
+    for metric in found["last"]:
+        scores |= {f"{place}/{metric}": found[place][metric] for place in found}
+    return scores
+
+
+def no_places(evaluation, options=None):
+    if not evaluation.model.config.causal or len(evaluation.texts) != 2:
+        return "needs a causal model and two columns, Text and Code: choose them with --langs a,b"
+    if evaluation.count < 16:
+        return f"fits a map to three of four rows, and there are {evaluation.count}: 16 are needed"
+    return ""
 
 
 def tokens(evaluation, options=None):

@@ -106,6 +106,63 @@ def test_a_linear_map_leaves_no_residual_and_noise_leaves_itself():
     assert alike["residual_held_out"] < 1e-3 and alike["residual_spread"] > .3
 
 
+def test_text_to_code_tells_a_linear_map_from_noise_whatever_the_mean():
+    x = sphere(80, 6)
+    y = x @ sphere(6, 6, 1) + 3
+    texts = [str(row) for row in range(80)]
+    exact = analysis.text_to_code(x, y, texts)
+    assert exact["r2"] == pytest.approx(1) and exact["not_found_mapped"] == 0
+    assert exact["ridge"] == min(analysis.RIDGE) and exact["not_found"] > 50
+    noise = analysis.text_to_code(x, sphere(80, 6, 2), texts)
+    assert noise["r2"] < .1 and noise["ridge"] == max(analysis.RIDGE)
+    moved = analysis.text_to_code(x + 100, y - 50, texts)
+    assert moved == pytest.approx(exact, rel=1e-6)
+    assert analysis.text_to_code(x, torch.ones(80, 6), texts)["r2"] == 0
+    assert analysis.text_to_code(torch.ones(80, 6), y, texts)["r2"] < 1e-9
+    # A text that is equal counts as found, an equal vector of another text does not.
+    one = torch.ones(80, 6)
+    assert analysis.text_to_code(one, one, texts)["not_found"] == 95
+    assert analysis.text_to_code(one, one, ["same"] * 80)["not_found"] == 0
+
+
+def test_r2_is_that_of_ridge_regression_in_closed_form_on_rows_that_were_not_fitted():
+    x = sphere(80, 6).numpy()
+    y = x @ sphere(6, 6, 1).numpy() + 2 * sphere(80, 6, 2).numpy()
+
+    def closed_form(x, y, z, strength):
+        centred = x - x.mean(0)
+        penalty = strength * len(x) * x.var(0).mean() * np.eye(6)
+        solved = np.linalg.solve(centred.T @ centred + penalty, centred.T @ (y - y.mean(0)))
+        return (z - x.mean(0)) @ solved + y.mean(0)
+
+    def told(fitted, tested, strength):
+        left = closed_form(x[fitted], y[fitted], x[tested], strength) - y[tested]
+        return 1 - (left ** 2).sum() / ((y[tested] - y[fitted].mean(0)) ** 2).sum()
+
+    rows = np.arange(80)
+    fitted = rows[rows % 4 != 3]
+    inner = np.arange(60) % 4 != 3
+    best = max(analysis.RIDGE, key=lambda one: told(fitted[inner], fitted[~inner], one))
+    found = analysis.text_to_code(torch.tensor(x), torch.tensor(y), [""] * 80)
+    assert found["ridge"] == best
+    assert found["r2"] == pytest.approx(told(fitted, rows[3::4], best))
+
+
+def test_the_centred_measures_do_not_see_a_common_vector():
+    x = sphere(80, 6)
+    y = x + .1 * sphere(80, 6, 1)
+    texts = [str(row) for row in range(80)]
+    plain = analysis.text_and_code(x, y, texts)
+    moved = analysis.text_and_code(x + 100, y + 100, texts)
+    centred = [name for name in plain if name.endswith("_centred")]
+    assert len(centred) == 3
+    for name in [*centred, "r2", "not_found", "not_found_mapped", "singular_100"]:
+        assert moved[name] == pytest.approx(plain[name], rel=1e-3, abs=1e-3), name
+    assert moved["rankme"] < 2 < plain["rankme"] and moved["uniformity"] > -.01
+    assert moved["cosine_random"] > .99 and abs(plain["cosine_random"]) < .1
+    assert plain["cosine_pairs_centred"] > .9 and plain["not_found"] < 20
+
+
 # ---- tokens and attention
 
 
@@ -221,6 +278,38 @@ def test_the_linear_map_is_read_at_the_same_positions_whatever_the_objective(tok
         assert scores["singular_relative"] == pytest.approx(wanted, rel=1e-4)
         own.add(round(scores["own/singular_relative"], 4))
     assert len(own) == 3
+
+
+def test_the_linear_map_says_when_it_is_ill_posed(tokenizer, capsys):
+    for count, is_said in ((62, True), (63, False)):  # 31 and 32 rows are fitted, the width is 32
+        texts = [f"{WORDS[row % 12]} {row}" for row in range(count)]
+        rows = EvaluationRows("x", {"en": texts, "de": texts[::-1]})
+        analysis.linear(evaluate.Evaluation(tiny("last", causal=True), tokenizer, rows))
+        assert ("ill posed" in capsys.readouterr().err) == is_said
+
+
+def test_places_reads_the_texts_own_last_token_and_where_the_objective_reads(tokenizer, capsys):
+    model = tiny("last", causal=True)
+    texts = [f"{word} {row}" for row in range(2) for word in WORDS]
+    rows = EvaluationRows("x", {"text": texts, "code": texts[::-1]})
+    start = [tokenizer.special.cls]
+    ids = [[*start, *one.tolist()] for one in tokenizer.encode(texts)]
+    x, y, at_pred = (evaluate.embed(model, one) for one in
+                     (ids, ids[::-1], [[*row, 20] for row in ids]))
+    sep = tokenizer.special.sep
+    at_sep = evaluate.embed(model, [[*row, sep] for row in ids])
+    cases = [([[[], [20]], [[], []]], at_pred, y),  # k = 1
+             ([[[], []], [[], []]], x, y),  # k = 0
+             (None, at_sep, at_sep.flip(0))]  # an imported model
+    for affixes, own, own_y in cases:
+        scores = analysis.places(evaluate.Evaluation(model, tokenizer, rows, affixes))
+        for place, pair in (("last", (x, y)), ("own", (own, own_y))):
+            for metric, value in analysis.text_and_code(*pair, texts[::-1]).items():
+                assert scores[f"{place}/{metric}"] == pytest.approx(value, rel=1e-3), metric
+        assert ("one place" in capsys.readouterr().err) == (own is x)
+    few = EvaluationRows("x", {"text": texts[:9], "code": texts[:9]})
+    for read, asked, message in ((model, few, "16 are needed"), (tiny(), rows, "needs a causal")):
+        assert message in analysis.no_places(evaluate.Evaluation(read, tokenizer, asked))
 
 
 def test_poolings_are_those_of_their_definitions(tokenizer):

@@ -18,7 +18,7 @@ import evaluate
 import train
 from corpora.program import BadInput, exit_status
 from model import Block
-from results import claims, compare, diagrams, flops, pictures, plots, readme, run
+from results import claims, compare, diagrams, flops, mixtures, pictures, plots, readme, run
 from results.__main__ import work
 from results.tables import DATA
 
@@ -326,6 +326,14 @@ def test_every_experiment_has_commands_that_train_understands_and_a_page():
         assert ("\n|---|" in text) == bool(records)
         path = run.RECORDS / f"{name}.md"
         assert not records or path.read_text(encoding="utf-8") == text
+
+
+def test_the_decoders_tested_rows_share_no_text_with_a_trained_one_or_one_another():
+    lines = [json.dumps({"user": f"u{row}", "assistant": f"a{row}"}) for row in range(1920)]
+    for user, assistant in (("u5", "new"), ("new", "a5"), ("x", "y"), ("x", "z"), ("w", "v")):
+        lines.append(json.dumps({"user": user, "assistant": assistant}))
+    trained, tested = mixtures.decoder_rows(lines)
+    assert trained == lines[:1920] and tested == [lines[1922], lines[1924]]
 
 
 # ---- the board

@@ -59,6 +59,20 @@ def test_the_command_prints_a_table_and_adds_to_a_file(run_folder, tmp_path, cap
     assert not [*run_folder.glob("eval*")]
 
 
+def test_places_of_a_run_are_in_the_table(tmp_path, tokenizer, capsys):
+    folder = write_run(tmp_path / "run", tiny("last", causal=True), tokenizer)
+    rows = ["--data", "regex", "--limit", "40", "--tasks", "places"]
+    assert asked(folder, *rows) == 0
+    shown = capsys.readouterr().out
+    assert "places/own/r2 " in shown and "of the Codes' variance" in shown
+    assert asked(folder, *rows, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["places/rows"] == 40 and found["places/own/r2"] < 1
+    assert found["places/own/r2"] != found["places/last/r2"]
+    assert asked(folder, "--data", "toy", "--limit", "40", "--tasks", "places") == 2
+    assert "needs a causal model and two columns" in capsys.readouterr().err
+
+
 def test_every_task_has_metrics_with_a_direction_or_a_meaning():
     for name, task in command.make_tasks(probes.TaskOptions()).items():
         assert len(task.about) > 1, name
