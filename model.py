@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import kernels
 from corpora.folder import write_atomic
@@ -357,6 +358,7 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """Attention and feed-forward, each added to the states: (T, D) -> (T, D)."""
+    is_checkpointed = False  # True: keep the input alone, and compute the rest again backward
 
     def __init__(self, config):
         super().__init__()
@@ -372,6 +374,11 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, packed, angles=None, cache=None):
+        if self.is_checkpointed and torch.is_grad_enabled():
+            return checkpoint(self.compute, x, packed, angles, use_reentrant=False)
+        return self.compute(x, packed, angles, cache)
+
+    def compute(self, x, packed, angles=None, cache=None):
         if self.config.norm_position == "post":  # behind each sum
             x = self.norm1(x + self.dropout(self.attention(x, packed, angles, cache)))
             return self.norm2(x + self.dropout(self.mlp(x)))

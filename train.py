@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11.4"
+# dependencies = ["torch==2.13.0", "tokenizers==0.23.3", "numpy==2.4.6", "tqdm==4.70.1"]
+# ///
 """Train any objective: settings, the one loop, schedule, checkpoints, resume.
 
     python train.py --objective mexma                 # embedded data, CPU, a few minutes
@@ -67,6 +71,7 @@ from corpora.program import (
 from model import (
     DECODER,
     SIZES,
+    Block,
     Model,
     ModelConfig,
     Packed,
@@ -101,7 +106,8 @@ class TrainConfig:
     accumulate: int = 1  # split a batch into so many forward passes
     lr: float = 1e-4  # peak learning rate
     warmup: float = 0.1  # share of the steps in which the rate rises linearly
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # after the warm-up
+    # wsd: at the peak, and down to 0 in the last fifth [MiniCPM, arXiv 2404.06395].
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"  # after the warm-up
     weight_decay: float = 0.01  # on matrices and embeddings; never on biases and norms
     seed: int = 0  # decides weights, batches and masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
@@ -123,6 +129,7 @@ class TrainConfig:
     lr_start: float = 0.0  # learning rate at step 0, as a share of the peak
     clip: float = 1.0  # longest gradient; 0: no limit
     compile: bool = False  # torch.compile the blocks: slow first steps, losses agree to rounding
+    gradient_checkpointing: bool = False  # compute blocks again backward: less memory, more time
     attention: Literal["auto", "sdpa", "triton"] = "auto"  # sdpa: PyTorch's; triton: our kernels
     log_every: int = 10  # steps between lines of log.jsonl
     eval_limit: int = 500  # rows in the evaluations during training
@@ -130,8 +137,8 @@ class TrainConfig:
 
 # May change when a run is resumed; with other steps the rest follows the new schedule. Of the data
 # the content must stay the same, not the path; of a preset what it sets.
-FREE = {"steps", "device", "attention", "compile", "log_every", "eval_every", "eval_limit",
-        "save_every", "cache", "out", "data", "preset"}
+FREE = {"steps", "device", "attention", "compile", "gradient_checkpointing", "log_every",
+        "eval_every", "eval_limit", "save_every", "cache", "out", "data", "preset"}
 # The fields of ModelConfig that are flags; the others describe other people's models.
 SHAPE = ("width", "layers", "heads", "ffn_dim", "max_positions", "dropout", "pool", "positions",
          "norm_position")
@@ -390,7 +397,8 @@ def learning_rate(step, train):
         return train.lr * (train.lr_start + (1 - train.lr_start) * (step + 1) / warm)
     # 0 after the warm-up, 1 at the end.
     done = (step - warm) / max(1, train.steps - warm)
-    shapes = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
+    shapes = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0,
+              "wsd": min(1.0, 5 * (1 - done))}
     return train.lr * shapes[train.schedule]
 
 
@@ -508,6 +516,9 @@ class Run:
                        if not weight.requires_grad}
         self.frozen_hash = hash_of(self.frozen) if self.frozen else ""
         self.objective = self.kind(self.model, settings.options).to(self.device)
+        for block in self.objective.modules():
+            if isinstance(block, Block):
+                block.is_checkpointed = self.train.gradient_checkpointing
         # The plans that attention will ask of every batch.
         self.plans = set_attention(self.objective, self.train.attention, self.device,
                                    2 if self.dtype else 4)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,12 +139,44 @@ def stop_at(monkeypatch, step):
     (dict(schedule="cosine"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 1 + math.cos(math.pi * 89 / 90)}),
     (dict(schedule="linear"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 2 / 90}),
     (dict(schedule="constant"), {0: 0.2, 9: 2, 10: 2, 55: 2, 99: 2}),
+    (dict(schedule="wsd"), {0: 0.2, 10: 2, 81: 2, 82: 2, 91: 1, 99: 2 * 5 / 90}),
     # MEXMA's paper: from 1e-5, only rising.
     (dict(steps=300, lr=1e-4, warmup=1.0, lr_start=0.1), {0: 1e-5 + 9e-5 / 300, 299: 1e-4})])
 def test_the_learning_rate_is_a_closed_form_of_the_step(given, rates):
     config = train.TrainConfig(**dict(steps=100, lr=2.0, warmup=0.1) | given)
     found = {step: train.learning_rate(step, config) for step in rates}
     assert found == pytest.approx(rates, rel=1e-4)
+
+
+def trained_counting(run):
+    """Train to the end -> how many numbers the forward kept for the backward."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x,
+                                                  lambda x: x):
+        list(run.steps())
+    return sum(kept)
+
+
+@pytest.mark.parametrize("objective", ["mexma", "hybrid"])
+def test_gradient_checkpointing_changes_no_bit_of_a_step(pairs, objective):
+    weights = []
+    kept = []
+    for on in (False, True):
+        run = started(pairs, objective, steps=2, dropout=0.1, gradient_checkpointing=on)
+        kept.append(trained_counting(run))
+        weights.append(run.objective.state_dict())
+    plain, again = weights
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    assert kept[1] < kept[0]
+
+
+def test_the_head_for_uv_has_the_core_s_requirements():
+    """`uv run train.py` reads it (PEP 723)."""
+    text = (ROOT / "train.py").read_text(encoding="utf-8")
+    head = text.split("# ///")[1].removeprefix(" script").replace("\n# ", "\n")
+    wanted = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in wanted if "==" in line and not line.startswith(("pytest", "triton"))]
+    assert tomllib.loads(head)["dependencies"] == wanted
 
 
 def test_biases_norms_and_scalars_are_not_decayed(pairs):
