@@ -140,7 +140,8 @@ VOID = "SELECT name FROM void"
     (f"{NAMES} ORDER BY name DESC", f"{NAMES} ORDER BY name", False),
     # Only an ORDER BY of the outermost SELECT counts.
     (NAMES, f"SELECT name FROM ({NAMES} ORDER BY n)", True),
-    (NAMES, f"{NAMES} -- ORDER BY name", True), (NAMES, f"{NAMES} order\n by name", False),
+    (f"{NAMES} ORDER BY n", f"{NAMES} -- ORDER BY name", True),
+    (NAMES, f"{NAMES} order/* x */\n by name", False),
     ("SELECT n FROM item", "SELECT DISTINCT n FROM item", False),
     ("SELECT sum(n) FROM item", "SELECT 10.0", True), ("SELECT '10'", "SELECT 10", False),
     ("SELECT NULL", "SELECT ''", False), ("SELECT 0.1 + 0.2", "SELECT 0.3", True),

@@ -194,6 +194,12 @@ def test_what_applies_is_done_and_nothing_else(tokenizer, plain):
             evaluate.run(evaluation(tokenizer, texts=plain), [task])
 
 
+def test_few_different_targets_are_counted(tokenizer):
+    texts = {"en": ["Yes."] * 9 + ["No."], "de": [f"die Katze {row}" for row in range(10)]}
+    found = evaluate.run(evaluation(tokenizer, texts=corpora.EvaluationRows("x", texts)))
+    assert found["retrieval/distinct"] == 2 and found["retrieval/rows"] == 10
+
+
 def test_translations_show_what_was_found(tokenizer):
     one = evaluation(tokenizer)
     shown = evaluate.examples(one)
@@ -360,6 +366,16 @@ def test_the_runs_own_file_is_read_as_the_run_left_it_and_others_whole(tokenizer
     assert evaluate.evaluation_of(other, str(cats)).count == 300
     with pytest.raises(BadInput, match="name some with --data"):  # as an imported model
         evaluate.evaluation_of(other)
+
+
+def test_a_run_with_system_texts_takes_them_where_there_are_any(tokenizer, tmp_path):
+    chats = tmp_path / "chats.jsonl"
+    opened = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, "elsewhere",
+                                         chat="system", eval_data=str(chats)))
+    turns = {"system": "the cat", "user": "sees", "assistant": "seven dogs"}
+    chats.write_text((json.dumps(turns) + "\n") * 9, encoding="utf-8")
+    assert evaluate.evaluation_of(opened).system == ["the cat"] * 9
+    assert evaluate.evaluation_of(opened, "toy", limit=3).system is None
 
 
 DAMAGED = [  # a file of the folder, and what it then holds: nothing, bytes, another tokenizer

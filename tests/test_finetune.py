@@ -8,9 +8,11 @@ import pytest
 import torch
 from test_evaluate import tiny, write_run
 
+import evaluate
 from corpora import toy
 from corpora.program import exit_status
 from data import Tokenizer
+from model import Packed
 from tasks import __main__ as command
 from tasks import finetune, sets
 
@@ -84,6 +86,13 @@ def test_a_diverged_run_writes_nothing(new_run, causes, capsys):
     before = sorted(folder.iterdir())
     status, out, err = asked(folder, capsys, "--task", "sst2", "--lr", "1e30", "--epochs", "1")
     assert (status, out) == (2, "") and "has diverged" in err and sorted(folder.iterdir()) == before
+
+
+def test_a_head_reads_the_pooling_that_is_asked_for(new_run):
+    rows = [np.arange(5), np.arange(3)]
+    model = finetune.Finetuned(evaluate.open_run(new_run()).model, 2, False, 4, "cls").eval()
+    states = torch.stack([model.encoder(Packed.of([row]))[0] for row in rows])
+    assert torch.allclose(model(Packed.of(rows)), model.head(states), atol=1e-6)
 
 
 # ---- classification

@@ -140,20 +140,6 @@ def test_the_scores_of_known_answers(tokenizer, scripted):
     assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop  # there is room
 
 
-def test_a_chats_system_text_opens_its_prompt(tokenizer, scripted):
-    said, asked = scripted
-    said += [("Katze", True), ("Hunde", True)]
-    texts = rows(PROMPTS[:2], GOLDS[:2], system=["seven dogs", "die"])
-    one = evaluate.Evaluation(tiny(), tokenizer, texts, max_length=1, max_new=5)
-    assert one.answers.written == ["Katze", "Hunde"]
-    special = tokenizer.special
-    for row, prompt in enumerate(asked[0][0]):
-        system = tokenizer.encode([texts.system[row]])[0].tolist()[:1]
-        ids = tokenizer.encode([PROMPTS[row]])[0].tolist()
-        assert prompt == [special.cls, *system, special.sep, *ids, special.sep]
-    assert asked[0][2] == 5
-
-
 def test_examples_of_a_causal_model_are_its_answers(tokenizer, scripted):
     said, asked = scripted
     said += [(text, True) for text in ("0 cats", "a cat", "4 cats ", "", "8 cats")]

@@ -52,18 +52,6 @@ def test_mining_is_the_plain_definition_both_ways(noise):
     assert evaluate.xsim(x, y) == pytest.approx(100 * np.mean(wrong))
 
 
-def test_another_row_with_the_same_text_is_right_by_text_and_wrong_by_index():
-    x, y = noisy_pairs(50, 6, 1)
-    x[30:] = x[:20]
-    y[30:] = y[:20]  # a text has one vector
-    texts = [f"sentence {row % 30}" for row in range(50)]
-    found = plain_mine(x, y)
-    wrong = [texts[i] != texts[j] for i, j in enumerate(found)]
-    assert evaluate.xsim(x, y, texts) == pytest.approx(100 * np.mean(wrong))
-    assert evaluate.xsim(x, y, texts) < evaluate.xsim(x, y)
-    assert evaluate.xsim(x, y, [str(row) for row in range(50)]) == evaluate.xsim(x, y)
-
-
 def test_equal_vectors_are_equally_near_and_the_first_is_taken():
     """The last bits of a cosine depend on where in a product it is computed."""
     for width in (3, 7, 32, 129):
