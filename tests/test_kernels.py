@@ -263,17 +263,6 @@ def test_auto_is_sdpa_on_a_cpu_and_the_kernels_are_taken_when_asked_for():
     assert set_attention(Model(ModelConfig(attn_softcap=5.0)), "auto", DEVICE, 2) == {"sdpa"}
 
 
-def test_a_whole_model_compiles_as_one_graph():
-    packed = Packed.of_segments(LAYOUTS["one length"]).to(DEVICE)
-    config = ModelConfig(width=64, heads=2, layers=1, ffn_dim=64, dropout=0.0, **DECODER,
-                         qk_norm="whole", rope_scaling=(8.0, 1.0, 4.0, 64))
-    model = Model(config).to(DEVICE)
-    set_attention(model, "triton", DEVICE, 4)
-    packed.plan((1, 32, 4))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(packed), model(packed), atol=1e-5)
-
-
 # ---- without a GPU
 
 
