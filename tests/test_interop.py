@@ -173,6 +173,7 @@ def sentence(pooling, longest=7, more=()):
 
 
 KEY = "bert.encoder.layer.0.attention.self.key.weight"
+TYPES = "bert.embeddings.token_type_embeddings.weight"
 @pytest.mark.parametrize("kind", [
     errors.GatedRepoError, errors.RepositoryNotFoundError, ConnectionError])
 def test_a_name_that_the_hub_does_not_give_is_refused(kind, monkeypatch):
@@ -265,7 +266,9 @@ SPOILT = [
     (change(num_hidden_layers=3), "; missing encoder.layer.2."),
     (reweigh(lambda weights: {"other.weight": torch.zeros(2, 8)}), "unknown other.weight"),
     (reweigh(lambda weights: {KEY: weights[KEY][1:]}), f"{KEY} has shape (7, 8), not (8, 8)"),
-    (change(vocab_size=5), "23 pieces"), (change(hidden_act="relu"), "hidden_act is 'relu'"),
+    (reweigh(lambda weights: {TYPES: weights[TYPES][:1]}), "has shape (1, 8), not (2, 8)"),
+    (change(vocab_size=5), "23 pieces"), (change(vocab_size=True), "vocab is True"),
+    (change(hidden_act="relu"), "hidden_act is 'relu'"),
     (change(model_type="t5"), "is a 't5' model: choose one of bert"),
     (damage(lambda old: old[:len(old) // 2]), "model.safetensors is damaged or cut short"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "save_pretrained"),
@@ -278,6 +281,7 @@ REFUSED = [
     ("nearest RUN LINES --query a --count 1 --vectors 3.npy", "--vectors 3.npy has shape (3, 8)"),
     ("nearest RUN LINES --query a --count 1 --vectors NAN.npy", "finite numbers of shape (2, 8)"),
     ("nearest RUN LINES --query a --count 1 --vectors LINES", "LINES is no array of NumPy"),
+    ("encode RUN RUN/model.pt --out v.npy", "model.pt is not UTF-8"),
     ("encode RUN no.txt --out v.npy", "no.txt"), ("encode RUN NONE --out v.npy", "NONE is empty"),
     ("encode RUN LINES --out LINES", "LINES will be an array of NumPy: name a file in .npy"),
     ("encode RUN LINES --out v.npy --batch 0", "--batch is 0"),
