@@ -1,14 +1,12 @@
 """Our training steps and our attention against what people would use instead.
 
     python -m results peers                              # on one thread of the CPU; peers.md
-    python -m results peers --only mexma,bepa --size MiniLM --count 16
     python -m results gpu                                # all PARTS, each a process; gpu.md
-    python -m results gpu --only steps,tuning
 
-Sides run in turn, round after round. Times are medians; "times ours" is a side's time over ours in
-the same round: median, least, most. A step is forward, backward, clipping and AdamW, in float32 and
-in the best precision of the device, and is timed only if the losses of all sides agree. Without a
-GPU `gpu` runs at toy size, our kernels in Triton's interpreter: that shows that its parts run.
+Sides run in turn. Times are medians; "times ours" is a side's time over ours in the same round:
+median, least, most. A step is forward, backward, clipping and AdamW, in float32 and in the best
+precision of the device, and is timed only if the losses of all sides agree. Without a GPU `gpu`
+runs at toy size, our kernels in Triton's interpreter: that shows that its parts run.
 """
 
 import copy
@@ -37,26 +35,8 @@ from corpora.device import fastest_precision
 from corpora.folder import write_atomic
 from corpora.program import BadInput, Parser, comma_list
 from kernels import schedule
-from model import (
-    DECODER,
-    Model,
-    ModelConfig,
-    Packed,
-    Segment,
-    each_tensor,
-    save,
-    set_attention,
-)
-from objectives import (
-    Bepa,
-    Contrastive,
-    LlmJepa,
-    Mexma,
-    cosine_distance,
-    info_nce,
-    koleo,
-    mse,
-)
+from model import DECODER, Model, ModelConfig, Packed, Segment, each_tensor, save, set_attention
+from objectives import Bepa, Contrastive, LlmJepa, Mexma, cosine_distance, info_nce, koleo, mse
 
 from .tables import ROOT, markdown
 
@@ -134,7 +114,7 @@ SIZES = {"tiny": dict(width=32, layers=1, heads=2, ffn_dim=64),
          "MiniLM": dict(width=384, layers=6, heads=12, ffn_dim=1536, vocab=30522),
          "XLM-R large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, vocab=250_002),
          "Llama 1B": dict(width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192, vocab=128_256)}
-# {name: mean, spread, least and most of a log-normal draw}, cut at both ends.
+# {name: mean, spread, least and most of a log-normal draw}.
 LENGTHS = {"8-40": (22, .4, 8, 40), "long tail": (33, .9, 4, 200)}
 # The lengths of LLM-JEPA's data: of a Text, then of its Code.
 NL_RX = ((17, .2, 8, 40), (12, .3, 4, 40))
@@ -553,7 +533,6 @@ def attention_sides():
                 if side != "ours" and (out - runs["ours"](line)).abs().max() > 0.03:
                     raise ValueError("disagrees with ours")
                 runs[side] = run
-            # As in `interleaved`, a peer may fail.
             except Exception as error:
                 if side == "ours":
                     raise
@@ -658,7 +637,7 @@ def keep_table(path, title, table):
 def parser_of(command, known, out):
     parser = Parser(f"python -m results {command}", __doc__)
     parser.add_argument("--only", type=comma_list, help=f"of {', '.join(known)} [all]")
-    parser.add_argument("--out", type=Path, default=Path(out), metavar="FOLDER", help=f"[{out}]")
+    parser.add_argument("--out", type=Path, default=Path(out), help=f"[{out}]")
     return parser
 
 
@@ -672,7 +651,7 @@ def chosen(only, known):
 
 def peers(arguments):
     parser = parser_of("peers", PEERS, "results")
-    parser.add_argument("--size", choices=SIZES, default="toy", help="[toy]")
+    parser.add_argument("--size", choices=SIZES, default="toy")
     parser.add_argument("--count", type=int, default=64, help="examples of a batch [64]")
     parser.add_argument("--rounds", type=int, default=5, help="that are timed [5]")
     options = parser.parse_args(arguments)

@@ -215,11 +215,3 @@ def test_the_readmes_own_objective_trains(desk):
     (desk / "my_idea.py").write_text(example, encoding="utf-8")
     words = [str(ROOT / "train.py"), "--objective", "my_idea.py", *SHORTER["train.py"]]
     assert "tokens in" in python([*words, "--data", "pairs.tsv"], desk, ROOT)
-
-
-def test_vectors_and_batches_are_seen_with_the_cores_packages_alone():
-    """What encode, nearest and inspect import."""
-    missing = ["safetensors", "scipy", "sklearn", "matplotlib", "transformers"]
-    code = (f"import sys; sys.modules.update(dict.fromkeys({missing})); "
-            "import interop.__main__, results.__main__, results.inspect")
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -463,3 +465,11 @@ def test_a_folder_of_sentence_transformers_trains_and_goes_back_as_it_came(
     for name in ("run-back", "out-back", "saved"):
         config = huggingface.read_model(tmp_path / name).model.config
         assert (config.pool, config.max_tokens, config.normalize) == (pool, 7, True)
+
+
+def test_vectors_and_batches_are_seen_with_the_cores_packages_alone():
+    """What encode, nearest and inspect import."""
+    missing = ["safetensors", "scipy", "sklearn", "matplotlib", "transformers"]
+    code = (f"import sys; sys.modules.update(dict.fromkeys({missing})); "
+            "import interop.__main__, results.__main__, results.inspect")
+    subprocess.run([sys.executable, "-c", code], cwd=GOLDEN.parent.parent, check=True)
