@@ -507,7 +507,8 @@ class TextFiles:
             names = self.texts or self.columns
             everything = itertools.chain.from_iterable(map(self._read, range(len(self.readers))))
             rows = ([row.get(name, "") for name in names] for _, row in everything)
-            rows = tqdm(rows, f"read {self.name}", unit=" rows", disable=None)
+            # One iterator, because the split takes its rows in chunks.
+            rows = iter(tqdm(rows, f"read {self.name}", unit=" rows", disable=None))
             self.kinds, repeated = split.split(rows, len(names))
             if repeated:
                 self.split_notes.append(

@@ -122,6 +122,17 @@ def test_rows_held_out_are_not_trained_on_and_an_evaluation_reads_the_same(tmp_p
     assert test == corpora.evaluation_rows(path).texts["en"] and len(test) == 4
 
 
+def test_a_file_of_many_chunks_is_read_as_one_of_a_single_chunk(tmp_path, monkeypatch):
+    path = tsv(tmp_path / "a.tsv", PAIRS)
+    whole = small(path)
+    monkeypatch.setattr("corpora.split.CHUNK", 7)
+    monkeypatch.setattr("corpora.store.CHUNK", 7)
+    (tmp_path / "cache").rename(tmp_path / "first")
+    chunks = small(path)
+    assert chunks.hash == whole.hash and chunks.tokenizer.hash == whole.tokenizer.hash
+    assert chunks.held.tolist() == whole.held.tolist()
+
+
 def test_a_file_that_is_moved_has_the_same_rows_and_one_that_changes_is_read_anew(tmp_path):
     first = small(tsv(tmp_path / "a.tsv", PAIRS))
     (tmp_path / "a.tsv").rename(tmp_path / "b.tsv")
