@@ -35,6 +35,20 @@ def numbers_of(claim):
     return found.get(claim["ours"], {}), found.get(claim.get("control"), {})
 
 
+def words_lost(claim):
+    """The largest MLM loss, in nats, that a run of the claim ended with; None without one."""
+    losses = by_label(read_records(claim["experiment"]), "mlm")
+    ended = [loss for label in (claim["ours"], claim.get("control"))
+             for loss in losses.get(label, {}).values()]
+    return max(ended, default=None)
+
+
+def is_too_short(claim):
+    """Whether some run of the claim has hardly learnt more than how frequent the words are: its MLM
+    loss is not a nat below their entropy, the claim's `unigram`."""
+    return "unigram" in claim and words_lost(claim) > claim["unigram"] - 1
+
+
 def claim_test(ours, control):
     """{seed: number} of two runs -> what `paired_test` gives, or a verdict where no test is
     possible, a text."""
@@ -73,7 +87,11 @@ def p_text(p):
 
 def judge(claims):
     """Claims -> a pair of cells for each: what was measured, and the verdict."""
-    tests = {number: claim_test(*numbers_of(claim)) for number, claim in enumerate(claims)}
+    tests = {}
+    for number, claim in enumerate(claims):
+        tests[number] = claim_test(*numbers_of(claim))
+        if is_too_short(claim):
+            tests[number] = "not testable at this length"
     corrected = holm({number: test["p"] for number, test in tests.items()
                       if isinstance(test, dict)})
     cells = []
@@ -82,13 +100,18 @@ def judge(claims):
         test = tests[number]
         unit = unit_of(claim["metric"])[0]
         shown = mean_std(list(ours.values()), unit)
+        length = []
+        if "unigram" in claim:
+            length = [f"MLM ended at {words_lost(claim):.2f} nats at most, the words' frequencies "
+                      f"alone give {claim['unigram']}"]
         # The paper has nothing beside this number.
         if "control" not in claim:
-            cells.append((f"{shown} ({len(ours)} seeds)", "not testable here"))
+            word = test if is_too_short(claim) else "not testable here"
+            cells.append((", ".join([f"{shown} ({len(ours)} seeds)", *length]), word))
             continue
         parts = [f"{claim['control']} {mean_std(list(control.values()), unit)}",
                  f"{claim['ours']} {shown}",
-                 f"{len(ours.keys() & control.keys())} common seeds"]
+                 f"{len(ours.keys() & control.keys())} common seeds", *length]
         word = test
         if isinstance(test, dict):
             word = verdict(test, corrected[number], claim["better"])
