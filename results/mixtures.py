@@ -6,7 +6,8 @@ encoders_train.tsv: Tatoeba pairs of English with five languages and Multi30k's 
 row with a sentence of a test; encoders_valid.tsv, encoders_test.tsv: the first 500 and the other
 rows of NTREX; documents_train.txt, documents_valid.txt: Wikipedia, a paragraph a line;
 nlrx_choose.jsonl, nlrx_valid.jsonl: all but 1,000 and 1,000 rows of NL-RX-SYNTH's training set;
-decoder_train.jsonl, decoder_test.jsonl: 1,920 and 4,000 other rows of it.
+nlrx_quarter.jsonl, nlrx_sixteenth.jsonl: 2,000 and 500 of its 8,000 rows; decoder_train.jsonl,
+decoder_test.jsonl: 1,920 and 4,000 other rows of it.
 """
 
 import csv
@@ -125,6 +126,7 @@ def other_files(folder):
     return {"encoders_valid.tsv": news[:501], "encoders_test.tsv": news[:1] + news[501:],
             "documents_train.txt": paragraphs(articles), "documents_valid.txt": paragraphs(held),
             "nlrx_choose.jsonl": commands[:-1000], "nlrx_valid.jsonl": commands[-1000:],
+            "nlrx_quarter.jsonl": commands[:2000], "nlrx_sixteenth.jsonl": commands[:500],
             "decoder_train.jsonl": trained, "decoder_test.jsonl": tested}
 
 
