@@ -3,10 +3,10 @@
 A row holds the same content in several columns (languages, captions, question and answer). Files
 are read line by line, never whole. Every mistake in them is a BadInput with FILE:LINE.
 
-A new format is a function and a line in READERS. The function takes the path, the columns that
---langs names (or none) and --header ("yes" or "no"), and yields (line number, {column: text}) for
-each row. For a line that cannot be read it yields (line number, ValueError with the reason), and
-(line number, a text) for what a user should know of how the file is read.
+A new format is a function above READERS and a line in it. The function takes the path, the columns
+that --langs names (or none) and --header ("yes" or "no"), and yields (line number, {column: text})
+for each row. For a line that cannot be read it yields (line number, ValueError with the reason),
+and (line number, a text) for what a user should know of how the file is read.
 """
 
 import bz2
