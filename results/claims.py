@@ -35,7 +35,7 @@ def numbers_of(claim):
     return found.get(claim["ours"], {}), found.get(claim.get("control"), {})
 
 
-def words_lost(claim):
+def last_mlm_loss(claim):
     """The largest MLM loss, in nats, that a run of the claim ended with; None without one."""
     losses = by_label(read_records(claim["experiment"]), "mlm")
     ended = [loss for label in (claim["ours"], claim.get("control"))
@@ -46,7 +46,17 @@ def words_lost(claim):
 def is_too_short(claim):
     """Whether some run of the claim has hardly learnt more than how frequent the words are: its MLM
     loss is not a nat below their entropy, the claim's `unigram`."""
-    return "unigram" in claim and words_lost(claim) > claim["unigram"] - 1
+    return "unigram" in claim and last_mlm_loss(claim) > claim["unigram"] - 1
+
+
+def outcome(claim):
+    """What `paired_test` gives of a claim, or a verdict where no test is possible, a text."""
+    if is_too_short(claim):
+        return "not testable at this length"
+    # The paper has nothing beside this number.
+    if "control" not in claim:
+        return "not testable here"
+    return claim_test(*numbers_of(claim))
 
 
 def claim_test(ours, control):
@@ -87,31 +97,22 @@ def p_text(p):
 
 def judge(claims):
     """Claims -> a pair of cells for each: what was measured, and the verdict."""
-    tests = {}
-    for number, claim in enumerate(claims):
-        tests[number] = claim_test(*numbers_of(claim))
-        if is_too_short(claim):
-            tests[number] = "not testable at this length"
-    corrected = holm({number: test["p"] for number, test in tests.items()
+    found = [outcome(claim) for claim in claims]
+    corrected = holm({number: test["p"] for number, test in enumerate(found)
                       if isinstance(test, dict)})
     cells = []
-    for number, claim in enumerate(claims):
+    for number, (claim, test) in enumerate(zip(claims, found)):
         ours, control = numbers_of(claim)
-        test = tests[number]
         unit = unit_of(claim["metric"])[0]
         shown = mean_std(list(ours.values()), unit)
-        length = []
+        parts = [f"{shown} ({len(ours)} seeds)"]
+        if control:
+            parts = [f"{claim['control']} {mean_std(list(control.values()), unit)}",
+                     f"{claim['ours']} {shown}",
+                     f"{len(ours.keys() & control.keys())} common seeds"]
         if "unigram" in claim:
-            length = [f"MLM ended at {words_lost(claim):.2f} nats at most, the words' frequencies "
-                      f"alone give {claim['unigram']}"]
-        # The paper has nothing beside this number.
-        if "control" not in claim:
-            word = test if is_too_short(claim) else "not testable here"
-            cells.append((", ".join([f"{shown} ({len(ours)} seeds)", *length]), word))
-            continue
-        parts = [f"{claim['control']} {mean_std(list(control.values()), unit)}",
-                 f"{claim['ours']} {shown}",
-                 f"{len(ours.keys() & control.keys())} common seeds", *length]
+            parts.append(f"MLM ended at {last_mlm_loss(claim):.2f} nats at most, the words' "
+                         f"frequencies alone give {claim['unigram']}")
         word = test
         if isinstance(test, dict):
             word = verdict(test, corrected[number], claim["better"])

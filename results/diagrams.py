@@ -23,7 +23,7 @@ PLAIN = "#E8E8E8"
 CELL = 0.47  # inches of a column
 
 
-def canvas(columns, height):
+def sheet(columns, height):
     """A Picture whose x counts columns of cells and whose y counts lines, from above."""
     figure = plots.Picture(figsize=(CELL * (columns + 3.2), 0.3 * height), dpi=160)
     axis = figure.add_axes([0, 0, 1, 1])
@@ -37,7 +37,7 @@ def cells(axis, line, label, found):
     axis.text(-2.9, line, label, fontsize=plots.SMALL, va="center")
     for column, (text, colour) in found.items():
         box = Rectangle((column + 0.04, line - 0.36), 0.92, 0.72, linewidth=0,
-                              facecolor=colour, alpha=1 if colour == PLAIN else 0.45)
+                        facecolor=colour, alpha=1 if colour == PLAIN else 0.45)
         axis.add_patch(box)
         axis.text(column + 0.5, line, text, fontsize=plots.SMALL * min(1, 7 / len(text)),
                   family=plots.MONO, ha="center", va="center")
@@ -70,7 +70,7 @@ def mexma(batch, name):
     texts = [tokens_of(batch["packed"], view * rows, name)[0] for view in range(4)]
     starts = batch["packed"].cu_seqlens[::rows].tolist()
     hidden = dict(zip(batch["target_positions"].tolist(), map(name, batch["targets"])))
-    figure, axis = canvas(max(map(len, texts)), 10.6)
+    figure, axis = sheet(max(map(len, texts)), 10.6)
     # The lines of the masked row, of what the head reads, and of the other language's clean row.
     for side, masked, head, clean in ((0, 3, 1.5, 0), (1, 6.5, 8, 9.5)):
         own, other = "AB" if side == 0 else "BA"
@@ -109,7 +109,7 @@ def hybrid(batch, name):
         where = batch["predict"].positions[start:end].tolist()
         blocks.append([place for i, place in enumerate(where, start) if i in asked])
     student = 2 * len(blocks) + 2  # its line
-    figure, axis = canvas(len(words), student + 5)
+    figure, axis = sheet(len(words), student + 5)
     targets = set().union(*blocks)
     cells(axis, 0, "teacher: the clean row", {
         place: (text, ORANGE if place in targets else PLAIN) for place, text in enumerate(clean)})
