@@ -39,7 +39,10 @@ def write_atomic(path, content):
 def lock(folder):
     """Lock a folder, as two processes would write into each other's files -> the open file of the
     lock, which ends with the process, however that ends. BadInput if the folder is taken."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be made ({error.strerror}): use another --out") from None
     # A link is not followed, and nothing is cut off: the folder may be somebody else's.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     held = open(os.open(folder / ".lock", flags, 0o644), "r+", encoding="utf-8")

@@ -122,9 +122,8 @@ def execute(job, files):
     lines = evaluate.read_log(ROOT / job.folder)
     last = ([line for line in lines if "loss" in line] or [{}])[-1]
     # The terms of the loss on the rows held out, as the last evaluation found them.
-    for line in lines:
-        last = last | {name: one for name, one in line.get("eval", {}).items()
-                       if name.startswith("validation/")}
+    ended = ([line["eval"] for line in lines if "eval" in line] or [{}])[-1]
+    last = last | {name: one for name, one in ended.items() if name.startswith("validation/")}
     # The metrics along training that have a column, and the way of a learned lambda.
     kept = {"lambda", "validation/loss", *COLUMNS.values()} - {"seconds", "steps"}
     curve = {}

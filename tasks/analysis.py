@@ -33,6 +33,7 @@ from evaluate import (
     unit,
     with_mean,
 )
+from objectives import Ntp
 from tasks import sets
 from tasks.metrics import alignment
 from tasks.probes import IN_LANGUAGES, measure
@@ -427,10 +428,9 @@ def places(evaluation, options=None):
     the text itself, and "own", the last token of the row, where the objective reads it: llm-jepa at
     [PRED], ntp at the stop token behind the text, as is an imported model. They are one place if
     nothing stands behind the text (llm-jepa with k 0), which is said."""
+    # An imported model has no place of its own.
     if evaluation.affixes == (((), None), ((), None)):
-        special = evaluation.tokenizer.special
-        stop = (special.sep,)
-        affixes = ((special.chat.user, stop), (special.chat.assistant, stop))
+        affixes = Ntp.affixes(None, evaluation.tokenizer.special)
         evaluation = dataclasses.replace(evaluation, affixes=affixes)
     suffixes = [suffix for _, suffix in evaluation.affixes]
     last = []

@@ -25,6 +25,7 @@ import evaluate
 import model
 import objectives
 import train
+from corpora.folder import lock
 from corpora.program import BadInput, exit_status
 from objectives import OBJECTIVES
 
@@ -130,6 +131,11 @@ def stop_at(monkeypatch, step):
         self.signal = signal.SIGTERM if done >= step else 0
         return self.signal
     monkeypatch.setattr(train.Progress, "step", asked)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="cannot be made .* use another --out"):
+        lock(tmp_path / ("x" * 300))
 
 
 # ---- schedule and optimiser
