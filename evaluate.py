@@ -231,17 +231,36 @@ class Nearest(NamedTuple):
 def search(x, y, k):
     """The k <= M rows of y (M, D) nearest by cosine to each row of x (N, D). Of equally near rows
     the first wins."""
-    targets = unit(y)  # (M, D)
-    later = torch.arange(len(targets)) * (1e-10 / len(targets))  # (M,)
+    targets = unit(y)                    # (M, D) float64
+    rough_targets = targets.float()
+    wide = min(len(targets), k + 8)      # candidates of a row
+    # What a float32 product of unit vectors of D numbers can be wrong by.
+    error = (targets.shape[1] + 8) * 2 ** -24
     found = []
-    # At most 16 million cosines are in memory at once.
-    for rows in torch.as_tensor(x).split(max(1, 2 ** 24 // len(targets))):
-        # The last bits of a product depend on its place in the matrix. They are rounded off, as
-        # equal vectors must have equal cosines.
-        cosines = (unit(rows) @ targets.T).round(decimals=9)  # (n, M)
-        indices = (cosines - later).topk(k, dim=1).indices    # (n, k)
-        found.append((cosines.gather(1, indices), indices))
+    # At most 4 million cosines, or numbers of candidates, are in memory at once.
+    most = 2 ** 22 // max(len(targets), wide * targets.shape[1])
+    for rows in unit(x).split(max(1, most)):
+        rough, candidates = (rows.float() @ rough_targets.T).topk(wide, dim=1)  # (n, wide)
+        candidates = candidates.sort(dim=1).values
+        near = first_best((targets[candidates] @ rows[:, :, None])[:, :, 0], candidates, k)
+        # Where a row that is no candidate could be as near, all rows are compared exactly.
+        unsure = near.cosines[:, -1] <= rough[:, -1] + error
+        if wide < len(targets) and unsure.any():
+            every = torch.arange(len(targets)).expand(int(unsure.sum()), -1)
+            exact = first_best(rows[unsure] @ targets.T, every, k)
+            near.cosines[unsure], near.indices[unsure] = exact
+        found.append(near)
     return Nearest(*map(torch.cat, zip(*found)))
+
+
+def first_best(cosines, indices, k):
+    """The k largest of each row of cosines (n, W), whose places in y are `indices`, ascending."""
+    # The last bits of a product depend on its place in the matrix. They are rounded off, as equal
+    # vectors must have equal cosines; of those the first is the nearest by a hair.
+    cosines = cosines.round(decimals=9)
+    later = torch.arange(cosines.shape[1]) * (1e-10 / cosines.shape[1])  # (W,)
+    best = (cosines - later).topk(k, dim=1).indices
+    return Nearest(cosines.gather(1, best), indices.gather(1, best))
 
 
 def by_margin(nearest, back):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import evaluate
 
@@ -64,6 +65,18 @@ def test_equal_vectors_are_equally_near_and_the_first_is_taken():
         assert evaluate.mine(y, both).tolist() == list(range(53))
     one = torch.ones(300, 7) / 7
     assert evaluate.mine(one, 3 * one).eq(0).all()  # collapsed: nobody has its own
+
+
+@pytest.mark.parametrize("spread", [1, 1e-3, 1e-6, 1e-9])
+def test_a_search_finds_what_float64_finds_where_float32_cannot_tell(spread):
+    y = sphere(1, 40) + spread * sphere(700, 40, 1)
+    x = sphere(1, 40) + spread * sphere(90, 40, 2)
+    cosines = F.normalize(x.double()) @ F.normalize(y.double()).T
+    # A stable sort: of equal ones the first.
+    wanted = cosines.round(decimals=9).sort(dim=1, descending=True, stable=True)
+    found = evaluate.search(x, y, 5)
+    assert torch.equal(found.indices, wanted.indices[:, :5])
+    assert torch.equal(found.cosines, wanted.values[:, :5])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
