@@ -39,6 +39,7 @@ import corpora
 import data
 import evaluate
 from corpora.device import (
+    Pace,
     join_processes,
     mean_over_ranks,
     on_any_rank,
@@ -50,6 +51,7 @@ from corpora.device import (
 from corpora.folder import (
     TrainingFolder,
     check_moments,
+    demand_finite,
     hash_of,
     refuse_other_run,
     write_atomic,
@@ -78,7 +80,6 @@ from model import (
     add_lora,
     add_tokens,
     compile_blocks,
-    each_tensor,
     read_torch,
     save,
     set_attention,
@@ -111,8 +112,8 @@ class TrainConfig:
     weight_decay: float = 0.01  # on matrices and embeddings; never on biases and norms
     seed: int = 0  # decides weights, batches and masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    # auto is bfloat16 on GPUs that have it, and float32 on CPUs. A CPU with avx512_bf16 or
-    # amx_bf16 takes steps in bfloat16 1.4 to 1.7 times as fast.
+    # auto: bfloat16 on GPUs that have it, float32 on CPUs. With avx512_bf16 or amx_bf16 a CPU
+    # is 1.4 to 1.7 times as fast in bfloat16.
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix products
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     eval_every: int = 150  # steps between evaluations, beside those at step 0 and at the end
@@ -413,6 +414,8 @@ def make_optimizer(objective, train):
 # ---- the run
 
 FORMAT = 4  # of train.pt
+# What a line of the log has beside the loss and its terms.
+NO_TERMS = {"step", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "product_share"}
 
 
 def validation_batches(settings, held_out, rank, world):
@@ -452,13 +455,6 @@ def read_checkpoint(path):
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
         raise BadInput(f"{path} is no checkpoint of this version: use another --out")
     return saved
-
-
-def demand_finite(objective, step):
-    """BadInput rather than a model.pt that nobody can use."""
-    if not all(parameter.isfinite().all() for parameter in objective.parameters()):
-        raise BadInput(f"step {step}: the weights are not finite and were not saved; begin anew in "
-                       "another --out with a lower --lr")
 
 
 def finite_numbers(window, step, is_scaled):
@@ -529,6 +525,7 @@ class Run:
         # Half precision alone needs its loss scaled; otherwise this does nothing.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.window = []  # what train_step gave since the last line of the log
+        self.pace = Pace(self.device, self.dtype, not self.train.compile)
         self.config = {"objective": self.kind.name, **asdict(self.train),
                        "model": asdict(self.model.config),
                        self.kind.name: asdict(settings.options)}
@@ -609,7 +606,7 @@ class Run:
                      "tokens": self.tokens, "seconds": self.seconds, "untrained": self.untrained,
                      "precision": self.precision, "scaler": self.scaler.state_dict(),
                      "weights": weights, "moments": self.optimizer.state_dict()["state"],
-                     "window": each_tensor(self.window, lambda x: x.cpu())},
+                     "window": to_device(self.window, torch.device("cpu"))},
                     self.checkpoint)
         save(self.model, self.folder / "model.pt")
 
@@ -624,7 +621,7 @@ class Run:
             self.scaler.load_state_dict(saved["scaler"])
         for name in ("step", "tokens", "seconds", "untrained"):
             setattr(self, name, saved[name])
-        self.window = each_tensor(saved["window"], lambda x: x.to(self.device))
+        self.window = to_device(saved["window"], self.device)
         set_random_state(saved["random"][self.rank], self.device)
 
     def rewind(self):
@@ -666,7 +663,8 @@ class Run:
             batches = data.prefetch(self.make_batch, self.step, train.steps)
             self.objective.train()
             for parts in batches:
-                self.window.append(self.train_step(parts, forward))
+                with self.pace.step(parts):
+                    self.window.append(self.train_step(parts, forward))
                 self.step += 1
                 last = self.step == train.steps
                 self.objective.after_step(self.step / train.steps)
@@ -775,9 +773,9 @@ class Run:
         mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         # A mean over steps and ranks -> their sum.
         self.tokens += round(mean.pop("tokens") * len(rows) * self.world)
-        norm = mean.pop("grad_norm")
         record = {"step": self.step, **mean, "lr": learning_rate(self.step - 1, self.train),
-                  "grad_norm": norm, "tokens": self.tokens, "seconds": round(self.seconds, 3)}
+                  "tokens": self.tokens, "seconds": round(self.seconds, 3),
+                  **self.pace.close(self.world)}
         self.log(record)
         return record
 
@@ -785,6 +783,7 @@ class Run:
         """What passed since the clock was set was time of training."""
         now = time.perf_counter()
         self.seconds += now - self.clock
+        self.pace.seconds += now - self.clock
         self.clock = now
 
     # ---- what the model is worth
@@ -884,14 +883,12 @@ def show(run, progress, record):
             headline = evaluate.headline(record["eval"], record["step"])
             run.say(f"step {record['step']:>5}  {headline}")
         return
-    others = {"step", "lr", "grad_norm", "tokens", "seconds"}
-    terms = {name: f"{value:.3f}" for name, value in record.items() if name not in others}
-    progress.bar.set_postfix(terms, refresh=False)
+    terms = {name: f"{value:.3f}" for name, value in record.items() if name not in NO_TERMS}
+    progress.show_pace(record["tokens_per_second"], record.get("product_share"), terms)
 
 
 def finish(run, results):
     """The table of before and after, five examples to read, and what to do next."""
-    # The same rows before and after, so the two columns can be compared.
     run.say("\n" + evaluate.table(results, run.untrained,
                                    rest=run.folder / "eval.json"))
     for example in evaluate.examples(run.evaluation()):

@@ -1,10 +1,16 @@
 """What a device can do, its random numbers, and the processes that train together: one a GPU, or
 several on a CPU, as torchrun started them."""
 
+import contextlib
+import functools
+import math
 import os
+import time
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from corpora.program import BadInput
 
@@ -42,6 +48,67 @@ def usable_precision(precision, device):
     if precision == "float16" and device.type != "cuda":
         raise BadInput("precision float16 needs a CUDA GPU for its loss scaling: use bfloat16")
     return precision
+
+
+@functools.cache
+def product_speed(device, dtype):
+    """FLOP/s of a large product of matrices, the best of five: what a step can be measured by."""
+    width = 4096 if device.type == "cuda" else 512
+    drawn = torch.Generator(device).manual_seed(0)  # no draw of the training's own
+    x = torch.randn(width, width, device=device, generator=drawn).to(dtype)
+    best = math.inf
+    for _ in range(6):
+        begun = time.perf_counter()
+        (x @ x)[0, 0].item()  # which waits for the device
+        best = min(best, time.perf_counter() - begun)
+    return 2 * width ** 3 / best
+
+
+class Products(TorchFunctionMode):
+    """Counts the FLOPs of the products of matrices while it is on, forward and backward, and
+    changes none. Those of attention are not counted."""
+    flops = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in (F.linear, torch.matmul, torch.Tensor.matmul):
+            # Backward is one product more for each factor that gets a gradient.
+            trained = sum(x.requires_grad for x in args[:2]) if out.requires_grad else 0
+            self.flops += 2 * out.numel() * args[0].shape[-1] * (1 + trained)
+        return out
+
+
+class Pace:
+    """How fast this process trains: tokens a second, and the FLOPs of its products of matrices (as
+    the first step has them) as a share of `product_speed`. Not `counts`: no share, because compiled
+    blocks would be compiled once for the count and once without."""
+
+    def __init__(self, device, dtype, counts=True):
+        self.peak = product_speed(device, dtype or torch.float32)
+        self.flops = None if counts else 0  # of a token
+        self.tokens = 0  # since the last `close`
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def step(self, parts):
+        """Around each step, of the parts of a batch."""
+        tokens = sum(len(part["packed"].tokens) for part in parts)
+        if self.flops is None:
+            with Products() as products:
+                yield
+            self.flops = products.flops / tokens
+        else:
+            yield
+        self.tokens += tokens
+
+    def close(self, world):
+        """What the steps since the last call come to, of all processes -> {name: number}."""
+        rate = self.tokens / max(self.seconds, 1e-9)
+        self.tokens, self.seconds = 0, 0.0
+        found = {"tokens_per_second": round(rate * world)}
+        if self.flops:
+            found["product_share"] = round(rate * self.flops / self.peak, 4)
+        return found
 
 
 def random_state(device):

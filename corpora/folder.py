@@ -184,6 +184,13 @@ def hash_of_file(path):
     return hasher.hexdigest()
 
 
+def demand_finite(objective, step):
+    """BadInput rather than a model.pt that nobody can use."""
+    if not all(weight.isfinite().all() for weight in objective.parameters()):
+        raise BadInput(f"step {step}: the weights are not finite and were not saved; begin anew in "
+                       "another --out with a lower --lr")
+
+
 def check_moments(saved, optimizer, path):
     """BadInput for moments of a file that are not as their parameters: fused AdamW trusts their
     shapes, and would write beyond their memory."""

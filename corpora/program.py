@@ -219,6 +219,7 @@ class Progress:
         self.begun = time.perf_counter()
         self.shown = self.begun
         self.signal = 0
+        self.pace = ""  # as the last record has it
         self.before = {}
         for number in (signal.SIGINT, signal.SIGTERM):
             self.before[number] = signal.signal(number, self.ask)
@@ -235,6 +236,14 @@ class Progress:
         self.signal = number
         print("stopping after this step; once more to stop at once", file=sys.stderr)
 
+    def show_pace(self, rate, share, terms):
+        """What the lines say from now on: tokens a second, the share of the device's peak (if it is
+        known), and on the bar the terms of the loss."""
+        known = f", {100 * share:.0f} % of the device's peak" if share else ""
+        self.pace = f"{rate:,} tokens/s{known}, "
+        shown = ", ".join(f"{name} {value}" for name, value in terms.items())
+        self.bar.set_postfix_str(self.pace + shown, refresh=False)
+
     def step(self, done):
         """After each step: show it -> the signal that asked to stop, or 0."""
         self.bar.update()
@@ -242,6 +251,6 @@ class Progress:
         if self.show and not self.terminal and now - self.shown > self.SECONDS:
             self.shown = now
             pace = (now - self.begun) / (done - self.first)
-            print(f"step {done} of {self.total}, {pace:.2f} s a step, about "
+            print(f"step {done} of {self.total}, {pace:.2f} s a step, {self.pace}about "
                   f"{pace * (self.total - done) / 60:.1f} minutes left", file=sys.stderr)
         return self.signal

@@ -17,6 +17,7 @@ import torch
 from matplotlib.font_manager import findfont, get_font
 
 import evaluate
+import train
 from corpora.folder import read_results, write_atomic
 from corpora.program import Parser, comma_list
 from tasks import analysis
@@ -29,7 +30,7 @@ from .flops import run_flops
 
 MEASURES = ("retrieval/xsim", "generate/exact", "probe/mean", "geometry/rankme",
             "geometry/cosine/translations", "geometry/cosine/same")
-NO_TERMS = ("step", "eval", "lr", "grad_norm", "tokens", "seconds")
+NO_TERMS = train.NO_TERMS | {"eval"}
 NATS = ("mlm", "ntp")  # terms that are always cross-entropies
 
 

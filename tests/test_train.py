@@ -20,6 +20,7 @@ import pytest
 import torch
 from test_house import write_pairs
 from test_text import lines, write
+from torch.utils.flop_counter import FlopCounterMode
 
 import evaluate
 import model
@@ -106,10 +107,13 @@ def weights(folder):
 assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
+TIMES = {"seconds", "tokens_per_second", "product_share"}
+
+
 def logged(folder):
     """The log without its first line and what differs from time to time."""
     records = evaluate.read_log(folder)[1:]
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
 
 
 def contents(folder):
@@ -320,6 +324,7 @@ IDEA = '''
 from dataclasses import dataclass
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from objectives import Contrastive, Objective, Packed, row
 
@@ -378,9 +383,6 @@ def test_an_objective_of_a_file_has_help_refusals_resume_and_evaluation(
 # ---- runs and resume
 
 
-STEP = {"step", "lr", "grad_norm", "tokens", "seconds"}
-
-
 @every
 def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(
         name, pairs, tmp_path, monkeypatch, capsys):
@@ -393,10 +395,12 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(
     assert first["config"]["objective"] == name and first["parameters"] > 0
     steps = [record for record in records if "loss" in record]
     assert [record["step"] for record in steps] == [2, 4, 6, 8, 9]
-    assert all(math.isfinite(record["loss"]) for record in steps) and STEP < steps[0].keys()
+    assert all(math.isfinite(record["loss"]) for record in steps)
+    assert train.NO_TERMS < steps[0].keys()
+    assert all(record["tokens_per_second"] > 0 < record["product_share"] for record in steps)
     evaluated = [record for record in records if "eval" in record]
     assert [record["step"] for record in evaluated] == [0, 5, 9]
-    terms = {f"validation/{term}" for term in steps[0].keys() - STEP}
+    terms = {f"validation/{term}" for term in steps[0].keys() - train.NO_TERMS}
     assert all(terms < record["eval"].keys() for record in evaluated)
     written = {path.name for path in out.iterdir()} - {".lock"}
     assert written == {"model.pt", "train.pt", "tokenizer.json", "log.jsonl", "eval.json"}
@@ -413,6 +417,24 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(
     capsys.readouterr()
     assert exit_status(evaluate.main, [str(out), "--json"]) == 0
     assert "geometry/rankme" in json.loads(capsys.readouterr().out)
+
+
+@every
+def test_the_products_of_a_step_are_counted_as_pytorch_counts_them(name, pairs):
+    run = started(pairs, name, steps=2)
+    parts = run.make_batch(0)
+    with FlopCounterMode(display=False) as counter:
+        run.train_step(parts, run.objective)
+    with run.pace.step(parts):
+        run.train_step(parts, run.objective)
+    tokens = sum(len(part["packed"].tokens) for part in parts)
+    assert round(run.pace.flops * tokens) == counter.get_total_flops() > 0
+    run.pace.seconds = 2.0
+    pace = run.pace.close(world=3)
+    assert pace["tokens_per_second"] == round(1.5 * tokens)
+    assert pace["product_share"] == pytest.approx(
+        run.pace.flops * tokens / 2 / run.pace.peak, abs=1e-4)
+    assert run.pace.tokens == run.pace.seconds == 0
 
 
 def test_the_loss_on_rows_held_out_is_that_of_fixed_batches_and_disturbs_nothing(pairs):
