@@ -57,6 +57,7 @@ from corpora.folder import (
     write_atomic,
     write_results,
 )
+from corpora.optimizer import MuonAndAdamW
 from corpora.program import (
     BadInput,
     Parser,
@@ -109,11 +110,12 @@ class TrainConfig:
     warmup: float = 0.1  # share of the steps in which the rate rises linearly
     # wsd: at the peak, and down to 0 in the last fifth [MiniCPM, arXiv 2404.06395].
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"  # after the warm-up
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: on matrices, AdamW on the rest
     weight_decay: float = 0.01  # on matrices and embeddings; never on biases and norms
     seed: int = 0  # decides weights, batches and masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    # auto: bfloat16 on GPUs that have it, float32 on CPUs. With avx512_bf16 or amx_bf16 a CPU
-    # is 1.4 to 1.7 times as fast in bfloat16.
+    # auto: bfloat16 on GPUs that have it, float32 on CPUs (bfloat16 is 1.4 to 1.7 times as fast on
+    # one that has avx512_bf16 or amx_bf16).
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix products
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     eval_every: int = 150  # steps between evaluations, beside those at step 0 and at the end
@@ -140,7 +142,7 @@ class TrainConfig:
 # the content must stay the same, not the path; of a preset what it sets.
 FREE = {"steps", "device", "attention", "compile", "gradient_checkpointing", "log_every",
         "eval_every", "eval_limit", "save_every", "cache", "out", "data", "preset"}
-# The fields of ModelConfig that are flags; the others describe other people's models.
+# Fields of ModelConfig that are flags; the others describe other people's models.
 SHAPE = ("width", "layers", "heads", "ffn_dim", "max_positions", "dropout", "pool", "positions",
          "norm_position")
 # A run of --init brings its tokenizer and its shape, all but these two.
@@ -211,7 +213,7 @@ def settle(name, given):
     model = pick(ModelConfig, values | facts)
     if source:
         source = fit_source(source, kind, options)
-        # Pooling and dropout come from the model of --init (a Llama has no dropout).
+        # Pooling and dropout come from the model of --init.
         own = source.model.config
         pool = given.get("pool", own.pool)
         if pool != kind.pool:
@@ -405,6 +407,8 @@ def learning_rate(step, train):
 
 def make_optimizer(objective, train):
     """AdamW; decay on matrices only: a bias, a norm or a lone scalar has no direction to shrink."""
+    if train.optimizer == "muon":
+        return MuonAndAdamW(objective, train.lr, train.weight_decay)
     trained = [p for p in objective.parameters() if p.requires_grad]
     groups = [dict(params=[p for p in trained if p.ndim >= 2], weight_decay=train.weight_decay),
               dict(params=[p for p in trained if p.ndim < 2], weight_decay=0.0)]
@@ -522,7 +526,7 @@ class Run:
         self.judged = evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
                                           self.train.max_length, views=self.kind.views)
         self.optimizer = make_optimizer(self.objective, self.train)
-        # Half precision alone needs its loss scaled; otherwise this does nothing.
+        # Half precision alone needs its loss scaled.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.window = []  # what train_step gave since the last line of the log
         self.pace = Pace(self.device, self.dtype, not self.train.compile)
@@ -927,7 +931,7 @@ def train_to_the_end(run):
     # From here on Ctrl-C asks the loop to stop after a step, so that nothing is half done.
     progress = Progress(run.train.steps, run.step, run.rank == 0)
     try:
-        # Whatever happens in between, the loop ends with what is done being saved.
+        # However it ends, what is done is saved.
         with contextlib.closing(run.steps(on_step=lambda run: progress.step(run.step))) as records:
             for record in records:
                 show(run, progress, record)

@@ -193,16 +193,21 @@ def demand_finite(objective, step):
 
 def check_moments(saved, optimizer, path):
     """BadInput for moments of a file that are not as their parameters: fused AdamW trusts their
-    shapes, and would write beyond their memory."""
+    shapes, and would write beyond their memory. (A group of Muon has ns_steps.)"""
 
     def outline(x):
         return f"{x.dtype} {tuple(x.shape)} {x.stride()} {x.layout}"
 
-    trained = sum((group["params"] for group in optimizer.param_groups), [])
+    trained = [(parameter, "ns_steps" in group) for group in optimizer.param_groups
+               for parameter in group["params"]]
     for index, moments in saved.items():
-        found = [outline(moments[name]) for name in ("step", "exp_avg", "exp_avg_sq")]
-        like = outline(trained[index])
-        if found != [outline(torch.zeros(())), like, like]:
+        parameter, is_muon = trained[index]
+        like = outline(parameter)
+        wanted = {"step": outline(torch.zeros(())), "exp_avg": like, "exp_avg_sq": like}
+        if is_muon:
+            wanted = {"momentum_buffer": like}
+        found = {name: outline(moment) for name, moment in moments.items()}
+        if found != wanted:
             raise BadInput(f"{path}: moments {index} are {found}, of a parameter {like}: use "
                            "another --out")
 

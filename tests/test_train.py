@@ -419,6 +419,38 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(
     assert "geometry/rankme" in json.loads(capsys.readouterr().out)
 
 
+def test_muon_trains_matrices_that_are_no_embeddings_and_adamw_the_rest(pairs, tmp_path):
+    """One step of each, by hand; and a run that is resumed."""
+    run = started(pairs, "mexma", steps=4, warmup=0, optimizer="muon", weight_decay=0.1)
+    before = {name: p.detach().clone() for name, p in run.objective.named_parameters()}
+    run.train_step(run.make_batch(0), run.objective)
+    after = dict(run.objective.named_parameters())
+    tables = ("model.embed.weight", "model.position_embedding.weight")
+    rate = run.train.lr
+    for name, old in before.items():
+        change = after[name].detach() - (old * (1 - rate * 0.1) if old.ndim == 2 else old)
+        if old.ndim == 2 and name not in tables:
+            # An orthogonal matrix has singular values of 1, and .2 sqrt(longer side) of them.
+            size = torch.linalg.svdvals(change) / (rate * 0.2 * math.sqrt(max(old.shape)))
+            assert 0.6 < size.median() < 1.3, name
+        else:
+            # The first step of Adam is the sign of the gradient.
+            moved = change[change.abs() > 0.5 * rate].abs()
+            assert len(moved) and torch.allclose(moved, torch.full_like(moved, rate), rtol=0.02)
+    # A step that is not finite changes nothing.
+    batch = run.make_batch(1)
+    with torch.no_grad():
+        run.objective.vocabulary_bias[0] = math.nan
+    weights_then = run.model.embed.weight.detach().clone()
+    run.train_step(batch, run.objective)
+    assert torch.equal(run.model.embed.weight, weights_then)
+    for name, steps in (("whole", [4]), ("parts", [2, 4])):
+        for last in steps:
+            part = started(pairs, "mexma", tmp_path / name, steps=4, optimizer="muon")
+            list(part.steps(on_step=lambda run, last=last: run.step == last))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 @every
 def test_the_products_of_a_step_are_counted_as_pytorch_counts_them(name, pairs):
     run = started(pairs, name, steps=2)
