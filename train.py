@@ -142,7 +142,7 @@ class TrainConfig:
 # the content must stay the same, not the path; of a preset what it sets.
 FREE = {"steps", "device", "attention", "compile", "gradient_checkpointing", "log_every",
         "eval_every", "eval_limit", "save_every", "cache", "out", "data", "preset"}
-# Fields of ModelConfig that are flags; the others describe other people's models.
+# Fields of ModelConfig that are flags; others describe other people's models.
 SHAPE = ("width", "layers", "heads", "ffn_dim", "max_positions", "dropout", "pool", "positions",
          "norm_position")
 # A run of --init brings its tokenizer and its shape, all but these two.

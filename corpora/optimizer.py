@@ -1,7 +1,6 @@
 """Muon on matrices and AdamW on the rest, as one optimiser: `--optimizer muon`."""
 
 import torch
-from torch import nn
 
 
 class MuonAndAdamW:
@@ -14,11 +13,12 @@ class MuonAndAdamW:
     """
 
     def __init__(self, objective, lr, weight_decay):
-        trained = [p for p in objective.parameters() if p.requires_grad]
-        tables = {id(one.weight) for one in objective.modules() if isinstance(one, nn.Embedding)}
-        matrices = [p for p in trained if p.ndim == 2 and id(p) not in tables]
-        embeddings = [p for p in trained if id(p) in tables]
-        others = [p for p in trained if p.ndim != 2]
+        matrices, embeddings, others = [], [], []
+        for name, parameter in objective.named_parameters():
+            is_table = {"embed", "position_embedding"} & set(name.split("."))
+            kind = others if parameter.ndim != 2 else embeddings if is_table else matrices
+            if parameter.requires_grad:
+                kind.append(parameter)
         self.muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay,
                                      adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW([dict(params=embeddings, weight_decay=weight_decay),
