@@ -2,8 +2,6 @@
 several on a CPU, as torchrun started them."""
 
 import contextlib
-import functools
-import math
 import os
 import time
 
@@ -50,20 +48,6 @@ def usable_precision(precision, device):
     return precision
 
 
-@functools.cache
-def product_speed(device, dtype):
-    """FLOP/s of a large product of matrices, the best of five: what a step can be measured by."""
-    width = 4096 if device.type == "cuda" else 512
-    drawn = torch.Generator(device).manual_seed(0)  # no draw of the training's own
-    x = torch.randn(width, width, device=device, generator=drawn).to(dtype)
-    best = math.inf
-    for _ in range(6):
-        begun = time.perf_counter()
-        (x @ x)[0, 0].item()  # which waits for the device
-        best = min(best, time.perf_counter() - begun)
-    return 2 * width ** 3 / best
-
-
 class Products(TorchFunctionMode):
     """Counts the FLOPs of the products of matrices while it is on, forward and backward, and
     changes none. Those of attention are not counted."""
@@ -80,14 +64,25 @@ class Products(TorchFunctionMode):
 
 class Pace:
     """How fast this process trains: tokens a second, and the FLOPs of its products of matrices (as
-    the first step has them) as a share of `product_speed`. Not `counts`: no share, because compiled
-    blocks would be compiled once for the count and once without."""
+    the first step has them) as a share of its peak, the fastest product of two large matrices that
+    was seen. Not `counts`: no share, because compiled blocks would be compiled once for the count
+    and once without."""
 
     def __init__(self, device, dtype, counts=True):
-        self.peak = product_speed(device, dtype or torch.float32)
+        width = 4096 if device.type == "cuda" else 512
+        drawn = torch.Generator(device).manual_seed(0)  # no draw of the training's own
+        matrix = torch.randn(width, width, device=device, generator=drawn)
+        self.matrix = matrix.to(dtype or torch.float32)
+        self.peak = max(self.product_speed() for _ in range(6))  # FLOP/s
         self.flops = None if counts else 0  # of a token
         self.tokens = 0  # since the last `close`
         self.seconds = 0.0
+
+    def product_speed(self):
+        """FLOP/s of one large product."""
+        begun = time.perf_counter()
+        (self.matrix @ self.matrix)[0, 0].item()  # which waits for the device
+        return 2 * len(self.matrix) ** 3 / (time.perf_counter() - begun)
 
     @contextlib.contextmanager
     def step(self, parts):
@@ -103,6 +98,8 @@ class Pace:
 
     def close(self, world):
         """What the steps since the last call come to, of all processes -> {name: number}."""
+        # Others may have had the machine when the peak was measured.
+        self.peak = max(self.peak, self.product_speed())
         rate = self.tokens / max(self.seconds, 1e-9)
         self.tokens, self.seconds = 0, 0.0
         found = {"tokens_per_second": round(rate * world)}

@@ -469,6 +469,13 @@ def test_the_products_of_a_step_are_counted_as_pytorch_counts_them(name, pairs):
     assert run.pace.tokens == run.pace.seconds == 0
 
 
+def test_a_peak_that_was_measured_too_low_is_measured_again(pairs):
+    pace = started(pairs, "mlm", steps=2).pace
+    pace.peak = 1.0
+    pace.close(world=1)
+    assert pace.peak > 1e6
+
+
 def test_the_loss_on_rows_held_out_is_that_of_fixed_batches_and_disturbs_nothing(pairs):
     trained = []
     for often in (1, 100):
