@@ -70,12 +70,14 @@ def read_rows(model, rows, read, tokens_per_batch=4096):
     found = {}
     device = next(model.parameters()).device
     batches = token_batches([len(row) for row in rows], tokens_per_batch)
-    with in_eval_mode(model):
-        # disable=None: there is no bar where stderr is a file.
-        for batch in tqdm(batches, "embed", leave=False, disable=None):
+    # disable=None: there is no bar where stderr is a file.
+    bar = tqdm(total=len(rows), desc="embed", unit=" texts", leave=False, disable=None)
+    with in_eval_mode(model), bar:
+        for batch in batches:
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
             for i, value in zip(batch, read(packed)):
                 found[rows[i]] = value
+            bar.update(len(batch))
     return [found[key] for key in keys]
 
 
@@ -136,32 +138,36 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     with in_eval_mode(model):
         for batch in tqdm(batches, "generate", leave=False, disable=None):
             active = [i for i in batch if len(rows[i]) < limits[i]]
-            # All rows end at the same place; the padding before a shorter row is not seen.
-            width = max((len(rows[i]) for i in active), default=0)
-            padding = [width - len(rows[i]) for i in active]
-            caches = KeyValueCache.of(model, torch.tensor(padding, device=device), width + max_new)
-            tokens = [[0] * count + rows[i] for i, count in zip(active, padding)]
-            positions = [[0] * count + list(range(width - count)) for count in padding]
-            while active:
-                line = torch.tensor([tokens, positions], device=device)  # (2, active, n)
-                logits = model.extend(*line, caches)  # (active, V)
-                if logits.isnan().any():
+            if not active:
+                continue
+            packed = Packed.of([rows[i] for i in active], causal=True).to(device)
+            caches = KeyValueCache.of(model, len(active), max(limits[i] for i in active))
+            states = model(packed, caches=caches)
+            logits = model.logits(model.pool(states, packed, "last"))  # (active, V)
+            while True:
+                best, chosen = logits.max(1)
+                if best.isnan().any():
                     raise BadInput("the model gives NaN for a token: its training has diverged")
                 kept = []  # places in `active` of the rows that go on
-                for place, token in enumerate(logits.argmax(1).tolist()):
-                    i = active[place]
+                for place, (i, token) in enumerate(zip(active, chosen.tolist())):
+                    if stopped[i] or len(rows[i]) == limits[i]:
+                        continue
                     stopped[i] = token == stop
                     if not stopped[i]:
                         rows[i].append(token)
                         if len(rows[i]) < limits[i]:
                             kept.append(place)
-                # Finished rows make room.
-                if len(kept) < len(active):
+                if not kept:
+                    break
+                # Finished rows leave when they are a quarter, because that copies all the others.
+                if len(kept) <= 0.75 * len(active):
                     active = [active[place] for place in kept]
                     for cache in caches:
                         cache.keep(kept)
-                tokens = [rows[i][-1:] for i in active]
-                positions = [[len(rows[i]) - 1] for i in active]
+                # A finished row that is still there writes its last token again.
+                tokens = torch.tensor([rows[i][-1] for i in active], device=device)
+                positions = torch.tensor([len(rows[i]) - 1 for i in active], device=device)
+                logits = model.extend(tokens, positions, caches)
     return [row[len(prompt):] for row, prompt in zip(rows, prompts)], stopped
 
 

@@ -94,6 +94,10 @@ class Packed:
         first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
         return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
 
+    def row_of_token(self):
+        """(T,) the number of each token's row."""
+        return torch.repeat_interleave(self.cu_seqlens.diff().long(), output_size=len(self.tokens))
+
     def plan(self, need, device=None):
         """What a back end of attention must know of this batch, made once: by the first layer or
         beside the loop, for a `device` where the batch is not yet. BadInput if it cannot run it."""
@@ -288,7 +292,7 @@ def make_norm(config, present=True):
 
 
 class Attention(nn.Module):
-    """Each token mixes what it sees: (T, D) under the mask of a Packed, (R, n, D) with a cache."""
+    """Each token mixes what it sees: (T, D) under the mask of a Packed, or (R, D) of a Step."""
     back_end = "auto"  # `set_attention` settles it for a run
 
     def __init__(self, config):
@@ -310,8 +314,10 @@ class Attention(nn.Module):
 
     def forward(self, x, packed, angles=None, cache=None):
         qkv = self.project(x, angles)
+        if isinstance(packed, Step):
+            return self.out(cache.attend(qkv, packed, self.softcap))
         if cache is not None:
-            return self.out(cache.attend(qkv, self.softcap))
+            cache.add(qkv, packed.row_of_token(), packed.positions)
         heads = (self.heads, self.kv_heads)
         return self.out(kernels.packed_attention(qkv, *heads, packed, self.back_end, self.softcap))
 
@@ -441,12 +447,12 @@ class Model(nn.Module):
         std = 0.02 * (768 / width) ** 0.5
         self.apply(lambda module: initialise(module, std))
 
-    def forward(self, packed, layers=None):
+    def forward(self, packed, layers=None, caches=None):
         """Packed -> states (T, D) of the last layer, after the final norm. A list `layers` gets the
-        states behind every block, each (T, D)."""
+        states behind every block, each (T, D); `caches` of KeyValueCache.of keep plain rows."""
         x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
-        for block in self.blocks:
-            x = block(x, packed, angles)
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            x = block(x, packed, angles, cache)
             if layers is not None:
                 layers.append(x)
         return self.final_norm(x)
@@ -465,12 +471,16 @@ class Model(nn.Module):
         return self.dropout(self.embed_norm(x)), angles
 
     def extend(self, tokens, positions, caches):
-        """The next n tokens of each row (R, n) and their positions (R, n), behind those that the
-        caches of KeyValueCache.of keep -> logits (R, V) of what comes then."""
-        x, angles = self.embed_tokens(tokens, positions)  # (R, n, D)
+        """The next token of each row (R,), at its place (R,), behind those that the caches keep ->
+        logits (R, V) of what comes then."""
+        rows = torch.arange(len(tokens), device=tokens.device)
+        places = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
+        mask = places <= positions[:, None]  # (R, M)
+        step = Step(rows, positions, mask[:, None, None])
+        x, angles = self.embed_tokens(tokens, positions)  # (R, D)
         for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, None, angles, cache)
-        return self.logits(self.final_norm(x[:, -1]))
+            x = block(x, step, angles, cache)
+        return self.logits(self.final_norm(x))
 
     def head(self, states):
         """(N, D) -> logits are F.linear of: (N, D), weight (V, D) and bias (V,) or None."""
@@ -493,7 +503,7 @@ class Model(nn.Module):
         if how == "last":
             return states[packed.cu_seqlens[1:].long() - 1]
         lengths = packed.cu_seqlens.diff().long()  # (R,)
-        row = torch.repeat_interleave(lengths, output_size=len(states))  # (T,)
+        row = packed.row_of_token()
         shape = (len(lengths), states.shape[1])  # (R, D)
         if how == "mean":
             return states.new_zeros(shape).index_add_(0, row, states) / lengths[:, None]
@@ -529,52 +539,47 @@ def compile_blocks(module):
 # ---- generation: the keys and values that a layer has seen are kept
 
 
+class Step(NamedTuple):
+    """In place of a Packed: one token more of each of R rows whose keys and values are kept."""
+    rows: torch.Tensor  # (R,) 0, 1, ...
+    positions: torch.Tensor  # (R,) the token's place in its row
+    mask: torch.Tensor  # (R, 1, 1, M) bool: it sees the places up to its own
+
+
 class KeyValueCache:
-    """The keys and values of one layer, of R rows that end together: row r begins at place
-    `first[r]`, and what stands before it belongs to nobody.
+    """The keys and values of one layer, of R rows: token i of a row stands at place i, so there is
+    no padding before or between."""
 
-    The first call may bring many tokens, which see each other causally; later ones bring one.
-    """
-
-    def __init__(self, attention, first, longest, like):
+    def __init__(self, attention, rows, longest, like):
         self.heads = attention.heads
-        self.first = first  # (R,)
-        shape = (len(first), attention.kv_heads, longest, attention.head_dim)
-        self.keys = like.new_empty(shape)
-        self.values = like.new_empty(shape)
-        self.length = 0
+        self.kv_heads = attention.kv_heads
+        self.head_dim = attention.head_dim
+        # Zeros: a number that is hidden must still be one.
+        self.kept = like.new_zeros(rows, longest, 2 * self.kv_heads, self.head_dim)
 
     @staticmethod
-    def of(model, first, longest):
-        """One for each block of a model: rows of at most `longest` places, from `first` (R,) on."""
+    def of(model, rows, longest):
+        """One for each block of a model, for so many rows of at most `longest` tokens."""
         like = model.embed.weight
-        return [KeyValueCache(block.attention, first, longest, like) for block in model.blocks]
+        return [KeyValueCache(block.attention, rows, longest, like) for block in model.blocks]
 
-    def attend(self, qkv, softcap=0.0):
-        """The next n tokens of each row, (R, n, (H + 2 Hkv) K), heads of q, k, v -> (R, n, H K)."""
-        kv_heads, _, head_dim = self.keys.shape[1:]
-        heads = qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-        q, k, v = heads.split([self.heads, kv_heads, kv_heads], 1)  # (R, heads, n, K)
-        start = self.length
-        end = start + q.shape[2]
-        self.keys[:, :, start:end] = k
-        self.values[:, :, start:end] = v
-        self.length = end
-        key = torch.arange(end, device=q.device)
-        query = key[start:, None]  # (n, 1)
-        own = self.first[:, None, None] <= key  # (R, 1, end)
-        causal = key <= query  # (n, end)
-        # Padding sees itself: the softmax of nothing is NaN.
-        itself = key == query  # (n, end)
-        mask = (own & causal) | itself  # (R, n, end)
-        out = sdpa(q, self.keys[:, :, :end], self.values[:, :, :end], mask[:, None], softcap)
-        return out.transpose(1, 2).flatten(2)
+    def add(self, qkv, rows, positions):
+        """Keep the keys and values of T tokens, (T, (H + 2 Hkv) K) -> their queries (T, H, K)."""
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        q, kv = heads.split([self.heads, 2 * self.kv_heads], 1)  # (T, heads, K)
+        self.kept[rows, positions] = kv
+        return q
+
+    def attend(self, qkv, step, softcap=0.0):
+        """The tokens of a Step, (R, (H + 2 Hkv) K) -> (R, H K)."""
+        q = self.add(qkv, step.rows, step.positions)
+        seen = self.kept[:, :step.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
+        k, v = seen.chunk(2, 1)
+        return sdpa(q[:, :, None], k, v, step.mask, softcap).flatten(1)
 
     def keep(self, rows):
         """Only these rows go on."""
-        self.first = self.first[rows]
-        self.keys = self.keys[rows]
-        self.values = self.values[rows]
+        self.kept = self.kept[rows]
 
 
 # ---- LoRA: train a low-rank difference to frozen weights [Hu et al. 2022, eq. 3]

@@ -124,7 +124,8 @@ def segments(key_ranges):
     mask = Segments(bounds, empty, causal, low2 * shared, high2 * shared)
     # What a segment's first token says holds for all of them, and is of this form.
     said = np.repeat(key_ranges[first], mask.widths(), 0)
-    np.copyto(said[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
+    if causal.any():
+        np.copyto(said[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
     own = (low == first) & (causal | (high == bounds[1:]))
     if not ((own | empty & ~shared).all() and np.array_equal(said, key_ranges)):
         raise ValueError("the mask is not one of segments and prefixes")
@@ -179,7 +180,8 @@ def query_ranges(mask):
     own = np.stack([bounds[:-1], bounds[1:]], 1).astype(np.int32)
     own[mask.empty] = 0
     found = np.repeat(np.pad(own, ((0, 0), (0, 2))), mask.widths(), 0)
-    np.copyto(found[:, 0], np.arange(len(found)), where=mask.per_token(mask.causal))
+    if mask.causal.any():
+        np.copyto(found[:, 0], np.arange(len(found)), where=mask.per_token(mask.causal))
     if mask.high.any():
         widths = np.diff(shared.starts, append=bounds[-1])
         found[:, 2] = np.repeat(shared.low, widths)
@@ -210,9 +212,12 @@ def split(bounds, most):
     # Group g and its neighbours before reach[g] fit into one tile.
     reach = np.searchsorted(bounds, bounds + most, side="right") - 1
     following = np.maximum(reach, np.arange(len(bounds)) + 1).tolist()
-    taken = [0]
-    while taken[-1] < len(bounds) - 1:
-        taken.append(following[taken[-1]])
+    group = 0
+    taken = [group]
+    last = len(bounds) - 1
+    while group < last:
+        group = following[group]
+        taken.append(group)
     taken = np.array(taken)
     fits = reach[taken[:-1]] > taken[:-1]
     cut = np.stack([bounds[taken[:-1]], bounds[taken[1:]]], 1)

@@ -226,19 +226,17 @@ def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
     lengths = [12, 9, 11]
     rows = [ids(np.random.default_rng(seed), length) for seed, length in enumerate(lengths)]
     expected = [model.logits(model(Packed.of([row], causal=True))) for row in rows]
-    padding = [12 - length for length in lengths]
-    caches = KeyValueCache.of(model, torch.tensor(padding), 12)
-    tokens = torch.full((3, 12), 7)
-    positions = torch.zeros(3, 12, dtype=torch.int64)
-    for row, padded, places, count in zip(rows, tokens, positions, padding):
-        padded[count:] = torch.from_numpy(row)
-        places[count:] = torch.arange(12 - count)
+    caches = KeyValueCache.of(model, 3, 12)
+    packed = Packed.of([row[:length - 4] for row, length in zip(rows, lengths)], causal=True)
+    states = model(packed, caches=caches)
+    assert torch.equal(states, model(packed))
     left = [0, 1, 2]
-    for start, end in ((0, 5), (5, 6), (6, 7), (7, 8), (8, 9)):
-        logits = model.extend(tokens[left, start:end], positions[left, start:end], caches)
-        for row, found in zip(left, logits):
-            assert (found - expected[row][end - 1 - padding[row]]).abs().max() < 1e-12
-        if end == 7:                                                        # a row has ended
+    for behind in (4, 3, 2, 1):
+        places = torch.tensor([lengths[row] - behind for row in left])
+        tokens = torch.tensor([int(rows[row][place]) for row, place in zip(left, places)])
+        for row, place, found in zip(left, places, model.extend(tokens, places, caches)):
+            assert (found - expected[row][place]).abs().max() < 1e-12
+        if behind == 3:  # a row has ended
             left = [0, 2]
             for cache in caches:
                 cache.keep(left)
