@@ -1,4 +1,4 @@
-"""The board: twelve claims of the four papers, each with what was measured here.
+"""The board: claims of the four papers and of those since, each with what was measured here.
 
     python -m results claims    # writes claims.md and its pictures, claims-1.png, ...
 
@@ -139,10 +139,25 @@ def along(experiment, metric, x):
     return found
 
 
+def across(shown):
+    """{line: (places, (seeds, P))} of a metric at the end of runs that stand at different places,
+    such as numbers of rows; the seeds that all runs of a line have."""
+    found = by_label(read_records(shown["experiment"]), shown["metric"])
+    series = {}
+    for line, labels in shown["lines"].items():
+        seeds = set.intersection(*(set(found[label]) for label in labels))
+        numbers = [[found[label][seed] for label in labels] for seed in sorted(seeds)]
+        series[line] = (shown["places"], numbers)
+    return series
+
+
 def line_picture(shown):
-    """One of BOARD's "along": a metric along training, with what comes of it as title."""
-    found = along(shown["experiment"], shown["metric"], shown["x"])
-    series = {label: found[label] for label in shown["runs"]}
+    """One of BOARD's "along" or "across": lines of a metric, with what comes of it as title."""
+    if "lines" in shown:
+        series = across(shown)
+    else:
+        found = along(shown["experiment"], shown["metric"], shown["x"])
+        series = {label: found[label] for label in shown["runs"]}
     means = {label: [fmean(each) for each in zip(*seeds)] for label, (_, seeds) in series.items()}
     way = unit_of(shown["metric"])[1]
     ends = sorted(means, key=lambda label: means[label][-1], reverse=way == "higher")
@@ -150,6 +165,10 @@ def line_picture(shown):
                                  last=means[ends[0]][-1])
     axis, = plots.panels(height=2.6)[1]
     plots.lines(series, shown["x"], shown["y"] + (f"\n{way} is better" if way else ""), axis=axis)
+    if "places" in shown:
+        axis.set_xscale("log")
+        axis.set_xticks(shown["places"], [f"{place:,}" for place in shown["places"]])
+        axis.minorticks_off()
     plots.label_ends(axis)
     return plots.headline(axis.figure, said)
 
@@ -229,7 +248,8 @@ def signature():
 
 def pictures():
     """{name of the file: figure}."""
-    drawn = [*map(line_picture, BOARD["along"]), scatter_picture()]
+    drawn = [*map(line_picture, BOARD["along"]), scatter_picture(),
+             *map(line_picture, BOARD["across"])]
     return {f"claims-{number}": figure for number, figure in enumerate(drawn, 1)}
 
 
@@ -256,7 +276,7 @@ def board():
              "command"]
     head, line, *body = markdown(heads, rows)
     return "\n".join([
-        "# Twelve claims of the four papers", "",
+        "# Claims of the four papers, and of those since", "",
         BOARD["rule"].format(seeds=SEEDS, level=LEVEL), "",
         f"All recorded runs took {hours():.0f} hours of one thread.", "",
         head, line.replace(":", ""), *body, "", "## How to read each", "", *notes, "",

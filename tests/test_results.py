@@ -401,6 +401,15 @@ def test_the_pictures_of_the_board_draw_the_records():
         best = (max if "higher" in axis.get_ylabel() else min)(ends, key=ends.get)
         title = " ".join(figure.get_suptitle().split())
         assert best in title or "{best}" not in shown["title"]
+    for shown in claims.BOARD["across"]:
+        axis, = claims.line_picture(shown).axes
+        found = compare.by_label(run.read_records(shown["experiment"]), shown["metric"])
+        assert [line.get_label() for line in axis.lines] == list(shown["lines"])
+        for line, labels in zip(axis.lines, shown["lines"].values()):
+            seeds = set.intersection(*(set(found[label]) for label in labels))
+            means = [np.mean([found[label][seed] for seed in seeds]) for label in labels]
+            assert list(line.get_xdata()) == shown["places"]
+            assert line.get_ydata() == pytest.approx(means)
     for axis, metric in zip(claims.scatter_picture().axes, claims.BOARD["usefulness"][
             "geometry"].values(), strict=True):
         means = [pair for each in claims.usefulness(metric)[0].values() for pair in each.values()]
