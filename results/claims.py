@@ -169,6 +169,7 @@ def line_picture(shown):
         axis.set_xscale("log")
         axis.set_xticks(shown["places"], [f"{place:,}" for place in shown["places"]])
         axis.minorticks_off()
+        axis.invert_xaxis()  # from many to few: there the lines part
     plots.label_ends(axis)
     return plots.headline(axis.figure, said)
 
