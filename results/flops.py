@@ -4,15 +4,21 @@
     python -m results flops --match out/ntp --objective llm-jepa --data regex
 
 "Better at equal steps" may only be "twice the compute": with --match a control gets its steps.
+Of an objective of objectives.py the sizes of a batch tell it; one of another file is run.
 """
 
 import itertools
 import shlex
 from dataclasses import replace
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
 import evaluate
 import train
 from corpora.program import BadInput, Parser
+from model import Block, to_device
+from objectives import OBJECTIVES
 
 PROBES = 32  # batches that are averaged
 # {a line of a batch: the blocks that read it}.
@@ -44,6 +50,28 @@ def batch_flops(objective, batch):
     return total
 
 
+def counted_flops(objective, batch):
+    """As batch_flops, of any objective: its products are counted while they are made."""
+    attended = 0
+
+    def add_attention(block, arguments):
+        nonlocal attended
+        factor = 12 if torch.is_grad_enabled() else 4
+        config = block.config
+        attended += factor * config.heads * config.key_dim * arguments[1].visible_pairs()
+
+    # PyTorch would count what is computed of attention, the masked pairs too.
+    none = {op: lambda *shapes, **more: 0 for op in flop_registry if "attention" in str(op)}
+    blocks = [module for module in objective.modules() if isinstance(module, Block)]
+    hooks = [block.register_forward_pre_hook(add_attention) for block in blocks]
+    with FlopCounterMode(display=False, custom_mapping=none) as counter:
+        objective(to_device(batch, objective.model.embed.weight.device))[0].backward()
+    for hook in hooks:
+        hook.remove()
+    objective.zero_grad()
+    return attended + counter.get_total_flops()
+
+
 def matrix_flops(weights):
     """FLOPs of one row: for each number of a matrix two forward, two for the row's gradient and two
     for the matrix's; none backward where nothing is trained."""
@@ -72,11 +100,12 @@ def step_flops(arguments):
     if share:
         kinds = [(1 - share, replace(options, jepa_dropout=0.0)),
                  (share, replace(options, jepa_dropout=1.0))]
+    count = batch_flops if type(run.objective) in OBJECTIVES.values() else counted_flops
     total = 0
     for weight, options in kinds:
         run.settings = run.settings._replace(options=options)
         for part in itertools.chain(*map(run.make_batch, range(PROBES))):
-            total += weight * batch_flops(run.objective, part) / PROBES
+            total += weight * count(run.objective, part) / PROBES
     return total, run.train.steps
 
 

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import data
 import evaluate
 import train
 from corpora.program import BadInput, exit_status
-from model import Block
 from results import claims, compare, diagrams, flops, mixtures, pictures, plots, readme, run
 from results.__main__ import work
 from results.tables import DATA
@@ -170,21 +168,25 @@ def test_flops_from_sizes_are_those_that_the_profiler_counts(words, pairs):
         words = words[:-2]
     one = train.Run(train.parse(words), writes=False)
     batch, = one.make_batch(0)
-    counted = 0
-
-    def count(block, arguments):
-        nonlocal counted
-        factor = 12 if torch.is_grad_enabled() else 4
-        counted += factor * block.config.width * arguments[1].visible_pairs()
-
-    for module in one.objective.modules():
-        if isinstance(module, Block):
-            module.register_forward_pre_hook(count)
-    attention = {op: lambda *shapes, **more: 0 for op in flop_registry if "attention" in str(op)}
-    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
-        one.objective(batch)[0].backward()
-    counted += counter.get_total_flops()
+    counted = flops.counted_flops(one.objective, batch)
     assert flops.batch_flops(one.objective, batch) == pytest.approx(counted, rel=0.02)
+
+
+def test_the_compute_of_an_objective_of_a_file_has_the_networks_that_the_file_adds(pairs):
+    """Of NextLat: three maps of every state that has a successor, and the head of both states."""
+    words = as_words(TINY | pairs | dict(width=64, ffn_dim=256))
+    gallery = Path(flops.__file__).parent.parent / "gallery"
+    found = {}
+    for objective in ("ntp", gallery / "nextlat.py"):
+        arguments = ["--objective", str(objective), *words]
+        found[str(objective)], _ = flops.step_flops(arguments)
+    run = train.Run(train.parse(arguments), writes=False)
+    more = 0
+    for step in range(flops.PROBES):
+        batch, = run.make_batch(step)
+        rows = len(batch["state_index"]) / flops.PROBES
+        more += rows * 64 * (6 * (2 * 64 + 64 + 64) + 8 * run.corpus.special.vocab)
+    assert found[str(objective)] - found["ntp"] == pytest.approx(more, rel=0.01)
 
 
 # ---- plots
