@@ -121,8 +121,10 @@ def table_lines(table, records):
 
 
 def paired_lines(metrics, records, controls):
-    """Does each label differ from its control, by default the first? -> lines, number of tests."""
+    """Does each label differ from its control, by default the first? -> lines, number of tests.
+    What is only a control of others is not asked."""
     base, *others = dict.fromkeys(record["label"] for record in records)
+    others = [one for one in others if one in controls or one not in controls.values()]
     rows = []
     count = 0
     for name in metrics:
