@@ -139,6 +139,7 @@ def paired_lines(metrics, records, controls):
                          f"{test['t']:.2f}", f"{test['p']:.3f}"]
             against = f" against {control}" if label in controls else ""
             rows.append([f"{label}{against}: {name}", *cells])
+    base = "its control" if all(one in controls for one in others) else base
     title = f"## Other than {base}? Paired two-sided t-test over seeds"
     return [title, "", *markdown(["", "difference", "95 %", "t", "p"], rows), ""], count
 
