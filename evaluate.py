@@ -239,14 +239,14 @@ def search(x, y, k):
     the first wins."""
     targets = unit(y)                    # (M, D) float64
     rough_targets = targets.float()
-    wide = min(len(targets), k + 8)      # candidates of a row
+    wide = min(len(targets), k + 4)      # candidates of a row
     # What a float32 product of unit vectors of D numbers can be wrong by.
     error = (targets.shape[1] + 8) * 2 ** -24
     found = []
-    # At most 4 million cosines, or numbers of candidates, are in memory at once.
-    most = 2 ** 22 // max(len(targets), wide * targets.shape[1])
+    # At most 2 million cosines, or numbers of candidates, are in memory at once.
+    most = 2 ** 21 // max(len(targets), wide * targets.shape[1])
     for rows in unit(x).split(max(1, most)):
-        rough, candidates = (rows.float() @ rough_targets.T).topk(wide, dim=1)  # (n, wide)
+        rough, candidates = largest(rows.float() @ rough_targets.T, wide)  # (n, wide)
         candidates = candidates.sort(dim=1).values
         near = first_best((targets[candidates] @ rows[:, :, None])[:, :, 0], candidates, k)
         # Where a row that is no candidate could be as near, all rows are compared exactly.
@@ -257,6 +257,21 @@ def search(x, y, k):
             near.cosines[unsure], near.indices[unsure] = exact
         found.append(near)
     return Nearest(*map(torch.cat, zip(*found)))
+
+
+def largest(cosines, k, group=64):
+    """The k largest of each row of (n, M) and their places, (n, k) each: looked for in the k groups
+    of columns with the largest maxima, since no other group can have one. Faster than in all M."""
+    n, m = cosines.shape
+    whole = m // group * group  # the columns behind are looked at, too
+    if m <= k * group:
+        return cosines.topk(k, dim=1)
+    maxima = cosines[:, :whole].unflatten(1, (-1, group)).amax(2)  # (n, groups)
+    groups = maxima.topk(k, dim=1).indices
+    places = (groups[:, :, None] * group + torch.arange(group)).flatten(1)
+    places = torch.cat([places, torch.arange(whole, m).expand(n, -1)], 1)
+    values, found = cosines.gather(1, places).topk(k, dim=1)
+    return values, places.gather(1, found)
 
 
 def first_best(cosines, indices, k):
