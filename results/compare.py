@@ -121,10 +121,10 @@ def table_lines(table, records):
 
 
 def paired_lines(metrics, records, controls):
-    """Does each label differ from its control, by default the first? -> lines, number of tests.
-    What is only a control of others is not asked."""
+    """Does each label differ from its control, by default the first? -> lines, number of tests. A
+    label whose control is None is asked nothing."""
     base, *others = dict.fromkeys(record["label"] for record in records)
-    others = [one for one in others if one in controls or one not in controls.values()]
+    others = [one for one in others if controls.get(one, base)]
     rows = []
     count = 0
     for name in metrics:
@@ -139,7 +139,7 @@ def paired_lines(metrics, records, controls):
                          f"{test['t']:.2f}", f"{test['p']:.3f}"]
             against = f" against {control}" if label in controls else ""
             rows.append([f"{label}{against}: {name}", *cells])
-    base = "its control" if all(one in controls for one in others) else base
+    base = "its control" if others and all(one in controls for one in others) else base
     title = f"## Other than {base}? Paired two-sided t-test over seeds"
     return [title, "", *markdown(["", "difference", "95 %", "t", "p"], rows), ""], count
 
