@@ -39,10 +39,10 @@ def fastest_precision(device):
 
 
 def usable_precision(precision, device):
-    """The name of the precision of products; "auto" is the fastest of a GPU, and float32 elsewhere.
-    BadInput if the device cannot."""
+    """The name of the precision of products; "auto" is the fastest that the device has instructions
+    for. BadInput if the device cannot."""
     if precision == "auto":
-        precision = fastest_precision(device) if device.type == "cuda" else "float32"
+        precision = fastest_precision(device)
     if precision == "float16" and device.type != "cuda":
         raise BadInput("precision float16 needs a CUDA GPU for its loss scaling: use bfloat16")
     return precision

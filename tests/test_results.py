@@ -458,7 +458,8 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
             {"label": "equal", "train": "--objective llm-jepa --steps MATCH", "equal": "ntp"}]
     monkeypatch.setitem(run.ALL, "mini", {
         "about": "", "seeds": [3], "jobs": jobs, "paired": ["generate/exact"],
-        "controls": {"equal": "ntp"}, "flags": " ".join(as_words(TINY | pairs))})
+        "controls": {"equal": "ntp"},
+        "flags": " ".join(as_words(TINY | pairs | {"precision": "float32"}))})
     for name, value in (("OUT", tmp_path), ("RECORDS", tmp_path), ("call", call_here)):
         monkeypatch.setattr(run, name, value)
     assert said(capsys, "mini")[0] == 0

@@ -397,7 +397,7 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(
     assert [record["step"] for record in steps] == [2, 4, 6, 8, 9]
     assert all(math.isfinite(record["loss"]) for record in steps)
     assert train.NO_TERMS < steps[0].keys()
-    assert all(record["tokens_per_second"] > 0 < record["product_share"] for record in steps)
+    assert all(record["tokens_per_second"] > 0 <= record["product_share"] for record in steps)
     evaluated = [record for record in records if "eval" in record]
     assert [record["step"] for record in evaluated] == [0, 5, 9]
     terms = {f"validation/{term}" for term in steps[0].keys() - train.NO_TERMS}
@@ -419,9 +419,33 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(
     assert "geometry/rankme" in json.loads(capsys.readouterr().out)
 
 
+def test_auto_is_bfloat16_on_a_cpu_with_its_instructions_and_a_run_keeps_what_it_began_with(
+        pairs, tmp_path, monkeypatch, capsys):
+    can = {"avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    words = command(pairs, tmp_path / "run", "contrastive", device="cpu", save_every=2)
+    assert run_main([*words, "--steps", "2"]) == 0
+    assert "in bfloat16 on cpu" in capsys.readouterr().out
+    assert evaluate.read_log(tmp_path / "run")[0]["precision"] == "bfloat16"
+    # The same run on a machine without them; then another one.
+    can.clear()
+    assert run_main([*words, "--steps", "3"]) == 0
+    assert "in bfloat16 on cpu" in capsys.readouterr().out
+    other = started(pairs, "contrastive", steps=1, device="cpu")
+    assert other.precision == "float32" and other.dtype is None
+    # Its vectors are in float32, and not only of that type.
+    run = started(pairs, "contrastive", tmp_path / "run", steps=3, device="cpu", save_every=2)
+    texts = ["sun moon", "road house"]
+    vectors = run.encode(texts)
+    assert run.precision == "bfloat16" and vectors.dtype == torch.float32
+    run.model.double()
+    assert torch.allclose(vectors, run.encode(texts).float(), rtol=0, atol=1e-5)
+
+
 def test_muon_trains_matrices_that_are_no_embeddings_and_adamw_the_rest(pairs, tmp_path):
     """One step of each, by hand; and a run that is resumed."""
-    run = started(pairs, "mexma", steps=4, warmup=0, optimizer="muon", weight_decay=0.1)
+    run = started(pairs, "mexma", steps=4, warmup=0, optimizer="muon", weight_decay=0.1,
+                  precision="float32")
     before = {name: p.detach().clone() for name, p in run.objective.named_parameters()}
     run.train_step(run.make_batch(0), run.objective)
     after = dict(run.objective.named_parameters())
@@ -816,8 +840,8 @@ def test_a_step_on_a_gpu_never_waits_for_it(name, pairs):
 
 def test_accumulation_takes_the_steps_of_the_whole_batch(pairs):
     """Of an objective that draws nothing, whose parts have different numbers of tokens."""
-    whole, parts = (losses(started(pairs, "ntp", steps=3, accumulate=count, dropout=0.0, lr=0.01))
-                    for count in (1, 4))
+    same = dict(steps=3, dropout=0.0, lr=0.01, precision="float32")
+    whole, parts = (losses(started(pairs, "ntp", accumulate=count, **same)) for count in (1, 4))
     assert whole == pytest.approx(parts, rel=1e-5)
 
 
@@ -839,7 +863,7 @@ def test_a_signal_saves_and_prints_the_command_that_resumes(number, pairs, tmp_p
 # ---- several processes
 
 
-TWO = dict(steps=3, dropout=0.0, lr=0.01, seed=3)
+TWO = dict(steps=3, dropout=0.0, lr=0.01, seed=3, precision="float32")
 # Of which no rank draws anything, and one process with twice the batch does the same.
 DRAWN = {"contrastive": {}, "bepa": dict(order="given", mask_ratio=0.0)}
 # Each job meets at a file of its own: at one address two processes meet only once.
