@@ -122,7 +122,7 @@ def table_lines(table, records):
 
 def paired_lines(metrics, records, controls):
     """Does each label differ from its control, by default the first? -> lines, number of tests. A
-    label whose control is None is asked nothing."""
+    label whose control is None is asked nothing, nor of a metric that neither of the two has."""
     base, *others = dict.fromkeys(record["label"] for record in records)
     others = [one for one in others if controls.get(one, base)]
     rows = []
@@ -131,6 +131,8 @@ def paired_lines(metrics, records, controls):
         scores = by_label(records, name)
         for label in others:
             control = controls.get(label, base)
+            if not (scores.get(label) or scores.get(control)):
+                continue
             test = paired_test(scores.get(label, {}), scores.get(control, {}))
             cells = [test, "", "", ""]
             if isinstance(test, dict):

@@ -178,7 +178,9 @@ def experiment_page(name, records):
              f"{str(list(seeds))[1:-1]}; one thread a run, on a machine that others used.", ""]
     precisions = {f"{one['label']}, seed {one['seed']}": one.get("precision", "float32")
                   for one in records}
-    mixed = mixed_precisions(precisions)
+    # Of rows that are named after their precision it need not be said.
+    mixed = mixed_precisions({row: precision for row, precision in precisions.items()
+                              if precision not in row})
     if mixed:
         lines += [*mixed, ""]
     whole = {"notes": experiment.get("notes")}
