@@ -114,9 +114,9 @@ class TrainConfig:
     weight_decay: float = 0.01  # on matrices and embeddings; never on biases and norms
     seed: int = 0  # decides weights, batches and masks
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    # auto: bfloat16 on GPUs that have it, float32 on CPUs (bfloat16 is 1.4 to 1.7 times as fast on
-    # one that has avx512_bf16 or amx_bf16).
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix products
+    # auto: bfloat16 where the GPU, or the CPU (avx512_bf16, amx_bf16), has instructions for it.
+    # Vectors and evaluations are in float32 in all of them.
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto is the fastest
     out: str = ""  # folder of the run; default: out/OBJECTIVE
     eval_every: int = 150  # steps between evaluations, beside those at step 0 and at the end
     save_every: int = 100  # steps between checkpoints
