@@ -457,7 +457,7 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     jobs = [{"label": "ntp", "train": "--objective ntp --steps 4"},
             {"label": "equal", "train": "--objective llm-jepa --steps MATCH", "equal": "ntp"}]
     monkeypatch.setitem(run.ALL, "mini", {
-        "about": "", "seeds": [3], "jobs": jobs, "paired": ["generate/exact"],
+        "about": "", "seeds": [3], "jobs": jobs, "paired": ["generate/exact", "not/measured"],
         "controls": {"equal": "ntp"},
         "flags": " ".join(as_words(TINY | pairs | {"precision": "float32"}))})
     for name, value in (("OUT", tmp_path), ("RECORDS", tmp_path), ("call", call_here)):
@@ -472,6 +472,13 @@ def test_the_runner_does_what_is_not_recorded_and_matches_compute(pairs, tmp_pat
     assert said(capsys, "mini", "list")[1] == ""
     page = (tmp_path / "mini.md").read_text(encoding="utf-8")
     assert "| ntp |" in page and "equal against ntp: generate/exact" in page and "health: " in page
+    # What neither row has is not asked, and labels that name a precision say enough.
+    assert "not/measured" not in page
+    other = second | {"precision": "bfloat16"}
+    assert "not the same in all rows" in run.experiment_page("mini", [first, other])
+    other |= {"label": "equal, bfloat16"}
+    named = run.experiment_page("mini", [first | {"label": "ntp, float32"}, other])
+    assert "not the same in all rows" not in named
 
 
 def test_the_readmes_tables_are_the_recorded_ones():
