@@ -2,9 +2,8 @@
 were made of, and then reads the vectors of texts that it was not trained on.
 
 It is a causal Model whose rows have a vector in the place of [CLS], every dimension standardised
-over the training texts: what a narrow cloud still tells apart is as loud as in a wide one.
-
-N vectors, D their width, V vocabulary. A row is the ids [CLS] text [SEP].
+over the training texts: what a narrow cloud still tells apart is as loud as in a wide one. N
+vectors, D their width, V vocabulary; a row is the ids [CLS] text [SEP].
 """
 
 from dataclasses import replace
@@ -22,8 +21,7 @@ from tasks.metrics import chrf
 from tasks.probes import untrained
 from train import TrainConfig, learning_rate, make_optimizer
 
-# One recipe for every run.
-RECIPE = TrainConfig(steps=1000, batch=32, lr=3e-3, seed=0)
+RECIPE = TrainConfig(steps=1000, batch=32, lr=3e-3, seed=0)  # the same for every run
 SHAPE = dict(DECODER, width=128, layers=2, heads=4, ffn_dim=384, dropout=0.0, causal=True)
 LONGEST = 64  # tokens of a text; the rest is cut, and need not be written
 
@@ -79,17 +77,18 @@ def judge(decoder, tokenizer, numbers, rows):
             "exact": percent([exact(*pair) for pair in pairs])}, written
 
 
-def read(trained, tested):
-    """Fit a Decoder to one Evaluation, ask it about another -> {metric: number}, {kind: texts}."""
+def read(trained, tested, scale=1):
+    """Fit a Decoder to one Evaluation, ask it about another -> {metric: number}, {kind: texts}.
+    The vectors are multiplied by `scale`: with 0 it knows the language alone."""
     tokenizer = tested.tokenizer
     known, = trained.vectors.values()  # (N, D)
     vectors = torch.cat([known, *tested.vectors.values()])
     # A dimension that is the same for all texts stays at 0.
-    vectors = (vectors - known.mean(0)) / known.std(0).clamp(min=1e-6)
+    vectors = scale * (vectors - known.mean(0)) / known.std(0).clamp(min=1e-6)
     texts, = trained.texts.values()
     rows = rows_of(tokenizer, texts + next(iter(tested.texts.values())), max_text=LONGEST)
     own = range(len(known), len(rows))
-    # From the vector of another text only what is usual in the language can be right.
+    # The vector of another text misleads.
     asked = {"": own, "/shuffled": [*own[1:], own[0]]}
     if len(vectors) > len(rows):
         asked["/translation"] = range(len(rows), len(vectors))
@@ -116,4 +115,6 @@ def invert(evaluation, options):
         twin = untrained(evaluation.model)
         control, _ = read(replace(trained, model=twin), replace(tested, model=twin))
         scores |= {f"{name}/untrained": value for name, value in control.items()}
+        control, _ = read(trained, tested, scale=0)
+        scores |= {f"{name}/no_vector": control[name] for name in ("loss", "chrf", "exact")}
     return {"rows": tested.count, "rows_trained": trained.count} | scores

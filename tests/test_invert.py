@@ -50,6 +50,11 @@ def test_a_decoder_writes_what_it_was_trained_on_and_what_a_vector_says_counts(t
                                   evaluation_of(tokenizer, {"en": texts}, {"en": point}))
     assert len(set(written[""])) == 1 and "exact/translation" not in scores
     assert scores["loss"] == pytest.approx(scores["loss/shuffled"])
+    # So does no vector at all, of whatever space.
+    blind, unread = invert.read(trained, tested, scale=0)
+    assert len(set(unread[""])) == 1
+    assert blind["loss"] == pytest.approx(blind["loss/translation"])
+    assert blind["loss"] == pytest.approx(blind["loss/shuffled"])
 
 
 def test_where_a_cloud_lies_and_how_wide_it_is_does_not_count(tokenizer, quick):
@@ -109,7 +114,7 @@ def test_the_task_reads_runs_of_every_kind(tokenizer, quick, pool, causal, tmp_p
     assert asked(run, *flags, "--no-controls", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["invert/rows"] == 6 and found["invert/rows_trained"] == 54
-    assert not [name for name in found if "untrained" in name]
+    assert not [name for name in found if "untrained" in name or "no_vector" in name]
 
 
 def test_texts_are_trained_on_once_and_never_tested(tokenizer, quick, tmp_path, capsys, refused):
@@ -138,6 +143,7 @@ def test_texts_are_trained_on_once_and_never_tested(tokenizer, quick, tmp_path, 
     assert asked(run, "--tasks", "invert", "--json", "--data", str(other), "--split", "test") == 0
     found = json.loads(capsys.readouterr().out)
     assert "invert/chrf/untrained" in found and "invert/chrf/translation" not in found
+    assert found["invert/loss/no_vector"] > 0
 
 
 def test_chrf_by_hand():
