@@ -511,7 +511,9 @@ class Evaluation:
         self.pool = self.pool or self.model.config.pool
         self.count = len(next(iter(self.texts.values())))  # N
         if self.count < 2:
-            raise BadInput(f"{self.rows.name} gives {self.count} rows: at least 2 are needed")
+            raise BadInput(f"{self.rows.name} gives {self.count} of at least 2 rows that are "
+                           "needed: a larger --limit, another --split or other --data may have "
+                           "them")
 
     def again(self):
         """An Evaluation of the same rows, for when the model has changed."""
@@ -861,7 +863,13 @@ def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new
         limit = 1000
     skip_bad = config.get("skip_bad", False)
     header = header or "yes"
-    columns = corpora.open_text(spec, langs, skip_bad, header=header).columns
+    try:
+        columns = corpora.open_text(spec, langs, skip_bad, header=header).columns
+    except BadInput as error:
+        if data:
+            raise
+        raise BadInput(f"{opened.folder} is asked about its own data: {error}; other rows come "
+                       "with --data") from None
     # A run that was trained with system texts can be asked without them.
     system = config.get("chat") == "system" and "system" in columns
     rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system, header)

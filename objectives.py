@@ -1121,15 +1121,24 @@ def find_objective(name):
     """The class of an objective: one of OBJECTIVES, or of a file, my_idea.py or my_idea.py:Name.
     A class is returned as it is."""
     if isinstance(name, type):
-        return name
+        return checked(name)
     path, _, wanted = name.partition(":")
     if path.endswith(".py"):
         return read_objective(Path(path), wanted)
     if name not in OBJECTIVES:
-        near = did_you_mean(name, OBJECTIVES, ", or a file of Python")
+        near = did_you_mean(name, OBJECTIVES, ", or a file such as gallery/stp.py")
+        if Path(f"{name}.py").is_file():
+            near = f"; did you mean {name}.py?"
         known = ", ".join(OBJECTIVES)
         raise BadInput(f"objective {name!r} is unknown: choose one of {known}{near}")
     return OBJECTIVES[name]
+
+
+def checked(kind):
+    """An Objective that somebody wrote. BadInput if it has no name: its folder is called so."""
+    if not kind.name:
+        raise BadInput(f"the class {kind.__name__} has no name: write name = 'my_idea' in it")
+    return kind
 
 
 def read_objective(path, wanted=""):
@@ -1149,9 +1158,14 @@ def read_objective(path, wanted=""):
         if is_class and value.__module__ == module.__name__:
             value.file_hash = hash_of_file(path)
             found[name] = value
-    if wanted in found:
-        return found[wanted]
-    if wanted or len(found) != 1:
-        raise BadInput(f"{path} defines {len(found)} objectives ({', '.join(found) or 'none'}): "
-                       f"name one of them, as {path}:{next(iter(found), 'MyIdea')}")
-    return next(iter(found.values()))
+    if not found:
+        raise BadInput(f"{path} defines no objective: write a class in it that inherits from "
+                       "objectives.Objective")
+    first = next(iter(found))
+    if (wanted or first) not in found or (len(found) > 1 and not wanted):
+        raise BadInput(f"{path} defines {', '.join(found)}: name one of them, as {path}:{first}")
+    kind = checked(found[wanted or first])
+    if kind.name in OBJECTIVES:
+        raise BadInput(f"{path}: the name {kind.name!r} is that of an objective of ours, whose "
+                       "folder would be the same: choose another")
+    return kind

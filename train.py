@@ -164,6 +164,10 @@ def defaults(kind, size, preset=""):
     if preset and preset not in kind.presets:
         known = f"has {', '.join(kind.presets)}" if kind.presets else "has none"
         raise BadInput(f"preset {preset!r} is unknown: {kind.name} {known}")
+    for key in names(kind.Config):
+        if key in (*names(TrainConfig), *SHAPE):
+            raise BadInput(f"{kind.__name__}.Config has an option {key!r}, as training has: call "
+                           "it otherwise")
     # Each line overrides the ones before: the shape, the dataclasses, the paper.
     values = asdict(ModelConfig()) | SIZES.get(size, {}) | dict(pool=kind.pool)
     if kind.causal:
@@ -201,10 +205,12 @@ def settle(name, given):
     train = pick(TrainConfig, values | dict(size=size))
     options = pick(kind.Config, values)
     check(train, kind, options, given)
-    # A class without published values has the defaults in their place.
-    of = "paper" if kind.paper else "default"
-    notes = [f"  toy scale: {key} {value} ({of}: {paper[key]})" for key, value in toy.items()
-             if values[key] == value != paper[key]]
+    # Of the training values only those that a class has from its paper are the paper's.
+    published = {*kind.paper, *kind.presets.get(train.preset, ({},))[0]}
+    if published:
+        published |= {*names(kind.Config)}
+    notes = [f"  toy scale: {key} {value} ({'paper' if key in published else 'default'}: "
+             f"{paper[key]})" for key, value in toy.items() if values[key] == value != paper[key]]
     if train.accumulate > 1 and kind.in_batch(options):
         notes.append(f"  accumulate {train.accumulate}: the loss compares the examples of a batch, "
                      f"and sees each part of {train.batch // train.accumulate} apart")

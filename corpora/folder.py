@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -159,12 +160,19 @@ def differences(old, new, free, prefix=""):
 
 def refuse_other_run(folder, saved, now, free, steps):
     """BadInput if a checkpoint is of a run with another identity, but for the names in `free`."""
+    before = saved["config"]["objective"]
+    asked = now["config"]["objective"]
+    if before != asked:
+        raise BadInput(f"{folder} holds a run of {before}, not of {asked}: use another --out, such "
+                       f"as {folder}-2")
     changed = differences({name: saved[name] for name in now}, now, free)
+    # Eight digits of a hash are enough to see that it is another one.
+    changed = [re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1", text) for text in changed]
     if saved["step"] > steps:
         changed.append(f"it is at step {saved['step']}, beyond --steps {steps}")
     if changed:
         raise BadInput(f"{folder} holds a run with other settings: {'; '.join(changed)}. "
-                       f"Use another --out, such as {folder}-2")
+                       f"Use another --out, such as {folder}-2, or take the change back")
 
 
 def hash_of(weights):

@@ -150,7 +150,8 @@ def main(argv=None):
     if asked.json:
         print(json.dumps(results))
     else:
-        print("\n".join([evaluate.table(results, before, tasks), *options.lines]))
+        shown = {name: value for name, value in results.items() if not name.endswith("/untrained")}
+        print("\n".join([evaluate.table(shown, before, tasks), *options.lines]))
     if path:
         label = evaluation.label
         if reads_sets_alone(asked):

@@ -124,8 +124,12 @@ def texts_apart(config, evaluation, data=None, header=None):
     texts = dict.fromkeys(row[0] for row in source.rows("all" if whole else "train"))
     texts = [text for text in texts if text and text not in tested][:20_000]
     if len(texts) < 2:
-        raise BadInput(f"{spec} has {len(texts)} texts that are not tested, and invert trains on "
-                       "such: give --split test, or a --limit")
+        raise BadInput(f"invert learns from texts that it does not test, 2 at least, and {spec} "
+                       f"has {len(texts)}: give --split test, a smaller --limit, or --data with "
+                       "more")
+    if len(texts) < 1000:
+        print(f"note: invert learns from {len(texts)} texts alone, too few to say much of a model",
+              file=sys.stderr)
     once = {name: [all_of[row] for row in tested.values()]
             for name, all_of in evaluation.texts.items()}
     return (corpora.EvaluationRows(source.name, {column: texts}),

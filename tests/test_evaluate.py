@@ -386,7 +386,7 @@ REFUSED = [
     ("RUN --tasks ", "--tasks names nothing"),
     ("RUN --tasks sts", "python -m tasks RUN --tasks sts"),
     ("RUN --langs en,xx", "xx"), ("RUN --split exam", "'exam'"),
-    ("RUN --data toy --limit 1", "toy gives 1 rows: at least 2 are needed"),
+    ("RUN --data toy --limit 1", "gives 1 of at least 2 rows that are needed: a larger"),
     ("RUN --limit -1", "--limit -1 is"), ("RUN --pool sum", "'sum'"),
     ("RUN --device abacus", "'abacus'"), ("RUN --max-new 0", "--max-new 0 is"),
     ("RUN --data nowhere.tsv", "nowhere.tsv"), ("RUN --sets sst2", "unknown flag --sets"),

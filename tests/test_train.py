@@ -373,11 +373,23 @@ def test_an_objective_of_a_file_has_help_refusals_resume_and_evaluation(
     assert exit_status(evaluate.main, [str(tmp_path / "run"), "--json"]) == 0
     # An edited file is another objective.
     file.write_text(IDEA.replace("square()", "abs()"), encoding="utf-8")
-    assert "the file of the objective was" in refused(words)
+    assert re.search(r"the file of the objective was [0-9a-f]{8}, is .*take the change back",
+                     refused(words))
+    # Another objective's options are no list of differences.
+    other = command(pairs, tmp_path / "run", "mlm")
+    assert "holds a run of length, not of mlm: use another --out" in refused(other)
+    assert f"did you mean {file}?" in refused(["--objective", str(file.with_suffix(""))])
     # Of several classes one is named.
     file.write_text(IDEA + "class Other(Length):\n    name = 'other'\n", encoding="utf-8")
     assert "Length, Other" in refused(words)
     assert train.find_objective(f"{file}:Other").name == "other"
+    for text, said in (
+            ("", "defines no objective: write a class"),
+            (IDEA.replace('name = "length"', ""), "Length has no name"),
+            (IDEA.replace('name = "length"', 'name = "mexma"'), "'mexma' is that of an objective"),
+            (IDEA.replace("wanted: float", "batch: float"), "has an option 'batch', as training")):
+        file.write_text(text, encoding="utf-8")
+        assert said in refused(words)
 
 
 # ---- runs and resume
@@ -608,7 +620,7 @@ class Program:
 UNFIT = {  # flags, what happens to train.pt or beside it, what is said of the run
     "settings": ("--layers 2 --mask-ratio 0.3 --seed 1", None, "config.mlm.mask_ratio was 0.15, "
                  "is 0.3; config.model.layers was 1, is 2; config.seed was 0, is 1"),
-    "objective": ("--objective contrastive", None, "objective was mlm"),
+    "objective": ("--objective contrastive", None, "a run of mlm, not of contrastive"),
     "fewer steps": ("--steps 1", None, "step 2, beyond --steps 1"),
     "data": ("", add_row, "rows was"),
     "tokenizer": ("", lambda path: swap_tokenizer(path.parent), "tokenizer was"),
