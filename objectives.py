@@ -1162,7 +1162,7 @@ def read_objective(path, wanted=""):
         raise BadInput(f"{path} defines no objective: write a class in it that inherits from "
                        "objectives.Objective")
     first = next(iter(found))
-    if (wanted or first) not in found or (len(found) > 1 and not wanted):
+    if wanted not in found and (wanted or len(found) > 1):
         raise BadInput(f"{path} defines {', '.join(found)}: name one of them, as {path}:{first}")
     kind = checked(found[wanted or first])
     if kind.name in OBJECTIVES:
