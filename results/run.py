@@ -125,7 +125,8 @@ def execute(job, files):
     ended = ([line["eval"] for line in lines if "eval" in line] or [{}])[-1]
     last = last | {name: one for name, one in ended.items() if name.startswith("validation/")}
     # The metrics along training that have a column, and the way of a learned lambda.
-    kept = {"lambda", "validation/loss", *COLUMNS.values()} - {"seconds", "steps"}
+    kept = {"lambda", "validation/loss", "validation/mlm", *COLUMNS.values()}
+    kept -= {"seconds", "steps"}
     curve = {}
     for line in lines[1:]:
         points = {name: one for name, one in line.get("eval", line).items() if name in kept}
