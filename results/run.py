@@ -59,6 +59,9 @@ def jobs_of(name, seeds=None):
     for seed in seeds or experiment.get("seeds", [0, 1, 2]):
         trained = {}
         for job in experiment["jobs"]:
+            # What no seed changes is done once.
+            if seed not in job.get("seeds", [seed]):
+                continue
             slug = job["label"].replace("+ ", "").replace(", equal", "").replace(", ", "-")
             folder = OUT / f"{job.get('run', f'{name}-{slug}')}-{seed}".replace(" ", "-")
             flags = f"{job.get('train')} {experiment.get('flags', '')}".strip()
