@@ -906,8 +906,8 @@ class Hybrid(Objective):
     paper = HYBRID
     # The paper's momentum of .996 is for 300,000 steps: after 600 a third of the teacher would be
     # its random start still. With .97 a hundredth of that is left after 310 steps.
-    # The paper's fixed sines drown new token embeddings: on real text a small model knows only how
-    # frequent words are after 1,500 steps; with --positions rotary it knows more after 300 (LOG.md).
+    # The paper's fixed sines drown new token embeddings: after 1,500 steps on real text a small
+    # model knows only how frequent words are; with --positions rotary, more after 300 (LOG.md).
     toy = dict(HYBRID_TOY, momentum=0.97, predictor_width=64, predictor_layers=2, predictor_heads=4,
                predictor_std=0.0)
 
