@@ -225,7 +225,8 @@ def signature():
     """Each measure of a decoder with the JEPA loss, in percent of what it is without."""
     shown = BOARD["signature"]
     records = read_records(shown["experiment"])
-    axis, = plots.panels(height=2.7)[1]
+    axis, = plots.panels()[1]
+    axis.figure.set_size_inches(5.4, 0.6 + 0.35 * len(shown["metrics"]))
     names = []
     for place, (name, metric) in enumerate(shown["metrics"].items()):
         ours, control = (by_label(records, metric)[label] for label in shown["runs"])
