@@ -127,7 +127,7 @@ def execute(job, files):
     # The terms of the loss on the rows held out, as the last evaluation found them.
     ended = ([line["eval"] for line in lines if "eval" in line] or [{}])[-1]
     last = last | {name: one for name, one in ended.items() if name.startswith("validation/")}
-    # The metrics along training that have a column, and the way of a learned lambda.
+    # What has a column, losses on the rows held out and a learned lambda, along training.
     kept = {"lambda", "validation/loss", "validation/mlm", *COLUMNS.values()}
     kept -= {"seconds", "steps"}
     curve = {}
@@ -180,15 +180,18 @@ def experiment_page(name, records):
     lines = [f"# {name}", "", experiment["about"], "",
              f"`python -m results {name}{files}`: mean ± standard deviation over seeds "
              f"{str(list(seeds))[1:-1]}; one thread a run, on a machine that others used.", ""]
+    # Only training has a precision; of rows that are named after theirs it need not be said.
     precisions = {f"{one['label']}, seed {one['seed']}": one.get("precision", "float32")
-                  for one in records}
-    # Of rows that are named after their precision it need not be said.
+                  for one in records if "train.py" in one["train"]}
     mixed = mixed_precisions({row: precision for row, precision in precisions.items()
                               if precision not in row})
     if mixed:
         lines += [*mixed, ""]
     whole = {"notes": experiment.get("notes")}
-    for table in experiment.get("tables", (whole, DATA["errors"])):
+    tables = experiment.get("tables", (whole, DATA["errors"]))
+    if isinstance(tables, str):  # those of another experiment
+        tables = ALL[tables]["tables"]
+    for table in tables:
         lines += table_lines(table, records)
     if "paired" in experiment and records:
         lines += paired_lines(experiment["paired"], records, experiment.get("controls", {}))[0]
