@@ -239,7 +239,8 @@ def signature():
         colour = {"better": plots.COLOURS[0], "worse": plots.COLOURS[3]}.get(word, "grey")
         axis.barh(place, fmean(shares), color=colour)
         axis.hlines(place, min(shares), max(shares), color="black", linewidth=1.2)
-        axis.text(max(shares) + 2, place, word, va="center", fontsize=plots.SMALL + 0.5)
+        axis.text(max(shares) + 2, place, word, va="center", fontsize=plots.SMALL + 0.5,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
         names.append(f"{name}\n{way} is better")
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()

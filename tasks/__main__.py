@@ -46,6 +46,7 @@ FUNCTIONS |= {
     "poolings": (analysis.poolings, always),
     "gap": (analysis.gap, always),
     "spectrum": (analysis.spectra, always),
+    "frequencies": (analysis.frequencies, always),
     "linear": (analysis.linear, with_columns),
     "places": (analysis.places, analysis.no_places),
     "tokens": (analysis.tokens, with_columns),

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import sys
 
+import numpy as np
 import torch
 from scipy.stats import entropy
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -393,6 +394,13 @@ def spectra(evaluation, options=None):
     for k in (1, 2, 10, 50):
         scores[f"explained_{k}"] = share[min(k, len(share)) - 1].item()
     return scores | ranks(evaluation.vectors)
+
+
+def frequencies(evaluation, options=None):
+    """The entropy of the texts' tokens in nats: the loss of masked words, and of the next, of who
+    knows how frequent each is and nothing else."""
+    ids = np.concatenate(evaluation.tokenizer.encode(sum(evaluation.texts.values(), [])))
+    return {"tokens": len(ids), "nats": float(entropy(np.bincount(ids)))}
 
 
 def last_tokens(evaluation):

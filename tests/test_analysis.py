@@ -265,6 +265,18 @@ def test_the_tasks_are_the_metrics_of_the_rows(tokenizer, causal, toy_rows):
         assert found[f"poolings/max/{metric}"] == pytest.approx(value, rel=1e-4)
 
 
+def test_frequencies_are_the_loss_of_who_knows_nothing_else(tokenizer):
+    rows = EvaluationRows("x", {"en": WORDS, "de": WORDS[:1] * len(WORDS)})
+    found = analysis.frequencies(evaluate.Evaluation(tiny("cls", False), tokenizer, rows))
+    ids = torch.as_tensor([token for texts in rows.texts.values() for text in texts
+                           for token in tokenizer.encode([text])[0].tolist()])
+    share = ids.bincount().double() / len(ids)
+    assert found["tokens"] == len(ids)
+    # The cross-entropy of a model whose logits are the logarithms of the shares.
+    wanted = torch.nn.functional.cross_entropy(share.log().expand(len(ids), -1), ids)
+    assert found["nats"] == pytest.approx(wanted.item())
+
+
 def test_the_linear_map_is_read_at_the_same_positions_whatever_the_objective(tokenizer):
     model = tiny("last", causal=True)
     rows = EvaluationRows("x", {"en": WORDS, "de": WORDS[::-1]})

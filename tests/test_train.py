@@ -549,6 +549,33 @@ def test_a_validation_loss_that_is_not_finite_is_a_warning_and_training_goes_on(
     assert "validation/x" not in (tmp_path / "run/eval.json").read_text(encoding="utf-8")
 
 
+def test_vectors_that_have_become_half_as_long_are_a_warning(pairs, tmp_path, monkeypatch):
+    lengths = iter([8.0, 4.1, 3.9])
+    evaluated = train.evaluate.run
+
+    def shorter(*arguments, **options):
+        return evaluated(*arguments, **options) | {"geometry/length": next(lengths)}
+
+    monkeypatch.setattr(train.evaluate, "run", shorter)
+    list(started(pairs, "mlm", out=tmp_path / "run", steps=2, eval_every=1).steps())
+    records = evaluate.read_log(tmp_path / "run")
+    warnings = [(one["step"], one["warning"]) for one in records if "warning" in one]
+    assert len(warnings) == 1 and warnings[0][0] == 2
+    assert "mean length fell from 8.0 to 3.9" in warnings[0][1]
+
+
+@pytest.mark.parametrize("momentum, is_said", [(0.996, True), (0, False)])
+def test_a_teacher_that_is_still_its_random_start_is_a_warning(
+        pairs, tmp_path, momentum, is_said):
+    list(started(pairs, "hybrid", out=tmp_path / "run", steps=8, momentum=momentum).steps())
+    records = evaluate.read_log(tmp_path / "run")
+    said = [one for one in records if "step 0: lower --momentum" in one.get("warning", "")]
+    assert bool(said) == is_said
+    # The log says the share, too.
+    last = [one["eval"]["validation/teacher_start"] for one in records if "eval" in one][-1]
+    assert (last > 0.01) == is_said
+
+
 def test_a_finished_run_says_so_and_more_steps_may_be_asked_of_it_in_another_place(
         pairs, tmp_path, capsys):
     out, moved = tmp_path / "run", tmp_path / "moved"
