@@ -45,8 +45,9 @@ def last_mlm_loss(claim):
 
 def is_too_short(claim):
     """Whether some run of the claim has hardly learnt more than how frequent the words are: its MLM
-    loss is not a nat below their entropy, the claim's `unigram`."""
-    return "unigram" in claim and last_mlm_loss(claim) > claim["unigram"] - 1
+    loss is not a nat below their entropy."""
+    unigram = ALL[claim["experiment"]].get("unigram")
+    return unigram is not None and last_mlm_loss(claim) > unigram - 1
 
 
 def outcome(claim):
@@ -110,9 +111,9 @@ def judge(claims):
             parts = [f"{claim['control']} {mean_std(list(control.values()), unit)}",
                      f"{claim['ours']} {shown}",
                      f"{len(ours.keys() & control.keys())} common seeds"]
-        if "unigram" in claim:
+        if "unigram" in ALL[claim["experiment"]]:
             parts.append(f"MLM ended at {last_mlm_loss(claim):.2f} nats at most, the words' "
-                         f"frequencies alone give {claim['unigram']}")
+                         f"frequencies alone give {ALL[claim['experiment']]['unigram']}")
         word = test
         if isinstance(test, dict):
             word = verdict(test, corrected[number], claim["better"])

@@ -180,6 +180,11 @@ def experiment_page(name, records):
     lines = [f"# {name}", "", experiment["about"], "",
              f"`python -m results {name}{files}`: mean ± standard deviation over seeds "
              f"{str(list(seeds))[1:-1]}; one thread a run, on a machine that others used.", ""]
+    if "unigram" in experiment:
+        data = re.search(r"--data (\S+)", experiment["flags"])[1]
+        command = f"python -m tasks RUN --data {data} --split all --limit 0 --tasks frequencies"
+        lines += ["Who knows how frequent words are and nothing else has "
+                  f"{experiment['unigram']} nats of masked words (`{command}`).", ""]
     # Only training has a precision; of rows that are named after theirs it need not be said.
     precisions = {f"{one['label']}, seed {one['seed']}": one.get("precision", "float32")
                   for one in records if "train.py" in one["train"]}
