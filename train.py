@@ -225,7 +225,8 @@ def settle(name, given):
         if pool != kind.pool:
             notes.append(f"  pool {pool}, not {kind.name}'s own, which is {kind.pool}")
             if kind.reads:
-                notes.append(f"  the loss of {kind.name} reads {kind.reads} all the same")
+                notes.append(f"  the loss of {kind.name} reads {kind.reads} all the same: "
+                             f"--pool {kind.pool} tests what it trains")
         dropout = (kind.paper | toy | given).get("dropout", own.dropout)
         model = replace(own, head=model.head, pool=pool, dropout=dropout)
     # The length goes with the model too.
