@@ -17,8 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 
-class BadInput(ValueError):
-    """A mistake of the user's: one line with the value, the rule and the way out."""
+from common import BadInput  # noqa: E402  (until all files use common.py)
 
 
 def did_you_mean(word, known, otherwise=""):

@@ -1,0 +1,301 @@
+"""What all programs share: one-line errors, flags, atomic files, devices and processes."""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import hashlib
+import inspect
+import json
+import math
+import os
+import re
+import secrets
+import signal
+import sys
+import typing
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+try:
+    import fcntl
+except ImportError:  # Windows: no locks there
+    fcntl = None
+
+
+class BadInput(ValueError):
+    """A user's mistake, in one line: the value, the rule and the way out."""
+
+
+def shown(value):
+    """Return a user's text for a message: at most 200 characters, none a control character."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    return text if len(text) <= 200 else f"{text[:100]}...{text[-80:]}"
+
+
+def did_you_mean(word, known, otherwise=""):
+    """Return "; did you mean X?" for the nearest known word, or `otherwise`."""
+    near = difflib.get_close_matches(str(word), list(map(str, known)), 1, cutoff=0.55)
+    return f"; did you mean {near[0]}?" if near else otherwise
+
+
+def comma_list(text):
+    """Split "en, de" into ["en", "de"]. The type of flags that take several values."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def warn(text):
+    """Print a warning to stderr, above a progress bar if there is one."""
+    tqdm.write(f"warning: {text}", file=sys.stderr)
+
+
+def run_program(main):
+    """Run main(words of the command line) and exit: 0 or what main returns, 2 for a user's mistake,
+    130 for Ctrl-C, 141 if the reader of our output is gone (`| head`)."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a Windows code page lacks most characters
+            stream.reconfigure(errors="replace")
+    try:
+        status = main(sys.argv[1:]) or 0
+        sys.stdout.flush()
+    except BadInput as error:
+        print("error: " + str(error).replace("\n", " "), file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        print("stopped; no file is half written", file=sys.stderr)
+        status = 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits, so it must lead somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    sys.exit(status)
+
+
+# ---- flags: one for each field of a dataclass. The comment after a field is its help text.
+
+# Flags that people know from other trainers, and what to use here.
+ELSEWHERE = {
+    "resume": "run the same command again to resume",
+    "fp16": "use --precision float16",
+    "bf16": "use --precision bfloat16",
+    "epochs": "use --steps (steps = epochs * rows / batch)",
+    "gradient-accumulation-steps": "use --accumulate",
+    "learning-rate": "use --lr",
+    "wandb": "log.jsonl in the run's folder has every number",
+    "config": "write the settings as flags; log.jsonl keeps them",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises BadInput and accepts --batch_size for --batch-size."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def error(self, message):
+        raise BadInput(f"{shown(message)} (see {self.prog} --help)")
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = sys.argv[1:] if args is None else args
+        words = [re.sub(r"^--[^=]+", lambda flag: flag[0].replace("_", "-"), word)
+                 for word in words]
+        return super().parse_known_args(words, namespace)
+
+    def parse_args(self, args=None, namespace=None):
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown[0].partition("=")[0])
+        return options
+
+    def refuse(self, word):
+        """Raise BadInput for a word of the command line that has no meaning."""
+        if not word.startswith("-"):
+            raise BadInput(f"{shown(word)!r} is not expected here: separate several values with "
+                           f"commas, as in --langs en,de (see {self.prog} --help)")
+        known = [flag for action in self._actions for flag in action.option_strings]
+        near = did_you_mean(word, known, f": see {self.prog} --help")
+        instead = ELSEWHERE.get(word.strip("-"))
+        raise BadInput(f"unknown flag {shown(word)}{f': {instead}' if instead else near}")
+
+
+def comments(config):
+    """Return {field: help text} of a dataclass: the comment after the field, or the line above."""
+    try:
+        lines = inspect.getsource(config).splitlines()
+    except (OSError, TypeError):  # a class typed into a Python prompt
+        return {}
+    notes = {}
+    above = []
+    for line in lines:
+        field = re.match(r" +(\w+): [^#]*(?:# *(.+))?$", line)
+        if field:
+            notes[field[1]] = field[2] or " ".join(above)
+        above = [*above, line.strip("# ")] if line.strip().startswith("#") else []
+    return notes
+
+
+def add_flags(parser, title, config, defaults, only=None):
+    """Add a flag for each field of a dataclass. A flag that is not given parses to None, because
+    its default can depend on other flags; `defaults` are the values that --help shows."""
+    group = parser.add_argument_group(title)
+    notes = comments(config)
+    for field in dataclasses.fields(config):
+        if only and field.name not in only:
+            continue
+        types = typing.get_args(field.type) or (field.type,)
+        default = defaults.get(field.name)
+        how = dict(type=types[0], metavar=types[0].__name__.upper()) if types[0] in (
+            int, float, str) else dict(metavar="|".join(map(str, types)))
+        if types[0] is bool:
+            how = dict(action=argparse.BooleanOptionalAction)
+            default = "yes" if default else "no"
+        note = notes.get(field.name, "").replace("%", "%%")
+        note += f" [{default}]" if default not in (None, "") else ""
+        group.add_argument("--" + field.name.replace("_", "-"), default=None, help=note, **how)
+
+
+def validate(config, at_least_1="", at_least_0="", positive="", fraction=""):
+    """Check the fields of a dataclass: types, choices, finite numbers, and the ranges of those that
+    are named, such as `fraction="warmup dropout"`. Raises BadInput."""
+    for name, kind in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        types = typing.get_args(kind) or (kind,)
+        if typing.get_origin(kind) is typing.Literal:
+            if value not in types:
+                raise BadInput(f"{name} is {shown(value)!r}: choose one of "
+                               f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
+        elif typing.get_origin(kind) is not tuple:
+            # bool is a subclass of int, and every int is a float here.
+            is_int = type(value) is int
+            if not (type(value) in types or is_int and float in types):
+                names = " or ".join(one.__name__ for one in types)
+                raise BadInput(f"{name} is {shown(value)!r}: it must be of type {names}")
+            if is_int and abs(value) >= 2 ** 53 or type(value) is float and not math.isfinite(value):
+                raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
+    rules = ((at_least_1, lambda x: x >= 1, "at least 1"), (at_least_0, lambda x: x >= 0, "at "
+             "least 0"), (positive, lambda x: x > 0, "above 0"),
+             (fraction, lambda x: 0 <= x <= 1, "a fraction, from 0 to 1"))
+    for names, holds, rule in rules:
+        for name in names.split():
+            if not holds(getattr(config, name)):
+                raise BadInput(f"{name} is {getattr(config, name)}: it must be {rule}")
+
+
+# ---- files that are complete or absent
+
+
+@contextlib.contextmanager
+def atomic_file(path):
+    """Open a binary file for writing that gets its name only when the block ends without error."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(part, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power cut can leave the name without the content
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def make_folder(path, flag="--out"):
+    """Create a folder. Raises BadInput if that is impossible."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{flag} {shown(path)}: this folder cannot be created ({error}): choose "
+                       "another") from None
+
+
+def lock_folder(folder):
+    """Lock a folder and return a handle; os.close(handle) or the end of the process unlocks it,
+    also after kill -9. Raises BadInput if a process has locked it."""
+    if fcntl is None:
+        return os.open(os.devnull, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise BadInput(f"a process is already training in {folder}: wait for it, or choose "
+                       "another --out") from None
+    return handle
+
+
+def read_torch(path, device="cpu"):
+    """Read a file of torch.save that holds tensors and plain values; nothing in it is executed.
+    Raises BadInput if it is missing, damaged or holds anything else."""
+    if not os.path.isfile(path):
+        raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # PyTorch raises a dozen types for a bad file
+        raise BadInput(f"{path} is not a checkpoint of tensors and plain values "
+                       f"({type(error).__name__}): it is damaged or of another kind") from None
+
+
+def file_hash(path):
+    """Return the sha256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(value):
+    """Return the sha256 of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+# ---- devices, and the processes that torchrun starts
+
+
+def usable_device(name):
+    """Return a torch.device; "auto" is a GPU if there is one. Raises BadInput."""
+    if name in ("", "auto", None):
+        name = ("cuda" if torch.cuda.is_available() else
+                "mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name).item()  # "meta" has no numbers to read back
+    except (RuntimeError, AssertionError, ModuleNotFoundError):
+        raise BadInput(f"device {shown(name)!r} cannot be used here: try cpu") from None
+    return torch.device(name)
+
+
+def usable_precision(name, device):
+    """Return the precision of matmuls; "auto" is the fastest that the device supports."""
+    if name == "float16" and device.type != "cuda":
+        raise BadInput("precision float16 needs a CUDA GPU (for loss scaling): use bfloat16")
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if has_bfloat16 else "float16"
+    can = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"
+
+
+def join_processes(device):
+    """Return this process's rank, the number of processes and the device; 0 and 1 without
+    torchrun."""
+    given = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    if any(given.values()) and not all(value.isdecimal() for value in given.values()):
+        raise BadInput(f"the environment has {given}: start several processes with torchrun, "
+                       "which sets all three, or unset them")
+    world = int(given["WORLD_SIZE"] or 1)
+    if world > 1:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(given["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return int(given["RANK"] or 0), world, device
+
+
+def mean_over_ranks(values, world):
+    """Replace a tensor by its mean over all processes, in place, and return it."""
+    if world > 1 and len(values):
+        dist.all_reduce(values)
+        values /= world
+    return values
