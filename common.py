@@ -76,24 +76,14 @@ def run_program(main):
 
 # ---- flags: one for each field of a dataclass. The comment after a field is its help text.
 
-# Flags that people know from other trainers, and what to use here.
-ELSEWHERE = {
-    "resume": "run the same command again to resume",
-    "fp16": "use --precision float16",
-    "bf16": "use --precision bfloat16",
-    "epochs": "use --steps (steps = epochs * rows / batch)",
-    "gradient-accumulation-steps": "use --accumulate",
-    "learning-rate": "use --lr",
-    "wandb": "log.jsonl in the run's folder has every number",
-    "config": "write the settings as flags; log.jsonl keeps them",
-}
-
-
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises BadInput and accepts --batch_size for --batch-size."""
+    """An ArgumentParser that raises BadInput and accepts --batch_size for --batch-size.
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    hints: {a word that is no flag here: what to use instead}."""
+
+    def __init__(self, prog, description, hints=(), **options):
+        super().__init__(prog, description=description, allow_abbrev=False, **options)
+        self.hints = dict(hints)
 
     def error(self, message):
         raise BadInput(f"{shown(message)} (see {self.prog} --help)")
@@ -112,13 +102,14 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, word):
         """Raise BadInput for a word of the command line that has no meaning."""
+        if hint := self.hints.get(word.lstrip("-")):
+            raise BadInput(f"{shown(word)} is not a flag here: {hint}")
         if not word.startswith("-"):
             raise BadInput(f"{shown(word)!r} is not expected here: separate several values with "
-                           f"commas, as in --langs en,de (see {self.prog} --help)")
-        known = [flag for action in self._actions for flag in action.option_strings]
-        near = did_you_mean(word, known, f": see {self.prog} --help")
-        instead = ELSEWHERE.get(word.strip("-"))
-        raise BadInput(f"unknown flag {shown(word)}{f': {instead}' if instead else near}")
+                           "commas, as in --langs en,de")
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        near = did_you_mean(word, flags, f": see {self.prog} --help")
+        raise BadInput(f"unknown flag {shown(word)}{near}")
 
 
 def comments(config):
@@ -212,8 +203,9 @@ def make_folder(path, flag="--out"):
 
 
 def lock_folder(folder):
-    """Lock a folder and return a handle; os.close(handle) or the end of the process unlocks it,
-    also after kill -9. Raises BadInput if a process has locked it."""
+    """Create and lock a folder. os.close(handle) unlocks it, and so does the end of the process,
+    even by kill -9. Raises BadInput if a process has locked it."""
+    make_folder(folder)
     if fcntl is None:
         return os.open(os.devnull, os.O_RDONLY)
     handle = os.open(folder, os.O_RDONLY)

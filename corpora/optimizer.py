@@ -1,41 +1,41 @@
-"""Muon on matrices and AdamW on the rest, as one optimiser: `--optimizer muon`."""
+"""Muon for matrices and AdamW for the rest as one optimizer (`--optimizer muon`), and loading the
+state of either from a checkpoint."""
 
 import torch
 
+from common import BadInput
+
 
 class MuonAndAdamW:
-    """torch.optim.Muon for the matrices of blocks and heads; fused AdamW for embeddings and for
-    what is no matrix, without decay on the latter [Muon, Keller Jordan 2024; its steps as long as
-    AdamW's, so that the rates of one suit the other: arXiv 2502.16982, sec. 2.2].
+    """torch.optim.Muon for the weight matrices of blocks and heads; fused AdamW for embeddings, and
+    without weight decay for biases, norms and scalars [Muon, Keller Jordan 2024]. Muon's updates
+    are scaled to the size of AdamW's, so both work at similar learning rates
+    [arXiv 2502.16982, section 2.2].
 
-    The state is numbered as that of one optimiser: Muon's parameters first. A qkv matrix is one
-    matrix for it; others split it in three.
+    The state is numbered as that of one optimizer, Muon's parameters first. A QKV matrix counts as
+    one matrix; other implementations split it into three.
     """
 
     def __init__(self, objective, lr, weight_decay):
         matrices, embeddings, others = [], [], []
         for name, parameter in objective.named_parameters():
-            is_table = {"embed", "position_embedding"} & set(name.split("."))
-            kind = others if parameter.ndim != 2 else embeddings if is_table else matrices
+            is_embedding = {"embed", "position_embedding"} & set(name.split("."))
+            group = others if parameter.ndim != 2 else embeddings if is_embedding else matrices
             if parameter.requires_grad:
-                kind.append(parameter)
+                group.append(parameter)
         self.muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay,
                                      adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW([dict(params=embeddings, weight_decay=weight_decay),
                                         dict(params=others, weight_decay=0.0)], lr=lr, fused=True)
-        self.count = len(matrices)
-        self.found_inf = torch.zeros(())  # not 0: the step changes nothing
+        self.num_matrices = len(matrices)
 
     @property
     def param_groups(self):
-        # Loading a state makes new ones.
         return self.muon.param_groups + self.adamw.param_groups
 
     def step(self):
-        # Muon does not look at it, and a wait for the device is little beside its products.
-        if not self.found_inf:
-            self.muon.step()
-            self.adamw.step()
+        self.muon.step()
+        self.adamw.step()
 
     def zero_grad(self, set_to_none=True):
         self.muon.zero_grad(set_to_none)
@@ -43,12 +43,32 @@ class MuonAndAdamW:
 
     def state_dict(self):
         rest = self.adamw.state_dict()["state"]
-        state = {self.count + number: moments for number, moments in rest.items()}
-        return {"state": self.muon.state_dict()["state"] | state}
+        rest = {self.num_matrices + index: moments for index, moments in rest.items()}
+        return {"state": self.muon.state_dict()["state"] | rest}
 
     def load_state_dict(self, saved):
-        first = {number: one for number, one in saved["state"].items() if number < self.count}
-        rest = {number - self.count: one for number, one in saved["state"].items()
-                if number >= self.count}
+        first, rest = {}, {}
+        for index, moments in saved["state"].items():
+            if index < self.num_matrices:
+                first[index] = moments
+            else:
+                rest[index - self.num_matrices] = moments
         self.muon.load_state_dict(self.muon.state_dict() | {"state": first})
         self.adamw.load_state_dict(self.adamw.state_dict() | {"state": rest})
+
+
+def load_moments(optimizer, state, path):
+    """Load the moments of a checkpoint; learning rate and other settings stay those of this run.
+
+    Raises BadInput for moments whose shapes do not fit the parameters: fused AdamW trusts the
+    shapes of a file and would write outside of its memory."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, moments in state.items():
+        for name, moment in moments.items():
+            shape = torch.Size([]) if name == "step" else parameters[index].shape
+            if moment.shape != shape or moment.layout != torch.strided:
+                raise BadInput(f"{path}: {name} of parameter {index} has the shape "
+                               f"{tuple(moment.shape)} instead of {tuple(shape)}: choose another "
+                               "--out")
+            moments[name] = moment.contiguous()
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
