@@ -1,14 +1,14 @@
 """The training objectives: first the losses as pure functions, then one class per paper.
 
-Of a class read `collate`, which has all that is random, and `forward` together.
+In a class, read `collate`, which has all the randomness but dropout, together with `forward`.
 
 Axes: T tokens of the packed line, R rows, D width, N selected positions or compared items.
 """
 
 import copy
 import importlib.util
-import itertools
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,49 +20,49 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from corpora.folder import hash_of_file
-from corpora.program import BadInput, check_range, did_you_mean, validate
-from data import MASKS, ROLES, corrupt, exact_mask, token_mask
+from common import BadInput, did_you_mean, shown, validate
+from data import MASKS, add_special, apply_bert_masking, concat_ids, fixed_count_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
-from model import Block, ModelConfig, Packed, Regressor, Segment, initialise, sinusoids
+from model import Block, ModelConfig, Packed, Regressor, Segment, initialize, sinusoids
 
-# ---- losses, the simplest first: (N, D), (N, D) -> (), in float32 whatever the run's precision
+# ---- losses, the simplest first: (N, D), (N, D) -> (), computed in float32 at every precision
 
 
 def mse(x, y):
-    """Mean of (x - y)^2 over items and dimensions, of raw vectors [MEXMA, sec. 3; released]."""
+    """Return the mean of (x - y)^2, not normalized [MEXMA, sec. 3, and its code]."""
     return F.mse_loss(upcast(x), upcast(y))
 
 
 def mse_unit(x, y):
-    """`mse` of unit vectors [BERT-JEPA's code]."""
+    """Return the MSE of the L2-normalized embeddings [BERT-JEPA's code]."""
     return mse(F.normalize(upcast(x), dim=-1), F.normalize(upcast(y), dim=-1))
 
 
 def smooth_l1(x, y):
-    """Half the square below 1, the absolute difference beyond [I-JEPA's code]."""
+    """Return the mean of d^2 / 2 where d = |x - y| is below 1, and of d - 1/2 elsewhere
+    [I-JEPA's code]."""
     return F.smooth_l1_loss(upcast(x), upcast(y))
 
 
 def cosine_distance(x, y):
-    """Mean of 1 - cos(x_i, y_i) [LLM-JEPA, sec. 3; Predict-and-Reconstruct, eq. 7]."""
+    """Return the mean of 1 - cos(x_i, y_i) [LLM-JEPA, sec. 3; Predict-and-Reconstruct, eq. 7]."""
     return (1 - F.cosine_similarity(upcast(x), upcast(y), dim=-1)).mean()
 
 
 def l2_distance(x, y):
-    """Mean of |x_i - y_i|, of raw vectors [LLM-JEPA's code, --jepa_l2]."""
+    """Return the mean of |x_i - y_i|, not normalized [LLM-JEPA's code, --jepa_l2]."""
     return torch.linalg.vector_norm(upcast(x) - upcast(y), dim=-1).mean()
 
 
 def no_autocast(x):
-    """`with no_autocast(x):` matrix products stay in float32."""
+    """Return a context in which matmuls on x's device stay in float32."""
     return torch.autocast(x.device.type, enabled=False)
 
 
 def koleo(x, unit=True, epsilon=1e-8):
-    """Push every vector away from its nearest: -mean_i log min_j |x_i - x_j|, (N, D) -> ()
-    [Sablayrolles et al. 2019, eq. 3]; `unit`: of unit vectors, as in MEXMA's code; otherwise of the
-    vectors as they are, as in its formula [MEXMA, sec. 3.3]."""
+    """Push each embedding away from its nearest neighbor: -mean_i log min_j |x_i - x_j|,
+    (N, D) -> () [Sablayrolles et al. 2019, eq. 3]. `unit`: L2-normalize first, as MEXMA's code
+    does; its formula does not [MEXMA, sec. 3.3]."""
     x = upcast(x)
     if unit:
         x = F.normalize(x, dim=-1, eps=epsilon)
@@ -70,27 +70,27 @@ def koleo(x, unit=True, epsilon=1e-8):
         squares = x.square().sum(-1)
         distances = squares[:, None] + squares - 2 * x @ x.T  # (N, N)
         nearest = distances.fill_diagonal_(torch.inf).argmin(1)  # (N,)
-    # With both epsilons, as released, exact duplicates give a large finite value.
+    # With both epsilons, as in the code, exact duplicates give a large but finite value.
     distance = F.pairwise_distance(x, x[nearest], eps=epsilon)  # (N,)
     return -(distance + epsilon).log().mean()
 
 
-def info_nce(x, y, temperature, within=True, keep_self=False, both=True):
-    """Each vector must find its partner among all others: the mean of 2N cross-entropies of
-    cosine / temperature [van den Oord et al. 2018, eq. 4, in both directions].
+def info_nce(x, y, temperature, intra_side_negatives=True, include_self=False, symmetric=True):
+    """Classify each embedding's partner among all others: the mean cross-entropy of
+    cosine / temperature [van den Oord et al. 2018, eq. 4].
 
-    within: vectors of the same side are negatives too, 2N - 2 in all
-    keep_self: the cosine with itself is in the denominator, and the loss stays above ln 2
-    both: False: only x searches, and among y alone
+    intra_side_negatives: embeddings of the same side are negatives too, 2N - 2 in all
+    include_self: each embedding is its own negative too, so the loss stays above ln 2
+    symmetric: classify in both directions; otherwise classify only x's partners, among y
     """
     x = F.normalize(upcast(x), dim=-1)
     y = F.normalize(upcast(y), dim=-1)
     n = len(x)
-    if within and both:
+    if intra_side_negatives and symmetric:
         z = torch.cat([x, y])  # (2N, D)
         with no_autocast(z):
             logits = z @ z.T / temperature  # (2N, 2N)
-        if not keep_self:
+        if not include_self:
             itself = torch.eye(2 * n, dtype=torch.bool, device=x.device)
             logits = logits.masked_fill(itself, -torch.inf)
         return F.cross_entropy(logits, torch.arange(2 * n, device=x.device).roll(n))
@@ -98,129 +98,114 @@ def info_nce(x, y, temperature, within=True, keep_self=False, both=True):
         logits = x @ y.T / temperature  # (N, N)
     partner = torch.arange(n, device=x.device)
     loss = F.cross_entropy(logits, partner)
-    return (loss + F.cross_entropy(logits.T, partner)) / 2 if both else loss
+    return (loss + F.cross_entropy(logits.T, partner)) / 2 if symmetric else loss
 
 
 def vicreg(x, y, invariance=25.0, variance=25.0, covariance=1.0):
-    """Pull partners together, keep every dimension's deviation above 1, decorrelate dimensions; raw
-    vectors, N >= 2 [Bardes et al. 2022, eq. 1-6; sides averaged and summed as in BERT-JEPA's code].
-    """
+    """Pull partners together, keep the standard deviation of each dimension above 1, decorrelate
+    dimensions; N >= 2 [Bardes et al. 2022, eq. 1-6; means and sums as in BERT-JEPA's code]."""
     x = upcast(x)
     y = upcast(y)
     hinge = 0.0
     off_diagonal = 0.0
     for z in (x - x.mean(0), y - y.mean(0)):
         with no_autocast(z):
-            squares = (z.T @ z / (len(z) - 1)).square()  # (D, D), of the covariances
+            squares = (z.T @ z / (len(z) - 1)).square()  # squared covariances, (D, D)
         hinge = hinge + F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean()
         off_diagonal = off_diagonal + (squares.sum() - squares.diagonal().sum()) / z.shape[1]
     return invariance * F.mse_loss(x, y) + variance * hinge / 2 + covariance * off_diagonal
 
 
-def standardised(x):
-    """Every dimension with mean 0 and deviation 1: (N, D) -> (N, D)."""
+def standardized(x):
+    """Return x with mean 0 and standard deviation 1 in each dimension: (N, D) -> (N, D)."""
     return (x - x.mean(0)) / (x.std(0, correction=0) + 1e-6)
 
 
 def barlow_twins(x, y, off_diagonal=0.005):
-    """Make the cross-correlation C of the two sides the identity: sum_i (1 - C_ii)^2 +
+    """Make the cross-correlation matrix C of the two sides the identity: sum_i (1 - C_ii)^2 +
     off_diagonal * sum_{i != j} C_ij^2 [Zbontar et al. 2021, eq. 1]."""
     with no_autocast(x):
-        matrix = standardised(upcast(x)).T @ standardised(upcast(y)) / len(x)  # (D, D)
+        matrix = standardized(upcast(x)).T @ standardized(upcast(y)) / len(x)  # (D, D)
     diagonal = matrix.diagonal()
     others = matrix.square().sum() - diagonal.square().sum()
     return (1 - diagonal).square().sum() + off_diagonal * others
 
 
-def epps_pulley(z, seed, slices=256, reach=3.0, points=17):
-    """How far vectors are from a standard normal, (N, D) -> (): the mean over random directions,
-    drawn by `seed`, of N * integral |phi(t) - exp(-t^2/2)|^2 exp(-t^2/2) dt over |t| <= reach, phi
-    being the characteristic function of the projections [Epps & Pulley 1983; LeJEPA]."""
+def epps_pulley(z, slices=256, reach=3.0, points=17):
+    """Return how far embeddings are from a standard normal distribution, (N, D) -> (): the mean
+    over random directions of N * integral |phi(t) - exp(-t^2/2)|^2 exp(-t^2/2) dt, |t| <= reach,
+    where phi is the characteristic function of the projections [Epps & Pulley 1983; LeJEPA]."""
     z = upcast(z)
-    # Drawn where z is: numbers from another device would have to be waited for.
-    chance = torch.Generator(z.device).manual_seed(seed)
-    directions = torch.randn(z.shape[1], slices, generator=chance, device=z.device,
-                             dtype=torch.float64)
-    directions = F.normalize(directions, dim=0).to(z.dtype)  # (D, slices)
+    directions = torch.randn(z.shape[1], slices, device=z.device, dtype=z.dtype)
+    directions = F.normalize(directions, dim=0)  # (D, slices)
     t = torch.linspace(0, reach, points, device=z.device, dtype=z.dtype)
     normal = (-t.square() / 2).exp()
     with no_autocast(z):
         angle = (z @ directions)[..., None] * t  # (N, slices, points)
         error = (angle.cos().mean(0) - normal).square() + angle.sin().mean(0).square()
-        # Twice the half [0, reach]: the integrand is even.
+        # The integrand is even, so the integral is twice that over [0, reach].
         return 2 * len(z) * torch.trapezoid(error * normal, t).mean()
 
 
-def sigreg(x, y, seed, share=0.05):
-    """`mse`, and the distance of either side from an isotropic Gaussian; raw vectors
+def sigreg(x, y, fraction=0.05):
+    """Return the MSE, and how far each side is from an isotropic Gaussian; not normalized
     [LeJEPA, Balestriero & LeCun 2025, eq. 7]."""
-    return (1 - share) * mse(x, y) + share * (epps_pulley(x, seed) + epps_pulley(y, seed)) / 2
+    return (1 - fraction) * mse(x, y) + fraction * (epps_pulley(x) + epps_pulley(y)) / 2
 
 
 Align = Literal["mse", "mse_unit", "cosine", "l2", "smooth_l1", "info_nce", "vicreg", "barlow",
                 "sigreg", "none"]
-IN_BATCH = ("info_nce", "vicreg", "barlow", "sigreg")  # they compare the items of a batch
+IN_BATCH = ("info_nce", "vicreg", "barlow", "sigreg")  # these compare the items of a batch
 WITHOUT_OPTIONS = {"mse": mse, "mse_unit": mse_unit, "cosine": cosine_distance, "l2": l2_distance,
-                   "smooth_l1": smooth_l1, "vicreg": vicreg, "barlow": barlow_twins}
+                   "smooth_l1": smooth_l1, "vicreg": vicreg, "barlow": barlow_twins,
+                   "sigreg": sigreg}
 
 
-def align(kind, x, y, temperature=0.07, seed=0, within=True, keep_self=False, both=True):
-    """The loss named `kind`; the seed is for sigreg, the other options are info_nce's."""
+def align(kind, x, y, temperature=0.07, intra_side_negatives=True, include_self=False,
+          symmetric=True):
+    """Return the loss that is called `kind`; the options are those of info_nce."""
     if kind == "info_nce":
-        return info_nce(x, y, temperature, within, keep_self, both)
-    if kind == "sigreg":
-        return sigreg(x, y, seed)
+        return info_nce(x, y, temperature, intra_side_negatives, include_self, symmetric)
     if kind == "none":
-        return 0 * upcast(x).sum()  # not a plain 0: DDP waits for every parameter's gradient
+        return 0 * upcast(x).sum()  # not a plain 0: DDP waits for the gradient of every parameter
     return WITHOUT_OPTIONS[kind](x, y)
 
 
-# ---- the vectors of all processes, with gradients: losses over a whole batch need them
-
-
-class AllGather(torch.autograd.Function):
-    """(N, D) -> (world x N, D); the gradient is the sum of what all ranks want of these rows."""
-
-    @staticmethod
-    def forward(ctx, x):
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous()
-        dist.all_reduce(grad)
-        return grad.chunk(dist.get_world_size())[dist.get_rank()]
+def num_processes():
+    """Return how many processes train together (torchrun)."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def all_gather_with_grad(x):
-    """The items of all ranks, (world x N, D): each computes the loss of the whole batch, and DDP's
-    mean of the summed gradients is the gradient of one big batch."""
-    return AllGather.apply(x) if dist.is_available() and dist.is_initialized() else x
+    """Gather the items of all processes, with gradients: (N, D) -> (processes * N, D). Each process
+    then computes the loss of the whole batch, and DDP averages their gradients."""
+    if num_processes() == 1:
+        return x
+    from torch.distributed.nn.functional import all_gather  # missing in builds without distributed
+    return torch.cat(all_gather(x))
 
 
 # ---- what objectives are made of
 
 
 class Teacher(nn.Module):
-    """A copy of a model that follows it and is never trained: Packed -> states (T, D), without
-    gradients or dropout [BYOL, Grill et al. 2020, sec. 3.1].
+    """An EMA copy of a model: Packed -> hidden states (T, D), without gradients or dropout
+    [BYOL, Grill et al. 2020, sec. 3.1].
 
-        teacher <- m teacher + (1 - m) student,  m from `momentum` to 1 over the run
+        teacher <- m teacher + (1 - m) student,  m rises from `momentum` to 1 over the run
 
-    `start_share` is the share that the weights at step 0 still have in the teacher.
+    `init_weight` is the weight that the parameters of step 0 still have in the teacher.
     """
 
     def __init__(self, model, momentum):
         super().__init__()
         self.model = copy.deepcopy(model).requires_grad_(False)
         self.momentum = momentum
-        self.register_buffer("start_share", torch.ones(()))
+        self.register_buffer("init_weight", torch.ones(()))
         self.train(False)
 
     def train(self, mode=True):
-        return super().train(False)  # whatever the objective around it does
+        return super().train(False)  # also when the objective around it is set to train
 
     @torch.no_grad()
     def forward(self, packed):
@@ -229,118 +214,116 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def update(self, student, progress):
         m = self.momentum + (1 - self.momentum) * progress
-        self.start_share.mul_(m)
-        # All parameters in a few kernels, not one after the other.
+        self.init_weight.mul_(m)
+        # All parameters in a few kernels, instead of one after the other.
         torch._foreach_lerp_(list(self.model.parameters()), list(student.parameters()), 1 - m)
 
 
 class Objective(nn.Module):
-    """A model and all that exists only to train it. A class adds `forward(batch)` -> loss (),
-    {term: ()}, the same terms for every batch, and a static
-    `collate(examples, rng, config, special)` -> batch: a dict with `packed`, the line that the
-    model reads, `num_targets` (k,), by which its k token losses divide, and what forward needs."""
-    name = ""
-    views = 1  # texts of an example
+    """A model, and everything that exists only to train it. A subclass writes two functions.
+
+    `collate(examples, rng, config, special)` turns N examples into a batch. An example is a tuple
+    of token ids, one array per view. A batch is a dict: `packed`, the line of tokens that the model
+    reads; `loss_denominators` (k,), the numbers of targets of its k token losses (k can be 0); and
+    what `forward` needs. All randomness must come from `rng`: a resumed run repeats its batches.
+
+    `forward(batch)` returns the loss () and {term: ()}, detached, with the same terms every time.
+
+    The mask is part of the batch. For example, this makes a causal mask a window of 64 tokens:
+
+        first = packed.key_ranges[:, 0]  # the first key that each token sees
+        first.copy_(torch.maximum(first, torch.arange(len(first)) - 63))
+    """
+    name = ""  # also the folder of its runs
+    views = 1  # texts in an example
     texts_per_row = 1  # how many of them a row can hold
-    causal = False  # the model reads left to right
-    head = "none"  # of the model, before its vocabulary
-    pool = "cls"  # what the sentence vector is
-    paper = {}  # training values and options as published; what is missing has a default
-    toy = {}  # those that differ at size toy
-    presets = {}  # {a name: (values laid over `paper`, over `toy`)}
-    held_out = {}  # options that `collate` reads otherwise for the rows held out
-    reads = ""  # the states that its loss reads, where that is not what --pool gives
-    file_hash = ""  # of the file that --objective named
+    causal = False  # tokens see only themselves and earlier tokens
+    head = "none"  # what comes before the model's vocabulary: none, or BERT's transform
+    pool = "cls"  # the state that is the sentence embedding: cls, mean, max or last
+    paper = {}  # settings and options of the paper; those that are missing have defaults
+    toy = {}  # settings that differ at size toy
+    presets = {}  # {name: (settings on top of `paper`, settings on top of `toy`)}
+    eval_overrides = {}  # options that differ for the validation loss
 
     @dataclass(frozen=True)
     class Config:
-        """The objective's own options; the comment beside a field is its help."""
+        """The objective's options. The comment after a field is the help text of its flag."""
 
     def __init__(self, model, config):
         super().__init__()
         self.model = model
         self.config = config
-        self.regressor = None  # in place of the model's head
-        self.register_buffer("progress", torch.zeros(()))  # how much of the run is done
+        self.mlm_head = None  # a head to use instead of the model's
+        self.register_buffer("progress", torch.zeros(()))  # fraction of the run that is done
 
     @classmethod
-    def in_batch(cls, config):
-        """Does the loss compare the examples of a batch? Then no text may occur in it twice."""
+    def uses_in_batch_negatives(cls, config):
+        """Return whether the loss compares the examples of a batch. Then no text occurs twice."""
         return getattr(config, "align", "") in IN_BATCH
 
     @classmethod
     def model_head(cls, config):
-        """`head`, unless the objective brings its own."""
+        """Return the model's `head`: "none" if the objective has its own."""
         return cls.head
 
     @staticmethod
     def special_tokens(config):
-        """Names of tokens in its rows that a pretrained model's tokenizer lacks."""
+        """Return the special tokens that a pretrained model's tokenizer may lack."""
         return ()
 
     @staticmethod
     def affixes(config, special):
-        """(prefix, suffix) of a text that is embedded, [CLS] prefix text suffix: of the first view,
-        and of the others."""
-        plain = ((), (special.sep,))
-        return plain, plain
+        """Return all ids around a text when it is embedded: ((before, after) of the first view,
+        (before, after) of the others)."""
+        return ((special.before, special.after),) * 2
 
     def vocabulary_loss(self, states, batch):
-        """Mean cross-entropy at the target positions, which alone get logits: (T, D) -> ()."""
-        head = self.regressor or self.model.head
+        """Return the mean cross-entropy at the target positions, (T, D) -> ()."""
+        head = self.mlm_head or self.model.head
         states, weight, bias = head(states[batch["target_positions"]])  # (N, D)
         softcap = self.model.config.logit_softcap
         total = linear_cross_entropy(states, weight, bias, batch["targets"], softcap)
-        return total / batch["num_targets"][0]
+        return total / batch["loss_denominators"][0]
 
     def after_step(self, progress):
-        """Called after every optimiser step, progress in (0, 1]."""
+        """Update teachers and schedules after an optimizer step; progress is in (0, 1]."""
         self.progress.fill_(progress)
 
     def warning(self):
-        """A line for the log about what goes wrong unseen."""
+        """Return a warning for the log, or ""."""
         return ""
 
 
 def check_heads(name, heads, width):
     if width % heads:
-        raise BadInput(f"{name} is {heads}: the width {width} must be a multiple of {name}")
+        raise BadInput(f"{name} is {heads}: the width {width} must be a multiple of it")
 
 
-def joined(*parts):
-    """Ids end to end, from arrays, lists or tuples -> (n,) int64."""
-    return np.concatenate([np.asarray(part, np.int64) for part in parts])
-
-
-def row(ids, special):
-    """[CLS] ids [SEP]"""
-    return joined([special.cls], ids, [special.sep])
-
-
-def corrupt_rows(rows, chosen, rng, special):
-    """Corrupt the chosen tokens (T,) bool -> rows, target positions (N,), targets (N,)."""
+def mask_chosen(rows, chosen, rng, special):
+    """Mask the chosen tokens (T,) bool as BERT does; return the rows, the target positions (N,) in
+    their line, and the targets (N,)."""
     line = np.concatenate(rows)
-    corrupted = corrupt(line, chosen, rng, special)
-    ends = np.cumsum([len(one) for one in rows])
-    return np.split(corrupted, ends[:-1]), np.flatnonzero(chosen), line[chosen]
+    masked = apply_bert_masking(line, chosen, rng, special)
+    ends = np.cumsum([len(row) for row in rows])
+    return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]
 
 
 def mask_rows(rows, masking, ratio, rng, special):
-    """`corrupt_rows` of a random share of all tokens, drawn by a masking of data.MASKS."""
+    """Mask a random fraction of all tokens, by a masking of data.MASKS; return as mask_chosen."""
     chosen = MASKS[masking](np.concatenate(rows), ratio, rng, special)
-    return corrupt_rows(rows, chosen, rng, special)
+    return mask_chosen(rows, chosen, rng, special)
 
 
 def token_targets(positions, targets, counts):
-    """What every token loss needs of its batch."""
-    # train.py makes num_targets the mean over the parts of a step, which then add up to exactly the
-    # gradient of one big batch. At least 1: a loss of no targets is 0.
+    """Return the part of a batch that token losses need."""
+    # train.py averages the denominators over micro-batches and processes: their gradients then add
+    # up to exactly that of one big batch. At least 1: without targets the loss is 0.
     return dict(target_positions=torch.from_numpy(positions), targets=torch.from_numpy(targets),
-                num_targets=torch.tensor(counts).float().clamp(min=1))
+                loss_denominators=torch.tensor(counts).float().clamp(min=1))
 
 
 def shuffled_pairs(examples, rng):
-    """Each pair in an order of its own."""
+    """Swap the two texts of each pair with probability 1/2."""
     swapped = rng.random(len(examples)) < 0.5
     return [pair[::-1] if swap else pair for pair, swap in zip(examples, swapped)]
 
@@ -348,10 +331,10 @@ def shuffled_pairs(examples, rng):
 Masking = Literal[tuple(MASKS)]  # the choices of --masking
 
 
-# ---- baselines; toy values are for small models from scratch, minutes on a CPU, here and below
+# ---- baselines; `toy` settings are for small models from scratch that train in minutes on a CPU
 
 
-# The recipes of MEXMA [A.3, A.5] and of Predict and Reconstruct [table 1], and of their baselines.
+# Settings of MEXMA [A.3, A.5], of Predict and Reconstruct [table 1], and of their baselines.
 MEXMA = dict(lr=1e-4, steps=300_000, warmup=0.3, lr_start=0.1, schedule="cosine", weight_decay=0.0,
              clip=1.2, max_length=200)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
@@ -360,7 +343,7 @@ HYBRID_TOY = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, max_length=128)
 
 
 class Mlm(Objective):
-    """Masked-language modelling: restore 15 % of the tokens from the rest
+    """Masked-language modeling: mask 15 % of the tokens and predict them
     [Devlin et al. 2019, sec. 3.1]."""
     name = "mlm"
     head = "transform"
@@ -368,33 +351,31 @@ class Mlm(Objective):
     paper = dict(lr=1e-4, batch=256, steps=1_000_000, warmup=0.01, schedule="linear",
                  weight_decay=0.01, clip=1.0, max_length=510)
     toy = dict(HYBRID_TOY, batch=128)  # as many sentences as 64 pairs
-    # What hybrid is compared with.
-    presets = {"hybrid": (dict(HYBRID, regressor=True), HYBRID_TOY)}
+    presets = {"hybrid": (dict(HYBRID, regressor=True), HYBRID_TOY)}  # the baseline of hybrid
 
     @dataclass(frozen=True)
     class Config:
-        masking: Masking = "token"  # what is hidden
-        mask_ratio: float = 0.15  # share of the tokens that become targets
-        regressor: bool = False  # take hybrid's head, which is not tied, in place of BERT's
+        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
+        mask_ratio: float = 0.15  # fraction of tokens to mask
+        regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "mask_ratio", 0, 1)
+            validate(self, fraction="mask_ratio")
 
     def __init__(self, model, config):
         super().__init__(model, config)
         if config.regressor:
-            self.regressor = Regressor(model.config.width, model.config.vocab)
+            self.mlm_head = Regressor(model.config.width, model.config.vocab)
 
     @classmethod
     def model_head(cls, config):
         return "none" if config.regressor else cls.head
 
-    # packed: a corrupted row an example
-    # target_positions (N,), targets (N,): the hidden tokens;  num_targets (1,)
+    # packed: one masked row per example
+    # target_positions (N,), targets (N,): the masked tokens;  loss_denominators (1,): N
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [row(ids, special) for ids, in examples]
+        clean = [add_special(ids, special) for ids, in examples]
         rows, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets, [len(targets)]))
 
@@ -405,8 +386,8 @@ class Mlm(Objective):
 
 
 class Contrastive(Objective):
-    """A bi-encoder trained with symmetric InfoNCE over translation pairs (the baseline of MEXMA's
-    table 6, and LaBSE's family)."""
+    """A bi-encoder, trained with symmetric InfoNCE on translation pairs (as LaBSE; the baseline of
+    MEXMA's table 6)."""
     name = "contrastive"
     views = 2
     paper = dict(MEXMA, batch=1200)
@@ -414,63 +395,67 @@ class Contrastive(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        temperature: float = 0.07  # divides the cosines
-        within: bool = False  # sentences of the same side are negatives too
+        temperature: float = 0.07  # softmax temperature
+        intra_language_negatives: bool = False  # also use negatives of the same language
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "temperature", above=0)
+            validate(self, positive="temperature")
 
     @classmethod
-    def in_batch(cls, config):
+    def uses_in_batch_negatives(cls, config):
         return True
 
-    # packed: the N first sentences, then the N second ones;  num_targets (0,)
+    # packed: the N first sentences, then the N second ones;  loss_denominators (0,)
     @staticmethod
     def collate(examples, rng, config, special):
-        rows = [row(first, special) for first, _ in examples]
-        rows += [row(second, special) for _, second in examples]
-        return dict(packed=Packed.of(rows), num_targets=torch.zeros(0))
+        rows = [add_special(first, special) for first, _ in examples]
+        rows += [add_special(second, special) for _, second in examples]
+        return dict(packed=Packed.of(rows), loss_denominators=torch.zeros(0))
 
     def forward(self, batch):
         states = self.model(batch["packed"])  # (T, D)
-        vectors = self.model.pool(states, batch["packed"])  # (2N, D)
-        x, y = map(all_gather_with_grad, vectors.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, self.config.within)
+        embeddings = self.model.pool(states, batch["packed"])  # (2N, D)
+        x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
+        loss = info_nce(x, y, self.config.temperature, self.config.intra_language_negatives)
         return loss, {"align": loss.detach()}
 
 
 class Ntp(Objective):
-    """Next-token prediction of the second text after the first: a row [CLS] text [SEP] code, whose
-    targets are code [SEP], the last of which stops a generation and is missing behind a cut code.
-    A third text is a chat's system turn."""
+    """Next-token prediction of an answer after a Text: a row is [CLS] Text [SEP] answer, and the
+    targets are the answer and [SEP], the stop token (not after a truncated answer). In a chat, an
+    example has a third text, the system turn."""
     name = "ntp"
     views = 2
     texts_per_row = 2
     causal = True
     pool = "last"
     paper = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0,
-                 clip=1.0, max_length=512)
+                 clip=1.0, max_length=512, data="regex")
     toy = dict(lr=2e-3, batch=64, steps=600, warmup=0.1, max_length=128)
     presets = {"scratch": (dict(lr=8e-5), {})}
 
     @dataclass(frozen=True)
     class Config:
-        labels: Literal["answer", "all", "all-stop"] = "answer"  # all: no stop token (released)
+        # tokens to predict; all: answer and Text, but no stop token (released code)
+        labels: Literal["answer", "all", "all+eos"] = "answer"
 
         def __post_init__(self):
             validate(self)
 
     @staticmethod
     def affixes(config, special):
-        return (special.chat.user, (special.sep,)), (special.chat.assistant, (special.sep,))
+        chat = special.chat
+        return ((special.before + chat.user, (special.sep,)),
+                (special.before + chat.assistant, (special.sep,)))
 
-    # packed: a row an example, of two segments: Text, answer
-    # target_positions (N,), targets (N,): tokens that predict, and the next ones;  num_targets (1,)
+    # packed: one row per example, of two segments: Text, answer
+    # target_positions (N,), targets (N,): tokens that predict, and the next tokens
+    # loss_denominators (1,): N
     @staticmethod
     def collate(examples, rng, config, special):
-        rows = next_token_rows(examples, special)
-        return next_token_batch(rows, examples, config.labels, special)
+        rows = [prompt_and_answer(example, special) for example in examples]
+        packed = Packed.of_segments(rows)
+        return dict(packed=packed, **next_tokens(packed, rows, examples, config.labels, special))
 
     def forward(self, batch):
         loss = self.vocabulary_loss(self.model(batch["packed"]), batch)
@@ -478,94 +463,87 @@ class Ntp(Objective):
 
 
 def row_start(example, special):
-    """What every view of an example begins with: [CLS], and the system turn if there is one."""
-    system = [joined(special.chat.system, text, special.chat.end) for text in example[2:]]
-    return joined([special.cls], *system)
+    """Return the start of a row: [CLS], and the system turn if the example has one."""
+    system = [concat_ids(special.chat.system, text, special.chat.end) for text in example[2:]]
+    return concat_ids(special.before, *system)
 
 
-def next_token_rows(examples, special):
-    """Rows of two segments, [CLS] (system [SEP]) text and the answer that continues it, [SEP] code;
-    other ids stand around the turns of a decoder's own chats: data.Chat."""
-    rows = []
-    for example in examples:
-        text = joined(row_start(example, special), special.chat.user, example[0])
-        answer = joined(special.chat.end, special.chat.assistant, example[1])
-        rows.append([Segment(text, True), Segment(answer, True, prefix=(0, len(text)))])
-    return rows
+def prompt_and_answer(example, special):
+    """Return two segments: [CLS] (system [SEP]) Text, and [SEP] answer, which continues it. Around
+    the turns, a pretrained decoder has the tokens of its own chats."""
+    chat = special.chat
+    prompt = concat_ids(row_start(example, special), chat.user, example[0])
+    answer = concat_ids(chat.end, chat.assistant, example[1])
+    return [Segment(prompt, True), Segment(answer, True, prefix=(0, len(prompt)))]
 
 
-def next_token_batch(rows, examples, labels, special):
-    """Rows of segments -> batch; the first rows are the examples', of the segments Text (and maybe
-    [PRED]s behind it) and answer."""
-    packed = Packed.of_segments(rows)
-    positions = []
-    targets = []
-    for example, segments, start in zip(examples, rows, packed.cu_seqlens.tolist()):
-        text, answer = segments[:2]
-        length = answer.prefix[1]
+def next_tokens(packed, rows, examples, labels, special):
+    """Return the targets of rows whose first two segments are the Text, maybe with [PRED]s after
+    it, and the answer."""
+    target_of = np.full(len(packed.tokens), -1)  # the next token of each token; -1: none
+    for example, (text, answer, *_), start in zip(examples, rows, packed.cu_seqlens.tolist()):
+        prompt_length = answer.prefix[1]  # the answer does not see the [PRED]s
+        tokens = concat_ids(text.tokens[:prompt_length], answer.tokens)
+        targets = np.append(tokens[1:], special.sep)
+        if labels == "answer":
+            # The token before the answer predicts its first one.
+            targets[:len(tokens) - len(example[1]) - 1] = -1
+        if labels == "all" or example.cut[1]:
+            targets[-1] = -1
         answer_start = start + len(text.tokens)
-        answer_end = answer_start + len(answer.tokens)
-        # The tokens without [PRED]s, and what follows each.
-        index = joined(np.arange(start, start + length), np.arange(answer_start, answer_end))
-        following = joined(text.tokens[1:length], answer.tokens, [special.sep])
-        # The token before the code predicts its first one; a cut code is not the end.
-        first = len(index) - len(example[1]) - 1 if labels == "answer" else 0
-        last = len(index) - (labels == "all" or example.cut[1])
-        positions.append(index[first:last])
-        targets.append(following[first:last])
-    targets = joined(*targets)
-    return dict(packed=packed, **token_targets(joined(*positions), targets, [len(targets)]))
+        target_of[start:start + prompt_length] = targets[:prompt_length]
+        target_of[answer_start:answer_start + len(answer.tokens)] = targets[prompt_length:]
+    positions = np.flatnonzero(target_of >= 0)
+    return token_targets(positions, target_of[positions], [len(positions)])
 
 
 # ---- MEXMA
 
 
 class Mexma(Objective):
-    """The sentence vector of one language unmasks the tokens of the other, the two vectors are
-    aligned, and KoLeo spreads them [MEXMA, arXiv 2409.12737, sec. 3].
+    """The sentence embedding of one language helps to predict the masked tokens of the other, the
+    two embeddings are aligned, and KoLeo spreads them out [MEXMA, arXiv 2409.12737, sec. 3].
 
         loss = align_weight |S_A - S_B|^2
              + mlm_weight (CE_A + CE_B) / 2
              + koleo_weight (koleo(S_A) + koleo(S_B)) / 2
 
-    which is the paper's alpha = 1, beta = 1/2, gamma = .005 on sums.
+    The paper sums over languages, so its alpha = 1, beta = 1/2, gamma = 0.005 are our defaults.
     """
     name = "mexma"
     views = 2
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
-    # From scratch the paper's MSE falls by ever shorter vectors and its KoLeo is too weak against
-    # collapse: the cosine knows no length, and KoLeo weighs 1 (results/mexma-choice.md).
+    # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo is too weak against
+    # collapse. The cosine ignores norms, and a KoLeo weight of 1 suffices.
     toy = dict(lr=1e-3, batch=64, accumulate=1, steps=600, warmup=0.1, lr_start=0.0, max_length=128,
                align="cosine", align_weight=2.0, koleo_weight=1.0,
                head_layers=2, head_heads=4, head_hidden=512)
 
     @dataclass(frozen=True)
     class Config:
-        align: Align = "mse"  # how the two vectors are aligned
+        align: Align = "mse"  # alignment loss between the two sentence embeddings
         align_weight: float = 1.0  # weight of the alignment loss
-        align_views: Literal["clean", "dirty"] = "clean"  # dirty: A's vector from its masked text
-        mlm_weight: float = 1.0  # weight of unmasking, the mean of the two languages
-        koleo_weight: float = 0.01  # weight of KoLeo, the mean of the two languages
-        # The unit vectors are those of the released code, the raw ones of the paper's formula.
-        koleo_input: Literal["unit", "raw"] = "unit"  # the vectors that KoLeo spreads
-        symmetrical: bool = True  # unmask both languages (otherwise one, drawn per example)
-        token_gradients: bool = True  # teach the encoder also through the tokens it gives the head
-        masking: Masking = "token"  # what is hidden
-        mask_first: float = 0.4  # share of the first text's tokens that are hidden
-        mask_second: float = 0.4  # share of the second text's tokens that are hidden
-        head_layers: int = 6  # blocks of the unmasking head, which has no positions
-        head_heads: int = 8  # attention heads of the unmasking head
-        head_hidden: int = 3072  # width inside the unmasking head's feed-forward
-        temperature: float = 0.07  # divides the cosines of info_nce; the paper does not say
-        within: bool = False  # with info_nce sentences of the same language are negatives too
+        # align sentence A's embedding from its unmasked or its masked text
+        align_views: Literal["clean", "dirty"] = "clean"
+        mlm_weight: float = 1.0  # weight of the MLM loss (mean over both languages)
+        koleo_weight: float = 0.01  # weight of KoLeo (mean over both languages)
+        # KoLeo of L2-normalized (released code) or unnormalized (paper) embeddings
+        koleo_input: Literal["unit", "raw"] = "unit"
+        symmetrical: bool = True  # mask both languages; otherwise one, at random per example
+        token_gradients: bool = True  # backpropagate the MLM loss into the token states too
+        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
+        mask_first: float = 0.4  # fraction of the first text's tokens to mask
+        mask_second: float = 0.4  # fraction of the second text's tokens to mask
+        head_layers: int = 6  # number of layers of the unmasking head
+        head_heads: int = 8  # number of attention heads of the unmasking head
+        head_hidden: int = 3072  # feed-forward width of the unmasking head
+        temperature: float = 0.07  # softmax temperature of info_nce
+        intra_language_negatives: bool = False  # info_nce: also use negatives of the same language
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "align_weight mlm_weight koleo_weight", 0)
-            check_range(self, "head_layers", 0, 1000)
-            check_range(self, "head_heads head_hidden", 1)
-            check_range(self, "mask_first mask_second", 0, 1)
-            check_range(self, "temperature", above=0)
+            validate(self, at_least_1="head_heads head_hidden", positive="temperature",
+                     at_least_0="align_weight mlm_weight koleo_weight head_layers",
+                     fraction="mask_first mask_second")
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes one masked and one clean sentence: "
                                "add --align-views dirty or --align none")
@@ -577,63 +555,65 @@ class Mexma(Objective):
         shape = ModelConfig(width=width, layers=config.head_layers, heads=config.head_heads,
                             ffn_dim=config.head_hidden, norm_epsilon=1e-12,
                             dropout=model.config.dropout)
-        # Heads begin with PyTorch's own initial weights, as released.
+        # As released: no positions, PyTorch's default initialization, tied to the embeddings.
         self.unmask = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        # The head's vocabulary projection is the embedding itself.
         self.vocabulary_bias = nn.Parameter(torch.zeros(model.config.vocab))
 
     @classmethod
-    def in_batch(cls, config):
-        return config.koleo_weight > 0 or super().in_batch(config)
+    def uses_in_batch_negatives(cls, config):
+        return config.koleo_weight > 0 or super().uses_in_batch_negatives(config)
 
-    # packed: the rows of masked A, masked B, clean A, clean B; or of masked A, clean B
+    # packed: the rows of masked A, masked B, clean A, clean B (or of masked A, clean B)
     # head_packed: the masked rows alone, the line that the unmasking head reads
-    # target_positions (N,), targets (N,): the hidden tokens of that line, A's then B's
-    # targets_per_side: [of A, of B], or [of A];  num_targets (2,) or (1,): the same, at least 1
-    # seed: of a loss that draws
+    # target_positions (N,), targets (N,): the masked tokens of that line, A's, then B's
+    # targets_per_side: [number of A's, number of B's], or [number of A's]
+    # loss_denominators (2,) or (1,): the same numbers
     @staticmethod
     def collate(examples, rng, config, special):
         if not config.symmetrical:
-            examples = shuffled_pairs(examples, rng)  # A is either language
-        clean_a = [row(first, special) for first, _ in examples]
-        clean_b = [row(second, special) for _, second in examples]
-        how = config.masking
-        masked, positions, targets = mask_rows(clean_a, how, config.mask_first, rng, special)
-        clean = clean_b
-        per_side = [len(targets)]
+            examples = shuffled_pairs(examples, rng)  # A can be either language
+        clean_a = [add_special(first, special) for first, _ in examples]
+        clean_b = [add_special(second, special) for _, second in examples]
+        sides = [(clean_a, config.mask_first)]
         if config.symmetrical:
-            masked_b, where, what = mask_rows(clean_b, how, config.mask_second, rng, special)
-            positions = joined(positions, where + sum(len(one) for one in masked))
-            targets = joined(targets, what)
-            masked = masked + masked_b
-            clean = clean_a + clean_b
-            per_side.append(len(what))
+            sides.append((clean_b, config.mask_second))
+        masked = []
+        positions = []
+        targets = []
+        for clean, ratio in sides:
+            rows, where, what = mask_rows(clean, config.masking, ratio, rng, special)
+            positions.append(where + sum(len(row) for row in masked))
+            targets.append(what)
+            masked += rows
+        clean = clean_a + clean_b if config.symmetrical else clean_b
+        per_side = [len(what) for what in targets]
         return dict(packed=Packed.of(masked + clean), head_packed=Packed.of(masked),
-                    **token_targets(positions, targets, per_side), targets_per_side=per_side,
-                    seed=int(rng.integers(1 << 31)))
+                    **token_targets(concat_ids(*positions), concat_ids(*targets), per_side),
+                    targets_per_side=per_side)
 
     def forward(self, batch):
         c = self.config
         states = self.model(batch["packed"])  # (T, D)
-        vectors = self.model.pool(states, batch["packed"])  # (R, D)
-        n = len(vectors) // (4 if c.symmetrical else 2)
-        a, b = vectors[-2 * n:].chunk(2)  # (N, D) each; the clean rows are the last
-        # Masked A reads B's vector, masked B reads A's.
+        embeddings = self.model.pool(states, batch["packed"])  # (R, D)
+        n = len(embeddings) // (4 if c.symmetrical else 2)
+        a, b = embeddings[-2 * n:].chunk(2)  # (N, D) each; the clean rows come last
+        # The head reads masked A with B's embedding, and masked B with A's.
         others = torch.cat([b, a]) if c.symmetrical else b
 
         sides = batch["targets_per_side"]
         hidden = self.unmasked(states, others, batch).split(sides)
-        embedding = self.model.embed.weight
+        table = self.model.embed.weight  # (V, D)
         mlm = 0.0
-        for x, targets, count in zip(hidden, batch["targets"].split(sides), batch["num_targets"]):
-            mlm = mlm + linear_cross_entropy(x, embedding, self.vocabulary_bias, targets) / count
+        for x, targets, count in zip(hidden, batch["targets"].split(sides),
+                                     batch["loss_denominators"]):
+            mlm = mlm + linear_cross_entropy(x, table, self.vocabulary_bias, targets) / count
         mlm = mlm / len(sides)  # the mean of both languages
 
-        first = all_gather_with_grad(a if c.align_views == "clean" else vectors[:len(a)])
+        first = all_gather_with_grad(a if c.align_views == "clean" else embeddings[:n])
         second = all_gather_with_grad(b)
-        aligned = align(c.align, first, second, c.temperature, batch["seed"], c.within)
+        aligned = align(c.align, first, second, c.temperature, c.intra_language_negatives)
 
-        # Of the vectors of one process, as released.
+        # As released, KoLeo compares the embeddings of one process.
         spread = torch.zeros_like(mlm)
         if c.koleo_weight:
             unit = c.koleo_input == "unit"
@@ -643,12 +623,12 @@ class Mexma(Objective):
         return loss, {"mlm": mlm.detach(), "align": aligned.detach(), "koleo": spread.detach()}
 
     def unmasked(self, states, others, batch):
-        """The head reads the masked rows, each with the other language's vector at position 0
-        -> its states at the target positions, A's then B's: (T, D), (R', D) -> (N, D)."""
+        """Return the head's states at the target positions; it reads the masked rows with the other
+        language's embedding at position 0: (T, D), (R', D) -> (N, D)."""
         packed = batch["head_packed"]
         states = states[:len(packed.tokens)]
         if not self.config.token_gradients:
-            states = states.detach()  # the vectors still carry the gradient
+            states = states.detach()  # the gradient still flows through the embeddings
         states = states.index_copy(0, packed.cu_seqlens[:-1].long(), others)
         for block in self.unmask:
             states = block(states, packed)
@@ -659,8 +639,8 @@ class Mexma(Objective):
 
 
 class Bepa(Objective):
-    """Masked-language modelling on translation pairs, and InfoNCE between the two sentences' [CLS]
-    vectors [BERT-JEPA, arXiv 2601.00366, sec. 3].
+    """Masked-language modeling on translation pairs, and InfoNCE between the [CLS] embeddings of
+    the two sentences [BERT-JEPA, arXiv 2601.00366, sec. 3].
 
         loss = mlm + align_weight * align(predictor(CLS_1), CLS_2)
     """
@@ -668,34 +648,31 @@ class Bepa(Objective):
     views = 2
     texts_per_row = 2
     head = "transform"
-    # Ten epochs of 140,000 pairs; a pair has 256 tokens, of which four are special.
+    # Ten epochs of 140,000 pairs. A pair has 256 tokens, and four of them are special.
     paper = dict(lr=2e-5, batch=16, steps=87_500, warmup=500 / 87_500, schedule="linear",
                  weight_decay=0.01, clip=1.0, max_length=126)
-    # Hidden, the second sentence stands at positions behind the first; a model from scratch would
-    # have to learn it there too.
+    # With `hidden`, a model from scratch would have to learn the positions of both sentences.
     toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1, max_length=128, cls_view="clean")
-    reads = "[CLS]"
 
     @dataclass(frozen=True)
     class Config:
-        align: Align = "info_nce"  # the loss between the two vectors
-        align_weight: float = 1.0  # lambda of the paper
-        temperature: float = 0.07  # divides the cosines of info_nce
-        keep_self: bool = False  # with info_nce a vector is its own negative (released code)
-        order: Literal["random", "given"] = "random"  # which sentence of a pair stands first
-        packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"  # rows of the MLM
-        # The other sentence is left out, with positions as if it were there (rotary positions do
-        # not tell); it is masked; it is left out.
-        cls_view: Literal["hidden", "masked", "clean"] = "hidden"  # what each [CLS] sees
-        predictor: Literal["identity", "linear", "mlp"] = "identity"  # of CLS_2 from CLS_1
-        masking: Masking = "token"  # what is hidden
-        mask_ratio: float = 0.15  # share of the tokens that become targets
+        align: Align = "info_nce"  # alignment loss between the two [CLS] embeddings
+        align_weight: float = 1.0  # weight of the alignment loss (lambda in the paper)
+        temperature: float = 0.07  # softmax temperature of info_nce
+        include_self: bool = False  # info_nce: each embedding is its own negative (released code)
+        order: Literal["random", "given"] = "random"  # which sentence of a pair comes first
+        # sentences in an MLM row: a translation pair, two of one language, or one
+        packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"
+        # what a [CLS] sees of the other sentence: nothing, but the second keeps its positions
+        # (paper); a [MASK] per token (released code); nothing
+        cls_view: Literal["hidden", "masked", "clean"] = "hidden"
+        # network that predicts the second embedding from the first
+        predictor: Literal["identity", "linear", "mlp"] = "identity"
+        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
+        mask_ratio: float = 0.15  # fraction of tokens to mask
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "align_weight", 0)
-            check_range(self, "mask_ratio", 0, 1)
-            check_range(self, "temperature", above=0)
+            validate(self, at_least_0="align_weight", fraction="mask_ratio", positive="temperature")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -706,31 +683,30 @@ class Bepa(Objective):
         if config.predictor == "mlp":
             self.predictor = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
 
-    # packed: the masked rows, then a row for each first and for each second sentence's vector
-    # target_positions (M,), targets (M,): the hidden tokens;  num_targets (1,): M, at least 1
-    # cls_index (2N,): the [CLS] of the first, then of the second ones;  seed: of a loss that draws
+    # packed: the masked rows, then a row for each first and for each second [CLS] embedding
+    # target_positions (M,), targets (M,): the masked tokens;  loss_denominators (1,): M
+    # cls_index (2N,): the [CLS] tokens of the first, then of the second sentences
     @staticmethod
     def collate(examples, rng, config, special):
         pairs = shuffled_pairs(examples, rng) if config.order == "random" else examples
-        first = [row(pair[0], special) for pair in pairs]
-        second = [row(pair[1], special) for pair in pairs]
-        clean = [joined(*pair) for pair in zip(first, second)]
+        first = [add_special(pair[0], special) for pair in pairs]
+        second = [add_special(pair[1], special) for pair in pairs]
+        clean = [concat_ids(*pair) for pair in zip(first, second)]
         if config.packing == "monolingual":
             clean = monolingual_rows(examples, special)
         if config.packing == "separate":
             clean = first + second
         if config.packing == "separate" and config.masking == "token":
-            # As released, exactly max(1, floor(ratio n)) of the n tokens of every sentence.
-            chosen = [exact_mask(one, config.mask_ratio, rng, special) for one in clean]
-            rows, positions, targets = corrupt_rows(clean, np.concatenate(chosen), rng, special)
+            # As released: exactly max(1, floor(ratio n)) of the n tokens of each sentence.
+            chosen = [fixed_count_mask(row, config.mask_ratio, rng, special) for row in clean]
+            rows, positions, targets = mask_chosen(clean, np.concatenate(chosen), rng, special)
         else:
             rows, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng,
                                                  special)
-        passes, offsets = cls_passes(first, second, config.cls_view, special.mask)
-        packed = Packed.of_segments([[Segment(one)] for one in rows] + passes)
+        views, offsets = cls_rows(first, second, config.cls_view, special.mask)
+        packed = Packed.of_segments([[Segment(row)] for row in rows] + views)
         return dict(packed=packed, **token_targets(positions, targets, [len(targets)]),
-                    cls_index=packed.cu_seqlens[len(rows):-1].long() + torch.tensor(offsets),
-                    seed=int(rng.integers(1 << 31)))
+                    cls_index=packed.cu_seqlens[len(rows):-1].long() + torch.tensor(offsets))
 
     def forward(self, batch):
         c = self.config
@@ -740,38 +716,37 @@ class Bepa(Objective):
         x, y = states[batch["cls_index"]].chunk(2)  # (N, D) each
         x = all_gather_with_grad(self.predictor(x))
         y = all_gather_with_grad(y)
-        aligned = align(c.align, x, y, c.temperature, batch["seed"], keep_self=c.keep_self)
+        aligned = align(c.align, x, y, c.temperature, include_self=c.include_self)
 
         loss = mlm + c.align_weight * aligned
         return loss, {"mlm": mlm.detach(), "align": aligned.detach()}
 
 
 def monolingual_rows(examples, special):
-    """Two neighbours of one language in a row; the odd one stays alone."""
+    """Return rows of two sentences of one language, and one sentence where a number is odd."""
     rows = []
-    waiting = {}  # a column's row without a neighbour
+    waiting = {}  # {column: a sentence that waits for its partner}
     for example in examples:
         for column, ids in zip(example.columns, example):
             before = waiting.pop(column, None)
             if before is None:
-                waiting[column] = row(ids, special)
+                waiting[column] = add_special(ids, special)
             else:
-                rows.append(joined(before, row(ids, special)))
+                rows.append(concat_ids(before, add_special(ids, special)))
     return rows + list(waiting.values())
 
 
-def cls_passes(first, second, cls_view, mask):
-    """Rows for the vectors of the first, then of the second sentences, which do not see each other
-    -> 2N rows of a segment, and the place of the [CLS] in each."""
+def cls_rows(first, second, cls_view, mask):
+    """Return a row for each first, then for each second sentence's embedding, and the index of the
+    [CLS] in each row."""
     if cls_view == "masked":
-        # As released: the other sentence is mask tokens, but for the first one's [CLS].
-        rows = [joined(a, np.full_like(b, mask)) for a, b in zip(first, second)]
-        rows += [joined(a[:1], np.full_like(a[1:], mask), b) for a, b in zip(first, second)]
-        return [[Segment(one)] for one in rows], [0] * len(first) + [len(a) for a in first]
+        # As released: the other sentence is all [MASK], except for the first [CLS].
+        rows = [concat_ids(a, np.full_like(b, mask)) for a, b in zip(first, second)]
+        rows += [concat_ids(a[:1], np.full_like(a[1:], mask), b) for a, b in zip(first, second)]
+        return [[Segment(row)] for row in rows], [0] * len(first) + [len(a) for a in first]
     rows = [[Segment(a)] for a in first]
     for a, b in zip(first, second):
-        # Hidden, a sentence keeps its place behind the other; clean, it is a row like any other.
-        start = len(a) if cls_view == "hidden" else 0
+        start = len(a) if cls_view == "hidden" else 0  # the position of the second [CLS]
         rows.append([Segment(b, positions=start + np.arange(len(b)))])
     return rows, [0] * len(rows)
 
@@ -780,180 +755,158 @@ def cls_passes(first, second, cls_view, mask):
 
 
 class LlmJepa(Ntp):
-    """Next-token prediction, and the Text's vector predicts the Code's vector
+    """Next-token prediction, and the Text's embedding predicts the Code's embedding
     [LLM-JEPA, arXiv 2509.14252, eq. 2].
 
         loss = gamma * ntp + jepa_weight * align(Enc(Text [PRED]_k .. [PRED]_1), Enc(Code))
 
     One row has three segments: the Text with its [PRED]s; the answer, which continues the Text and
-    does not see the [PRED]s; the Code once more, which sees [CLS] (and a system turn) alone.
+    does not see the [PRED]s; the Code again, which sees only the start, [CLS] and a system turn.
     """
-    name = "llm-jepa"  # other facts are Ntp's
+    name = "llm-jepa"  # all other facts are Ntp's
     presets = {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})}  # [table 2]
-    held_out = dict(jepa_dropout=0.0)
+    eval_overrides = dict(jepa_dropout=0.0)
 
     @dataclass(frozen=True)
     class Config:
         gamma: float = 1.0  # weight of the next-token loss
-        jepa_weight: float = 1.0  # lambda of the paper: .5, 1, 2 or 4
-        predictors: int = 1  # k, [PRED] tokens of the predicting view; 0: its last token predicts
-        pred_position: Literal["append", "prepend"] = "append"  # prepend: its last token predicts
-        reverse: bool = False  # the Code predicts the Text
-        align: Align = "cosine"  # the loss between the two vectors; info_nce in one direction
-        temperature: float = 0.07  # divides the cosines of info_nce
-        jepa_dropout: float = 0.0  # share of the batches that skip the views
-        view_end: bool = False  # views end in [SEP], and it is read (released: gemma and OLMo-2)
-        mode: Literal["one-forward", "two-row", "three-row"] = "one-forward"  # equal in value
-        labels: Literal["answer", "all", "all-stop"] = "answer"  # all: no stop token (released)
+        jepa_weight: float = 1.0  # weight of the JEPA loss (lambda in the paper: 0.5, 1, 2 or 4)
+        predictors: int = 1  # number of [PRED] tokens (k in the paper); 0: the last token predicts
+        pred_position: Literal["append", "prepend"] = "append"  # [PRED]s after or before the text
+        reverse: bool = False  # predict the Text from the Code instead
+        align: Align = "cosine"  # JEPA loss between the two embeddings
+        temperature: float = 0.07  # softmax temperature of info_nce
+        jepa_dropout: float = 0.0  # fraction of batches that skip the JEPA loss
+        view_end: bool = False  # end both views in [SEP] (released code: Gemma and OLMo-2)
+        # tokens to predict; all: answer and Text, but no stop token (released code)
+        labels: Literal["answer", "all", "all+eos"] = "answer"
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "gamma jepa_weight", 0)
-            check_range(self, "predictors", 0, 10)  # There are ten [PRED] tokens.
-            check_range(self, "jepa_dropout", 0, 1)
-            check_range(self, "temperature", above=0)
+            validate(self, at_least_0="gamma jepa_weight predictors", fraction="jepa_dropout",
+                     positive="temperature")
+            if self.predictors > 10:
+                raise BadInput(f"predictors is {self.predictors}: there are ten [PRED] tokens")
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        if config.align in IN_BATCH and config.jepa_dropout and num_processes() > 1:
+            raise BadInput(f"--jepa-dropout with --align {config.align} needs a single process: "
+                           "the loss gathers embeddings, and each process skips different steps")
 
     @staticmethod
     def special_tokens(config):
-        return ROLES[5:5 + config.predictors]
+        return tuple(f"[PRED_{number + 1}]" for number in range(config.predictors))
 
     @staticmethod
     def affixes(config, special):
         end = (special.sep,) if config.view_end else ()
         preds = special.preds[:config.predictors]
-        prefixes = [special.chat.user, special.chat.assistant]
-        suffixes = [end, end]
-        predicting = int(config.reverse)  # which of the views
+        before = [special.before + special.chat.user, special.before + special.chat.assistant]
+        after = [end, end]
+        predicting = int(config.reverse)  # the view that predicts the other
         if config.pred_position == "prepend":
-            prefixes[predicting] += preds
+            before[predicting] += preds
         else:
-            suffixes[predicting] = preds[::-1] + end  # [PRED]_1 stands last, whatever k
-        return tuple(zip(prefixes, suffixes))
+            after[predicting] = preds[::-1] + end  # [PRED]_1 is the last one for every k
+        return tuple(zip(before, after))
 
-    # the keys of Ntp, with segments and rows for the views, and
-    # vector_index (2, N): where the Texts', then the Codes' vectors are read
-    # seed: of a loss that draws
+    # the keys of Ntp, and vector_index (2, N): the last tokens of the Texts, then of the Codes
     @staticmethod
     def collate(examples, rng, config, special):
         if rng.random() < config.jepa_dropout:
             return Ntp.collate(examples, rng, config, special)
-        rows, views = rows_with_views(examples, config, special)
-        ends = np.cumsum([len(segment.tokens) for segment in itertools.chain(*rows)])
-        return dict(next_token_batch(rows, examples, config.labels, special),
-                    vector_index=torch.from_numpy(ends[views] - 1),
-                    seed=int(rng.integers(1 << 31)))
+        (text_before, text_after), (code_before, code_after) = LlmJepa.affixes(config, special)
+        skip = len(special.before)  # `start` has these ids
+        rows = []
+        for example in examples:
+            start = row_start(example, special)
+            text, answer = prompt_and_answer(example, special)
+            code = concat_ids(code_before[skip:], example[1], code_after)
+            row = [Segment(concat_ids(text.tokens, text_after), True), answer]
+            if text_before != special.before + special.chat.user:
+                # With [PRED]s before it, the Text needs a segment of its own.
+                view = concat_ids(text_before[skip:], example[0], text_after)
+                row = [text, answer, Segment(view, True, prefix=(0, len(start)))]
+            rows.append([*row, Segment(code, True, prefix=(0, len(start)))])
+        packed = Packed.of_segments(rows)
+        ends = np.cumsum([len(segment.tokens) for row in rows for segment in row])
+        ends = ends.reshape(len(rows), -1)  # the end of each segment: (N, 3) or (N, 4)
+        views = ends[:, [0 if ends.shape[1] == 3 else 2, -1]]  # (N, 2)
+        return dict(packed=packed, **next_tokens(packed, rows, examples, config.labels, special),
+                    vector_index=torch.from_numpy(views.T - 1))
 
     def forward(self, batch):
         c = self.config
         states = self.model(batch["packed"])  # (T, D)
         ntp = self.vocabulary_loss(states, batch)
-        if "vector_index" not in batch:  # jepa_dropout: this step has no views
+        if "vector_index" not in batch:  # jepa_dropout
             return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
 
         text, code = states[batch["vector_index"]]  # (N, D) each
+        if c.align in IN_BATCH:
+            text, code = all_gather_with_grad(text), all_gather_with_grad(code)
         partners = (code, text) if c.reverse else (text, code)
-        jepa = align(c.align, *partners, c.temperature, batch["seed"], both=False)
+        jepa = align(c.align, *partners, c.temperature, symmetric=False)
 
         loss = c.gamma * ntp + c.jepa_weight * jepa
         return loss, {"ntp": ntp.detach(), "jepa": jepa.detach()}
-
-
-def rows_with_views(examples, config, special):
-    """Rows of next-token prediction and of the views -> rows of segments, and the numbers of those
-    segments that are the Texts' and the Codes' views, (2, N)."""
-    (before, behind), (code_before, code_behind) = LlmJepa.affixes(config, special)
-    rows = next_token_rows(examples, special)
-    n = len(rows)
-    texts = []
-    codes = []
-    for example in examples:
-        start = row_start(example, special)
-        code = joined(code_before, example[1], code_behind)
-        texts.append(Segment(joined(start, before, example[0], behind), True))
-        if config.mode == "three-row":
-            codes.append(Segment(joined(start, code), True))
-        else:
-            # Of the Text's segment the Code sees the start alone.
-            codes.append(Segment(code, True, prefix=(0, len(start))))
-    example = np.arange(n)
-    if config.mode == "three-row":
-        # The 2n segments of the n rows, then every Text, then every Code.
-        rows += [[view] for view in texts + codes]
-        return rows, np.stack([2 * n + example, 3 * n + example])
-    # Where no [PRED] stands before it, the Text of the view is the row's own.
-    if config.mode == "one-forward" and before == special.chat.user:
-        rows = [[text, answer, code] for text, (_, answer), code in zip(texts, rows, codes)]
-        return rows, np.stack([3 * example, 3 * example + 2])
-    # The 2n segments of the n rows, then a Text and its Code in turn.
-    rows += [[text, code] for text, code in zip(texts, codes)]
-    return rows, np.stack([2 * n + 2 * example, 2 * n + 2 * example + 1])
 
 
 # ---- Predict and Reconstruct
 
 
 class Hybrid(Objective):
-    """Latent prediction of hidden blocks against an EMA teacher, and masked-language modelling,
-    over one encoder [Predict and Reconstruct, arXiv 2606.05173, sec. 3].
+    """Predict an EMA teacher's hidden states of target blocks, and masked-language modeling, with
+    one encoder [Predict and Reconstruct, arXiv 2606.05173, sec. 3].
 
         loss = lambda * align(predictor(context states), teacher's states of the blocks)
              + (1 - lambda) * mlm,  lambda = sigmoid(w)
 
-    Each block is predicted alone, from the context and its own positions.
+    The predictor sees the context and the positions of one block at a time.
     """
     name = "hybrid"
     pool = "mean"
     paper = HYBRID
-    # The paper's momentum of .996 is for 300,000 steps: after 600 a third of the teacher would be
-    # its random start still. With .97 a hundredth of that is left after 310 steps.
-    # The paper's fixed sines drown new token embeddings: after 1,500 steps on real text a small
-    # model knows only how frequent words are; with --positions rotary, more after 300 (LOG.md).
+    # With the paper's momentum of 0.996, a third of the teacher would still be its initialization
+    # after 600 steps. The paper's sinusoidal positions are large beside new token embeddings: from
+    # scratch, a model learns faster with --positions rotary.
     toy = dict(HYBRID_TOY, momentum=0.97, predictor_width=64, predictor_layers=2, predictor_heads=4,
                predictor_std=0.0)
 
     @dataclass(frozen=True)
     class Config:
         align: Literal["cosine", "smooth_l1", "mse", "vicreg", "barlow"] = "cosine"  # latent loss
-        balance: Literal["learned", "fixed", "scheduled", "uncertainty"] = "learned"  # of lambda
-        balance_start: float = 0.5  # lambda at step 0, or its fixed value
-        balance_end: float = 0.5  # lambda at the last step, if scheduled
-        target_blocks: int = 2  # blocks to predict in each row
-        target_low: float = 0.10  # smallest block, share of the row
-        target_high: float = 0.25  # largest block
-        context_low: float = 0.65  # smallest context, before the blocks are taken out
-        context_high: float = 0.85  # largest context
-        min_keep: int = 32  # a context with fewer tokens takes all that are in no block
-        allow_overlap: bool = False  # released sampler: targets may be visible in the context
-        momentum: float = 0.996  # of the teacher at the start; it rises to 1 over the run
-        teacher_norm: bool = False  # layer-normalise the teacher's states (released code)
+        balance: Literal["learned", "fixed", "scheduled"] = "learned"  # how lambda is set
+        balance_start: float = 0.5  # lambda, the weight of the latent loss, at step 0
+        balance_end: float = 0.5  # lambda at the last step, if it is scheduled
+        target_blocks: int = 2  # number of target blocks per row
+        target_low: float = 0.10  # smallest block, as a fraction of the row
+        target_high: float = 0.25  # largest block, as a fraction of the row
+        context_low: float = 0.65  # smallest context, as a fraction of the row
+        context_high: float = 0.85  # largest context, as a fraction of the row
+        min_keep: int = 32  # a context with fewer tokens becomes all tokens outside the blocks
+        allow_overlap: bool = False  # let blocks lie inside the context (released code)
+        momentum: float = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
+        teacher_norm: bool = False  # apply layer norm to the teacher's states (released code)
         predictor_width: int = 512  # width of the predictor (released config: 192)
-        predictor_layers: int = 6  # its blocks
-        predictor_heads: int = 8  # its attention heads
-        predictor_std: float = 0.02  # of its initial weights (released code); 0: PyTorch's own
-        mask_ratio: float = 0.15  # share of the tokens that MLM restores
-        masking: Masking = "token"  # what MLM hides
-        mask_special: bool = False  # MLM hides [CLS] and [SEP] too (released code)
+        predictor_layers: int = 6  # number of predictor layers
+        predictor_heads: int = 8  # number of predictor attention heads
+        predictor_std: float = 0.02  # std of its initial weights (code); 0: PyTorch's default
+        mask_ratio: float = 0.15  # fraction of tokens to mask
+        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "predictor_std min_keep", 0)
-            check_range(self, "predictor_layers", 0, 1000)
-            check_range(self, "target_blocks predictor_width predictor_heads", 1)
-            check_range(self, "target_low target_high context_low context_high", 0, 1)
-            check_range(self, "momentum mask_ratio balance_start balance_end", 0, 1)
-            if self.mask_special and self.masking != "token":
-                raise BadInput("mask_special needs --masking token: all others leave [CLS] and "
-                               "[SEP] out")
-            if self.target_low > self.target_high or self.context_low > self.context_high:
-                raise BadInput(f"target_low {self.target_low} or context_low {self.context_low} is "
-                               "above its high: swap them")
+            validate(self, at_least_1="target_blocks predictor_width predictor_heads",
+                     at_least_0="predictor_std min_keep predictor_layers",
+                     fraction="target_low target_high context_low context_high momentum "
+                              "mask_ratio balance_start balance_end")
             if self.target_blocks * self.target_high >= 1:
                 raise BadInput(f"target_blocks {self.target_blocks} of up to {self.target_high} of "
                                "the row leave no context: lower one of them")
             check_heads("predictor_heads", self.predictor_heads, self.predictor_width)
             if self.balance == "learned" and self.balance_start in (0, 1):
-                raise BadInput(f"balance_start is {self.balance_start}: a learned lambda starts "
-                               "between 0 and 1, a fixed one can be either")
+                raise BadInput(f"balance_start is {self.balance_start}: a learned lambda must "
+                               "start between 0 and 1; use --balance fixed for 0 or 1")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -968,47 +921,56 @@ class Hybrid(Objective):
         self.mask_token = nn.Parameter(torch.randn(c.predictor_width) * 0.02)
         self.predictor = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.predictor_norm = nn.LayerNorm(c.predictor_width)
-        self.regressor = Regressor(d, model.config.vocab)
+        self.mlm_head = Regressor(d, model.config.vocab)
         if c.predictor_std:
             for part in (self.predictor_embed, self.predictor_proj, self.predictor):
-                part.apply(lambda module: initialise(module, c.predictor_std))
+                part.apply(lambda module: initialize(module, c.predictor_std))
         if c.balance == "learned":
             w = math.log(c.balance_start / (1 - c.balance_start))
             self.balance = nn.Parameter(torch.tensor(w))
-        if c.balance == "uncertainty":
-            self.log_variance = nn.Parameter(torch.zeros(2))  # [Kendall et al. 2018, eq. 10]
         self.teacher = Teacher(model, c.momentum)
 
-    # packed: N corrupted rows, then the context of each, cut from it;  clean: the clean rows
-    # predict: for each block a row, its row's context and mask tokens for the block
-    # target_positions (M,), targets (M,): the hidden tokens of the corrupted rows
-    # context_index (C,), context_slots (C,): the context's tokens in packed, in predict
-    # target_index (K,), mask_index (K,): the blocks' tokens in clean, in predict
-    # num_targets (2,): M and K
+    # packed: N masked rows, then the context of each row;  clean: the unmasked rows
+    # target_positions (M,), targets (M,): the masked tokens of the masked rows
+    # predict: one row for each block: its row's context, and a mask token for each of its tokens
+    # context_index (C,), context_slots (C,): the context's tokens in `packed`, in `predict`
+    # target_index (K,), mask_index (K,): the blocks' tokens in `clean`, in `predict`
+    # loss_denominators (2,): M and K
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [row(ids, special) for ids, in examples]
-        line = np.concatenate(clean)
-        if config.mask_special:
-            chosen = token_mask(line, config.mask_ratio, rng, special, exempt=False)
-        else:
-            chosen = MASKS[config.masking](line, config.mask_ratio, rng, special)
-        corrupted, positions, targets = corrupt_rows(clean, chosen, rng, special)
+        clean = [add_special(ids, special) for ids, in examples]
+        masked, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng,
+                                               special)
+        # As in I-JEPA, all blocks of a batch have the same size, as a fraction of the row.
+        block_fraction = rng.uniform(config.target_low, config.target_high)
+        context_fraction = rng.uniform(config.context_low, config.context_high)
+        drawn = [draw_blocks(len(row), block_fraction, context_fraction, config, rng)
+                 for row in masked]
 
-        # One size of block for the whole batch, as I-JEPA.
-        target_share = rng.uniform(config.target_low, config.target_high)
-        context_share = rng.uniform(config.context_low, config.context_high)
-        drawn = [draw_blocks(len(one), target_share, context_share, config, rng)
-                 for one in corrupted]
-
-        segments = [[Segment(one)] for one in corrupted]
-        for one, (context, _) in zip(corrupted, drawn):
-            segments.append([Segment(one[context], positions=context)])
+        segments = [[Segment(row)] for row in masked]
+        for row, (context, _) in zip(masked, drawn):
+            segments.append([Segment(row[context], positions=context)])
         packed = Packed.of_segments(segments)
-        blocks = predictor_batch(drawn, packed.cu_seqlens.tolist())
-        counts = [len(targets), len(blocks["target_index"])]
-        return dict(packed=packed, clean=Packed.of(clean), **blocks,
-                    **token_targets(positions, targets, counts))
+        row_starts, context_starts = packed.cu_seqlens[:-1].view(2, -1).tolist()
+
+        predict = []
+        is_mask = []
+        context_index = []
+        target_index = []
+        for (context, blocks), row_start, context_start in zip(drawn, row_starts, context_starts):
+            for block in blocks:
+                where = concat_ids(context, block)
+                predict.append([Segment(np.zeros_like(where), positions=where)])
+                is_mask.append(np.arange(len(where)) >= len(context))
+                context_index.append(context_start + np.arange(len(context)))
+                target_index.append(row_start + block)
+        is_mask = torch.from_numpy(np.concatenate(is_mask))
+        target_index = torch.from_numpy(concat_ids(*target_index))
+        return dict(packed=packed, clean=Packed.of(clean), predict=Packed.of_segments(predict),
+                    context_index=torch.from_numpy(concat_ids(*context_index)),
+                    context_slots=(~is_mask).nonzero().flatten(),
+                    target_index=target_index, mask_index=is_mask.nonzero().flatten(),
+                    **token_targets(positions, targets, [len(targets), len(target_index)]))
 
     def forward(self, batch):
         c = self.config
@@ -1021,21 +983,16 @@ class Hybrid(Objective):
         predicted = self.predict(states, batch)  # (K, D)
         latent = align(c.align, predicted, target)
         if c.align not in IN_BATCH:
-            # A mean over tokens: micro-batches weigh by how many they have.
-            latent = latent * (len(predicted) / batch["num_targets"][1])
+            # Micro-batches count by their numbers of tokens.
+            latent = latent * (len(predicted) / batch["loss_denominators"][1])
 
-        if c.balance == "uncertainty":
-            weights = (-self.log_variance).exp()
-            share = weights[0] / weights.sum()
-            loss = weights[0] * latent + weights[1] * mlm + self.log_variance.sum()
-        else:
-            share = self.share()
-            loss = share * latent + (1 - share) * mlm
-        return loss, {"mlm": mlm.detach(), "latent": latent.detach(), "lambda": share.detach(),
-                      "teacher_start": self.teacher.start_share.clone()}
+        lam = self.lam()
+        loss = lam * latent + (1 - lam) * mlm
+        return loss, {"mlm": mlm.detach(), "latent": latent.detach(), "lambda": lam.detach(),
+                      "teacher_init_weight": self.teacher.init_weight.clone()}
 
-    def share(self):
-        """lambda, the weight of the latent loss: ()"""
+    def lam(self):
+        """Return lambda, the weight of the latent loss: ()."""
         c = self.config
         if c.balance == "learned":
             return self.balance.sigmoid()
@@ -1043,7 +1000,7 @@ class Hybrid(Objective):
         return c.balance_start + (end - c.balance_start) * self.progress
 
     def predict(self, states, batch):
-        """States (T, D) -> the predicted states of all blocks (K, D)."""
+        """Predict the hidden states of all blocks: (T, D) -> (K, D)."""
         packed = batch["predict"]
         context = self.predictor_embed(states[batch["context_index"]])  # (C, P)
         x = self.mask_token.to(states.dtype).expand(len(packed.tokens), -1)
@@ -1058,116 +1015,79 @@ class Hybrid(Objective):
         self.teacher.update(self.model, progress)
 
     def warning(self):
-        start = self.teacher.start_share.item()
-        if self.progress == 1 and start > 0.01:
-            return (f"{start:.0%} of the teacher are still the weights of step 0: "
+        init_weight = self.teacher.init_weight.item()
+        if self.progress == 1 and init_weight > 0.01:
+            return (f"{init_weight:.0%} of the teacher is still its initialization: "
                     "lower --momentum, or train longer")
-        share = self.share().item()
-        if self.config.balance != "learned" or 0.05 <= share <= 0.95:
+        lam = self.lam().item()
+        if self.config.balance != "learned" or 0.05 <= lam <= 0.95:
             return ""
-        starved = "mlm" if share > 0.5 else "latent"
-        return f"the learned lambda is {share:.3f} and starves {starved}; --balance fixed holds it"
+        starved = "mlm" if lam > 0.5 else "latent"
+        return (f"the learned lambda is {lam:.3f}, so the {starved} loss has almost no weight: "
+                "--balance fixed keeps lambda constant")
 
 
-def draw_blocks(length, target_share, context_share, config, rng):
-    """Positions in a row of `length` tokens -> of its context, sorted, and [of each hidden block]
+def draw_blocks(length, block_fraction, context_fraction, config, rng):
+    """Return the sorted positions of the context of a row, and those of each target block
     [I-JEPA, Assran et al. 2023, sec. 3; Predict and Reconstruct, sec. 3.2]."""
     everything = np.arange(length)
-    size = max(1, int(length * target_share))
-    context_size = max(1, int(length * context_share))
-    # As released, blocks are cut at the end of the row.
+    size = max(1, int(length * block_fraction))
+    context_size = max(1, int(length * context_fraction))
+    # As released, a block with overlap can begin anywhere, and the end of the row truncates it.
     last = length if config.allow_overlap else length - size + 1
     starts = rng.integers(0, last, config.target_blocks)
     blocks = [everything[start:start + size] for start in starts]
     if config.allow_overlap:
-        # Only the start of the context has to lie outside of some block.
-        outside = joined(*(np.setdiff1d(everything, block) for block in blocks))
+        # Only the first token of the context must be outside some block.
+        outside = concat_ids(*(np.setdiff1d(everything, block) for block in blocks))
         start = rng.choice(outside) if len(outside) else 0
         return everything[start:start + context_size], blocks
     start = rng.integers(0, length - context_size + 1)
-    outside = np.setdiff1d(everything, joined(*blocks))
+    outside = np.setdiff1d(everything, concat_ids(*blocks))
     if not len(outside):
-        outside = everything[:1]  # blocks can fill a row of three tokens: its first is left
+        outside = everything[:1]  # in a row of three tokens
     context = outside[(outside >= start) & (outside < start + context_size)]
     return (context if len(context) >= max(1, config.min_keep) else outside), blocks
-
-
-def predictor_batch(drawn, starts):
-    """Contexts and blocks of N rows, and where in the packed line the rows and then the contexts
-    start -> the predictor's part of the batch."""
-    rows = []
-    is_mask = []
-    context_index = []  # in packed
-    target_index = []  # in clean
-    for i, (context, blocks) in enumerate(drawn):
-        context_start = starts[len(drawn) + i]
-        for block in blocks:
-            positions = joined(context, block)
-            rows.append([Segment(np.zeros_like(positions), positions=positions)])
-            is_mask.append(np.arange(len(positions)) >= len(context))
-            context_index.append(context_start + np.arange(len(context)))
-            target_index.append(starts[i] + block)
-    is_mask = torch.from_numpy(np.concatenate(is_mask))  # (T',)
-    return dict(predict=Packed.of_segments(rows),
-                context_index=torch.from_numpy(joined(*context_index)),
-                context_slots=(~is_mask).nonzero().flatten(),
-                target_index=torch.from_numpy(joined(*target_index)),
-                mask_index=is_mask.nonzero().flatten())
 
 
 OBJECTIVES = {"mexma": Mexma, "bepa": Bepa, "hybrid": Hybrid, "llm-jepa": LlmJepa, "mlm": Mlm,
               "ntp": Ntp, "contrastive": Contrastive}
 
 
-def find_objective(name):
-    """The class of an objective: one of OBJECTIVES, or of a file, my_idea.py or my_idea.py:Name.
-    A class is returned as it is."""
-    if isinstance(name, type):
-        return checked(name)
-    path, _, wanted = name.partition(":")
-    if path.endswith(".py"):
-        return read_objective(Path(path), wanted)
-    if name not in OBJECTIVES:
-        near = did_you_mean(name, OBJECTIVES, ", or a file such as gallery/stp.py")
-        if Path(f"{name}.py").is_file():
-            near = f"; did you mean {name}.py?"
-        known = ", ".join(OBJECTIVES)
-        raise BadInput(f"objective {name!r} is unknown: choose one of {known}{near}")
-    return OBJECTIVES[name]
+def find_objective(objective):
+    """Return an Objective class: one of OBJECTIVES by its name, the class in a file "my_idea.py"
+    (or "my_idea.py:MyIdea", if the file has several), or a class itself. Raises BadInput."""
+    if isinstance(objective, type):
+        return objective
+    file = re.fullmatch(r"(.+\.py)(?::(\w+))?", objective)
+    if file:
+        return objective_in_file(Path(file[1]).expanduser(), file[2])
+    if objective not in OBJECTIVES:
+        raise BadInput(f"objective {shown(objective)!r} is unknown: choose one of "
+                       f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
+                       f"{did_you_mean(objective, OBJECTIVES)}")
+    return OBJECTIVES[objective]
 
 
-def checked(kind):
-    """An Objective that somebody wrote. BadInput if it has no name: its folder is called so."""
-    if not kind.name:
-        raise BadInput(f"the class {kind.__name__} has no name: write name = 'my_idea' in it")
-    return kind
-
-
-def read_objective(path, wanted=""):
-    """The Objective that a file defines, the one called `wanted` if there are several."""
+def objective_in_file(path, class_name):
+    """Run a Python file and return the Objective that it defines. Raises BadInput."""
     if not path.is_file():
-        raise BadInput(f"there is no file {path}: --objective takes one of "
-                       f"{', '.join(OBJECTIVES)}, or a file of Python")
-    # A name of its own: the file may be called as one of ours.
+        raise BadInput(f"--objective {path}: there is no such file")
+    # The prefix keeps the module apart from one of ours with the same name.
     spec = importlib.util.spec_from_file_location(f"objective_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look there for the types of their fields.
+    sys.modules[spec.name] = module  # dataclasses look there for the types of their fields
     spec.loader.exec_module(module)
-    found = {}
-    for name, value in vars(module).items():
-        is_class = isinstance(value, type) and issubclass(value, Objective)
-        # Not what the file imports.
-        if is_class and value.__module__ == module.__name__:
-            value.file_hash = hash_of_file(path)
-            found[name] = value
-    if not found:
-        raise BadInput(f"{path} defines no objective: write a class in it that inherits from "
-                       "objectives.Objective")
-    first = next(iter(found))
-    if wanted not in found and (wanted or len(found) > 1):
-        raise BadInput(f"{path} defines {', '.join(found)}: name one of them, as {path}:{first}")
-    kind = checked(found[wanted or first])
-    if kind.name in OBJECTIVES:
-        raise BadInput(f"{path}: the name {kind.name!r} is that of an objective of ours, whose "
-                       "folder would be the same: choose another")
-    return kind
+    classes = {name: value for name, value in vars(module).items()
+               if isinstance(value, type) and issubclass(value, Objective)
+               and value.__module__ == spec.name}  # not those that the file imports
+    if len(classes) == 1:
+        class_name = class_name or next(iter(classes))
+    if class_name not in classes:
+        raise BadInput(f"{path} defines the objectives {', '.join(classes) or '(none)'}: choose "
+                       f"one, as in {path}:MyIdea")
+    found = classes[class_name]
+    if not found.name or found.name in OBJECTIVES:
+        raise BadInput(f"{path}: {class_name} needs a name of its own, which is also the folder of "
+                       "its runs: add name = 'my_idea'")
+    return found
