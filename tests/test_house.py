@@ -1,5 +1,4 @@
-"""The rules of the house: who reads whom, that the core is closed, and that the README's commands
-run."""
+"""The rules of the repository: which file imports which, the closed core, the README's commands."""
 
 import ast
 import os
@@ -13,11 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = ("model", "data", "objectives", "evaluate", "train")
-FLOORS = {"kernels": 1, "corpora": 1, "model": 2, "data": 2, "objectives": 3, "evaluate": 3,
-          "train": 4, "interop": 4, "gallery": 4, "tasks": 5, "results": 6}
+CORE = ("common", "model", "data", "objectives", "evaluate", "train")
+# A file imports only from lower layers; files of one folder also from each other.
+LAYERS = {"common": 0, "kernels": 1, "corpora": 1, "data": 2, "model": 3, "objectives": 4,
+          "evaluate": 4, "train": 5, "interop": 6, "tasks": 6, "gallery": 6, "results": 7}
 CLOSED = (*CORE, "kernels", "corpora")
-NEVER_READ = ("?", "", "tests", "notebooks", "gallery")
+NEVER_IMPORTED = ("?", "", "tests", "notebooks", "gallery", "minimal")
 LOADERS = ("import_module", "__import__", "run_module", "run_path")
 LIBRARIES = {"torch", "tokenizers", "numpy", "tqdm", "triton", *sys.stdlib_module_names}
 SEVEN = {"mexma", "bepa", "hybrid", "llm-jepa", "mlm", "ntp", "contrastive"}
@@ -27,13 +27,13 @@ def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
-FOLDERS = [name for name in FLOORS if name not in CORE]
+FOLDERS = [name for name in LAYERS if name not in CORE]
 PRODUCT = [ROOT / f"{name}.py" for name in CORE]
 for name in FOLDERS:
     PRODUCT += sorted((ROOT / name).rglob("*.py"))
 
 
-# ---- arrows: strictly downward, no circle, not by a string either
+# ---- imports: strictly downward, no circle, also none by a string
 
 
 def module_of(file):
@@ -41,7 +41,7 @@ def module_of(file):
 
 
 def loaded(tree):
-    """The modules that a file loads by a string; "?" if nobody can tell which."""
+    """Yield the modules that a file loads by a string; "?" if that string is not a constant."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOADERS:
             first = node.args[0] if node.args else None
@@ -52,7 +52,7 @@ def loaded(tree):
 
 
 def imported(tree, file):
-    """The modules of every import, at any depth; a relative one is of the same folder."""
+    """Yield the modules of every import, at any depth."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -71,26 +71,33 @@ def reads(tree, file):
 
 
 def breaches(tree, file):
-    """What a file reads that does not lie below it."""
+    """Return the modules that a file imports although they are not in a lower layer."""
     own = module_of(file).split(".")[0]
     found = []
     for module in reads(tree, file):
         other = module.split(".")[0]
-        upward = FLOORS.get(other, 0) >= FLOORS[own] and other != own
-        foreign = own in CLOSED and other not in FLOORS and other not in LIBRARIES
-        if upward or foreign or other in NEVER_READ:
+        upward = LAYERS.get(other, 0) >= LAYERS[own] and other != own
+        foreign = own in CLOSED and other not in LAYERS and other not in LIBRARIES
+        if upward or foreign or other in NEVER_IMPORTED:
             found.append(module)
     return found
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=name_of)
-def test_a_file_reads_only_what_lies_below_it(path):
+def test_a_file_imports_only_from_lower_layers(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert breaches(tree, name_of(path)) == []
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "minimal").glob("*.py")), ids=name_of)
+def test_a_page_of_minimal_imports_nothing_of_ours_but_the_toy_language(path):
+    modules = reads(ast.parse(path.read_text(encoding="utf-8")), name_of(path))
+    ours = {module for module in modules if module.split(".")[0] in LAYERS}
+    assert all(module.startswith("corpora.toy") for module in ours)
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_files_of_a_folder_read_each_other_without_a_circle(folder):
+def test_the_files_of_a_folder_import_each_other_without_a_circle(folder):
     left = {}
     for path in PRODUCT:
         if path.parent == ROOT / folder:
@@ -105,7 +112,7 @@ def test_the_files_of_a_folder_read_each_other_without_a_circle(folder):
 # ---- the closed core
 
 
-# Python reads this before a program: as if these were not installed.
+# Python runs this before a program, as if these were not installed.
 BLOCK = """
 import sys
 for name in ("safetensors", "sklearn", "scipy", "matplotlib", "transformers", "huggingface_hub",
@@ -126,7 +133,7 @@ WORDS = "sun moon tree river stone bird fish cloud road house".split()
 
 
 def write_pairs(path, count):
-    """A parallel corpus: three words, and the same words backwards."""
+    """Write a parallel corpus: three words, and the same words backwards."""
     lines = ["en\tde"]
     for number in range(count):
         words = [WORDS[int(digit)] for digit in f"{number:03}"]
@@ -135,7 +142,7 @@ def write_pairs(path, count):
 
 
 def python(arguments, folder, *paths):
-    """What a program prints; it must end well."""
+    """Run a program, which must succeed, and return what it prints."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, env=variables, text=True,
                           capture_output=True, timeout=400, encoding="utf-8")
@@ -168,7 +175,7 @@ def test_the_core_alone_trains_resumes_and_evaluates(tmp_path):
 
 
 def commands():
-    """The commands of the README's sh blocks that run a program of ours."""
+    """Yield the commands in the README's sh blocks that run our programs."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for block in re.findall(r"```sh\n(.*?)```", text, re.S):
         for line in block.replace("\\\n", " ").splitlines():
@@ -179,7 +186,7 @@ def commands():
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder in which the README's files exist, small."""
+    """Return a folder with small versions of the files that the README names."""
     folder = tmp_path_factory.mktemp("readme")
     for name, count in (("pairs.tsv", 300), ("test.tsv", 40)):
         write_pairs(folder / name, count)
@@ -193,22 +200,20 @@ SHORTER = {"train.py": ["--steps", "3", "--eval-limit", "20", "--batch", "8"],
 
 @pytest.mark.parametrize("command", list(commands()))
 def test_every_command_of_the_readme_runs(command, desk):
-    """Shortened to a few steps, in the README's order: later commands find the runs of earlier."""
+    """Each is shortened to a few steps. Later commands use the runs of earlier ones."""
     words = shlex.split(command)[1:]
     program = words[1] if words[0] == "-m" else words[0]
     if "--help" not in words:
         words += SHORTER.get(program, [])
-    if words[1:3] == ["interop", "import"]:  # a tiny one in place of the hub's
+    if words[1:3] == ["interop", "import"]:  # a tiny model instead of the hub's
         words[3] = str(ROOT / "tests/golden/xlm-roberta")
-    if words[:2] == ["-m", "corpora.download"]:
-        words = words[:2]  # lists what could be fetched
     if program.endswith(".py"):
         words[0] = str(ROOT / program)
     python(words, desk, ROOT)
 
 
 def test_the_readmes_own_objective_trains(desk):
-    """The example, from a file of its own, as the README says."""
+    """The example works from a file, as the README describes."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     example, = [block for block in blocks if re.search("^class ", block, re.M)]
