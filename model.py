@@ -1,13 +1,31 @@
-"""The transformer, and the one flat line of tokens it runs on.
+"""The transformer, and the packed line of tokens that it runs on.
 
 Axes, here and in every other file:
     T tokens of the packed line     R rows (sentences, pairs, documents)     D width
     H heads     K size of a head    V vocabulary                             N selected positions
+
+A batch is one line of T tokens: its rows one after the other, without padding. So every layer
+computes real tokens only, and nothing but attention has to know where a row ends. What a token may
+attend to is four integers, its `key_ranges`. A row of three segments, of which the answer also sees
+the first two tokens of the text:
+
+    [Segment(text, causal=True), Segment(answer, causal=True, prefix=(0, 2)), Segment(code)]
+
+                 sees 0  1  2    3  4    5  6      key_ranges
+    0  text           x  .  .    .  .    .  .      0 1   0 0
+    1  text           x  x  .    .  .    .  .      0 2   0 0
+    2  text           x  x  x    .  .    .  .      0 3   0 0
+    3  answer         x  x  .    x  .    .  .      3 4   0 2
+    4  answer         x  x  .    x  x    .  .      3 5   0 2
+    5  code           .  .  .    .  .    x  x      5 7   0 0
+    6  code           .  .  .    .  .    x  x      5 7   0 0
+
+Two back ends compute attention under this rule: `sdpa`, PyTorch's own, pads the rows for attention
+alone; `triton`, our kernels, reads the line as it is. Each needs a *plan* of the batch, the padding
+layout or the tiles to visit. `Packed.plan` makes it once a batch, and all layers use it.
 """
 
-import io
 import itertools
-import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -18,50 +36,49 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kernels
-from corpora.folder import write_atomic
-from corpora.program import BadInput, check_range, validate
+from common import BadInput, atomic_file, read_torch, validate
 from kernels.cross_entropy import upcast
 from kernels.padded import sdpa
 
-# ---- a batch is one line of tokens, and every token says which keys it may see
+# ---- a batch is one line of tokens, and every token knows which keys it may attend to
 
 
 class Segment(NamedTuple):
-    """One stretch of a row. A token sees the whole segment or, if it is `causal`, up to itself."""
+    """A part of a row. A token attends to the whole segment or, if `causal`, up to itself."""
     tokens: np.ndarray
     causal: bool = False
-    # (an earlier segment of the row, n): that segment's first n tokens are visible too, and the
-    # positions continue after them. The prefix of that segment itself is not visible.
+    # (index of an earlier segment of the row, n): attend to its first n tokens too, and continue
+    # their positions. A prefix that the earlier segment has is not included.
     prefix: tuple[int, int] | None = None
-    positions: np.ndarray | None = None  # in place of the running count
+    positions: np.ndarray | None = None  # instead of 0, 1, ... or what continues the prefix
 
 
 @dataclass
 class Packed:
-    """A batch of R rows as one line of T tokens: no padding, and one rule of visibility.
+    """A batch of R rows as one line of T tokens, without padding.
 
     Token i may attend to key j  iff  key_ranges[i,0] <= j < key_ranges[i,1]  (its own segment)
                                   or  key_ranges[i,2] <= j < key_ranges[i,3]  (its prefix).
-    key_ranges[i,1] is the end of the segment or, of a causal one, i + 1.
+    key_ranges[i,1] is the end of the segment or, in a causal segment, i + 1.
     """
     tokens: torch.Tensor  # (T,) int64
     positions: torch.Tensor  # (T,) int64, of each token in its own segment
-    key_ranges: torch.Tensor  # (T, 4) int32; without a prefix 0, 0
-    cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts
-    plans: dict = field(default_factory=dict, repr=False)  # what `plan` made
+    key_ranges: torch.Tensor  # (T, 4) int32; 0, 0 without a prefix
+    cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts, and T
+    plans: dict = field(default_factory=dict, repr=False)  # what `plan` returned before
 
     @staticmethod
     def of(rows, causal=False):
-        """Pack plain rows: each an array of ids that sees itself, all of it or causally."""
+        """Pack plain rows, each an array of ids: bidirectional or causal."""
         return Packed.of_segments([[Segment(np.asarray(row), causal)] for row in rows])
 
     @staticmethod
     def of_segments(rows):
-        """Pack rows of segments: lists of lists of Segment. Rows never see each other."""
+        """Pack rows that are lists of Segment. Rows never attend to each other."""
         segments = list(itertools.chain(*rows))
         lengths = np.array([len(segment.tokens) for segment in segments])  # (S,)
         if not segments or lengths.min() == 0:
-            raise BadInput("a batch holds an empty row or segment: each needs at least one token")
+            raise BadInput("a batch has an empty row or segment: each needs at least one token")
         ends = np.cumsum(lengths)
         starts = ends - lengths
         counts = [len(row) for row in rows]
@@ -71,7 +88,7 @@ class Packed:
             if segment.prefix:
                 earlier, length = segment.prefix
                 prefixes[i] = starts[first_of_row[i] + earlier], length
-        # From here on one number a token, (T,).
+        # From here on there is one number for each token, (T,).
         owner = np.repeat(np.arange(len(segments)), lengths)
         index = np.arange(len(owner))
         causal = np.array([segment.causal for segment in segments])[owner]
@@ -84,35 +101,30 @@ class Packed:
                 positions[start:end] = segment.positions
         tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int64)
         cu_seqlens = np.append(0, ends)[np.append(0, np.cumsum(counts))]
-        line = (tokens, positions, key_ranges.astype(np.int32), cu_seqlens.astype(np.int32))
-        return Packed(*map(torch.from_numpy, line))
+        arrays = (tokens, positions, key_ranges.astype(np.int32), cu_seqlens.astype(np.int32))
+        return Packed(*map(torch.from_numpy, arrays))
 
     def mask(self, row):
-        """The mask of a row, (L, L) bool: may its token i attend to its token j?"""
+        """Return the mask of a row, (L, L) bool: may its token i attend to its token j?"""
         start, end = self.cu_seqlens[row:row + 2].tolist()
         key = torch.arange(start, end, device=self.key_ranges.device)
         first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
         return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
 
     def row_of_token(self):
-        """(T,) the number of each token's row."""
+        """Return the number of each token's row, (T,)."""
         return torch.repeat_interleave(self.cu_seqlens.diff().long(), output_size=len(self.tokens))
 
     def plan(self, need, device=None):
-        """What a back end of attention must know of this batch, made once: by the first layer or
-        beside the loop, for a `device` where the batch is not yet. BadInput if it cannot run it."""
+        """Return the attention plan of this batch, made by the first call. `need` is one of those
+        that set_attention returns. Pass `device` to build the plan before the batch is there.
+        Raises BadInput if the back end does not support the mask."""
         if need not in self.plans:
-            self.plans[need] = self._make_plan(need, device)
+            home = self.key_ranges.device
+            plan = kernels.make_plan(need, self.key_ranges.cpu().numpy(),
+                                     self.cu_seqlens.cpu().numpy(), device or home)
+            self.plans[need] = each_tensor(plan, lambda x: x.to(home))
         return self.plans[need]
-
-    def _make_plan(self, need, device):
-        home = self.key_ranges.device
-        mask = (self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy())
-        try:
-            plan = kernels.make_plan(need, *mask, device or home)
-        except ValueError as error:
-            raise BadInput(str(error)) from None
-        return each_tensor(plan, lambda x: x.to(home))
 
     def to(self, device):
         return each_tensor(self, lambda x: x.to(device))
@@ -121,13 +133,13 @@ class Packed:
         return len(self.cu_seqlens) - 1
 
     def visible_pairs(self):
-        """How many (token, key) pairs are visible: what attention must compute, per head."""
+        """Count the visible (token, key) pairs: what attention must compute for each head."""
         first, last, first2, last2 = self.key_ranges.long().T
         return int((last - first + last2 - first2).sum())
 
 
 def each_tensor(value, change):
-    """A batch with every tensor changed: in dictionaries, lists, tuples, Packed and its plans."""
+    """Change every tensor of a batch: in dictionaries, lists, tuples, Packed and plans."""
     if torch.is_tensor(value):
         return change(value)
     if isinstance(value, dict):
@@ -141,7 +153,7 @@ def each_tensor(value, change):
 
 
 def to_device(batch, device):
-    """A batch on the device; to a GPU from pinned memory, so that the loop need not wait."""
+    """Move a batch to a device; to a GPU from pinned memory, so that the loop need not wait."""
     if device.type == "cuda":
         return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
     return each_tensor(batch, lambda x: x.to(device))
@@ -153,50 +165,51 @@ def to_device(batch, device):
 @dataclass(frozen=True)
 class ModelConfig:
     vocab: int = 1200  # V, size of the vocabulary
-    width: int = 128  # D, the width of the states
-    layers: int = 3  # blocks
-    heads: int = 4  # H, attention heads
-    kv_heads: int = 0  # heads of keys and values; 0: as many as heads
-    head_dim: int = 0  # K, numbers of a head; 0: width / heads
-    ffn_dim: int = 512  # width inside the feed-forward
+    width: int = 128  # D, width of the hidden states
+    layers: int = 3  # number of transformer blocks
+    heads: int = 4  # H, number of attention heads
+    kv_heads: int = 0  # number of key and value heads; 0: as many as heads
+    head_dim: int = 0  # K, size of an attention head; 0: width / heads
+    ffn_dim: int = 512  # width of the feed-forward layer
     max_positions: int = 512  # longest segment in tokens, [CLS] and [SEP] included
     max_tokens: int = 0  # longest row that the model was made for; 0: max_positions
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    # post: behind each sum (BERT); pre: before each branch (Llama); branch: behind each branch
-    # (OLMo-2); both: before and behind each branch (Gemma-2)
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
+    # where the norms are: post, after the residual sum (BERT); pre, before each sublayer (Llama);
+    # branch, after each sublayer (OLMo-2); both, before and after each sublayer (Gemma-2)
     norm_position: Literal["post", "pre", "branch", "both"] = "post"
-    norm_epsilon: float = 1e-5  # added to the variance (BERT: 1e-12)
+    norm_epsilon: float = 1e-5  # epsilon of the norms, added to the variance (BERT: 1e-12)
+    # position encoding
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
     position_offset: int = 0  # unused rows before position 0 of the learned table (XLM-R: 2)
     rope_theta: float = 10000.0  # base wavelength of rotary positions
-    # factor, low and high frequency factor, length before it (Llama-3.1)
+    # Llama-3.1's rotary scaling: factor, low and high frequency factor, original length
     rope_scaling: tuple[float, ...] = ()
-    activation: Literal["gelu", "swiglu", "geglu"] = "gelu"  # geglu: gated by tanh-GELU (Gemma)
-    bias: bool = True  # biases in every linear map
-    qkv_bias: bool = False  # in that of queries, keys and values, if not in the others (Qwen2)
-    # RMS norm of queries and keys: of each head (Qwen3), or of all heads at once (OLMo-2)
+    # activation of the feed-forward layer; geglu is gated by tanh-GELU (Gemma)
+    activation: Literal["gelu", "swiglu", "geglu"] = "gelu"
+    bias: bool = True  # biases in every linear layer
+    qkv_bias: bool = False  # a bias in the QKV projection even without --bias (Qwen2)
+    # RMS norm of queries and keys: of each head (Qwen3), or of all heads together (OLMo-2)
     qk_norm: Literal["none", "head", "whole"] = "none"
-    embed_scale: float = 1.0  # embeddings are multiplied by it (Gemma: the root of the width)
-    attn_softcap: float = 0.0  # c: attention's score s becomes c tanh(s / c), unless 0 (Gemma-2)
-    logit_softcap: float = 0.0  # the same of the vocabulary's logits
-    tied: bool = True  # the vocabulary projection is the embedding matrix
-    # before that: nothing, a bias, or dense, GELU, norm and a bias (BERT)
+    embed_scale: float = 1.0  # factor of the embeddings (Gemma: square root of the width)
+    attn_softcap: float = 0.0  # c: attention scores s become c tanh(s / c); 0: off (Gemma-2)
+    logit_softcap: float = 0.0  # the same cap for the logits of the vocabulary; 0: off (Gemma-2)
+    tied: bool = True  # use the embedding matrix as vocabulary projection
+    # vocabulary head before the projection: nothing, a bias, or dense, GELU, norm and bias (BERT)
     head: Literal["none", "bias", "transform"] = "none"
-    dropout: float = 0.1  # on embeddings and on both branches of a block; none inside attention
+    dropout: float = 0.1  # dropout on embeddings and sublayer outputs; never inside attention
     causal: bool = False  # the model was trained left to right
-    pool: Literal["cls", "mean", "max", "last"] = "cls"  # which states are the sentence vector
-    normalize: bool = False  # it has length 1 when it leaves; training reads it as it is
-    # How two texts are a row: [CLS] a [SEP] b [SEP]; with two [SEP] between (RoBERTa); token i of
-    # the second at position max_positions + i, in a second half of the learned table (BERT)
+    # which hidden states make the sentence embedding
+    pool: Literal["cls", "mean", "max", "last"] = "cls"
+    normalize: bool = False  # L2-normalize sentence embeddings at inference (not during training)
+    # how two texts share a row: [CLS] a [SEP] b [SEP]; with two [SEP] between them (RoBERTa); or
+    # with positions of the second text in a second half of the learned table (BERT)
     pair: Literal["sep", "sep-sep", "segments"] = "sep"
 
     def __post_init__(self):
-        validate(self)
-        check_range(self, "vocab width heads ffn_dim max_positions", 1)
-        check_range(self, "layers", 0, 1000)
-        check_range(self, "kv_heads head_dim max_tokens position_offset", 0)
-        check_range(self, "norm_epsilon rope_theta embed_scale attn_softcap logit_softcap", 0)
-        check_range(self, "dropout", 0, 0.99)
+        validate(self, at_least_1="vocab width heads ffn_dim max_positions",
+                 at_least_0="layers kv_heads head_dim max_tokens position_offset norm_epsilon "
+                            "embed_scale attn_softcap logit_softcap",
+                 positive="rope_theta", fraction="dropout")
         if not self.head_dim and self.width % self.heads:
             raise BadInput(f"width is {self.width}: without a head_dim it must be a multiple of "
                            f"heads {self.heads}")
@@ -230,38 +243,42 @@ SIZES = {
 }
 
 
-# ---- where a token stands: sinusoids that are added to its state, or angles that turn q and k
+# ---- positions: sinusoids that are added to the hidden states, or angles that rotate q and k
 
 
 def rope_angles(positions, head_dim, theta, scaling=()):
-    """position * theta^(-2i/K), i in 0..K/2: (..., T) -> (..., T, K/2), float64 where there is."""
+    """Return position * theta^(-2i/K) for i in 0..K/2: (..., T) -> (..., T, K/2), in float64 if the
+    device has it."""
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     even = torch.arange(0, head_dim, 2, device=positions.device, dtype=exact)
     rates = theta ** (-even / head_dim)
     if scaling:
-        # Pairs that turn less than `low` times in `length` positions are slowed down by `factor`,
-        # those that turn more than `high` times stay; between, a blend [Llama 3.1's code].
+        # Planes that turn fewer than `low` times in `length` positions turn slower by `factor`,
+        # those that turn more than `high` times do not change, and others get a blend of both
+        # [Llama 3.1's code].
         factor, low, high, length = scaling
-        kept = ((length * rates / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
-        rates = rates * (kept + (1 - kept) / factor)
+        blend = ((length * rates / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
+        rates = rates * (blend + (1 - blend) / factor)
     return positions[..., None].to(exact) * rates
 
 
 def sinusoids(positions, width):
-    """(..., T) -> (..., T, D): sine on even, cosine on odd dimensions [Vaswani et al. 2017]."""
+    """Return sines on even and cosines on odd dimensions: (..., T) -> (..., T, D)
+    [Vaswani et al. 2017]."""
     angles = rope_angles(positions, width, 10000.0)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
 
 
 def rope(positions, head_dim, theta, scaling=()):
-    """(..., T) -> cosines and sines (..., T, 1, K) that `rotate` takes [Su et al. 2021]."""
+    """Return the cosines and sines that `rotate` takes: (..., T) -> (..., T, 1, K) each
+    [Su et al. 2021]."""
     angles = rope_angles(positions, head_dim, theta, scaling)
     angles = torch.cat([angles, angles], -1).unsqueeze(-2)
     return angles.cos(), angles.sin()
 
 
 def rotate(x, angles):
-    """Turn x (..., T, heads, K) by its positions: i and i + K/2 are the coordinates of a plane."""
+    """Rotate x (..., T, heads, K) by its positions; i and i + K/2 are coordinates of a plane."""
     cosine, sine = angles
     left, right = x.chunk(2, -1)
     return x * cosine.to(x.dtype) + torch.cat([-right, left], -1) * sine.to(x.dtype)
@@ -280,20 +297,20 @@ class RMSNorm(nn.Module):
 
     def forward(self, x):
         precise = upcast(x)
-        size = precise.square().mean(-1, keepdim=True) + self.epsilon
-        return (precise * size.rsqrt()).to(x.dtype) * self.weight
+        mean_square = precise.square().mean(-1, keepdim=True) + self.epsilon
+        return (precise * mean_square.rsqrt()).to(x.dtype) * self.weight
 
 
 def make_norm(config, present=True):
     if not present:
         return nn.Identity()
-    kind = nn.LayerNorm if config.norm == "layernorm" else RMSNorm
-    return kind(config.width, config.norm_epsilon)
+    norm = nn.LayerNorm if config.norm == "layernorm" else RMSNorm
+    return norm(config.width, config.norm_epsilon)
 
 
 class Attention(nn.Module):
-    """Each token mixes what it sees: (T, D) under the mask of a Packed, or (R, D) of a Step."""
-    back_end = "auto"  # `set_attention` settles it for a run
+    """Multi-head attention: (T, D) under the mask of a Packed, or (R, D) of a DecodeStep."""
+    back_end = None  # set_attention chooses it for a run; None: choose at every call
 
     def __init__(self, config):
         super().__init__()
@@ -314,7 +331,7 @@ class Attention(nn.Module):
 
     def forward(self, x, packed, angles=None, cache=None):
         qkv = self.project(x, angles)
-        if isinstance(packed, Step):
+        if isinstance(packed, DecodeStep):
             return self.out(cache.attend(qkv, packed, self.softcap))
         if cache is not None:
             cache.add(qkv, packed.row_of_token(), packed.positions)
@@ -322,29 +339,29 @@ class Attention(nn.Module):
         return self.out(kernels.packed_attention(qkv, *heads, packed, self.back_end, self.softcap))
 
     def project(self, x, angles):
-        """States (..., D) -> (..., (H + 2 Hkv) K): heads of q, then k, then v, with q and k
-        normalised and turned to their positions."""
+        """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
+        (..., (H + 2 Hkv) K)."""
         qkv = self.qkv(x)
         if angles is None and self.q_norm is None:
             return qkv
         parts = [self.heads, self.kv_heads, self.kv_heads]
         q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(parts, -2)  # (..., heads, K)
         if self.q_norm is not None:
-            q = by_parts(self.q_norm, q).to(v.dtype)
-            k = by_parts(self.k_norm, k).to(v.dtype)
-        turned = torch.cat([q, k], -2)
+            q = norm_heads(self.q_norm, q).to(v.dtype)
+            k = norm_heads(self.k_norm, k).to(v.dtype)
+        qk = torch.cat([q, k], -2)
         if angles is not None:
-            turned = rotate(turned, angles)
-        return torch.cat([turned, v], -2).flatten(-2)
+            qk = rotate(qk, angles)
+        return torch.cat([qk, v], -2).flatten(-2)
 
 
-def by_parts(norm, x):
-    """Normalise heads (..., heads, K) one by one or, if the norm is as wide, all at once."""
+def norm_heads(norm, x):
+    """Normalize heads (..., heads, K) one by one or, if the norm is as wide, all together."""
     return norm(x.flatten(-2).unflatten(-1, (-1, len(norm.weight)))).view_as(x)
 
 
 class MLP(nn.Module):
-    """The feed-forward: (..., D) -> (..., D), plain GELU or gated [Shazeer 2020]."""
+    """The feed-forward layer: (..., D) -> (..., D), plain GELU or gated [Shazeer 2020]."""
 
     def __init__(self, config):
         super().__init__()
@@ -363,20 +380,20 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the states: (T, D) -> (T, D)."""
-    is_checkpointed = False  # True: keep the input alone, and compute the rest again backward
+    """Attention and feed-forward, each added to the residual stream: (T, D) -> (T, D)."""
+    is_checkpointed = False  # True: keep the input alone, and recompute the rest in the backward
 
     def __init__(self, config):
         super().__init__()
         self.config = config
         before = config.norm_position != "branch"
-        behind = config.norm_position in ("branch", "both")
+        after = config.norm_position in ("branch", "both")
         self.attention = Attention(config)
         self.mlp = MLP(config)
         self.norm1 = make_norm(config, before)
         self.norm2 = make_norm(config, before)
-        self.post_norm1 = make_norm(config, behind)
-        self.post_norm2 = make_norm(config, behind)
+        self.post_norm1 = make_norm(config, after)
+        self.post_norm2 = make_norm(config, after)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, packed, angles=None, cache=None):
@@ -385,7 +402,7 @@ class Block(nn.Module):
         return self.compute(x, packed, angles, cache)
 
     def compute(self, x, packed, angles=None, cache=None):
-        if self.config.norm_position == "post":  # behind each sum
+        if self.config.norm_position == "post":
             x = self.norm1(x + self.dropout(self.attention(x, packed, angles, cache)))
             return self.norm2(x + self.dropout(self.mlp(x)))
         attended = self.attention(self.norm1(x), packed, angles, cache)
@@ -393,8 +410,8 @@ class Block(nn.Module):
         return x + self.dropout(self.post_norm2(self.mlp(self.norm2(x))))
 
 
-def initialise(module, std):
-    """Normal weights, zero biases, norms the identity."""
+def initialize(module, std):
+    """Initialize a module: normal weights, zero biases. Norms start as the identity."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -402,7 +419,7 @@ def initialise(module, std):
 
 
 class Regressor(nn.Module):
-    """W2 LN(GELU(W1 z)): (N, D) -> what Model.head gives; not tied, with PyTorch's own initial
+    """W2 LN(GELU(W1 z)): (N, D) -> what Model.head returns; untied, with PyTorch's own initial
     values [Predict and Reconstruct, eq. 9]."""
 
     def __init__(self, width, vocab):
@@ -417,7 +434,7 @@ class Regressor(nn.Module):
 
 
 class Model(nn.Module):
-    """One transformer for both directions: what a token sees is the batch's business."""
+    """One transformer, bidirectional or causal: the mask comes with the batch."""
 
     def __init__(self, config):
         super().__init__()
@@ -429,7 +446,7 @@ class Model(nn.Module):
             halves = 2 if config.pair == "segments" else 1
             positions = halves * config.max_positions + config.position_offset
             self.position_embedding = nn.Embedding(positions, width)
-        # The one norm outside of the blocks stands before the first or behind the last.
+        # One norm outside the blocks: after the embedding (post-norm), or after the last block.
         self.embed_norm = make_norm(config, post)
         self.final_norm = make_norm(config, not post)
         self.dropout = nn.Dropout(config.dropout)
@@ -442,14 +459,15 @@ class Model(nn.Module):
             self.vocabulary_bias = nn.Parameter(torch.zeros(config.vocab))
         if not config.tied:
             self.vocabulary = nn.Linear(width, config.vocab, bias=False)
-        # BERT's deviation is .02 at width 768 [BERT, sec. A.2]. It goes with 1 / sqrt(width), so
-        # that the branches of a narrow model start as strong beside the residual as BERT's do.
+        # BERT's standard deviation is 0.02 at width 768 [BERT, sec. A.2]. Scale it with
+        # 1 / sqrt(width), so that the sublayers of a narrow model start as strong as BERT's.
         std = 0.02 * (768 / width) ** 0.5
-        self.apply(lambda module: initialise(module, std))
+        self.apply(lambda module: initialize(module, std))
 
     def forward(self, packed, layers=None, caches=None):
-        """Packed -> states (T, D) of the last layer, after the final norm. A list `layers` gets the
-        states behind every block, each (T, D); `caches` of KeyValueCache.of keep plain rows."""
+        """Return the hidden states (T, D) of the last layer, after the final norm. A list `layers`
+        receives the states after every block, (T, D) each. `caches`, from KeyValueCache.of, receive
+        the keys and values of plain rows."""
         x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, packed, angles, cache)
@@ -458,7 +476,8 @@ class Model(nn.Module):
         return self.final_norm(x)
 
     def embed_tokens(self, tokens, positions):
-        """Tokens and positions (..., T) -> states (..., T, D), and rotary angles or None."""
+        """Embed tokens and positions (..., T): return states (..., T, D), and rotary angles or
+        None."""
         config = self.config
         angles = None
         x = self.embed(tokens) * config.embed_scale
@@ -470,33 +489,35 @@ class Model(nn.Module):
             angles = rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
         return self.dropout(self.embed_norm(x)), angles
 
-    def extend(self, tokens, positions, caches):
-        """The next token of each row (R,), at its place (R,), behind those that the caches keep ->
-        logits (R, V) of what comes then."""
+    def decode(self, tokens, positions, caches):
+        """Decode one token per row, (R,) at positions (R,), with the KV cache; return the logits of
+        the next tokens (R, V)."""
         rows = torch.arange(len(tokens), device=tokens.device)
-        places = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
-        mask = places <= positions[:, None]  # (R, M)
-        step = Step(rows, positions, mask[:, None, None])
+        keys = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
+        mask = keys <= positions[:, None]  # (R, M)
+        step = DecodeStep(rows, positions, mask[:, None, None])
         x, angles = self.embed_tokens(tokens, positions)  # (R, D)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, step, angles, cache)
         return self.logits(self.final_norm(x))
 
     def head(self, states):
-        """(N, D) -> logits are F.linear of: (N, D), weight (V, D) and bias (V,) or None."""
+        """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
+        weight (V, D), and bias (V,) or None."""
         if self.config.head == "transform":
             states = self.transform_norm(F.gelu(self.transform(states)))
         weight = self.embed.weight if self.config.tied else self.vocabulary.weight
         return states, weight, self.vocabulary_bias
 
     def logits(self, states):
-        """(N, D) -> (N, V): call it on the positions that are asked for only."""
+        """Return logits, (N, D) -> (N, V). Call it with the states of the needed positions only."""
         logits = F.linear(*self.head(states))
         softcap = self.config.logit_softcap
         return softcap * (logits / softcap).tanh() if softcap else logits
 
     def pool(self, states, packed, how=None):
-        """States (T, D) -> a vector a row (R, D): its first state (cls), last, mean or maximum."""
+        """Return one embedding per row, (T, D) -> (R, D): the row's first state (cls), its last,
+        their mean or their maximum."""
         how = how or self.config.pool
         if how == "cls":
             return states[packed.cu_seqlens[:-1].long()]
@@ -512,23 +533,21 @@ class Model(nn.Module):
 
 
 def set_attention(module, back_end, device, element_size):
-    """Settle what computes a module's attention, on a device with numbers of so many bytes -> the
-    plans that its batches need. BadInput if `triton` cannot run."""
+    """Choose the attention back end of every layer: "auto", "sdpa" or "triton". Return the plans
+    that the layers will need of a batch, as `Packed.plan` takes them. element_size: bytes per
+    activation. Raises BadInput if "triton" cannot run."""
     needs = set()
     for layer in module.modules():
         if isinstance(layer, Attention):
             shape = (layer.heads, layer.kv_heads, layer.head_dim)
-            try:
-                layer.back_end = kernels.choose_back_end(back_end, device, shape[2], layer.softcap)
-            except ValueError as error:
-                raise BadInput(str(error)) from None
+            layer.back_end = kernels.choose_back_end(back_end, device, shape[2], layer.softcap)
             needs.add(kernels.plan_needed(layer.back_end, *shape, element_size))
     return needs
 
 
 def compile_blocks(module):
-    """torch.compile every block of a module. What is other for every batch stays out."""
-    # Said here, because a decorator would import the compiler, 1.5 s, in every program.
+    """Compile every block of a module with torch.compile, but not what differs in every batch."""
+    # Not decorators: importing torch.compiler takes 1.5 s.
     kernels.make_plan = torch.compiler.disable(kernels.make_plan)
     kernels.padded_attention = torch.compiler.disable(kernels.padded_attention)
     for block in module.modules():
@@ -536,66 +555,70 @@ def compile_blocks(module):
             block.compile(dynamic=True)
 
 
-# ---- generation: the keys and values that a layer has seen are kept
+# ---- generation, with the keys and values of all earlier tokens in a cache
 
 
-class Step(NamedTuple):
-    """In place of a Packed: one token more of each of R rows whose keys and values are kept."""
+class DecodeStep(NamedTuple):
+    """Instead of a Packed: one new token for each of R rows that are in the cache."""
     rows: torch.Tensor  # (R,) 0, 1, ...
-    positions: torch.Tensor  # (R,) the token's place in its row
-    mask: torch.Tensor  # (R, 1, 1, M) bool: it sees the places up to its own
+    positions: torch.Tensor  # (R,) position of the new token in its row
+    mask: torch.Tensor  # (R, 1, 1, M) bool: the positions that it attends to, up to its own
 
 
 class KeyValueCache:
-    """The keys and values of one layer, of R rows: token i of a row stands at place i, so there is
-    no padding before or between."""
+    """The keys and values of one layer for R rows. Token i of a row is at index i, so there is no
+    padding before or between tokens."""
 
     def __init__(self, attention, rows, longest, like):
         self.heads = attention.heads
         self.kv_heads = attention.kv_heads
         self.head_dim = attention.head_dim
-        # Zeros: a number that is hidden must still be one.
-        self.kept = like.new_zeros(rows, longest, 2 * self.kv_heads, self.head_dim)
+        # Initialize with zeros: masked slots must be finite, because 0 * NaN is NaN.
+        self.kv = like.new_zeros(rows, longest, 2 * self.kv_heads, self.head_dim)
 
     @staticmethod
     def of(model, rows, longest):
-        """One for each block of a model, for so many rows of at most `longest` tokens."""
+        """Return one cache for each block of a model, for `rows` rows of at most `longest`
+        tokens."""
         like = model.embed.weight
         return [KeyValueCache(block.attention, rows, longest, like) for block in model.blocks]
 
     def add(self, qkv, rows, positions):
-        """Keep the keys and values of T tokens, (T, (H + 2 Hkv) K) -> their queries (T, H, K)."""
+        """Store the keys and values of T tokens, and return their queries:
+        (T, (H + 2 Hkv) K) -> (T, H, K)."""
         heads = qkv.unflatten(-1, (-1, self.head_dim))
         q, kv = heads.split([self.heads, 2 * self.kv_heads], 1)  # (T, heads, K)
-        self.kept[rows, positions] = kv
+        self.kv[rows, positions] = kv
         return q
 
     def attend(self, qkv, step, softcap=0.0):
-        """The tokens of a Step, (R, (H + 2 Hkv) K) -> (R, H K)."""
+        """Compute attention of a DecodeStep: (R, (H + 2 Hkv) K) -> (R, H K)."""
         q = self.add(qkv, step.rows, step.positions)
-        seen = self.kept[:, :step.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
-        k, v = seen.chunk(2, 1)
+        visible = self.kv[:, :step.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
+        k, v = visible.chunk(2, 1)
         return sdpa(q[:, :, None], k, v, step.mask, softcap).flatten(1)
 
     def keep(self, rows):
-        """Only these rows go on."""
-        self.kept = self.kept[rows]
+        """Keep these rows alone, when the others are finished."""
+        self.kv = self.kv[rows]
 
 
-# ---- LoRA: train a low-rank difference to frozen weights [Hu et al. 2022, eq. 3]
+# ---- LoRA: train a low-rank update of frozen weights [Hu et al. 2022, eq. 3]
+
+LORA_SCALE = 2  # alpha / rank
+LORA_DROPOUT = 0.1
 
 
 class LowRank(nn.Module):
-    """A frozen linear map, of several projections side by side, and the trained difference of each:
+    """A frozen linear layer with a trained update of each projection that it has side by side:
     W x + (alpha / rank) B A dropout(x), B = 0 at first. `sizes`: outputs of the projections."""
 
-    def __init__(self, linear, sizes, rank, alpha, dropout=0.0):
+    def __init__(self, linear, sizes, rank):
         super().__init__()
         like = linear.weight
         bound = like.shape[1] ** -0.5
         self.linear = linear.requires_grad_(False)
-        self.scale = alpha / rank
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(LORA_DROPOUT)
         self.a = nn.ParameterList()
         self.b = nn.ParameterList()
         for size in sizes:
@@ -605,18 +628,18 @@ class LowRank(nn.Module):
 
     @property
     def weight(self):
-        """The sum of both, for files."""
-        differences = [b @ a for a, b in zip(self.a, self.b, strict=True)]
-        return self.linear.weight + torch.cat(differences) * self.scale
+        """The merged weight, for files."""
+        updates = [b @ a for a, b in zip(self.a, self.b, strict=True)]
+        return self.linear.weight + torch.cat(updates) * LORA_SCALE
 
     def forward(self, x):
-        parts = []
+        updates = []
         for a, b in zip(self.a, self.b, strict=True):
-            parts.append(F.linear(F.linear(self.dropout(x), a), b))
-        return self.linear(x) + torch.cat(parts, -1) * self.scale
+            updates.append(F.linear(F.linear(self.dropout(x), a), b))
+        return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
 
 
-class NewRows(nn.Module):
+class TrainableEmbeddingRows(nn.Module):
     """A frozen embedding of which only the rows `ids` are trained: those of new tokens."""
 
     def __init__(self, embedding, ids):
@@ -635,31 +658,31 @@ class NewRows(nn.Module):
         return F.embedding(tokens, self.weight)
 
 
-def add_lora(model, rank, alpha, dropout=0.0, new_ids=()):
-    """Freeze a Model and train low-rank differences of the seven projections of every block (six
-    without a gate), and the embeddings of `new_ids`."""
+def add_lora(model, rank, new_ids=()):
+    """Freeze a Model; train low-rank updates of the seven projections of every block (six without
+    a gate), and the embeddings of `new_ids`."""
     model.requires_grad_(False)
     for block in model.blocks:
         attention = block.attention
         mlp = block.mlp
         keys = attention.kv_heads * attention.head_dim
         gated = 1 if mlp.activation == "gelu" else 2
-        maps = [(attention, "qkv", [attention.heads * attention.head_dim, keys, keys]),
-                (attention, "out", [attention.out.out_features]),
-                (mlp, "up", [mlp.up.out_features // gated] * gated),  # gate, up
-                (mlp, "down", [mlp.down.out_features])]
-        for part, name, sizes in maps:
-            setattr(part, name, LowRank(getattr(part, name), sizes, rank, alpha, dropout))
+        layers = [(attention, "qkv", [attention.heads * attention.head_dim, keys, keys]),
+                  (attention, "out", [attention.out.out_features]),
+                  (mlp, "up", [mlp.up.out_features // gated] * gated),  # gate, up
+                  (mlp, "down", [mlp.down.out_features])]
+        for part, name, sizes in layers:
+            setattr(part, name, LowRank(getattr(part, name), sizes, rank))
     if len(new_ids):
-        model.embed = NewRows(model.embed, new_ids)
+        model.embed = TrainableEmbeddingRows(model.embed, new_ids)
     return model
 
 
 def plain_weights(model):
-    """The state of a Model under the names it has without LoRA, the differences merged."""
+    """Return the state of a Model under the names that it has without LoRA, updates merged."""
     state = model.state_dict()
     for name, module in model.named_modules():
-        if isinstance(module, (LowRank, NewRows)):
+        if isinstance(module, (LowRank, TrainableEmbeddingRows)):
             bias = state.get(f"{name}.linear.bias")
             for key in module.state_dict():
                 del state[f"{name}.{key}"]
@@ -673,53 +696,36 @@ def plain_weights(model):
 
 
 def save(model, path):
-    """Write config and weights as one file that `load` rebuilds alone; it is whole or absent."""
-    write_torch({"config": asdict(model.config), "weights": plain_weights(model)}, path)
+    """Write config and weights as one file, from which `load` rebuilds the model."""
+    with atomic_file(path) as file:
+        torch.save({"config": asdict(model.config), "weights": plain_weights(model)}, file)
 
 
 def load(path, device="cpu"):
-    """Rebuild a saved Model, in eval mode; fields younger than the file have their defaults.
-    BadInput for a file that is missing or of another kind."""
+    """Rebuild a saved Model, in eval mode. Config fields that an older file lacks get their
+    defaults. Raises BadInput if there is no such file, or if it has no model."""
     saved = read_torch(path, device)
     try:
         config = ModelConfig(**saved["config"])
         weights = saved["weights"]
     except (KeyError, TypeError) as error:
-        raise BadInput(f"{path} is no model of this version ({error}): give the model.pt of a run, "
-                       "or use the version that wrote it") from None
+        raise BadInput(f"{path} is not a model of this version ({error}): give the model.pt of a "
+                       "run, or use the version that wrote it") from None
     model = Model(config).to(device)
     model.load_state_dict(weights)
     return model.eval()
 
 
-def write_torch(value, path):
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    write_atomic(path, buffer.getbuffer())
-
-
-def read_torch(path, device="cpu"):
-    """What `write_torch` wrote. Tensors and plain values are read and nothing else: a file cannot
-    have a program executed. BadInput if there is no such file, or it holds anything else."""
-    if not os.path.isfile(path):
-        raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # PyTorch raises a dozen types for a bad file.
-        raise BadInput(f"{path} is no checkpoint of tensors and plain values "
-                       f"({type(error).__name__}): it is damaged, or of another kind") from None
-
-
 def add_tokens(model, count, known=None):
-    """A Model with rows for `count` more tokens, each the mean of the `known` ones (all of them,
-    or those of its tokenizer)."""
+    """Return a Model with embeddings for `count` more tokens, each the mean of the `known` ones:
+    those of its tokenizer, or all."""
     known = known or model.config.vocab
     weights = model.state_dict()
     for name in weights.keys() & {"embed.weight", "vocabulary.weight", "vocabulary_bias"}:
         old = weights[name]
         mean = old[:known].mean(0, keepdim=True).expand(count, *old.shape[1:])
-        # Unused rows behind the tokenizer's are taken first.
+        # The new tokens first get the unused rows after those of the tokenizer.
         weights[name] = torch.cat([old[:known], mean, old[known + count:]])
-    grown = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
-    grown.load_state_dict(weights)
-    return grown.train(model.training)
+    larger = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
+    larger.load_state_dict(weights)
+    return larger.train(model.training)

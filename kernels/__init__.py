@@ -5,22 +5,27 @@
     schedule.py        which tiles our kernels visit: NumPy, once a batch
     cross_entropy.py   the loss over a large vocabulary, without its logits
 
-Here: which back end computes attention over the packed line, and what it must know of a batch.
+Here: which back end computes attention over the packed line, and what it needs to know of a batch.
 """
 
+import functools
 import importlib.util
 import os
 
 import torch
 
+from common import BadInput, warn
+
 from . import schedule
-from .padded import pad_plan, padded_attention
+from .padded import Padded, pad_plan, padded_attention
+
+warn_once = functools.cache(warn)
 
 
 def why_not(device, head_dim=None, softcap=0.0):
-    """Why our kernels cannot run on a torch.device, for such heads; empty if they can."""
+    """Return why our kernels cannot run on a torch.device with such heads, or "" if they can."""
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed here (on Linux: pip install triton)"
+        return "Triton is not installed (on Linux: pip install triton)"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is older than compute capability 8.0"
     # Triton's own switch, for tests on a CPU: its kernels run as Python.
@@ -28,57 +33,65 @@ def why_not(device, head_dim=None, softcap=0.0):
         return f"Triton needs a CUDA GPU, and the device is {device}"
     if head_dim is not None and head_dim not in schedule.HEAD_SIZES:
         known = ", ".join(map(str, schedule.HEAD_SIZES))
-        return f"heads of size {head_dim} are none of its sizes {known}"
-    return "capped scores are not in the kernels" if softcap else ""
+        return f"the kernels support heads of size {known}, not {head_dim}"
+    return "the kernels do not cap attention scores" if softcap else ""
 
 
-def choose_back_end(asked, device, head_dim, softcap=0.0):
-    """The back end that computes attention: what is asked for, `sdpa` or `triton`, or for `auto`
-    our kernels where they can run on CUDA. ValueError if `triton` is asked for and cannot run."""
-    if asked == "sdpa" or (asked == "auto" and device.type != "cuda"):
+def choose_back_end(requested, device, head_dim, softcap=0.0):
+    """Return what computes attention: "sdpa"; "triton"; or "auto", if our kernels can run and were
+    not requested by name: then SDPA takes the batches whose mask they do not support. Raises
+    BadInput if "triton" is requested and cannot run."""
+    if requested == "sdpa" or (requested == "auto" and device.type != "cuda"):
         return "sdpa"
     reason = why_not(device, head_dim, softcap)
-    if reason and asked == "triton":
-        raise ValueError(f"attention triton cannot be used here: {reason}; "
-                         "--attention auto chooses")
-    return "sdpa" if reason else "triton"
+    if reason and requested == "triton":
+        raise BadInput(f"--attention triton cannot be used: {reason}; use --attention auto")
+    return "sdpa" if reason else requested
 
 
 def plan_needed(back_end, heads, kv_heads, head_dim, element_size):
-    """What `make_plan` must be asked for: "sdpa", or what decides the tiles of our kernels."""
+    """Return what `make_plan` needs to know: "sdpa", or what decides the tiles of our kernels."""
     if back_end == "sdpa":
         return "sdpa"
-    return heads // kv_heads, head_dim, element_size
+    return back_end, heads // kv_heads, head_dim, element_size
 
 
 def make_plan(need, key_ranges, cu_seqlens, device):
-    """What a back end must know of a batch, from its mask: key_ranges (T, 4), cu_seqlens (R+1,).
+    """Return what a back end needs to know of a batch, from its mask: key_ranges (T, 4), cu_seqlens
+    (R+1,).
 
-    `need` "sdpa" -> Padded; (query heads to a head of keys, head size, bytes of a number) ->
-    schedule.Plan with the tiles of `device`. ValueError if our kernels cannot express the mask.
+    `need` "sdpa" gives a Padded; (back end, query heads per KV head, head size, bytes per
+    activation) gives a schedule.Plan with the tiles of `device`. For a mask that our kernels do not
+    support, "triton" raises BadInput, and "auto" gives a Padded after one warning.
     """
     if need == "sdpa":
         return pad_plan(key_ranges, cu_seqlens)
-    share, head_dim, element_size = need
+    back_end, group_size, head_dim, element_size = need
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     try:
         medium, long = schedule.choose_tiles(capability, head_dim, element_size)
-        return schedule.plan(key_ranges, share, medium, long)
+        return schedule.plan(key_ranges, group_size, medium, long)
     except ValueError as error:
-        raise ValueError(f"attention triton cannot run this batch: {error}; "
-                         "--attention sdpa can") from None
+        if back_end == "triton":
+            raise BadInput(f"--attention triton cannot run this batch: {error}; use --attention "
+                           "auto or sdpa") from None
+        warn_once(f"the Triton kernels do not support the mask of this objective ({error}): its "
+                  "attention uses SDPA")
+        return pad_plan(key_ranges, cu_seqlens)
 
 
-def packed_attention(qkv, heads, kv_heads, packed, back_end="auto", softcap=0.0):
-    """Attention under the mask of a Packed: (T, (H + 2 Hkv) K), heads of q, k, v -> (T, H K).
+def packed_attention(qkv, heads, kv_heads, packed, back_end=None, softcap=0.0):
+    """Compute attention under the mask of a Packed, from heads of q, k, v:
+    (T, (H + 2 Hkv) K) -> (T, H K).
 
-    The softmax's scale is 1 / sqrt(K); `softcap` is that of padded.sdpa.
+    The softmax's scale is 1 / sqrt(K); `softcap` is that of padded.sdpa. Without a back end of
+    `choose_back_end`, it is chosen here.
     """
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
-    if back_end == "auto":
+    if back_end is None:
         back_end = choose_back_end("auto", qkv.device, head_dim, softcap)
     plan = packed.plan(plan_needed(back_end, heads, kv_heads, head_dim, qkv.element_size()))
-    if back_end == "sdpa":
+    if isinstance(plan, Padded):
         return padded_attention(qkv, heads, kv_heads, plan, softcap)
     # Imported here, because it needs Triton.
     from .attention import attention as fused
