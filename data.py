@@ -42,7 +42,8 @@ SPELLINGS = {
 
 
 class Chat(NamedTuple):
-    """Ids around the turns of a chat: [CLS] (system S end) user U end assistant A [SEP]."""
+    """Ids around the turns of a chat: start (system S end) user U end assistant A [SEP]."""
+    start: tuple[int, ...]  # what begins the row of a chat
     system: tuple[int, ...] | None  # None: chats of this family have no system turn
     user: tuple[int, ...]
     end: tuple[int, ...]
@@ -78,20 +79,20 @@ def find_special(inner, around=None):
         if ids[role] is None:
             raise BadInput(f"the tokenizer has no {role} token ({' or '.join(SPELLINGS[role])}): "
                            "add it, or use another tokenizer")
-    chat = Chat((), (), (ids["sep"],), ())  # without a family [SEP] ends each turn
+    before, after = map(tuple, around or ([ids["cls"]], [ids["sep"]]))
+    chat = Chat(before, (), (), (ids["sep"],), ())  # without a family, [SEP] ends each turn
     if family:
         # In these texts the name of a special token means this token.
         inner.encode_special_tokens = False
-        chat = Chat(*(None if text is None
-                      else tuple(inner.encode(text, add_special_tokens=False).ids)
-                      for text in family[2:]))
+        marks = [None if text is None else
+                 tuple(inner.encode(text, add_special_tokens=False).ids) for text in family[2:]]
+        chat = Chat((ids["cls"],), *marks)
     preds = tuple(pieces[name] for name in ROLES[5:] if name in pieces)
     # Special are the tokens that the file marks as special, and those that have a role here.
     special = {index for index, token in added.items() if token.special}
     special = (special | {*ids.values(), *preds}) - {None}
-    before, after = around or ([ids["cls"]], [ids["sep"]])
     starts = word_starts(inner, pieces, added)
-    return Special(**ids, preds=preds, before=tuple(before), after=tuple(after), vocab=len(starts),
+    return Special(**ids, preds=preds, before=before, after=after, vocab=len(starts),
                    ids=np.array(sorted(special), np.int64), starts=starts, chat=chat)
 
 
@@ -217,26 +218,23 @@ def add_special(ids, special):
     return concat_ids(special.before, ids, special.after)
 
 
-def tokenize_rows(tokenizer, texts, affixes=None, system=None, max_system=None, max_length=None,
-                  max_text=None):
+def tokenize_rows(tokenizer, texts, affixes=None, max_length=None, max_text=None, openings=None):
     """Turn N texts into N rows of ids, as lists, and warn if some are truncated.
 
-    `affixes`: all ids before and all ids after a text, [CLS] and [SEP] by default.
-    `system`: N system texts that open the chats, truncated to max_system tokens.
-    A text is truncated to max_text tokens, and further until its row has max_length tokens.
+    `affixes`: all ids before and all ids after a text, [CLS] and [SEP] by default. `openings`: N
+    lists of ids, one for each row, instead of chat.start at the start of `before`: a system turn,
+    or another text. A text is truncated to max_text tokens, and further until its row has
+    max_length tokens.
     """
     special = tokenizer.special
     before, after = affixes or (special.before, special.after)
-    openings = [before] * len(texts)
-    # The system turn comes after [CLS] and before the ids of the user's turn.
-    if system is not None:
-        first = len(special.before)
-        openings = [(*before[:first], *special.chat.system, *ids[:max_system].tolist(),
-                     *special.chat.end, *before[first:]) for ids in tokenizer.encode(system)]
+    befores = [before] * len(texts)
+    if openings is not None:
+        befores = [[*opening, *before[len(special.chat.start):]] for opening in openings]
     rows = []
     truncated = collections.Counter()  # {limit: number of texts that are longer}
-    for opening, ids in zip(openings, tokenizer.encode(texts)):
-        row = [*opening, *ids[:max_text].tolist(), *after]
+    for before, ids in zip(befores, tokenizer.encode(texts)):
+        row = [*before, *ids[:max_text].tolist(), *after]
         # Keep what follows the text: the model reads the embedding there.
         if max_length and len(row) > max_length:
             row = [*row[:max_length - len(after)], *after]
