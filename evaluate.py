@@ -1,11 +1,10 @@
-"""What a trained model is worth: sentence vectors, retrieval across languages, their geometry.
+"""Evaluate a trained model: sentence embeddings, retrieval across languages, geometry, generation.
 
-    python evaluate.py out/x                       # all that applies, on the run's own test rows
+    python evaluate.py out/x                       # all tasks that apply, on the run's test rows
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval
     python evaluate.py out/x --json                # every number, not only those of the table
 
-Numbers are named task/metric or task/metric/detail; error rates and accuracies are percentages.
-Axes: N and M rows, D width, V vocabulary.
+Numbers are named task/metric or task/metric/detail. N and M are rows, D the embedding width.
 """
 
 import contextlib
@@ -14,29 +13,38 @@ import itertools
 import json
 import math
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
 import corpora
-from corpora.device import usable_device
-from corpora.folder import read_first, read_log, read_results, write_results
-from corpora.program import BadInput, Parser, comma_list, did_you_mean, exit_status
-from corpora.store import digest
-from data import Tokenizer, rows_of
+from common import (
+    BadInput,
+    Parser,
+    atomic_file,
+    comma_list,
+    did_you_mean,
+    digest,
+    file_hash,
+    make_folder,
+    run_program,
+    shown,
+    usable_device,
+    warn,
+)
+from data import Tokenizer, tokenize_rows
 from model import KeyValueCache, Packed, load
 
-# ---- embed
+# ---- embeddings
 
 
 @contextlib.contextmanager
 def in_eval_mode(model):
-    """Work without dropout and gradients, and leave the model in the mode that it was in."""
+    """Turn off dropout and gradients, and restore the model's mode at the end."""
     was_training = model.training
     model.eval()
     try:
@@ -47,89 +55,91 @@ def in_eval_mode(model):
 
 
 def token_batches(lengths, tokens):
-    """Rows of these lengths in batches of at most `tokens` tokens -> lists of row numbers."""
+    """Group rows into batches of at most `tokens` tokens. Return lists of row numbers."""
     batches = []
     room = 0
-    # The longest come first: then memory runs out at once or never.
+    # The longest rows come first: if memory runs out, it does so at once.
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[i] > room:
             batches.append([])
-            # A row that is longer than a batch is a batch of its own.
-            room = max(tokens, lengths[i])
+            room = max(tokens, lengths[i])  # a longer row is a batch of its own
         batches[-1].append(i)
         room -= lengths[i]
     return batches
 
 
-def read_rows(model, rows, read, tokens_per_batch=4096):
-    """Apply read(packed) to rows of ids, batch by batch -> what it finds for each row."""
-    # Equal rows are read once. In another batch their vectors would be rounded otherwise, and the
-    # two could then rank differently.
+def map_batches(model, rows, function, tokens_per_batch=4096):
+    """Apply function(packed) to rows of ids, batch by batch. Return its value for each row."""
+    # Deduplicate: the same text in two batches can get slightly different embeddings, which would
+    # break ties at random.
     keys = [tuple(row) for row in rows]
     rows = list(dict.fromkeys(keys))
-    found = {}
+    values = {}
     device = next(model.parameters()).device
     batches = token_batches([len(row) for row in rows], tokens_per_batch)
-    # disable=None: there is no bar where stderr is a file.
+    # disable=None: no progress bar if stderr is a file.
     bar = tqdm(total=len(rows), desc="embed", unit=" texts", leave=False, disable=None)
     with in_eval_mode(model), bar:
         for batch in batches:
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
-            for i, value in zip(batch, read(packed)):
-                found[rows[i]] = value
+            for i, value in zip(batch, function(packed)):
+                values[rows[i]] = value
             bar.update(len(batch))
-    return [found[key] for key in keys]
+    return [values[key] for key in keys]
 
 
-def finite(found):
-    """The tensors that were found for texts, one a text, if all are finite; otherwise BadInput."""
-    bad = sum(not value.isfinite().all() for value in found)
+def finite(values):
+    """Return the tensors, one for each text, unchanged. Raises BadInput if one is not finite."""
+    bad = sum(not value.isfinite().all() for value in values)
     if bad:
-        raise BadInput(f"the model gives NaN or infinity for {bad} of {len(found)} texts: its "
+        raise BadInput(f"the model returns NaN or infinity for {bad} of {len(values)} texts: its "
                        "training has diverged")
-    return found
+    return values
 
 
-def embed(model, rows, pool=None, tokens_per_batch=4096):
-    """N rows of ids -> vectors (N, D), float32 on the CPU, of length 1 if the model says so.
-    BadInput if one is not finite."""
+def embed(model, rows, pool=None):
+    """Embed N rows of ids: (N, D) float32 on the CPU. Raises BadInput if one is not finite."""
 
-    def read(packed):
+    def pooled(packed):
         return model.pool(model(packed), packed, pool).float().cpu()  # (rows of the batch, D)
 
     if not rows:
         return torch.empty(0, model.config.width)
-    found = read_rows(model, rows, read, tokens_per_batch)
-    vectors = finite(torch.stack(found))  # (N, D)
-    return F.normalize(vectors, dim=1) if model.config.normalize else vectors
+    z = finite(torch.stack(map_batches(model, rows, pooled)))  # (N, D)
+    return F.normalize(z, dim=1) if model.config.normalize else z
 
 
-def encode(model, tokenizer, texts, affixes=((), None), max_length=None, pool=None,
-           tokens_per_batch=4096):
-    """N texts -> vectors (N, D), as `embed`. A text is cut at max_length tokens, its row where the
-    model ends; how many were cut is said on stderr. `affixes`: as `ids_of`. BadInput for one text
-    in place of a list."""
+def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
+    """Embed N texts, each truncated to max_length tokens: (N, D) float32 on the CPU.
+
+    affixes: (ids before a text, ids after it), by default the tokenizer's [CLS] and [SEP]. Raises
+    BadInput for a string instead of a list, and for an item that is no text."""
     if isinstance(texts, str):
-        raise BadInput(f"{texts[:60]!r} is one text, and would be read letter by letter: give a "
+        raise BadInput(f"{shown(texts)!r} is a string and would be read letter by letter: pass a "
                        "list of texts")
-    rows = ids_of(model, tokenizer, texts, affixes, max_length)
-    return embed(model, rows, pool, tokens_per_batch)
+    texts = list(texts)
+    for index, text in enumerate(texts):
+        try:
+            text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise BadInput(f"texts[{index}] is {shown(repr(text))}, which is no text") from None
+    return embed(model, encode_ids(model, tokenizer, texts, affixes, max_length), pool)
 
 
-def ids_of(model, tokenizer, texts, affixes=((), None), max_length=None):
-    """N texts -> rows of ids [CLS] prefix text suffix, of affixes (prefix, suffix); without a
-    suffix [SEP]."""
-    # As in training, max_length counts the tokens of the text, whatever stands around it.
+def encode_ids(model, tokenizer, texts, affixes=None, max_length=None, openings=None):
+    """Tokenize N texts as rows of ids that fit into the model; see `data.tokenize_rows`."""
+    # As in training, max_length counts the tokens of the text alone.
     longest = model.config.max_tokens or model.config.max_positions
-    return rows_of(tokenizer, list(texts), *affixes, max_length=longest, max_text=max_length)
+    return tokenize_rows(tokenizer, texts, affixes, max_length=longest, max_text=max_length,
+                         openings=openings)
 
 
-# ---- generate
+# ---- generation
 
 
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
-    """Greedy continuations of rows of ids, of at most max_new tokens with the stop token -> (lists
-    of ids without the stop token, did each end with it?). BadInput for NaN."""
+    """Continue rows of ids greedily by at most max_new tokens, the stop token included. Return the
+    new ids without the stop token, and whether each row ended with it. Raises BadInput for NaN."""
     device = next(model.parameters()).device
     rows = [list(prompt) for prompt in prompts]
     limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
@@ -137,55 +147,50 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     batches = token_batches(limits, tokens_per_batch)
     with in_eval_mode(model):
         for batch in tqdm(batches, "generate", leave=False, disable=None):
-            active = [i for i in batch if len(rows[i]) < limits[i]]
-            if not active:
+            batch = [i for i in batch if len(rows[i]) < limits[i]]
+            if not batch:
                 continue
-            packed = Packed.of([rows[i] for i in active], causal=True).to(device)
-            caches = KeyValueCache.of(model, len(active), max(limits[i] for i in active))
+            unfinished = set(batch)
+            packed = Packed.of([rows[i] for i in batch], causal=True).to(device)
+            caches = KeyValueCache.of(model, len(batch), max(limits[i] for i in batch))
             states = model(packed, caches=caches)
-            logits = model.logits(model.pool(states, packed, "last"))  # (active, V)
+            logits = model.logits(model.pool(states, packed, "last"))  # (rows of the batch, V)
             while True:
-                best, chosen = logits.max(1)
+                best, tokens = logits.max(1)
                 if best.isnan().any():
-                    raise BadInput("the model gives NaN for a token: its training has diverged")
-                kept = []  # places in `active` of the rows that go on
-                for place, (i, token) in enumerate(zip(active, chosen.tolist())):
-                    if stopped[i] or len(rows[i]) == limits[i]:
-                        continue
-                    stopped[i] = token == stop
-                    if not stopped[i]:
-                        rows[i].append(token)
-                        if len(rows[i]) < limits[i]:
-                            kept.append(place)
-                if not kept:
+                    raise BadInput("the model's logits are NaN: its training has diverged")
+                for i, token in zip(batch, tokens.tolist()):
+                    if i in unfinished:
+                        stopped[i] = token == stop
+                        rows[i] += [] if stopped[i] else [token]
+                        if stopped[i] or len(rows[i]) == limits[i]:
+                            unfinished.remove(i)
+                if not unfinished:
                     break
-                # Finished rows leave when they are a quarter, because that copies all the others.
-                if len(kept) <= 0.75 * len(active):
-                    active = [active[place] for place in kept]
+                # Removing finished rows copies the cache, so wait until they are a quarter.
+                if len(unfinished) <= 0.75 * len(batch):
+                    kept = [index for index, i in enumerate(batch) if i in unfinished]
+                    batch = [batch[index] for index in kept]
                     for cache in caches:
                         cache.keep(kept)
-                # A finished row that is still there writes its last token again.
-                tokens = torch.tensor([rows[i][-1] for i in active], device=device)
-                positions = torch.tensor([len(rows[i]) - 1 for i in active], device=device)
-                logits = model.extend(tokens, positions, caches)
+                # A finished row that is still in the batch repeats its last token.
+                tokens = torch.tensor([rows[i][-1] for i in batch], device=device)
+                positions = torch.tensor([len(rows[i]) - 1 for i in batch], device=device)
+                logits = model.decode(tokens, positions, caches)
     return [row[len(prompt):] for row, prompt in zip(rows, prompts)], stopped
 
 
-class Answers(NamedTuple):
-    prompts: list
-    golds: list
-    written: list
-    stopped: list  # whether each ended with the stop token
-
-
 def exact(written, gold):
-    """The same text, apart from space around it. Nothing written is wrong, whatever the gold."""
+    """Are two texts equal apart from surrounding space? An empty answer is always wrong."""
     return bool(written.strip()) and written.strip() == gold.strip()
 
 
 def starts_with(written, gold):
-    """The weaker test, for a model that never learned to stop [LLM-JEPA, sec. A.7]."""
+    """Does the answer begin with the gold text? For models that never stop [LLM-JEPA, sec. A.7]."""
     return bool(gold.strip()) and written.strip().startswith(gold.strip())
+
+
+# ---- averages
 
 
 def mean(values):
@@ -197,160 +202,160 @@ def percent(flags):
 
 
 def with_mean(metric, values):
-    """{detail: value} -> {metric: their mean, "metric/detail": value, ...}."""
+    """Return {metric: mean, "metric/detail": value, ...} for values {detail: value}."""
     details = {f"{metric}/{detail}": value for detail, value in values.items()}
     return {metric: mean(values.values())} | details
 
 
-def over_pairs(vectors, measure):
-    """{language: (N, D)} and measure(x, y) -> {metric: number}, asked of every language and the
-    first -> {metric: mean over the pairs, "metric/de-en": number, ...}."""
-    first, *others = vectors
-    by_metric = {}
-    for other in others:
-        for metric, value in measure(vectors[other], vectors[first]).items():
-            by_metric.setdefault(metric, {})[f"{other}-{first}"] = value
+def over_pairs(embeddings, measure):
+    """Call measure(x, y) for every language x and the first language y; it returns {metric:
+    number}. Return {metric: mean, "metric/de-en": number, ...}."""
+    (first, y), *others = embeddings.items()
+    pairs = {f"{name}-{first}": measure(x, y) for name, x in others}
     scores = {}
-    for metric, values in by_metric.items():
-        scores |= with_mean(metric, values)
+    for metric in next(iter(pairs.values()), ()):
+        scores |= with_mean(metric, {pair: found[metric] for pair, found in pairs.items()})
     return scores
 
 
-# ---- retrieval: is a sentence's translation found among all sentences of the other language?
+# ---- retrieval: find a sentence's translation among all sentences of the other language
 
 
 def unit(z):
-    """Rows scaled to length 1: (N, D) -> (N, D) float64. ValueError for NaN and infinity, whose
-    ranking would look like a result."""
+    """Scale rows to L2 norm 1 in float64: (N, D) -> (N, D). A row of zeros stays zero. Raises
+    ValueError for NaN and infinity, because their ranking would look like a result."""
     z = torch.as_tensor(z).double()
     if not z.isfinite().all():
-        raise ValueError("vectors must be finite")
-    # A row of zeros has no direction, and stays zero.
+        raise ValueError("embeddings must be finite")
     return F.normalize(z, dim=1, eps=1e-300)
 
 
-class Nearest(NamedTuple):
+class Neighbors(NamedTuple):
     cosines: torch.Tensor  # (N, k) float64, best first
     indices: torch.Tensor  # (N, k)
 
 
-def search(x, y, k):
-    """The k <= M rows of y (M, D) nearest by cosine to each row of x (N, D). Of equally near rows
-    the first wins."""
+def knn(x, y, k):
+    """Find the k <= M rows of y (M, D) with the highest cosine to each row of x (N, D), exactly.
+    Ties go to the lowest index."""
     targets = unit(y)                    # (M, D) float64
-    rough_targets = targets.float()
-    wide = min(len(targets), k + 4)      # candidates of a row
-    # What a float32 product of unit vectors of D numbers can be wrong by.
-    error = (targets.shape[1] + 8) * 2 ** -24
-    found = []
+    targets32 = targets.float()
+    width = min(len(targets), k + 4)     # candidates of a row
+    error = (targets.shape[1] + 8) * 2 ** -24  # bound of the rounding error of a float32 cosine
+    results = []
     # At most 2 million cosines, or numbers of candidates, are in memory at once.
-    most = 2 ** 21 // max(len(targets), wide * targets.shape[1])
-    for rows in unit(x).split(max(1, most)):
-        rough, candidates = largest(rows.float() @ rough_targets.T, wide)  # (n, wide)
+    block = 2 ** 21 // max(len(targets), width * targets.shape[1])
+    for rows in unit(x).split(max(1, block)):
+        # Find candidates in float32, then compute their cosines in float64.
+        rough, candidates = grouped_topk(rows.float() @ targets32.T, width)  # (n, width)
         candidates = candidates.sort(dim=1).values
-        near = first_best((targets[candidates] @ rows[:, :, None])[:, :, 0], candidates, k)
-        # Where a row that is no candidate could be as near, all rows are compared exactly.
+        near = topk_first((targets[candidates] @ rows[:, :, None])[:, :, 0], candidates, k)
+        # If a row outside the candidates could be as near, compare all rows in float64.
         unsure = near.cosines[:, -1] <= rough[:, -1] + error
-        if wide < len(targets) and unsure.any():
-            every = torch.arange(len(targets)).expand(int(unsure.sum()), -1)
-            exact = first_best(rows[unsure] @ targets.T, every, k)
-            near.cosines[unsure], near.indices[unsure] = exact
-        found.append(near)
-    return Nearest(*map(torch.cat, zip(*found)))
+        if width < len(targets) and unsure.any():
+            everyone = torch.arange(len(targets)).expand(int(unsure.sum()), -1)
+            near.cosines[unsure], near.indices[unsure] = topk_first(
+                rows[unsure] @ targets.T, everyone, k)
+        results.append(near)
+    return Neighbors(*map(torch.cat, zip(*results)))
 
 
-def largest(cosines, k, group=64):
-    """The k largest of each row of (n, M) and their places, (n, k) each: looked for in the k groups
-    of columns with the largest maxima, since no other group can have one. Faster than in all M."""
+def grouped_topk(cosines, k, group=64):
+    """Return the k largest of each row (n, M) and their columns, (n, k) each. Faster than topk:
+    only the k groups of columns with the largest maxima can contain them."""
     n, m = cosines.shape
-    whole = m // group * group  # the columns behind are looked at, too
+    whole = m // group * group  # the columns of the last, incomplete group are all searched
     if m <= k * group:
         return cosines.topk(k, dim=1)
     maxima = cosines[:, :whole].unflatten(1, (-1, group)).amax(2)  # (n, groups)
     groups = maxima.topk(k, dim=1).indices
-    places = (groups[:, :, None] * group + torch.arange(group)).flatten(1)
-    places = torch.cat([places, torch.arange(whole, m).expand(n, -1)], 1)
-    values, found = cosines.gather(1, places).topk(k, dim=1)
-    return values, places.gather(1, found)
+    columns = (groups[:, :, None] * group + torch.arange(group)).flatten(1)
+    columns = torch.cat([columns, torch.arange(whole, m).expand(n, -1)], 1)
+    values, index = cosines.gather(1, columns).topk(k, dim=1)
+    return values, columns.gather(1, index)
 
 
-def first_best(cosines, indices, k):
-    """The k largest of each row of cosines (n, W), whose places in y are `indices`, ascending."""
-    # The last bits of a product depend on its place in the matrix. They are rounded off, as equal
-    # vectors must have equal cosines; of those the first is the nearest by a hair.
+def topk_first(cosines, indices, k):
+    """Return the k largest of each row (n, W) as Neighbors, the first of equal ones; `indices`
+    (n, W) are their row numbers in y, ascending."""
+    # The last bits of a matmul depend on the position in the matrix. Rounding makes equal vectors
+    # have equal cosines, and a tiny penalty that grows with the index then breaks ties.
     cosines = cosines.round(decimals=9)
-    later = torch.arange(cosines.shape[1]) * (1e-10 / cosines.shape[1])  # (W,)
-    best = (cosines - later).topk(k, dim=1).indices
-    return Nearest(cosines.gather(1, best), indices.gather(1, best))
+    penalty = torch.arange(cosines.shape[1]) * (1e-10 / cosines.shape[1])  # (W,)
+    best = (cosines - penalty).topk(k, dim=1).indices
+    return Neighbors(cosines.gather(1, best), indices.gather(1, best))
 
 
-def by_margin(nearest, back):
-    """For each row i of x (N, D) the row j of y, among its `nearest`, with the highest cos / m ->
-    (N,): m is the mean of i's and j's mean cosines with their neighbours, and `back` holds the rows
-    of x nearest to those of y. [Artetxe & Schwenk 2019]"""
-    # A hub is near to everything. Its large m keeps it from being everybody's translation.
-    m = (nearest.cosines.mean(1, keepdim=True) + back.cosines.mean(1)[nearest.indices]) / 2
-    best = (nearest.cosines / m).argmax(1, keepdim=True)  # (N, 1)
-    return nearest.indices.gather(1, best)[:, 0]
+def margin_rank(forward, backward):
+    """Choose for each row of x the neighbor with the highest ratio margin: cosine divided by the
+    mean similarity of both rows to their own k neighbors. Return row numbers of y (N,).
+
+    forward: the neighbors of x in y; backward: those of y in x. [Artetxe & Schwenk 2019]"""
+    # A hub is near to everything. The division keeps it from being everybody's translation.
+    similar = forward.cosines.mean(1, keepdim=True) + backward.cosines.mean(1)[forward.indices]
+    best = (forward.cosines / (similar / 2)).argmax(1, keepdim=True)  # (N, 1)
+    return forward.indices.gather(1, best)[:, 0]
 
 
-def mine(x, y, k=4):
-    """The row of y (M, D) with the best margin for each row of x (N, D) -> (N,)."""
-    return by_margin(search(x, y, min(k, len(y))), search(y, x, min(k, len(x))))
+def margin_search(x, y, k=4):
+    """Find for each row of x (N, D) the row of y (M, D) with the best margin: (N,)."""
+    return margin_rank(knn(x, y, min(k, len(y))), knn(y, x, min(k, len(x))))
 
 
-def mistakes(found, texts=None):
-    """Is each found row (N,) wrong? Right is the row of the same number or, given the texts, any
-    row with an equal text."""
-    texts = range(len(found)) if texts is None else texts
-    return [texts[i] != texts[j] for i, j in enumerate(found.tolist())]
+def errors(retrieved, texts=None):
+    """Return whether each retrieved row number (N,) is wrong. Correct is the row's own number or,
+    given the texts, a row with an equal text."""
+    texts = range(len(retrieved)) if texts is None else texts
+    return [texts[i] != texts[j] for i, j in enumerate(retrieved.tolist())]
 
 
 def xsim(x, y, texts=None, k=4):
-    """Percent of the rows of x whose translation is not found in y: (N, D), (N, D) -> 0..100.
-    [Heffernan et al. 2022; with the texts of y as LASER's command]"""
-    return percent(mistakes(mine(x, y, k), texts))
+    """Return the retrieval error in percent of x (N, D) in y (N, D); texts: those of y.
+    [Heffernan et al. 2022]"""
+    return percent(errors(margin_search(x, y, k), texts))
 
 
 def xsim_plus(x, y, negatives, hard, texts):
-    """xsim when altered rows join y (N, D): negatives (M, D), hard [(text, row of y it was made
-    from, type)], texts of y -> {"xsim++": percent wrong, "xsim++/TYPE": percent that took such an
-    altered copy of their own text, "xsim++/misaligned": all other errors}. [Chen et al. 2023]"""
-    # More targets change the margin of every row, so nothing of xsim can be used again.
-    found = mine(x, torch.cat([y, negatives]))  # (N,)
-    wrong = mistakes(found, [*texts, *(text for text, _, _ in hard)])
+    """Return xsim++, the retrieval error in y (N, D) and altered sentences, and its error types:
+    "xsim++/TYPE" if an altered copy of the right text was retrieved, otherwise "misaligned".
+
+    negatives: (M, D), the embeddings of hard: [(altered text, row of y, type)]; texts: those of y.
+    [Chen et al. 2023]"""
+    # More candidates change the margin of every row, so everything is searched again.
+    retrieved = margin_search(x, torch.cat([y, negatives]))  # (N,)
+    wrong = errors(retrieved, [*texts, *(text for text, _, _ in hard)])
     counts = dict.fromkeys([*sorted({kind for _, _, kind in hard}), "misaligned"], 0)
-    for i, j in enumerate(found.tolist()):
+    for i, j in enumerate(retrieved.tolist()):
         error = "misaligned"
         if j >= len(y):
             _, source, kind = hard[j - len(y)]
             error = kind if texts[source] == texts[i] else error
         counts[error] += wrong[i]
-    shares = {f"xsim++/{error}": 100 * count / len(x) for error, count in counts.items()}
-    return {"xsim++": percent(wrong)} | shares
+    types = {f"xsim++/{error}": 100 * count / len(x) for error, count in counts.items()}
+    return {"xsim++": percent(wrong)} | types
 
 
-def retrieval(vectors, texts, negatives=None, hard=()):
-    """Every language searched in the first: {language: (N, D)}, {language: N texts}, and for xsim++
-    the altered rows as `xsim_plus` takes them -> {metric: mean, "metric/de-en": ...}."""
+def retrieval(embeddings, texts, negatives=None, hard=()):
+    """Search every language in the first: {language: (N, D)}, {language: N texts}, and altered
+    sentences as in `xsim_plus`. Return {metric: mean, "metric/de-en": number, ...}."""
     texts = next(iter(texts.values()))
 
     def measure(x, y):
         plus = xsim_plus(x, y, negatives, hard, texts) if hard else {}
         return {"xsim": xsim(x, y, texts)} | plus
 
-    scores = over_pairs(vectors, measure)
-    # Of the types of errors of xsim++ only the mean is kept.
+    scores = over_pairs(embeddings, measure)
+    # Keep only the mean over languages of each error type.
     return {name: value for name, value in scores.items() if name.count("/") < 2}
 
 
-# ---- geometry: is the space in use, or has the encoder collapsed?
+# ---- geometry: do the embeddings use the space, or has the encoder collapsed?
 
 
 def spectrum(z, center):
-    """Singular values in float64, largest first: (N, D) -> (min(N, D),)."""
+    """Return the singular values in float64, largest first: (N, D) -> (min(N, D),)."""
     z = torch.as_tensor(z).double()
-    # Below this is the rounding of float32 vectors, which would give one point many directions.
+    # Smaller values are float32 rounding, which would give identical embeddings a high rank.
     floor = 1e-7 * z.norm()
     if center:
         z = z - z.mean(0)
@@ -360,26 +365,25 @@ def spectrum(z, center):
 
 
 def rankme(z):
-    """The directions in use, exp(-sum p log p) with p = s / sum s + 1e-7 and s the singular values:
-    (N, D) -> 1..min(N, D). [Garrido et al. 2023]"""
-    # It grows with N: only numbers of equally many rows can be compared.
+    """Return the effective rank exp(-sum p log p), p = s / sum s + 1e-7, s the singular values:
+    (N, D) -> 1..min(N, D). It grows with N. [RankMe, Garrido et al. 2023]"""
     s = spectrum(z, center=False)
     p = s / s.sum().clamp(min=1e-300) + 1e-7
     return math.exp(torch.special.entr(p).sum().item())
 
 
 def unit_or_zero(z):
-    """Unit rows where a row of zeros, which has no direction, gets a dimension of its own, so that
-    all such rows are one point: (N, D) -> (N, D + 1)."""
+    """Scale rows to L2 norm 1: (N, D) -> (N, D + 1). Rows of zeros, which have no direction, get
+    the last dimension, so that all of them are one point."""
     u = unit(z)
     return torch.cat([u, (u == 0).all(1, keepdim=True)], 1)
 
 
 def uniformity(z):
-    """log mean exp(-2 |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one point)
-    ..-4 (the whole sphere). [Wang & Isola 2020, sec. 4]"""
+    """Return log mean exp(-2 |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one
+    point)..-4 (the whole sphere). [Wang & Isola 2020, sec. 4]"""
     u = unit_or_zero(z)  # (N, D + 1)
-    # |u_i - u_j|^2 = 2 - 2 cos. The pairs i = j would bias the mean upwards and are taken out.
+    # |u_i - u_j|^2 = 2 - 2 cos. The pairs i = j would bias the mean, so subtract them.
     total = -(4 * (u.square().sum(1) - 1)).exp().sum().item()
     for rows in u.split(1024):
         total += (4 * (rows @ u.T - 1)).exp().sum().item()  # (1024, N)
@@ -387,19 +391,19 @@ def uniformity(z):
 
 
 def std(z):
-    """Standard deviation of each dimension of the unit rows, mean, times sqrt(D): (N, D) -> 0 (one
-    point)..1 (healthy). [Chen & He 2021, SimSiam, fig. 2]"""
+    """Return the mean standard deviation of the dimensions of unit rows, times sqrt(D): (N, D) -> 0
+    (one point)..1 (healthy). [SimSiam, Chen & He 2021, fig. 2]"""
     u = unit(z)  # (N, D)
     return u.std(0, correction=0).mean().item() * math.sqrt(u.shape[1])
 
 
 def cosines(x, y):
-    """Cosine of row i of x and row i of y: (N, D), (N, D) -> (N,)."""
+    """Return the cosine of row i of x and row i of y: (N, D), (N, D) -> (N,)."""
     return (unit(x) * unit(y)).sum(1)
 
 
 def random_cosine(x, y):
-    """Mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1."""
+    """Return the mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1."""
     u = unit_or_zero(x)  # (N, D + 1)
     v = unit_or_zero(y)  # (N, D + 1)
     # The sum over all pairs is the product of two sums.
@@ -411,227 +415,228 @@ def pair_cosines(x, y):
             "cosine/different": random_cosine(x, y)}
 
 
-def geometry(vectors):
-    """{language: (N, D)}, aligned, N > 1 -> means over languages, or over pairs with the first. All
-    cosines but "translations" are of unrelated sentences. [BERT-JEPA, tables 4-7]"""
-    each = list(vectors.values())
+def geometry(embeddings):
+    """Measure {language: (N, D)}, aligned, N > 1: means over languages, or over pairs with the
+    first. All cosines but "translations" are of unrelated sentences. [BERT-JEPA, tables 4-7]"""
+    each = list(embeddings.values())
     scores = {"rankme": mean([rankme(z) for z in each])}
     scores["rankme_share"] = 100 * scores["rankme"] / min(each[0].shape)
     scores["uniformity"] = mean([uniformity(z) for z in each])
     scores["std"] = mean([std(z) for z in each])
-    scores["length"] = mean([z.norm(dim=1).mean().item() for z in each])
+    scores["norm"] = mean([z.norm(dim=1).mean().item() for z in each])
     scores["cosine/same"] = mean([random_cosine(z, z) for z in each])
-    zero = percent((torch.cat(each) == 0).all(1).tolist())
-    if zero:
-        scores["zero"] = zero
-    return scores | over_pairs(vectors, pair_cosines)
+    return scores | over_pairs(embeddings, pair_cosines)
 
 
 def diagnose(results, views=2):
-    """Is the encoder collapsing? Results of `geometry` or `run` -> measures and verdict, a line."""
-    found = {name.removeprefix("geometry/"): value for name, value in results.items()}
-    # Neither sign is enough alone. A pretrained BERT has a random cosine of .99 and can be trained
-    # [BERT-JEPA, table 4], and vectors on a line through 0 have a random cosine of 0.
-    together = found["cosine/same"]
-    few = found["rankme_share"] < 5 or found["rankme"] < 2
-    # With one view nobody taught the model what a translation is.
-    pairs = views > 1 and "cosine/translations" in found
-    if few and together > .9:
+    """Return the health line, which says whether the encoder is collapsing, for the results of
+    `geometry` or `run`."""
+    scores = {name.removeprefix("geometry/"): value for name, value in results.items()}
+    # Neither sign is enough alone. A pretrained BERT has a random cosine of 0.99 and can be trained
+    # [BERT-JEPA, table 4], and embeddings on a line through 0 have a random cosine of 0.
+    unrelated = scores["cosine/same"]
+    low_rank = scores["rankme_share"] < 5 or scores["rankme"] < 2
+    # An objective with one view never sees translations.
+    pairs = views > 1 and "cosine/translations" in scores
+    if low_rank and unrelated > .9:
         verdict = "COLLAPSING"
-    elif together > .5:
-        verdict = "half-collapsed (all vectors share one direction)"
-    elif few:
-        verdict = "half-collapsed (few directions in use)"
-    elif pairs and found["cosine/translations"] <= found["cosine/different"]:
-        verdict = "translations less alike than strangers"
+    elif unrelated > .5:
+        verdict = "half-collapsed (all embeddings share one direction)"
+    elif low_rank:
+        verdict = "half-collapsed (low effective rank)"
+    elif pairs and scores["cosine/translations"] <= scores["cosine/different"]:
+        verdict = "translations are less similar than unrelated sentences"
     else:
         verdict = "ok"
-    if "zero" in found:
-        verdict += f", {found['zero']:.0f} % of the vectors are zero"
-    positive = f" | cos(pos) {found['cosine/translations']:.2f}" if pairs else ""
-    return (f"health: RankMe {found['rankme']:.1f} ({found['rankme_share']:.0f} %) | cos(rand) "
-            f"{together:.2f}{positive} | unif {found['uniformity']:.2f} | std {found['std']:.2f} | "
-            f"length {found['length']:.1f} -> {verdict}")
+    positive = f" | cos(pos) {scores['cosine/translations']:.2f}" if pairs else ""
+    return (f"health: RankMe {scores['rankme']:.1f} ({scores['rankme_share']:.0f} %) | cos(rand) "
+            f"{unrelated:.2f}{positive} | unif {scores['uniformity']:.2f} | std "
+            f"{scores['std']:.2f} | embedding norm {scores['norm']:.1f} -> {verdict}")
 
 
-# ---- the probe: what do vectors know of a sentence?
+# ---- the probe: which properties of a sentence can be read from its embedding?
 
 
 def linear_probe(x, labels, queries, gold):
-    """Percent of the queries (M, D) whose class a linear map finds that was trained on x (N, D) and
-    N labels: ridge regression on one-hot classes, in closed form."""
+    """Train a linear classifier on x (N, D) and N labels, by ridge regression on one-hot classes.
+    Return its accuracy in percent on the queries (M, D) and their gold labels."""
     classes = sorted(set(labels), key=str)
     targets = torch.tensor([classes.index(label) for label in labels])
     targets = F.one_hot(targets).double()                            # (N, classes)
     center = x.double().mean(0)                                      # (D,)
     z = x.double() - center                                          # (N, D)
     gram = z.T @ z                                                   # (D, D)
-    # The penalty is relative to the mean variance of a dimension, so the scale does not count.
+    # The penalty is relative to the mean variance of a dimension, so the scale has no effect.
     gram.diagonal().add_(.01 * gram.diagonal().mean() + 1e-300)
     weight = torch.linalg.solve(gram, z.T @ targets)                 # (D, classes)
     scores = (queries.double() - center) @ weight + targets.mean(0)  # (M, classes)
-    found = scores.argmax(1).tolist()                                # (M,)
-    return percent([classes[number] == label for number, label in zip(found, gold)])
+    predicted = scores.argmax(1).tolist()                            # (M,)
+    return percent([classes[index] == label for index, label in zip(predicted, gold)])
 
 
 def rank_correlation(a, b):
-    """Spearman's correlation of the ranks: (N,), (N,) -> -1..1; 0 if either is constant."""
+    """Return Spearman's correlation: (N,), (N,) -> -1..1; 0 if either is constant."""
     ranks = []
     for values in (a, b):
-        # Values that differ by rounding alone are equal, and equal values share their rank.
+        # Values that differ by rounding errors alone are ties, and ties share their rank.
         values = torch.as_tensor(values, dtype=torch.float64).round(decimals=9)  # (N,)
-        _, place, count = values.unique(return_inverse=True, return_counts=True)
-        ranks.append((count.cumsum(0) - (count.double() - 1) / 2)[place])
-    # The correlation with a constant is 0 / 0, and counts as none.
+        _, index, count = values.unique(return_inverse=True, return_counts=True)
+        ranks.append((count.cumsum(0) - (count.double() - 1) / 2)[index])
+    # The correlation with a constant is 0 / 0.
     return torch.corrcoef(torch.stack(ranks))[0, 1].nan_to_num().item()
 
 
-# ---- a model and the rows it is asked about
+# ---- a model and the rows on which it is evaluated
+
+
+class Answers(NamedTuple):
+    prompts: list
+    golds: list
+    written: list
+    stopped: list  # whether the model generated the stop token
 
 
 @dataclass
 class Evaluation:
-    """A model and the rows it is asked about. Vectors and answers are made once for all tasks.
-    BadInput for fewer than two rows, and for a vector that is not finite."""
+    """A model and the rows on which it is evaluated. Embeddings and answers are computed once for
+    all tasks. Raises BadInput for fewer than two rows."""
     model: torch.nn.Module
     tokenizer: Tokenizer
     rows: corpora.EvaluationRows
-    affixes: Any = None             # (prefix, suffix) of the first column, and of the others
-    max_length: int | None = None   # tokens of a text; the rest is cut; None: all the model takes
-    answer_limit: int | None = 200  # rows that are answered
+    affixes: Any = None             # (ids before, ids after) of the first view, and of the others
+    max_length: int | None = None   # tokens of a text; None: all that the model can take
+    answer_limit: int | None = 200  # number of rows that are answered
     max_new: int | None = None      # tokens of an answer
     views: int = 2                  # texts of a training example
     pool: str | None = None         # None: the model's
 
     def __post_init__(self):
         self.texts = self.rows.texts    # {column: N texts}, aligned
-        self.hard = self.rows.hard      # [(text, row of the first column, type of error)]
-        self.system = self.rows.system  # N texts that open a chat, or None
-        self.affixes = self.affixes or (((), None), ((), None))
+        self.hard = self.rows.hard      # [(altered text, row of the first column, error type)]
+        special = self.tokenizer.special
+        self.affixes = self.affixes or ((special.before, special.after),) * 2
         self.pool = self.pool or self.model.config.pool
         self.count = len(next(iter(self.texts.values())))  # N
         if self.count < 2:
-            raise BadInput(f"{self.rows.name} gives {self.count} of at least 2 rows that are "
-                           "needed: a larger --limit, another --split or other --data may have "
-                           "them")
+            raise BadInput(f"{self.rows.name} has {self.count} rows to evaluate, and at least 2 "
+                           "are needed: try a larger --limit, a different --split or --data")
 
-    def again(self):
-        """An Evaluation of the same rows, for when the model has changed."""
+    def with_fresh_cache(self):
+        """Return an Evaluation of the same rows, for when the model has changed."""
         other = replace(self)
-        # The ids are taken over, so that it is not said again what was cut.
-        other.ids = self.ids
+        other.ids = self.ids  # tokenizing again would print its warnings again
         return other
 
     @property
     def label(self):
-        """The rows in words, with a hash of their texts: two files can have the same name."""
+        """The rows in words, with a hash of their texts, because two files can have one name."""
         columns = ", ".join(self.texts)
         return f"{self.count} rows of {self.rows.name} ({columns}), {digest(self.texts)[:8]}"
 
-    def ids_of(self, texts, column=0):
-        """N texts -> rows of ids, as those of a column are."""
+    def encode_ids(self, texts, column=0, openings=None):
+        """Tokenize N texts like those of a column."""
         affixes = self.affixes[min(column, 1)]
-        return ids_of(self.model, self.tokenizer, texts, affixes, self.max_length)
+        return encode_ids(self.model, self.tokenizer, texts, affixes, self.max_length, openings)
+
+    def openings(self):
+        """Return the ids of each row's system text, which opens a chat; None without them."""
+        chat = self.tokenizer.special.chat
+        return self.rows.system and [
+            [*chat.start, *chat.system, *ids[:self.max_length].tolist(), *chat.end]
+            for ids in self.tokenizer.encode(self.rows.system)]
 
     @functools.cached_property
     def ids(self):
-        """{column: N rows of ids}, each [CLS] (system [SEP]) prefix text suffix."""
-        found = {}
-        for column, (name, texts) in enumerate(self.texts.items()):
-            found[name] = self.ids_of(texts, column)
-        if self.system:
-            chat = self.tokenizer.special.chat
-            affixes = (chat.system, chat.end)
-            openings = ids_of(self.model, self.tokenizer, self.system, affixes, self.max_length)
-            for name, rows in found.items():
-                # The opening has the [CLS] of both.
-                found[name] = [[*opening, *row[1:]] for opening, row in zip(openings, rows)]
-        return found
+        """{column: N rows of ids}."""
+        openings = self.openings()
+        return {name: self.encode_ids(texts, column, openings)
+                for column, (name, texts) in enumerate(self.texts.items())}
 
     @functools.cached_property
-    def vectors(self):
-        """The sentence vectors of the rows -> {column: (N, D)}."""
-        rows = sum(self.ids.values(), [])
-        vectors = embed(self.model, rows, self.pool)  # (columns * N, D)
-        return dict(zip(self.ids, vectors.split(self.count)))
+    def embeddings(self):
+        """{column: (N, D)}."""
+        z = embed(self.model, sum(self.ids.values(), []), self.pool)  # (columns * N, D)
+        return dict(zip(self.ids, z.split(self.count)))
 
     @functools.cached_property
     def answers(self):
         return self.answers_of(slice(self.answer_limit))
 
+    @property
+    def can_answer(self):
+        """Is the model causal, and are there two columns: prompts and gold answers?"""
+        return self.model.config.causal and len(self.texts) == 2
+
     def answers_of(self, rows):
-        """Let a causal model continue [CLS] (system [SEP]) prompt [SEP] up to [SEP], for a slice of
-        the rows -> Answers."""
+        """Let a causal model answer a slice of the prompts, up to the stop token."""
         prompts, golds = (texts[rows] for texts in self.texts.values())
-        system = self.system and self.system[rows]
-        special = self.tokenizer.special
+        openings = self.openings()
+        chat = self.tokenizer.special.chat
         max_new = self.max_new or 2 * max(map(len, self.tokenizer.encode(golds))) + 8
-        # These ids are [SEP], or a chat model's own marks.
-        suffix = [*special.chat.end, *special.chat.assistant]
-        # A prompt that would fill the model is cut, so that there is room for its answer.
+        # [CLS] prompt [SEP], or the chat template of the model's family.
+        affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
+        # Truncate prompts that would leave no room for the answer.
         longest = self.model.config.max_positions
-        ids = rows_of(self.tokenizer, prompts, special.chat.user, suffix, system, self.max_length,
-                      max(longest // 2, longest - max_new))
-        written, stopped = generate(self.model, ids, special.sep, max_new)
+        longest = max(longest // 2, longest - max_new)
+        ids = tokenize_rows(self.tokenizer, prompts, affixes, max_length=longest,
+                            openings=openings and openings[rows])
+        written, stopped = generate(self.model, ids, self.tokenizer.special.sep, max_new)
         return Answers(prompts, golds, list(map(self.tokenizer.decode, written)), stopped)
 
 
-# ---- tasks
+# ---- tasks: Evaluation -> {"metric" or "metric/detail": number}
 
 
-class Task(NamedTuple):
-    scores: Callable       # evaluation -> {"metric" or "metric/detail": number}
-    unavailable: Callable  # evaluation -> why it cannot be done, or ""
-    about: dict            # {metric: (unit, which way is better, what it is)}
-    views: int = 1         # done unasked of objectives with so many views or more
+class NotApplicable(BadInput):
+    """The model or the rows do not fit the task."""
 
 
 def task_retrieval(evaluation):
-    hard = evaluation.ids_of([text for text, _, _ in evaluation.hard])
+    """Search the translations of every language in the first."""
+    if len(evaluation.texts) < 2:
+        raise NotApplicable(f"retrieval needs translations, and {evaluation.rows.name} has one "
+                            "text per row")
+    hard = evaluation.encode_ids([text for text, _, _ in evaluation.hard])
     negatives = embed(evaluation.model, hard, evaluation.pool)  # (M, D)
-    scores = retrieval(evaluation.vectors, evaluation.texts, negatives, evaluation.hard)
-    # An equal text is right, so with few different texts the task is easier than its rows say.
+    scores = retrieval(evaluation.embeddings, evaluation.texts, negatives, evaluation.hard)
+    # An equal text is correct, so few different texts make the task easier.
     distinct = len(set(next(iter(evaluation.texts.values()))))
     if distinct < evaluation.count:
         scores["distinct"] = distinct
     return {"rows": evaluation.count} | scores
 
 
-def no_retrieval(evaluation):
-    if len(evaluation.texts) > 1:
-        return ""
-    return f"looks for translations, and {evaluation.rows.name} has one text a row: leave it out"
-
-
 def task_geometry(evaluation):
-    return {"rows": evaluation.count} | geometry(evaluation.vectors)
+    return {"rows": evaluation.count} | geometry(evaluation.embeddings)
 
 
 def task_probe(evaluation):
-    """A linear probe for each property of labelled texts, and the rank correlation of cosines with
+    """Train a linear probe for each property of the labelled texts, and correlate cosines with
     graded similarity."""
+    if not evaluation.rows.labelled:
+        raise NotApplicable(f"probe needs labels, and {evaluation.rows.name} has none: use --data "
+                            "toy")
     texts, properties = evaluation.rows.labelled
     first, second, similarity = zip(*evaluation.rows.graded)
-    rows = evaluation.ids_of([*texts, *first, *second])
-    vectors = embed(evaluation.model, rows, evaluation.pool)
-    z, x, y = vectors.split([len(texts), len(first), len(second)])  # (N, D), (M, D), (M, D)
-    found = {}     # {property: accuracy}
-    majority = []  # share of its most frequent class
+    rows = evaluation.encode_ids([*texts, *first, *second])
+    embeddings = embed(evaluation.model, rows, evaluation.pool)
+    z, x, y = embeddings.split([len(texts), len(first), len(second)])  # (N, D), (M, D), (M, D)
+    accuracy = {}
+    majority = []  # accuracy of always predicting the most frequent class
     for name, labels in properties.items():
-        # Even rows are for training, odd rows for testing.
+        # Train on even rows, test on odd rows.
         gold = labels[1::2]
-        found[name] = linear_probe(z[::2], labels[::2], z[1::2], gold)
+        accuracy[name] = linear_probe(z[::2], labels[::2], z[1::2], gold)
         majority.append(100 * max(gold.count(label) for label in set(gold)) / len(gold))
-    scores = {"rows": len(texts), "mean": mean(found.values()), "majority": mean(majority)} | found
-    return scores | {"similarity": 100 * rank_correlation(cosines(x, y), similarity)}
-
-
-def no_probe(evaluation):
-    name = evaluation.rows.name
-    return "" if evaluation.rows.labelled else f"needs labels, and {name} has none: give --data toy"
+    return {"rows": len(texts), "mean": mean(accuracy.values()), "majority": mean(majority),
+            **accuracy, "similarity": 100 * rank_correlation(cosines(x, y), similarity)}
 
 
 def task_generate(evaluation):
+    """Compare greedy answers with the gold text."""
+    if not evaluation.can_answer:
+        raise NotApplicable("generate needs a causal model (objective ntp or llm-jepa) and two "
+                            "columns, prompt and answer: choose them with --langs a,b")
     answers = evaluation.answers
     pairs = list(zip(answers.written, answers.golds))
     return {"rows": len(pairs), "exact": percent([exact(*pair) for pair in pairs]),
@@ -639,159 +644,122 @@ def task_generate(evaluation):
             "stop": percent(answers.stopped)}
 
 
-def no_generate(evaluation):
-    if not evaluation.model.config.causal:
-        return "needs a causal model (objectives ntp, llm-jepa), and this one reads both ways"
-    if len(evaluation.texts) != 2:
-        return (f"answers one column with another, and {evaluation.rows.name} has "
-                f"{len(evaluation.texts)}: choose two with --langs a,b")
-    return ""
-
-
-ROWS = {"rows": ("", "", "rows of the data")}
-ANSWERS = ROWS | {"stop": ("%", "higher", "it ended with the stop token, and was not cut")}
-TASKS = {
-    "retrieval": Task(task_retrieval, no_retrieval, views=2, about=ROWS | {
-        "xsim": ("%", "lower", "wrong translation found: ratio margin, k = 4"),
-        "xsim++": ("%", "lower", "wrong translation found among hard negatives"),
-        "distinct": ("", "", "different texts among those searched; equal ones count as right"),
-    }),
-    "geometry": Task(task_geometry, lambda evaluation: "", about=ROWS | {
-        "rankme": ("", "higher", "directions in use"),
-        "rankme_share": ("%", "higher", "rankme as a share of the most possible"),
-        "uniformity": ("", "lower", "0 is one point, -4 the whole sphere"),
-        "std": ("", "higher", "deviation of unit rows, 0 is one point, 1 healthy"),
-        "length": ("", "", "mean length of the vectors, before they are made unit vectors"),
-        "zero": ("%", "lower", "vectors of zeros, which have no direction"),
-        "cosine/same": ("", "lower", "unrelated sentences, one language"),
-        "cosine/translations": ("", "higher", "translations"),
-        "cosine/different": ("", "lower", "unrelated sentences, two languages"),
-    }),
-    "probe": Task(task_probe, no_probe, about=ROWS | {
-        "mean": ("%", "higher", "a linear probe finds tense, number and so on: mean"),
-        "majority": ("%", "", "the most frequent class: what needs no model"),
-        "similarity": ("", "higher", "rank correlation of cosine and graded similarity, x 100"),
-    }),
-    "generate": Task(task_generate, no_generate, views=2, about=ANSWERS | {
-        "exact": ("%", "higher", "greedy answer is the gold text"),
-        "startswith": ("%", "higher", "it begins with the gold text"),
-    }),
-}
-
-
-def choose_tasks(evaluation, names=None, tasks=TASKS):
-    """The tasks to do: those asked for or, where None are, all that apply. BadInput for one that is
-    unknown or unavailable."""
-    if names is None:
-        return [name for name, task in tasks.items()
-                if task.views <= evaluation.views and not task.unavailable(evaluation)]
-    if not names:
-        raise BadInput(f"--tasks names nothing: give some of {', '.join(tasks)}")
-    for name in names:
-        if name not in tasks:
-            # The core does not know what tasks/ has.
-            more = f"; more tasks: python -m tasks RUN --tasks {name}" if tasks is TASKS else ""
-            near = did_you_mean(name, tasks, more)
-            raise BadInput(f"task {name!r} is none of {', '.join(tasks)}{near}")
-        if reason := tasks[name].unavailable(evaluation):
-            raise BadInput(f"task {name!r} {reason}")
-    return names
+TASKS = {"retrieval": task_retrieval, "geometry": task_geometry, "probe": task_probe,
+         "generate": task_generate}
+# By default these run only for objectives that are trained on pairs.
+OF_PAIRS = ("retrieval", "generate")
 
 
 def run(evaluation, names=None, tasks=TASKS):
-    """Do the tasks that `choose_tasks` gives -> {"task/metric": number}."""
+    """Run tasks by name, or by default all that apply. Return {"task/metric": number}. Raises
+    BadInput for a task that is unknown, and NotApplicable."""
+    for name in names or ():
+        if name not in tasks:
+            near = did_you_mean(name, tasks, "; python -m tasks --help lists more")
+            raise BadInput(f"there is no task {shown(name)!r} among {', '.join(tasks)}{near}")
     results = {}
-    for name in choose_tasks(evaluation, names, tasks):
-        found = tasks[name].scores(evaluation)
-        results |= {f"{name}/{metric}": value for metric, value in found.items()}
+    for name in tasks if names is None else names:
+        if names is None and name in OF_PAIRS and evaluation.views < 2:
+            continue
+        try:
+            scores = tasks[name](evaluation)
+        except NotApplicable:
+            if names is None:
+                continue
+            raise
+        results |= {f"{name}/{metric}": value for metric, value in scores.items()}
     return results
 
 
-class Shown(NamedTuple):
+class Example(NamedTuple):
     query: str
-    found: str  # what the model writes, or takes for the query's translation
+    found: str  # the generated answer, or the retrieved translation
     gold: str
     right: bool
 
 
 def examples(evaluation):
-    """Five rows to read -> list of Shown: answers of a causal model, else the translations found,
-    from the languages in turn. [] for a model that was taught neither."""
+    """Return five Examples to read: answers of a causal model, otherwise retrieved translations,
+    from the languages in turn. [] if the objective is not trained on pairs."""
     first, *others = evaluation.texts
     if not others or evaluation.views < 2:
         return []
     step = max(1, evaluation.count // 5)
     rows = slice(0, 5 * step, step)
-    shown = []
-    if not no_generate(evaluation):
-        made = evaluation.answers_of(rows)
-        shown = zip(made.prompts, made.written, made.golds)
+    if evaluation.can_answer:
+        answers = evaluation.answers_of(rows)
+        triples = zip(answers.prompts, answers.written, answers.golds)
     else:
         golds = evaluation.texts[first]
+        triples = []
         for row, other in zip(range(evaluation.count)[rows], itertools.cycle(others)):
-            found = mine(evaluation.vectors[other], evaluation.vectors[first])[row]
-            shown.append((evaluation.texts[other][row], golds[found], golds[row]))
-    return [Shown(*texts, exact(*texts[1:])) for texts in shown]
+            found = margin_search(evaluation.embeddings[other], evaluation.embeddings[first])[row]
+            triples.append((evaluation.texts[other][row], golds[found], golds[row]))
+    return [Example(*texts, exact(*texts[1:])) for texts in triples]
 
 
 # ---- the table
 
+# The numbers of the table; --json prints all. A percentage begins with %.
+METRICS = {
+    "validation/*": "on held-out rows, without dropout",
+    "retrieval/xsim": "% lower is better: wrong translation retrieved (ratio margin, k = 4)",
+    "retrieval/xsim++": "% lower is better: the same, with hard negatives",
+    "retrieval/distinct": "different texts among the candidates; equal texts count as correct",
+    "geometry/rankme": "higher is better: effective rank",
+    "geometry/rankme_share": "% higher is better: effective rank, as a fraction of the largest",
+    "geometry/uniformity": "lower is better: 0 is one point, -4 the whole sphere",
+    "geometry/std": "higher is better: 0 is one point, 1 is healthy",
+    "geometry/norm": "mean L2 norm of the embeddings, before normalization",
+    "geometry/cosine/same": "lower is better: unrelated sentences, one language",
+    "geometry/cosine/translations": "higher is better: translations",
+    "geometry/cosine/different": "lower is better: unrelated sentences, two languages",
+    "probe/mean": "% higher is better: accuracy of linear probes (tense, number, ...)",
+    "probe/majority": "% accuracy of always predicting the most frequent class",
+    "probe/similarity": "higher is better: Spearman x 100 of cosine and graded similarity",
+    "generate/exact": "% higher is better: exact match of the greedy answer",
+    "generate/startswith": "% higher is better: the answer begins with the gold text",
+    "generate/stop": "% of the answers end with the stop token",
+}
 
-def about(name, tasks=TASKS):
-    """A result's name -> (unit, which way is better, what it is); the last is "" for a detail."""
-    task, _, whole = name.partition("/")
-    # train.py measures the loss of the objective and its terms.
-    if task == "validation":
-        # Two of the terms are weights and no losses.
-        better = "" if whole in ("lambda", "teacher_start") else "lower"
-        return "", better, "on held-out rows, without dropout"
-    known = tasks[task].about if task in tasks else {}
-    metric = whole
-    # xsim++/de-en is a detail of xsim++.
-    while metric not in known and "/" in metric:
-        metric = metric.rpartition("/")[0]
-    unit, better, what = known.get(metric, ("", "", ""))
-    return unit, better, what if metric == whole else ""
 
+def table(results, before=None, about=METRICS, start="untrained"):
+    """Format the results that `about` explains as aligned lines. `before`: those of step 0, in a
+    column with the title `start`."""
 
-def table(results, before=None, tasks=TASKS, rest="--json"):
-    """Results, and those of the untrained model -> at most 20 aligned lines: name, values, unit,
-    which way is better, what it is. `rest` says where all other numbers are."""
-    names = list(results)
-    # Details, such as single languages, are left out first.
-    if len(names) > 20:
-        names = [name for name in names if about(name, tasks)[2]][:20]
+    def explanation(name):
+        return about.get(name) or about.get(name.partition("/")[0] + "/*", "")
+
+    names = [name for name in results if explanation(name)] or list(results)[:20]
     width = max(map(len, names))
-    lines = [f"{'':{width}} untrained   trained"] if before else []
+    lines = [f"{'':{width}} {start:>9}   trained"] if before else []
     for name in names:
-        unit, better, what = about(name, tasks)
         line = f"{name:{width}}"
-        for column in filter(None, (before, results)):
-            # A count is an int, and has no digits behind the point.
+        digits = 2 if explanation(name).startswith("%") else 4
+        for column in (before, results) if before else (results,):
             value = column.get(name, "-")
-            digits = 2 if unit else 4
             line += f" {value:>9.{digits}f}" if isinstance(value, float) else f" {value:>9}"
-        lines.append(f"{line} {unit:1} {better:6} {what}".rstrip())
+        lines.append(f"{line} {explanation(name)}".rstrip())
     if len(names) < len(results):
-        lines.append(f"and {len(results) - len(names)} more numbers: {rest}")
+        lines.append(f"and {len(results) - len(names)} more numbers: --json")
     return "\n".join(lines)
 
 
-def headline(results, step):
-    """An evaluation in training, on one line."""
-    parts = []
-    for name in ("validation/loss", "retrieval/xsim", "retrieval/xsim++", "generate/exact",
-                 "probe/mean"):
-        if name in results:
-            unit = about(name)[0]
-            parts.append(f"{name} {results[name]:.1f} %" if unit else f"{name} {results[name]:.3f}")
+def headline(results, step, start="untrained"):
+    """Format an evaluation during training as one line."""
+    parts = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++",
+             "generate/exact", "probe/mean") if name in results]
+    if "validation/loss" in results:
+        parts.insert(0, f"validation/loss {results['validation/loss']:.3f}")
     health = diagnose(results, views=2 if "retrieval/xsim" in results else 1)
-    # Random weights look collapsed, which is no verdict on the training.
-    parts.append(health if step else health.split(" -> ")[0] + " -> untrained")
+    # Random weights look collapsed, which says nothing about the training.
+    parts.append(health if step else health.partition(" -> ")[0] + f" -> {start}")
     return "  ".join(parts)
 
 
 # ---- the folder of a run
+
+FORMAT = 5  # of log.jsonl
 
 
 class RunFolder(NamedTuple):
@@ -801,147 +769,210 @@ class RunFolder(NamedTuple):
     first: dict      # the first line of the log
     config: dict     # its "config"
     untrained: dict  # the results of step 0; {} if there are none
+    model_hash: str  # sha256 of the model.pt that was loaded
+
+
+def read_log(folder):
+    """Return the records of a run's log.jsonl; [] without one."""
+    path = Path(folder) / "log.jsonl"
+    records = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError):  # a kill can truncate the last line
+            records.append(json.loads(line))
+    return records
+
+
+def read_first(folder):
+    """Return the first line of a run's log, which has its "config". Raises BadInput."""
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        top = folder.parts[0]
+        looks_like_hub = len(folder.parts) < 3 and top != "out" and not Path(top).exists()
+        hint = (f"; import a Hugging Face model with python -m interop import {shown(folder)} "
+                f"out/{shown(folder.name)}")
+        raise BadInput(f"there is no folder {shown(folder)}{hint if looks_like_hub else ''}")
+    first = next(iter(read_log(folder)), {})
+    if first.get("format") != FORMAT:
+        raise BadInput(f"{folder} is not a run of this edition of nanoJEPA: its log.jsonl does not "
+                       f'begin with "format": {FORMAT}. Train or import it again')
+    return first
+
+
+def read_tokenizer(folder):
+    """Return the Tokenizer of a run. Raises BadInput if it is not that of the training."""
+    path = Path(folder) / "tokenizer.json"
+    first = read_first(folder)
+    tokenizer = Tokenizer.read(path, tuple(map(tuple, first["around"])))
+    if tokenizer.hash != first["tokenizer_hash"]:
+        raise BadInput(f"{path} is not the file of the training: restore it")
+    return tokenizer
 
 
 def open_run(folder, device="cpu"):
-    """The folder of a run -> RunFolder. BadInput if it is not whole."""
-    folder = Path(folder)
+    """Load the folder of a run as a RunFolder. Raises BadInput if a file is missing or damaged."""
+    folder = Path(folder).expanduser()
     first = read_first(folder)
-    model = load(folder / "model.pt", device)
-    tokenizer = Tokenizer.read(folder / "tokenizer.json")
-    is_other = first.get("tokenizer_hash", tokenizer.hash) != tokenizer.hash
-    if is_other or tokenizer.vocab > model.config.vocab:
-        raise BadInput(f"{folder}/tokenizer.json is not that of the training: put that file back")
-    # The model of step 0 is gone, but train.py evaluated it on the rows for validation.
-    untrained = {}
-    for record in read_log(folder):
-        if "eval" in record and record.get("step") == 0:
-            untrained = record["eval"]
-    return RunFolder(folder, model, tokenizer, first, first["config"], untrained)
+    path = folder / "model.pt"
+    model_hash = path.is_file() and file_hash(path)
+    model = load(path, device)
+    if file_hash(path) != model_hash:
+        raise BadInput(f"{path} was replaced while it was being read: run the command again")
+    # The weights of step 0 are not saved, but train.py evaluated them on the validation rows.
+    untrained = [record["eval"] for record in read_log(folder)
+                 if record.get("step") == 0 and "eval" in record]
+    return RunFolder(folder, model, read_tokenizer(folder), first, first["config"],
+                     untrained[-1] if untrained else {}, model_hash)
 
 
-def say_trained_on(config, rows):
-    """Say on stderr how many of some EvaluationRows a run of this config was trained on, and the
-    runs that it began from."""
+def lineage(first):
+    """Yield the first line of a run's log, then those of the runs that it was started from with
+    --init. Raises BadInput if one of them is missing."""
+    visited = set()
+    yield first
+    while first["config"].get("init"):
+        folder = os.path.realpath(os.path.expanduser(first["config"]["init"]))
+        if folder in visited:  # renamed folders can form a cycle
+            return
+        visited.add(folder)
+        first = read_first(folder)
+        yield first
+
+
+def warn_train_test_overlap(first, rows, held_out=False):
+    """Print a warning if a run, or one that it was started from, was trained on some of the
+    EvaluationRows, or if its data has changed. first: the first line of its log. held_out: the run
+    itself left these rows out of its training data."""
     texts = list(zip(*rows.texts.values()))
     count = 0
     try:
-        while config:
-            if config.get("data"):
+        for one in lineage(first):
+            config = one["config"]
+            changed = [path for path, old in one.get("data_files", {}).items()
+                       if os.path.isfile(path) and file_hash(path) != old]
+            for path in changed:
+                warn(f"{shown(path)} has changed since the training, which may have read rows "
+                     "that are test rows now")
+            if config.get("data") and (changed or not (held_out and one is first)):
                 count = max(count, corpora.count_trained_on(
                     config["data"], texts, comma_list(config.get("langs", "")),
-                    config.get("skip_bad", False), not config.get("eval_data"),
-                    config.get("header", "yes")))
-            config = config.get("init") and read_first(config["init"])["config"]
+                    not config.get("eval_data")))
     except BadInput as error:
-        print(f"note: it cannot be told which of these rows were trained on: {error}",
-              file=sys.stderr)
+        warn(f"we cannot tell which of these rows the model was trained on: {error}")
     if count:
-        print(f"warning: {count:,} of {len(texts):,} rows of {rows.name} were trained on",
-              file=sys.stderr)
+        warn(f"the model was trained on {count:,} of the {len(texts):,} rows of {rows.name}")
 
 
-def evaluation_of(opened, data=None, langs=None, split=None, limit=None, max_new=None, pool=None,
-                  header=None):
-    """A RunFolder and what was asked for -> Evaluation."""
-    for flag, value, least in (("limit", limit, 0), ("max-new", max_new, 1)):
-        if value is not None and value < least:
-            raise BadInput(f"--{flag} {value} is too low: give at least {least}")
+def evaluation_of(opened, data=None, langs=(), split=None, limit=None, max_new=None, pool=None):
+    """Return the Evaluation of a RunFolder, by default on its own test rows. Raises BadInput."""
     config = opened.config
     own = config.get("eval_data") or config["data"]
     spec = data or own
     if not spec:
-        raise BadInput(f"{opened.folder} has no data of its own: name some with --data")
-    # The run's own file may be given under another name.
-    if own and os.path.realpath(spec) == os.path.realpath(own):
-        spec = own
+        raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
+    if (limit or 0) < 0 or max_new is not None and max_new < 1:
+        raise BadInput("--limit must be at least 0, and --max-new at least 1")
+    if spec == own:
         langs = langs or comma_list(config.get("langs", ""))
-        header = header or config.get("header")
     if not split:
         split = "test" if spec in corpora.EMBEDDED or spec == config["data"] else "all"
-    if limit is None and not Path(spec).is_dir():
+    if limit is None and not os.path.isdir(spec):
         limit = 1000
-    skip_bad = config.get("skip_bad", False)
-    header = header or "yes"
-    try:
-        columns = corpora.open_text(spec, langs, skip_bad, header=header).columns
-    except BadInput as error:
-        if data:
-            raise
-        raise BadInput(f"{opened.folder} is asked about its own data: {error}; other rows come "
-                       "with --data") from None
-    # A run that was trained with system texts can be asked without them.
-    system = config.get("chat") == "system" and "system" in columns
-    rows = corpora.evaluation_rows(spec, langs, split, limit, skip_bad, system, header)
-    if spec != own or split not in ("valid", "test") or config.get("init"):
-        say_trained_on(config, rows)
+    # A run that was trained with system texts can also be evaluated without them.
+    system = (config.get("chat") == "system"
+              and "system" in corpora.open_text(spec, langs).columns)
+    rows = corpora.evaluation_rows(spec, langs, split, limit or 0, system)
+    held_out = spec == config["data"] and not config.get("eval_data") and split in ("valid", "test")
+    warn_train_test_overlap(opened.first, rows, held_out)
     return Evaluation(opened.model, opened.tokenizer, rows, opened.first.get("affixes"),
                       config.get("max_length"), answer_limit=None, max_new=max_new,
                       views=opened.first.get("views", 2), pool=pool)
 
 
+def read_results(path):
+    """Return the numbers that `write_results` wrote; {} for a missing or different file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def write_results(path, results, label, model_hash):
+    """Add numbers to a JSON file that begins with the model and the rows. Numbers of a different
+    model or of different rows are replaced."""
+    facts = {"model": model_hash[:8], "rows": label}
+    before = read_results(path)
+    if facts.items() <= before.items():
+        results = before | results
+    with atomic_file(path) as file:
+        file.write(json.dumps(facts | results, indent=1, allow_nan=False).encode())
+
+
 # ---- command line
 
+
 def make_parser(prog, description, tasks):
-    """The Parser of a program that evaluates a run."""
-    parser = Parser(prog, description)
+    """Return the Parser of a program that evaluates a run."""
+    parser = Parser(prog, description=description)
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, such as out/mexma")
-    add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)}")
-    add("--data", help="other rows than the run's own: toy, files, or a folder of CODE.devtest")
-    add("--langs", type=comma_list, default=[], help="columns, as en,de; the first is searched in")
-    add("--header", choices=("yes", "no"), help="does a table's first line name its columns? [yes]")
+    add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)} [all that apply]")
+    add("--data", help="rows to evaluate: toy, documents, regex, a file, or a folder of files "
+        "CODE.devtest [the run's own data]")
+    add("--langs", type=comma_list, default=[], help="columns to use, e.g. en,de; queries come "
+        "from the others and are searched for in the first")
     add("--split", choices=("train", "valid", "test", "all"),
-        help="of the run's own file valid and test are the same rows [test; of other files all]")
-    add("--limit", type=int, help="at most so many rows, 0: all [1000; of a folder, all]")
-    add("--max-new", type=int, help="cut answers after so many tokens")
-    add("--pool", choices=("cls", "mean", "max", "last"), help="another pooling than the model's")
-    add("--device", help="cpu, cuda, cuda:1 [cuda if there is one]")
+        help="which split to evaluate. Files have one held-out split, used as both valid and test "
+        "[test for the run's own data, all for other files]")
+    add("--limit", type=int, help="maximum number of rows; 0: all [1000; all of a folder]")
+    add("--max-new", type=int, help="maximum number of tokens of a generated answer")
+    add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
+    add("--device", help="cpu, cuda or cuda:1 [cuda if there is a GPU]")
     add("--json", action="store_true", help="print every number, as one JSON object")
-    add("--out", help="JSON file for the numbers [RUN/eval.json; none if asked otherwise]")
+    add("--out", help="JSON file for the numbers [RUN/eval.json, unless a flag chooses other rows "
+        "or a different pooling]")
     return parser
 
 
-# Flags that change what the numbers are about. Without these the numbers are of the run's own rows.
-OTHERWISE = ("data", "langs", "header", "split", "limit", "max_new", "pool")
-
-
-def results_file(options, is_other=False):
-    """The file for the numbers: --out or, for the run's own rows, RUN/eval.json; None for other
-    rows. BadInput for an --out that cannot be written, or would destroy something else."""
+def results_file(options, label):
+    """Return the path for the numbers, or None: --out, or RUN/eval.json if no flag chooses other
+    rows. Raises BadInput for an --out that exists and is no file of results."""
     if not options.out:
-        asked = [vars(options).get(name) not in (None, []) for name in OTHERWISE]
-        return None if is_other or any(asked) else Path(options.run, "eval.json").absolute()
-    path = Path(options.out).absolute()
-    is_foreign = os.path.lexists(path) and "rows" not in read_results(path)
-    if is_foreign or not path.parent.is_dir():
-        raise BadInput(f"--out {options.out}: name a new file, or one with results, in a folder "
-                       "that is there")
+        chosen = (options.data, options.langs, options.split, options.limit, options.max_new,
+                  options.pool)
+        is_own = all(value in (None, []) for value in chosen)
+        return Path(options.run).expanduser() / "eval.json" if is_own else None
+    path = Path(options.out).expanduser()
+    make_folder(path.parent)
+    rows = read_results(path).get("rows")
+    if os.path.lexists(path) and not rows:
+        raise BadInput(f"--out {shown(path)} is a file without results: choose another name")
+    if rows not in (None, label):
+        warn(f"{shown(path)} has the numbers of {rows}, which will be replaced")
     return path
 
 
 def main(argv):
-    parser = make_parser("evaluate.py", "Evaluate a run. More: python -m tasks RUN --help", TASKS)
+    parser = make_parser("evaluate.py", "Evaluate a run. python -m tasks has more tasks.", TASKS)
     options = parser.parse_args(argv)
     opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
-                               options.max_new, options.pool, options.header)
-    names = choose_tasks(evaluation, options.tasks)
-    path = results_file(options)
-    results = run(evaluation, names)
+                               options.max_new, options.pool)
+    path = results_file(options, evaluation.label)
+    results = run(evaluation, options.tasks)
     if options.json:
         print(json.dumps(results))
     else:
+        print(evaluation.label)
         before = opened.untrained if path and not options.out else None
-        print(table(results, before))
+        start = "start" if opened.config.get("init") else "untrained"
+        print(table(results, before, start=start))
         if before:
-            print("untrained: at step 0, on the run's rows for validation; with other numbers of "
-                  "rows RankMe, xsim and probes are not the same measure")
+            print(f"{start}: at step 0, on the validation rows")
         if "geometry/rankme" in results:
             print(diagnose(results, evaluation.views))
     if path:
-        write_results(opened.folder, path, results, evaluation.label)
+        write_results(path, results, evaluation.label, opened.model_hash)
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main, sys.argv[1:]))
+    run_program(main)
