@@ -1,15 +1,15 @@
-"""Attention over one packed line, on a GPU: the definition, forward, backward, the operation.
+"""Attention over one packed line, on a GPU: definition, forward, backward, and the operation.
 
     token i may attend to key j   iff   key_ranges[i,0] <= j < key_ranges[i,1]
                                   or    key_ranges[i,2] <= j < key_ranges[i,3]
 
-One mask rule, four integers a token; schedule.py says which tiles to visit. q, k and v are read in
-place from one fused projection (T, (H + 2 Hkv) K) and their gradients are written in place into
-one of the same shape: nothing is transposed, nothing concatenated. No atomics, so the same input
-gives the same bits. Softmax is online, base 2, in float32 [Milakov & Gimelshein 2018; Dao 2023].
+The mask is four integers a token, and schedule.py lists the tiles to visit. The kernels read q, k
+and v from one fused projection (T, (H + 2 Hkv) K) and write their gradients into one tensor of the
+same shape, so nothing is transposed or concatenated. There are no atomics: the same input gives the
+same bits. The softmax is online, base 2, in float32 [Milakov & Gimelshein 2018; Dao 2023].
 
-G = H / Hkv query heads read one head of keys. In the general kernels they are rows of one tile:
-row r is token r // G, head r % G.
+G = H / Hkv query heads, a group, read one head of keys. In the general kernels they are rows of one
+tile: row r is token r // G, head r % G.
 """
 
 import math
@@ -24,8 +24,8 @@ from .schedule import Tiles
 
 
 def reference(qkv, heads, kv_heads, key_ranges):
-    """(T, (H + 2 Hkv) K), key_ranges (T, 4) -> (T, H K), through the dense mask: in float64, the
-    oracle of the kernels. A token that sees nothing gives 0."""
+    """Compute attention with the dense mask: (T, (H + 2 Hkv) K), key_ranges (T, 4) -> (T, H K).
+    The tests compare the kernels with it in float64. A token that sees nothing gets 0."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     index = torch.arange(len(qkv), device=qkv.device)
     parts = qkv.unflatten(1, (-1, head_dim)).transpose(0, 1)
@@ -33,9 +33,9 @@ def reference(qkv, heads, kv_heads, key_ranges):
     k = k.repeat_interleave(heads // kv_heads, 0)
     v = v.repeat_interleave(heads // kv_heads, 0)
     low, high, low2, high2 = key_ranges.long().T[..., None]  # (T, 1) each
-    seen = (low <= index) & (index < high) | (low2 <= index) & (index < high2)  # (T, T)
-    scores = (q @ k.mT / math.sqrt(head_dim)).masked_fill(~seen, -1e30)
-    weights = scores.softmax(-1) * seen
+    visible = (low <= index) & (index < high) | (low2 <= index) & (index < high2)  # (T, T)
+    scores = (q @ k.mT / math.sqrt(head_dim)).masked_fill(~visible, -1e30)
+    weights = scores.softmax(-1) * visible
     return (weights @ v).transpose(0, 1).flatten(1)
 
 
@@ -44,7 +44,8 @@ def reference(qkv, heads, kv_heads, key_ranges):
 
 @triton.jit
 def intervals(table, token, live, TWO: tl.constexpr):
-    """The two intervals of tokens (n,) from a table (T, 4); a token that is not live has none."""
+    """Load the two intervals of tokens (n,) from a table (T, 4); a token that is not live has
+    none."""
     at = table + token * 4
     low = tl.load(at, mask=live, other=0)
     high = tl.load(at + 1, mask=live, other=0)
@@ -58,28 +59,28 @@ def intervals(table, token, live, TWO: tl.constexpr):
 
 @triton.jit
 def inside(low, high, low2, high2, index, TWO: tl.constexpr):
-    """Intervals (n,) and places on the line (m,) -> (n, m): the mask."""
-    found = (low[:, None] <= index[None, :]) & (index[None, :] < high[:, None])
+    """Return the mask of intervals (n,) and token indices (m,): (n, m)."""
+    mask = (low[:, None] <= index[None, :]) & (index[None, :] < high[:, None])
     if TWO:
-        found |= (low2[:, None] <= index[None, :]) & (index[None, :] < high2[:, None])
-    return found
+        mask |= (low2[:, None] <= index[None, :]) & (index[None, :] < high2[:, None])
+    return mask
 
 
 @triton.jit
 def dot(a, b):
-    """A product that is exact in float32 too, which a GPU would otherwise round to tf32."""
+    """Multiply matrices without rounding float32 to tf32, which a GPU does by default."""
     return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
 def scaled(gradient, SCALE: tl.constexpr):
-    """ds k or ds' q -> the gradient of q or k: scores are q k' SCALE, in units of log 2."""
+    """Scale ds k or ds' q to the gradient of q or k: the scores are q k' SCALE, in base 2."""
     return gradient * (SCALE * 0.6931471805599453)
 
 
 @triton.jit
 def block_of(table, number):
-    """A block of the schedule: first token, last + 1, and its two ranges."""
+    """Load a block of the schedule: first token, last + 1, and its two ranges."""
     at = table + number * 6
     first = tl.load(at)
     last = tl.load(at + 1)
@@ -87,21 +88,21 @@ def block_of(table, number):
 
 
 @triton.jit
-def trips(lo, hi, lo2, hi2, STEP: tl.constexpr):
+def count_trips(lo, hi, lo2, hi2, STEP: tl.constexpr):
     return tl.cdiv(hi - lo, STEP) + tl.cdiv(hi2 - lo2, STEP)
 
 
 @triton.jit
 def step(t, lo, hi, lo2, hi2, STEP: tl.constexpr):
-    """Trip t over two ranges -> its first token, and the end of its range."""
+    """Return the first token of trip t over two ranges, and the end of its range."""
     first = tl.cdiv(hi - lo, STEP)
     start = tl.where(t < first, lo + t * STEP, lo2 + (t - first) * STEP)
     return start, tl.where(t < first, hi, hi2)
 
 
-# Offsets from a block's first token fit in 32 bits; the block's own place in memory may not.
 @triton.jit
-def place(first, stride):
+def offset(first, stride):
+    """Return the offset of a block in memory, which needs 64 bits; within a block 32 suffice."""
     return first.to(tl.int64) * stride
 
 
@@ -121,21 +122,21 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
     head = kv * G + r % G
     live = token < last
     low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
-    at = qkv + place(first, stride) + ((r // G) * stride + head * K)[:, None] + d[None, :]
+    at = qkv + offset(first, stride) + ((r // G) * stride + head * K)[:, None] + d[None, :]
     q = tl.load(at, mask=live[:, None], other=0.0)  # (ROWS, K)
     keys = qkv + (H + kv) * K + tl.arange(0, STEP)[:, None] * stride + d[None, :]
-    # A finite number, so that a tile of hidden keys is no special case.
+    # A finite start value, so that a tile of masked keys needs no special case.
     top = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS, K], tl.float32)
-    for t in range(trips(lo, hi, lo2, hi2, STEP)):
+    for t in range(count_trips(lo, hi, lo2, hi2, STEP)):
         start, end = step(t, lo, hi, lo2, hi2, STEP)
         index = start + tl.arange(0, STEP)
         real = (index < end)[:, None]
-        k = tl.load(keys + place(start, stride), mask=real, other=0.0)  # (STEP, K)
-        v = tl.load(keys + place(start, stride) + HKV * K, mask=real, other=0.0)
-        seen = inside(low, high, low2, high2, index, TWO) & (index < end)[None, :]
-        scores = tl.where(seen, dot(q, tl.trans(k)) * SCALE, float("-inf"))  # (ROWS, STEP)
+        k = tl.load(keys + offset(start, stride), mask=real, other=0.0)  # (STEP, K)
+        v = tl.load(keys + offset(start, stride) + HKV * K, mask=real, other=0.0)
+        visible = inside(low, high, low2, high2, index, TWO) & (index < end)[None, :]
+        scores = tl.where(visible, dot(q, tl.trans(k)) * SCALE, float("-inf"))  # (ROWS, STEP)
         higher = tl.maximum(top, tl.max(scores, 1))
         p = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(top - higher)
@@ -145,10 +146,10 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
     dead = total == 0.0
     total = tl.where(dead, 1.0, total)
     mean = mean / total[:, None]
-    at = out + place(first, H * K) + ((r // G) * H * K + head * K)[:, None] + d[None, :]
+    at = out + offset(first, H * K) + ((r // G) * H * K + head * K)[:, None] + d[None, :]
     tl.store(at, mean.to(out.dtype.element_ty), mask=live[:, None])
-    # (Hkv, T G): the rows of a tile are neighbours. +inf makes every weight of a token that sees
-    # nothing 0 in the backward.
+    # lse is (Hkv, T G), so that a tile writes neighbors. With +inf all weights of a token that sees
+    # nothing are 0 in the backward.
     at = lse + (kv.to(tl.int64) * tokens + first) * G + r
     tl.store(at, tl.where(dead, float("inf"), top + tl.log2(total)), mask=live)
 
@@ -163,7 +164,7 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
 def queries_kernel(qkv, out, grad, lse, delta, dqkv, key_ranges, blocks, tokens, stride,
                    H: tl.constexpr, HKV: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
                    STEP: tl.constexpr, TWO: tl.constexpr, SCALE: tl.constexpr):
-    """dq of a block of queries, and delta, which keys_kernel reads after."""
+    """Compute dq of a block of queries, and delta, which keys_kernel reads later."""
     G: tl.constexpr = H // HKV
     kv = tl.program_id(1)
     r = tl.arange(0, ROWS)
@@ -173,9 +174,9 @@ def queries_kernel(qkv, out, grad, lse, delta, dqkv, key_ranges, blocks, tokens,
     head = kv * G + r % G
     live = token < last
     low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
-    at = qkv + place(first, stride) + ((r // G) * stride + head * K)[:, None] + d[None, :]
+    at = qkv + offset(first, stride) + ((r // G) * stride + head * K)[:, None] + d[None, :]
     q = tl.load(at, mask=live[:, None], other=0.0)
-    at = place(first, H * K) + ((r // G) * H * K + head * K)[:, None] + d[None, :]
+    at = offset(first, H * K) + ((r // G) * H * K + head * K)[:, None] + d[None, :]
     do = tl.load(grad + at, mask=live[:, None], other=0.0)  # (ROWS, K)
     o = tl.load(out + at, mask=live[:, None], other=0.0)
     flat = (kv.to(tl.int64) * tokens + first) * G + r
@@ -184,19 +185,19 @@ def queries_kernel(qkv, out, grad, lse, delta, dqkv, key_ranges, blocks, tokens,
     tl.store(delta + flat, through, mask=live)
     keys = qkv + (H + kv) * K + tl.arange(0, STEP)[:, None] * stride + d[None, :]
     dq = tl.zeros([ROWS, K], tl.float32)
-    for t in range(trips(lo, hi, lo2, hi2, STEP)):
+    for t in range(count_trips(lo, hi, lo2, hi2, STEP)):
         start, end = step(t, lo, hi, lo2, hi2, STEP)
         index = start + tl.arange(0, STEP)
         real = (index < end)[:, None]
-        k = tl.load(keys + place(start, stride), mask=real, other=0.0)
-        v = tl.load(keys + place(start, stride) + HKV * K, mask=real, other=0.0)
-        seen = inside(low, high, low2, high2, index, TWO) & (index < end)[None, :]
-        scores = tl.where(seen, dot(q, tl.trans(k)) * SCALE, float("-inf"))
+        k = tl.load(keys + offset(start, stride), mask=real, other=0.0)
+        v = tl.load(keys + offset(start, stride) + HKV * K, mask=real, other=0.0)
+        visible = inside(low, high, low2, high2, index, TWO) & (index < end)[None, :]
+        scores = tl.where(visible, dot(q, tl.trans(k)) * SCALE, float("-inf"))
         p = tl.exp2(scores - top[:, None])
         ds = p * (dot(do, tl.trans(v)) - through[:, None])
         dq += dot(ds.to(k.dtype), k)
     wide = (H + 2 * HKV) * K
-    at = dqkv + place(first, wide) + ((r // G) * wide + head * K)[:, None] + d[None, :]
+    at = dqkv + offset(first, wide) + ((r // G) * wide + head * K)[:, None] + d[None, :]
     tl.store(at, scaled(dq, SCALE).to(q.dtype), mask=live[:, None])
 
 
@@ -204,9 +205,9 @@ def queries_kernel(qkv, out, grad, lse, delta, dqkv, key_ranges, blocks, tokens,
 def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, stride,
                 H: tl.constexpr, HKV: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr,
                 ROWS: tl.constexpr, TWO: tl.constexpr, SCALE: tl.constexpr):
-    """dk and dv of a block of keys, summed over the G query heads in registers. Scores are
-    transposed, k q', so that p' and ds' are there as the products need them; the keys' intervals
-    of queries stay in registers for the whole loop."""
+    """Compute dk and dv of a block of keys, summed over the G query heads in registers. The scores
+    are transposed, k q', because the matmuls need p' and ds'. The keys' intervals of queries stay
+    in registers for the whole loop."""
     G: tl.constexpr = H // HKV
     STEP: tl.constexpr = ROWS // G  # tokens a trip
     kv = tl.program_id(1)
@@ -216,7 +217,7 @@ def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, strid
     first, last, lo, hi, lo2, hi2 = block_of(blocks, tl.program_id(0))
     live = first + n < last
     low, high, low2, high2 = intervals(query_ranges, first + n, live, TWO)
-    at = qkv + place(first, stride) + (H + kv) * K + (n[:, None] * stride + d[None, :])
+    at = qkv + offset(first, stride) + (H + kv) * K + (n[:, None] * stride + d[None, :])
     k = tl.load(at, mask=live[:, None], other=0.0)  # (KEYS, K)
     v = tl.load(at + HKV * K, mask=live[:, None], other=0.0)
     head = kv * G + r % G
@@ -224,24 +225,24 @@ def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, strid
     outs = grad + ((r // G) * H * K + head * K)[:, None] + d[None, :]
     dk = tl.zeros([KEYS, K], tl.float32)
     dv = tl.zeros([KEYS, K], tl.float32)
-    for t in range(trips(lo, hi, lo2, hi2, STEP)):
+    for t in range(count_trips(lo, hi, lo2, hi2, STEP)):
         start, end = step(t, lo, hi, lo2, hi2, STEP)
         index = start + r // G
         # Where G does not divide ROWS, rows are left over.
         real = (index < end) & (r < STEP * G)
-        q = tl.load(rows + place(start, stride), mask=real[:, None], other=0.0)  # (ROWS, K)
-        do = tl.load(outs + place(start, H * K), mask=real[:, None], other=0.0)
+        q = tl.load(rows + offset(start, stride), mask=real[:, None], other=0.0)  # (ROWS, K)
+        do = tl.load(outs + offset(start, H * K), mask=real[:, None], other=0.0)
         flat = (kv.to(tl.int64) * tokens + start) * G + r
         top = tl.load(lse + flat, mask=real, other=float("inf"))
         through = tl.load(delta + flat, mask=real, other=0.0)
-        seen = inside(low, high, low2, high2, index, TWO) & real[None, :]
-        scores = tl.where(seen, dot(k, tl.trans(q)) * SCALE, float("-inf"))
+        visible = inside(low, high, low2, high2, index, TWO) & real[None, :]
+        scores = tl.where(visible, dot(k, tl.trans(q)) * SCALE, float("-inf"))
         p = tl.exp2(scores - top[None, :])  # (KEYS, ROWS)
         dv += dot(p.to(do.dtype), do)
         ds = p * (dot(v, tl.trans(do)) - through[None, :])
         dk += dot(ds.to(q.dtype), q)
     wide = (H + 2 * HKV) * K
-    at = dqkv + place(first, wide) + (H + kv) * K + (n[:, None] * wide + d[None, :])
+    at = dqkv + offset(first, wide) + (H + kv) * K + (n[:, None] * wide + d[None, :])
     tl.store(at, scaled(dk, SCALE).to(k.dtype), mask=live[:, None])
     tl.store(at + HKV * K, dv.to(v.dtype), mask=live[:, None])
 
@@ -253,7 +254,13 @@ def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, strid
 def local_forward_kernel(qkv, out, lse, key_ranges, tiles, tokens, stride,
                          H: tl.constexpr, HKV: tl.constexpr, K: tl.constexpr,
                          SIZE: tl.constexpr, TWO: tl.constexpr, SCALE: tl.constexpr):
-    """One head of one tile: two products, a plain softmax, no loop."""
+    """Compute one head of one tile: two matmuls and a plain softmax, no loop.
+
+    A tile has tokens of several rows. An infinity in the values of one row makes the other rows of
+    its tile NaN, because they give it the weight 0, and 0 * infinity is NaN. (SDPA has one row at a
+    time, so there only this row is NaN.) To remove it here takes twice the registers at every step,
+    and a model that gives infinities has diverged.
+    """
     G: tl.constexpr = H // HKV
     head = tl.program_id(1)
     n = tl.arange(0, SIZE)
@@ -262,20 +269,20 @@ def local_forward_kernel(qkv, out, lse, key_ranges, tiles, tokens, stride,
     last = tl.load(tiles + tl.program_id(0) * 2 + 1)
     token = first + n
     live = token < last
-    at = qkv + place(first, stride) + n[:, None] * stride + d[None, :]
+    at = qkv + offset(first, stride) + n[:, None] * stride + d[None, :]
     q = tl.load(at + head * K, mask=live[:, None], other=0.0)  # (SIZE, K)
     k = tl.load(at + (H + head // G) * K, mask=live[:, None], other=0.0)
     v = tl.load(at + (H + HKV + head // G) * K, mask=live[:, None], other=0.0)
     low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
-    seen = inside(low, high, low2, high2, token, TWO)
-    scores = tl.where(seen, dot(q, tl.trans(k)) * SCALE, float("-inf"))  # (SIZE, SIZE)
+    visible = inside(low, high, low2, high2, token, TWO)
+    scores = tl.where(visible, dot(q, tl.trans(k)) * SCALE, float("-inf"))  # (SIZE, SIZE)
     top = tl.maximum(tl.max(scores, 1), -1e30)
     p = tl.exp2(scores - top[:, None])
     total = tl.sum(p, 1)
     dead = total == 0.0
     total = tl.where(dead, 1.0, total)
     mean = dot(p.to(v.dtype), v) / total[:, None]
-    at = out + place(first, H * K) + n[:, None] * H * K + head * K + d[None, :]
+    at = out + offset(first, H * K) + n[:, None] * H * K + head * K + d[None, :]
     tl.store(at, mean.to(out.dtype.element_ty), mask=live[:, None])
     at = lse + ((head // G).to(tl.int64) * tokens + first) * G + n * G + head % G
     tl.store(at, tl.where(dead, float("inf"), top + tl.log2(total)), mask=live)
@@ -285,8 +292,8 @@ def local_forward_kernel(qkv, out, lse, key_ranges, tiles, tokens, stride,
 def local_backward_kernel(qkv, grad, lse, dqkv, key_ranges, tiles, tokens, stride,
                           H: tl.constexpr, HKV: tl.constexpr, K: tl.constexpr,
                           SIZE: tl.constexpr, TWO: tl.constexpr, SCALE: tl.constexpr):
-    """All three gradients of one tile and one head of keys: five products for each of its G query
-    heads. delta = rowsum(p dp)."""
+    """Compute all three gradients of one tile and one head of keys: five matmuls for each of its G
+    query heads. delta = rowsum(p dp)."""
     G: tl.constexpr = H // HKV
     kv = tl.program_id(1)
     n = tl.arange(0, SIZE)
@@ -295,24 +302,24 @@ def local_backward_kernel(qkv, grad, lse, dqkv, key_ranges, tiles, tokens, strid
     last = tl.load(tiles + tl.program_id(0) * 2 + 1)
     token = first + n
     live = token < last
-    at = qkv + place(first, stride) + n[:, None] * stride + d[None, :]
+    at = qkv + offset(first, stride) + n[:, None] * stride + d[None, :]
     k = tl.load(at + (H + kv) * K, mask=live[:, None], other=0.0)  # (SIZE, K)
     v = tl.load(at + (H + HKV + kv) * K, mask=live[:, None], other=0.0)
     low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
-    seen = inside(low, high, low2, high2, token, TWO)
+    visible = inside(low, high, low2, high2, token, TWO)
     wide = (H + 2 * HKV) * K
-    into = dqkv + place(first, wide) + n[:, None] * wide + d[None, :]
-    outs = grad + place(first, H * K) + n[:, None] * H * K + d[None, :]
+    into = dqkv + offset(first, wide) + n[:, None] * wide + d[None, :]
+    outs = grad + offset(first, H * K) + n[:, None] * H * K + d[None, :]
     dk = tl.zeros([SIZE, K], tl.float32)
     dv = tl.zeros([SIZE, K], tl.float32)
-    # One stage: a next head that is fetched early would not fit in the registers.
+    # One stage: the registers have no room to prefetch the next head.
     for g in tl.range(G, num_stages=1):
         head = kv * G + g
         q = tl.load(at + head * K, mask=live[:, None], other=0.0)
         do = tl.load(outs + head * K, mask=live[:, None], other=0.0)
         flat = (kv.to(tl.int64) * tokens + first) * G + n * G + g
         top = tl.load(lse + flat, mask=live, other=float("inf"))
-        scores = tl.where(seen, dot(q, tl.trans(k)) * SCALE, float("-inf"))
+        scores = tl.where(visible, dot(q, tl.trans(k)) * SCALE, float("-inf"))
         p = tl.exp2(scores - top[:, None])  # (SIZE, SIZE)
         dp = dot(do, tl.trans(v))
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None])).to(q.dtype)
@@ -327,15 +334,15 @@ def local_backward_kernel(qkv, grad, lse, dqkv, key_ranges, tiles, tokens, strid
 
 
 def constants(heads, kv_heads, qkv, two):
-    """The constants that every kernel is compiled with."""
+    """Return the constants that every kernel is compiled with."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     scale = math.log2(math.e) / math.sqrt(head_dim)
     return dict(H=heads, HKV=kv_heads, K=head_dim, TWO=two, SCALE=scale)
 
 
 def new_outputs(qkv, heads, kv_heads):
-    """Room for the states (T, H K) and for the base-2 logarithm of each softmax's denominator
-    (Hkv, T G), float32. Every element is written by one program."""
+    """Allocate the output (T, H K), and the base-2 logarithms of the softmax denominators
+    (Hkv, T G) in float32. One program writes each element."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     out = qkv.new_empty(len(qkv), heads * head_dim)
     return out, qkv.new_empty(kv_heads, len(qkv) * heads // kv_heads, dtype=torch.float32)
@@ -345,12 +352,12 @@ def new_outputs(qkv, heads, kv_heads):
 def forward(qkv: torch.Tensor, heads: int, kv_heads: int, key_ranges: torch.Tensor,
             query_ranges: torch.Tensor, local: torch.Tensor, queries: torch.Tensor,
             keys: torch.Tensor, two: bool, tiles: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the states and the logarithms that `new_outputs` describes."""
+    """Return the output and the logarithms that `new_outputs` describes."""
     shape = constants(heads, kv_heads, qkv, two)
     t = Tiles.unflat(tiles)
     out, lse = new_outputs(qkv, heads, kv_heads)
     size = (len(qkv), qkv.stride(0))
-    # Triton launches on the current device, which need not be qkv's.
+    # Triton launches on the current device, which can be another than qkv's.
     with torch.cuda.device_of(qkv):
         if len(local):
             local_forward_kernel[len(local), heads](
@@ -369,7 +376,7 @@ def backward(grad: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor, lse: torc
              heads: int, kv_heads: int, key_ranges: torch.Tensor, query_ranges: torch.Tensor,
              local: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, two: bool,
              tiles: list[int]) -> torch.Tensor:
-    """-> the gradient of qkv (T, (H + 2 Hkv) K): three kernels write its three parts."""
+    """Return the gradient of qkv (T, (H + 2 Hkv) K): three kernels write its three parts."""
     shape = constants(heads, kv_heads, qkv, two)
     t = Tiles.unflat(tiles)
     grad = grad.contiguous()
@@ -419,9 +426,9 @@ forward.register_autograd(differentiate, setup_context=remember)
 
 
 def attention(qkv, heads, kv_heads, key_ranges, plan):
-    """qkv (T, (H + 2 Hkv) K), heads of q, then k, then v; key_ranges (T, 4) int32 and its Plan on
-    the same device -> (T, H K). Softmax scale 1 / sqrt(K)."""
+    """Compute attention by the kernels: (T, (H + 2 Hkv) K) -> (T, H K), from heads of q, then k,
+    then v. key_ranges (T, 4) int32 and its Plan are on the same device. The softmax's scale is
+    1 / sqrt(K)."""
     if qkv.stride(1) != 1:
-        raise ValueError(f"qkv has stride {qkv.stride(1)} along its heads: the kernel reads "
-                         "neighbours, so make it contiguous")
+        raise ValueError(f"qkv has stride {qkv.stride(1)} along its heads: make it contiguous")
     return forward(qkv, heads, kv_heads, key_ranges, *plan[:5], plan.tiles.flat())[0]

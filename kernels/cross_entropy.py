@@ -1,33 +1,34 @@
-"""The loss over a large vocabulary: softmax, cross-entropy and gradients without all the logits.
+"""The loss over a large vocabulary: cross-entropy and its gradients without storing all logits.
 
-10,000 positions times XLM-R's 250,002 words are 10 GB of logits, held about three times by the
-plain way. Here a chunk of rows is made at a time, and its gradients before it is dropped.
+10,000 positions times XLM-R's 250,002 words are 10 GB of logits, and PyTorch keeps about three
+copies. Here the logits of a chunk of positions are computed at a time, and their gradients at once.
 """
 
 import torch
 import torch.nn.functional as F
 
-CHUNK = 3 * 2**27  # bytes of logits at a time: 402 rows in float32 of XLM-R's vocabulary
+CHUNK = 3 * 2**27  # bytes of logits at a time: 402 positions of XLM-R's vocabulary in float32
 SLICE = 2**15  # words whose gradient is added at a time
 
 
 def upcast(x):
-    """Losses are computed in float32, or wider, whatever the precision of the run."""
+    """Return x in float32 or wider: losses are computed so at every precision of a run."""
     return x.float() if x.element_size() < 4 else x
 
 
 def linear_cross_entropy(states, weight, bias, targets, softcap=0.0):
-    """Sum of the cross-entropies of the logits states W' + b: states (N, D), W (V, D), b (V,) or
-    None, targets (N,) -> ().
+    """Return the sum of the cross-entropies of the logits states W' + b: states (N, D), W (V, D),
+    b (V,) or None, targets (N,) -> ().
 
-    `softcap` c: a logit s becomes c tanh(s / c), unless 0. Products are in the precision of
-    autocast, the softmax in float32. The gradients can be taken once.
+    `softcap` c: a logit s becomes c tanh(s / c), unless c is 0. Matmuls run in the precision of
+    autocast, the softmax in float32. backward() can be called once.
     """
     return LinearCrossEntropy.apply(states, weight, bias, targets, softcap)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The forward makes the gradients too, while it has a chunk's logits; backward scales them."""
+    """The forward computes the gradients too, while it has a chunk's logits. The backward only
+    multiplies them."""
 
     @staticmethod
     def forward(ctx, states, weight, bias, targets, softcap):
@@ -46,7 +47,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         if ctx.grads is None:
-            raise RuntimeError("the gradients of a vocabulary loss can be taken once")
+            raise RuntimeError("backward of a vocabulary loss can be called once")
         grads = [x if x is None else x.mul_(grad) for x in ctx.grads]
         ctx.grads = None
         return *grads, None, None
@@ -57,19 +58,20 @@ def zeros_like_upcast(x):
 
 
 def add_chunks(states, weight, bias, targets, softcap, grads):
-    """The loss; adds its gradients to `grads`, of states, weight and bias, where not None."""
+    """Return the loss, and add its gradients to `grads`: those of states, weight and bias, each a
+    tensor or None."""
     to_states, to_weight, to_bias = grads
     total = torch.zeros((), device=states.device)
     rows = max(1, CHUNK // (len(weight) * states.element_size()))
     for start in range(0, len(states), rows):
         part = states[start:start + rows]
         logits = F.linear(part, weight, bias)  # (n, V)
-        # The copies in float32 are of an eighth of the chunk.
+        # Copies in float32 are made of an eighth of the chunk at a time.
         few = max(1, rows // 8)
-        for some in range(0, len(part), few):
-            wanted = targets[start + some:start + rows][:few]
-            total = total + to_gradient(logits[some:some + few], wanted, softcap)
-        # From here on `logits` are the gradients of the logits.
+        for first in range(0, len(part), few):
+            some = targets[start + first:start + rows][:few]
+            total = total + to_gradient(logits[first:first + few], some, softcap)
+        # From here on `logits` contains the gradients of the logits.
         if to_states is not None:
             to_states[start:start + rows] = logits @ weight
         if to_weight is not None:
@@ -81,15 +83,16 @@ def add_chunks(states, weight, bias, targets, softcap, grads):
 
 
 def to_gradient(logits, targets, softcap):
-    """Overwrite logits (n, V) by the gradient of their cross-entropies -> the sum of these, ()."""
-    # In half precision this is a copy, otherwise the logits themselves.
+    """Return the sum of the cross-entropies of logits (n, V), and overwrite the logits by their
+    gradients."""
+    # This is a copy in half precision, and the logits themselves otherwise.
     values = upcast(logits)
     if softcap:
         values = softcap * (values / softcap).tanh()
         slope = 1 - (values / softcap).square()
     log_total = values.logsumexp(1, keepdim=True)  # (n, 1)
     loss = (log_total - values.gather(1, targets[:, None])).sum()
-    # d loss / d logits is the softmax, less 1 at the target.
+    # d loss / d logits is the softmax, minus 1 at the target.
     values.sub_(log_total).exp_()
     values.scatter_add_(1, targets[:, None], -torch.ones_like(log_total))
     logits.copy_(values * slope if softcap else values)

@@ -1,7 +1,7 @@
-"""The back end `sdpa`: PyTorch's own attention, on rows padded to the longest of their bucket.
+"""The back end `sdpa`: PyTorch's own attention, on rows that are padded to a common length.
 
-The line is padded for attention alone: all other layers see tokens and nothing else. Rows are
-sorted by length into at most four buckets, so that little of a bucket is padding.
+Only attention works on padded rows; all other layers compute the packed line. Rows are sorted by
+length into at most four buckets, and padded to the longest row of their bucket.
 """
 
 from typing import NamedTuple
@@ -12,40 +12,38 @@ import torch.nn.functional as F
 
 
 class Padded(NamedTuple):
-    """Where each token of the line stands among the P slots of all buckets.
+    """The padding layout of a batch: P slots in all buckets."""
 
-    gather (P,): slot -> token. scatter (T,): token -> slot.
-    buckets: (rows n, length L, mask (n, 1, 1 or L, L) bool or None) of each.
-    """
-
-    gather: torch.Tensor
-    scatter: torch.Tensor
+    gather: torch.Tensor  # (P,) token of each slot
+    scatter: torch.Tensor  # (T,) slot of each token
+    # of each bucket: rows n, length L, mask (n, 1, 1 or L, L) bool or None
     buckets: list[tuple[int, int, torch.Tensor | None]]
 
 
 def length_buckets(lengths, most=4):
-    """Cut rows into at most `most` buckets of the least padded area, sum of rows x longest^2.
+    """Cut rows, of lengths (R,) in ascending order, into at most `most` buckets with the least
+    padded area, the sum of rows x longest^2. Return [(first row, last row + 1)].
 
-    Lengths (R,) in ascending order -> [(first row, last row + 1)]. A dynamic programme over at
-    most 64 different lengths: beyond those, neighbours count as equal.
+    This is a dynamic program over at most 64 different lengths; if there are more, neighboring
+    lengths count as equal.
     """
     step = max(1, lengths[-1] // 64)
     _, first = np.unique(-(-lengths // step), return_index=True)
     edges = np.append(first, len(lengths))  # groups of (nearly) equal length
     groups = len(first)
     longest = lengths[edges[1:] - 1].astype(float)
-    # price[a, b]: one bucket that holds the groups a to b.
+    # price[a, b]: the area of one bucket with the groups a to b.
     price = (edges[None, 1:] - edges[:-1, None]) * longest[None] ** 2
     price[np.tril_indices(groups, -1)] = np.inf
-    # best[b]: the cheapest way to cut the groups up to b, with one bucket more in each round.
+    # best[b]: the least area of the groups up to b, with one more bucket in each round.
     best = price[0]
     cuts = []
     for _ in range(min(most, groups) - 1):
-        # Earlier buckets end with group a, and the last one holds the groups a + 1 to b.
+        # Earlier buckets end with group a, and the last bucket has the groups a + 1 to b.
         split = best[:-1, None] + price[1:]
         cuts.append(split.argmin(0))
         best = np.minimum(best, split.min(0))
-    # Walk back through the cheapest cuts.
+    # Walk back through the best cuts.
     buckets = []
     last = groups - 1
     for cut in reversed(cuts):
@@ -55,8 +53,9 @@ def length_buckets(lengths, most=4):
 
 
 def bucket_mask(ranges, real, starts, ends):
-    """The mask of one bucket: key_ranges of its slots (n, L, 4), which slots are real (n, L), and
-    where its rows start and end in the line (n, 1) -> (n, 1, 1 or L, L) bool, or None for all."""
+    """Return the mask of one bucket, (n, 1, 1 or L, L) bool, or None if every key is visible.
+    `ranges`: key_ranges of its slots (n, L, 4); `real`: which slots have a token (n, L); `starts`,
+    `ends`: where its rows start and end in the line (n, 1)."""
     first, last, first2, last2 = np.moveaxis(ranges, -1, 0)  # (n, L) each
     whole = (first == starts) & (last == ends)
     # Every token sees its whole row.
@@ -65,14 +64,14 @@ def bucket_mask(ranges, real, starts, ends):
     key = (starts + np.arange(real.shape[1]))[:, None]  # (n, 1, L)
     own = (first[..., None] <= key) & (key < last[..., None])
     shared = (first2[..., None] <= key) & (key < last2[..., None])
-    # A padded slot sees itself: the softmax of nothing is NaN.
+    # Padding sees itself, because the softmax of nothing is NaN.
     itself = np.eye(real.shape[1], dtype=bool) & ~real[..., None]
     mask = ((own | shared) & real[:, None]) | itself  # (n, L, L)
     return torch.from_numpy(mask[:, None])
 
 
 def pad_plan(key_ranges, cu_seqlens):
-    """The padded layout of a batch: key_ranges (T, 4), cu_seqlens (R+1,) -> Padded."""
+    """Return the padding layout of a batch: key_ranges (T, 4), cu_seqlens (R+1,) -> Padded."""
     lengths = np.diff(cu_seqlens)
     order = np.argsort(lengths, kind="stable")
     gather = []
@@ -97,8 +96,8 @@ def pad_plan(key_ranges, cu_seqlens):
 
 
 class Pad(torch.autograd.Function):
-    """The line (T, ...) -> all slots (P, ...). The backward is a gather too, never a sum: the
-    slots of padding repeat a token, but carry no gradient."""
+    """Pad the line: (T, ...) -> (P, ...). The backward is a gather too, not a sum: padding repeats
+    a token, but has no gradient."""
 
     @staticmethod
     def forward(ctx, x, gather, scatter):
@@ -112,7 +111,7 @@ class Pad(torch.autograd.Function):
 
 
 class Unpad(torch.autograd.Function):
-    """All slots (P, ...) -> the line (T, ...)."""
+    """Remove the padding: (P, ...) -> (T, ...)."""
 
     @staticmethod
     def forward(ctx, x, scatter):
@@ -127,7 +126,7 @@ class Unpad(torch.autograd.Function):
 
 
 def padded_attention(qkv, heads, kv_heads, plan, softcap=0.0):
-    """Attention of a packed line by its Padded plan: (T, (H + 2 Hkv) K) -> (T, H K)."""
+    """Compute attention of a packed line with its Padded plan: (T, (H + 2 Hkv) K) -> (T, H K)."""
     padded = Pad.apply(qkv, plan.gather, plan.scatter)  # (P, (H + 2 Hkv) K)
     outputs = []
     start = 0
@@ -142,23 +141,23 @@ def padded_attention(qkv, heads, kv_heads, plan, softcap=0.0):
 
 
 def sdpa(q, k, v, mask=None, softcap=0.0):
-    """softmax(q k' / sqrt(K)) v: (n, H, L, K) and keys (n, Hkv, M, K) -> (n, H, L, K).
+    """Compute softmax(q k' / sqrt(K)) v: q (n, H, L, K), k and v (n, Hkv, M, K) -> (n, H, L, K).
 
-    The mask broadcasts to (n, H, L, M); None: every key is visible.
-    `softcap` c: a score s becomes c tanh(s / c), unless 0 [Gemma 2, sec. 2].
+    The mask broadcasts to (n, H, L, M); None: every key is visible. `softcap` c: a score s becomes
+    c tanh(s / c), unless c is 0 [Gemma 2, sec. 2].
     """
     narrow = torch.is_autocast_enabled("cpu") or q.dtype == torch.bfloat16
     if q.device.type == "cpu" and narrow:
-        # PyTorch's backward of attention in bfloat16 on a CPU takes half of a whole step, in
-        # float32 a fourteenth: all other products gain from bfloat16, attention alone does not.
+        # On a CPU all matmuls gain from bfloat16, but not attention: PyTorch's backward of it takes
+        # half of a training step in bfloat16, and a fourteenth in float32.
         with torch.autocast("cpu", enabled=False):
             return sdpa(q.float(), k.float(), v.float(), mask, softcap).to(v.dtype)
     if not softcap:
-        shared = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=shared)
-    share = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(share, 1)
-    v = v.repeat_interleave(share, 1)
+        grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
+    group_size = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group_size, 1)
+    v = v.repeat_interleave(group_size, 1)
     scores = softcap * (q @ k.transpose(2, 3) / (softcap * q.shape[3] ** 0.5)).tanh()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)

@@ -1,17 +1,17 @@
-"""What our attention kernels visit, derived from key_ranges in NumPy: once per batch, not per
-layer, and away from the device.
+"""Which tiles our attention kernels visit, computed from key_ranges in NumPy: once per batch, not
+once per layer, and not on the device.
 
 Three facts make short rows cheap:
-  1. A line falls into groups that nothing sees across. Groups of at most 64 tokens are laid into
-     *local* tiles: such a tile holds all of its tokens' keys, so its attention is two matrix
-     products without a loop, and its backward is one launch of five.
-  2. The rest is cut into blocks of queries; each visits at most two disjoint ranges of keys that
-     begin at exact tokens, not at multiples of a tile. Backward, blocks of keys visit ranges of
-     queries in the same way.
-  3. The mask has a transpose of the same form: the queries that see a key are two intervals too
-     (`query_ranges`). A block of keys holds them in registers, so its loop over the queries loads
-     no mask.
-Tiles and blocks begin and end wherever groups do: no token is moved, and no padding fills a gap.
+  1. The line consists of groups of tokens, and no token sees a token of another group. Groups of at
+     most 64 tokens are put together into *local* tiles: such a tile has all keys of its tokens, so
+     its attention is two matmuls without a loop, and its backward is one launch of five.
+  2. The other groups are cut into blocks of queries. Each block visits at most two disjoint ranges
+     of keys, which begin at exact tokens, not at multiples of a tile. In the backward, blocks of
+     keys visit ranges of queries in the same way.
+  3. The transpose of the mask has the same form: the queries that see a key are two intervals too
+     (`query_ranges`). A block of keys has them in registers, so its loop over the queries loads no
+     mask.
+Tiles and blocks begin and end where groups do: no token is moved, and no gap is padded.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import torch
 
 
 class Tiles(NamedTuple):
-    """Sizes of one row of TILES. `queries` has the rows of `forward`: both follow one schedule."""
+    """Sizes of one row of TILES. `queries` has as many rows as `forward`: they share a schedule."""
 
     local: tuple[int, int, int]  # tokens of a local tile, warps of its forward, of its backward
     forward: tuple[int, int, int, int]  # query rows of a block, keys a step, warps, stages
@@ -38,9 +38,9 @@ class Tiles(NamedTuple):
 
 
 # {(GPU, bytes of a number, largest head size): (medium rows, long rows)}. The numbers are fixed:
-# tuning while training would make results depend on what else the machine does. They were found by
+# with tuning during training, results would depend on what else the machine does. We found them by
 # building every row for its GPUs (tests/build.py: no register spills, tensor cores in use). "other"
-# is for an unknown GPU: its rows fit the 99 KB of shared memory of compute capability 8.6 and 8.9.
+# is any other GPU: its rows fit the 99 KB of shared memory of compute capability 8.6 and 8.9.
 HEAD_SIZES = (16, 32, 64, 128)
 TILES = {
     ("9.0", 2, 64): (
@@ -65,20 +65,19 @@ TILES = {
 
 
 def choose_tiles(capability, head_dim, element_size):
-    """The Tiles of medium and of long rows, for a compute capability (major, minor) or None."""
+    """Return the Tiles of medium and of long rows, for a compute capability (major, minor) or None.
+    Raises ValueError for a size that the kernels do not support."""
     if head_dim not in HEAD_SIZES or element_size not in (2, 4):
         known = ", ".join(map(str, HEAD_SIZES))
-        raise ValueError(
-            f"heads of {head_dim} numbers of {element_size} bytes: "
-            f"the kernel takes {known} numbers of 2 or 4 bytes"
-        )
+        raise ValueError(f"heads have {head_dim} numbers of {element_size} bytes: the kernels "
+                         f"support {known} numbers of 2 or 4 bytes")
     gpu = f"{capability[0]}.{capability[1]}" if capability else "other"
     largest = 64 if head_dim <= 64 else 128
     return TILES.get((gpu, element_size, largest), TILES["other", element_size, largest])
 
 
 class Plan(NamedTuple):
-    """What the kernels need beside key_ranges; all tensors int32."""
+    """What the kernels need besides key_ranges; all tensors are int32."""
 
     query_ranges: torch.Tensor  # (T, 4) the queries that see each key
     local: torch.Tensor  # (L, 2) first and last+1 of each local tile
@@ -89,13 +88,13 @@ class Plan(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """A mask as the S segments that it was made of; they tile the line of T tokens, and a padding
-    token is one of its own."""
+    """The S segments that a mask was made of. They tile the line of T tokens; a padding token is a
+    segment of its own."""
 
-    bounds: np.ndarray  # (S + 1,) their first tokens, and T
-    empty: np.ndarray  # (S,) whether it is padding, which sees nothing and is not seen
+    bounds: np.ndarray  # (S + 1,) first token of each segment, and T
+    empty: np.ndarray  # (S,) is it padding, which sees nothing and is not seen?
     causal: np.ndarray  # (S,)
-    low: np.ndarray  # (S,) first and last+1 token of the prefix that all of it sees, or 0, 0
+    low: np.ndarray  # (S,) first and last+1 token of the segment's prefix, or 0, 0
     high: np.ndarray  # (S,)
 
     def widths(self):
@@ -106,12 +105,13 @@ class Segments(NamedTuple):
 
 
 def segments(key_ranges):
-    """The mask (T, 4) -> Segments; ValueError unless it has the form that model.Packed defines."""
+    """Find the Segments of a mask key_ranges (T, 4). Raises ValueError if it has other rules than
+    those of model.Segment."""
     tokens = len(key_ranges)
     if key_ranges.min(initial=0) < 0 or key_ranges.max(initial=0) > tokens:
         raise ValueError(f"an interval of key_ranges leaves the line of {tokens} tokens")
     low, high, _, _ = key_ranges.T
-    # A segment's tokens see from its first one on; padding sees nothing.
+    # All tokens of a segment see from its first token on; padding sees nothing.
     empty = low >= high
     begins = np.ones(tokens, bool)
     begins[1:] = (low[1:] != low[:-1]) | empty[1:] | empty[:-1]
@@ -122,13 +122,13 @@ def segments(key_ranges):
     shared = low2 < high2
     causal = ~empty & (high == first + 1)
     mask = Segments(bounds, empty, causal, low2 * shared, high2 * shared)
-    # What a segment's first token says holds for all of them, and is of this form.
-    said = np.repeat(key_ranges[first], mask.widths(), 0)
+    # The ranges of a segment's first token must be of this form, and hold for all its tokens.
+    expected = np.repeat(key_ranges[first], mask.widths(), 0)
     if causal.any():
-        np.copyto(said[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
+        np.copyto(expected[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
     own = (low == first) & (causal | (high == bounds[1:]))
-    if not ((own | empty & ~shared).all() and np.array_equal(said, key_ranges)):
-        raise ValueError("the mask is not one of segments and prefixes")
+    if not ((own | empty & ~shared).all() and np.array_equal(expected, key_ranges)):
+        raise ValueError("it does not consist of segments and prefixes")
     return mask
 
 
@@ -141,75 +141,64 @@ class Pieces(NamedTuple):
 
 
 def transposed(mask):
-    """The prefixes turned round: for each key the stretch of queries whose prefix it is in, as
-    Pieces. ValueError if those are not consecutive.
-
-    Between two neighbouring ends of prefixes every key is seen by the same segments. How many they
-    are, the sum of their numbers, and of the squares are running sums, because a prefix enters at
-    its start and leaves at its end. n distinct integers of a given sum have the least sum of
-    squares iff they are consecutive: n and the sum give the stretch, and the squares prove it.
-    """
+    """Return as Pieces, for each key, the stretch of queries whose prefix it is in. Raises
+    ValueError if these queries are not consecutive."""
     bounds = mask.bounds
-    # Nobody has a prefix.
-    if not mask.high.any():
+    if not mask.high.any():  # no prefixes
         return Pieces(bounds[:1], bounds[:1], bounds[:1])
-    starts = np.unique(np.concatenate([bounds[:1], mask.low, mask.high]))
-    number = np.arange(len(mask.low))
-    steps = np.zeros((3, len(starts)), np.int64)
-    for power, step in enumerate(steps):
-        np.add.at(step, np.searchsorted(starts, mask.low), number**power)
-        np.subtract.at(step, np.searchsorted(starts, mask.high), number**power)
-    n, total, squares = steps.cumsum(1)  # (P,) each
-    sum_below = n * (n - 1) // 2  # 0 + 1 + ... + (n - 1)
-    first = np.where(n > 0, (total - sum_below) // np.maximum(n, 1), 0)
-    squares_below = n * (n - 1) * (2 * n - 1) // 6
-    least = n * first**2 + 2 * first * sum_below + squares_below
-    if (n * first + sum_below != total).any() or (least != squares).any():
-        raise ValueError(
-            "some token is seen from several separate stretches: "
-            "segments that share a prefix must stand side by side in the row"
-        )
-    return Pieces(starts, np.where(n > 0, bounds[first], 0), np.where(n > 0, bounds[first + n], 0))
+    # Between two neighboring ends of prefixes, every key is in the same prefixes.
+    starts = np.unique(np.concatenate([bounds[:1], mask.low, mask.high]))  # (P,)
+    begin = np.searchsorted(starts, mask.low)
+    counts = np.searchsorted(starts, mask.high) - begin  # (S,) pieces of each segment's prefix
+    segment = np.repeat(np.arange(len(counts)), counts)  # one entry for each piece of a prefix
+    piece = np.arange(len(segment)) + np.repeat(begin - counts.cumsum() + counts, counts)
+    first = np.full(len(starts), len(counts))
+    last = np.zeros(len(starts), np.int64)
+    np.minimum.at(first, piece, segment)
+    np.maximum.at(last, piece, segment + 1)
+    some = last > 0
+    if (np.bincount(piece, minlength=len(starts)) != last - first)[some].any():
+        raise ValueError("segments that share a prefix are not next to each other in the row")
+    return Pieces(starts, np.where(some, bounds[first], 0), np.where(some, bounds[last], 0))
 
 
 def query_ranges(mask):
-    """The transposed mask (T, 4): token j is seen by the queries of two intervals, those in whose
-    own segment it is and those whose prefix it is in. And the second interval as Pieces."""
+    """Return the transposed mask (T, 4): the two intervals of queries that see each token, from its
+    own segment and from segments whose prefix it is in. Return the second also as Pieces."""
     bounds = mask.bounds
     shared = transposed(mask)
     own = np.stack([bounds[:-1], bounds[1:]], 1).astype(np.int32)
     own[mask.empty] = 0
-    found = np.repeat(np.pad(own, ((0, 0), (0, 2))), mask.widths(), 0)
+    seen_by = np.repeat(np.pad(own, ((0, 0), (0, 2))), mask.widths(), 0)
     if mask.causal.any():
-        np.copyto(found[:, 0], np.arange(len(found)), where=mask.per_token(mask.causal))
+        np.copyto(seen_by[:, 0], np.arange(len(seen_by)), where=mask.per_token(mask.causal))
     if mask.high.any():
         widths = np.diff(shared.starts, append=bounds[-1])
-        found[:, 2] = np.repeat(shared.low, widths)
-        found[:, 3] = np.repeat(shared.high, widths)
-    return found, shared
+        seen_by[:, 2] = np.repeat(shared.low, widths)
+        seen_by[:, 3] = np.repeat(shared.high, widths)
+    return seen_by, shared
 
 
 def groups(mask):
-    """Bounds (N + 1,) of the smallest stretches of the line that nothing sees across; a padding
-    token is one of its own."""
+    """Return the bounds (N + 1,) of the smallest groups of tokens that see no token of another
+    group. A padding token is a group of its own."""
     bounds = mask.bounds
     shares = mask.low < mask.high
     low = np.where(shares, np.minimum(bounds[:-1], mask.low), bounds[:-1])
     high = np.maximum(bounds[1:], mask.high)
-    # No segment before sees further than this.
+    # The last token that segments up to this one see, and the first that later segments see.
     highest = np.maximum.accumulate(high)
-    # No segment behind sees further back than this.
     lowest = np.minimum.accumulate(low[::-1])[::-1]
     cut = (highest[:-1] <= bounds[1:-1]) & (lowest[1:] >= bounds[1:-1])
     if (mask.empty[:-1] & ~cut).any():
-        raise ValueError("padding stands inside of a row")
+        raise ValueError("a row has padding inside")
     return np.concatenate([bounds[:1], bounds[1:-1][cut], bounds[-1:]])
 
 
 def split(bounds, most):
-    """Groups -> local tiles (L, 2) of whole neighbouring groups, at most `most` tokens each, and
-    the longer groups (N, 2)."""
-    # Group g and its neighbours before reach[g] fit into one tile.
+    """Return local tiles (L, 2) of whole neighboring groups, at most `most` tokens each, and the
+    longer groups (N, 2)."""
+    # Group g and the next ones before reach[g] fit into one tile.
     reach = np.searchsorted(bounds, bounds + most, side="right") - 1
     following = np.maximum(reach, np.arange(len(bounds)) + 1).tolist()
     group = 0
@@ -227,8 +216,8 @@ def split(bounds, most):
 def blocks(groups, size):
     """Cut groups (N, 2) into blocks (B, 2) of at most `size` tokens.
 
-    A block that ran on into the next group would see the keys of both, for all of its tokens:
-    with groups longer than a block that costs more than the empty rows at a group's end.
+    A block never continues in the next group, because all its tokens would then visit the keys of
+    both. With groups longer than a block, this costs more than empty rows at the end of a group.
     """
     first, last = groups.T
     counts = -(-(last - first) // size)  # blocks of each group
@@ -237,17 +226,17 @@ def blocks(groups, size):
     return np.stack([first, np.minimum(first + size, np.repeat(last, counts))], 1)
 
 
-BEYOND = 2**31 - 1  # any line's end
+BEYOND = 2**31 - 1  # after the end of every line
 
 
 def hull(pieces, blocks):
-    """The smallest interval that holds those of all tokens of a block: Pieces, (B, 2) -> (B,),
-    (B,); 0, 0 where no token of the block has one."""
+    """Return the smallest interval that contains those of all tokens of each block (B, 2), as two
+    arrays (B,); 0, 0 if no token of the block has one."""
     some = pieces.low < pieces.high
-    # One more piece, in which nobody sees anything: reduceat's last end.
+    # One more piece without any interval: the last end of reduceat.
     low = np.append(np.where(some, pieces.low, BEYOND), BEYOND)
     high = np.append(np.where(some, pieces.high, 0), 0)
-    # The pieces that a block begins in, and that begin behind it.
+    # The piece in which a block begins, and the first piece after it.
     first = np.searchsorted(pieces.starts, blocks[:, 0], side="right") - 1
     last = np.searchsorted(pieces.starts, blocks[:, 1])
     inside = np.stack([first, last], 1).ravel()
@@ -257,12 +246,13 @@ def hull(pieces, blocks):
 
 
 def ranges(own, shared, blocks, step):
-    """Blocks (B, 2) -> (B, 6): the block, and two disjoint ranges that hold all of its tokens'
-    intervals, `own` (T, 2) and `shared`, Pieces. They are one range when they overlap, or when that
-    takes no more steps of `step` tokens. Longest first: a GPU then ends with short ones."""
+    """Add two disjoint ranges to blocks, (B, 2) -> (B, 6), which contain the intervals of all their
+    tokens: `own` (T, 2) and `shared`, Pieces. They are merged if they overlap, or if that takes no
+    more steps of `step` tokens. The longest blocks come first, so that a GPU ends with short ones.
+    """
     if not len(blocks):
         return np.zeros((0, 6), np.int64)
-    # Own intervals never step back: the first token has the lowest start, the last the highest end.
+    # Own intervals ascend: the first token has the lowest start, the last the highest end.
     low = own[blocks[:, 0], 0]
     high = own[blocks[:, 1] - 1, 1]
     low2, high2 = hull(shared, blocks)
@@ -277,35 +267,35 @@ def ranges(own, shared, blocks, step):
     low2 = np.where(one, 0, low2)
     high2 = np.where(one, 0, high2)
     work = count_steps(low, high, step) + count_steps(low2, high2, step)
-    found = np.stack([*blocks.T, low, high, low2, high2], 1)
-    return found[np.argsort(-work, kind="stable")]
+    table = np.stack([*blocks.T, low, high, low2, high2], 1)
+    return table[np.argsort(-work, kind="stable")]
 
 
 def count_steps(low, high, step):
     return -(-(high - low) // step)
 
 
-def plan(key_ranges, share, medium, long):
-    """key_ranges (T, 4) -> Plan for `share` query heads to a head of keys, with the Tiles
-    `medium` or, if the tokens outside of local tiles see 256 keys or more on average, `long`.
-    ValueError for a mask that is not of this form."""
+def plan(key_ranges, group_size, medium, long):
+    """Return the Plan of a mask key_ranges (T, 4), for `group_size` query heads per KV head, with
+    the Tiles `medium` or, if the tokens outside local tiles see 256 keys or more on average,
+    `long`. Raises ValueError for a mask that the kernels do not support."""
     most = min(medium.keys[1], long.keys[1])
-    if share > most:
-        raise ValueError(f"{share} query heads read one head of keys: the kernel takes {most}")
+    if group_size > most:
+        raise ValueError(f"{group_size} query heads per KV head are more than {most}")
     mask = segments(key_ranges)
     seen_by, sharers = query_ranges(mask)
     local, rest = split(groups(mask), medium.local[0])
     tiles = long if keys_seen(mask, rest) >= 256 else medium
     prefixes = Pieces(mask.bounds[:-1], mask.low, mask.high)
-    queries = blocks(rest, tiles.forward[0] // share)
+    queries = blocks(rest, tiles.forward[0] // group_size)
     queries = ranges(key_ranges[:, :2], prefixes, queries, tiles.forward[1])
-    keys = ranges(seen_by[:, :2], sharers, blocks(rest, tiles.keys[0]), tiles.keys[1] // share)
+    keys = ranges(seen_by[:, :2], sharers, blocks(rest, tiles.keys[0]), tiles.keys[1] // group_size)
     tables = [np.ascontiguousarray(table, np.int32) for table in (seen_by, local, queries, keys)]
     return Plan(*map(torch.from_numpy, tables), bool(mask.high.any()), tiles)
 
 
 def keys_seen(mask, groups):
-    """How many keys the tokens of some groups (N, 2) see on average; 0 if there are none."""
+    """Return how many keys the tokens of some groups (N, 2) see on average; 0 without groups."""
     if not len(groups):
         return 0.0
     n = mask.widths().astype(np.int64)
@@ -313,20 +303,3 @@ def keys_seen(mask, groups):
     seen = np.append(0, np.where(mask.empty, 0, seen).cumsum())
     first, last = np.searchsorted(mask.bounds, groups).T
     return (seen[last] - seen[first]).sum() / np.diff(groups).sum()
-
-
-def computed(plan, share):
-    """(token, key) pairs that each pass computes, masked ones too, for a query head: what to
-    divide by Packed.visible_pairs()."""
-    rows, step = plan.tiles.forward[:2]
-    keys, inner = plan.tiles.keys[:2]
-    local = len(plan.local) * plan.tiles.local[0] ** 2
-    forward = count_trips(plan.queries, step) * step * rows // share
-    backward = count_trips(plan.keys, inner // share) * keys * inner // share
-    return {"forward": local + forward, "keys": local + backward}
-
-
-def count_trips(table, step):
-    """The steps that all blocks (B, 6) take through their two ranges."""
-    _, _, low, high, low2, high2 = table.long().T
-    return int((count_steps(low, high, step) + count_steps(low2, high2, step)).sum())
