@@ -351,9 +351,6 @@ def test_an_objective_of_a_file_has_help_refusals_resume_and_evaluation(
     assert train.main(command(pairs, tmp_path / "whole", str(file), save_every=1)) == 0
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert not evaluate.main([str(tmp_path / "run"), "--json"])
-    # An edited file is a different objective.
-    file.write_text(IDEA.replace("square()", "abs()"), encoding="utf-8")
-    assert "file of the objective was" in refused(words)
 
 
 # ---- runs and resume
