@@ -350,17 +350,20 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
     if block and len(source.columns) > 1:
         raise BadInput(f"--block {block} concatenates the texts of one column, and {source.name} "
                        f"has {', '.join(source.columns[:6])}: choose one with --langs")
-    if tokenizer is None:
-        tokenizer = train_tokenizer(source, vocab)
     held_out = 0
     if source.embedded:
         texts = source.rows(split)
+        if tokenizer is None:
+            train_texts = texts if split == "train" else source.rows("train")
+            tokenizer = Tokenizer.train(itertools.chain(*train_texts), vocab or EMBEDDED_VOCAB)
         ids = tokenizer.encode(itertools.chain(*texts))
         tokens, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
         rows, identity = np.arange(len(texts)), digest(texts)
     else:
-        tokens, offsets, kinds, identity = encoded(source, tokenizer)
-        rows = np.arange(len(kinds))
+        if tokenizer is None:
+            tokenizer = train_on_files(source, vocab or 8000, "train" if holdout else "all")
+        tokens, offsets, kinds, identity = encoded(source, tokenizer, holdout)
+        rows = np.arange((len(offsets) - 1) // len(source.columns))
         if holdout:
             held_out = int((kinds == EVAL).sum())
             if held_out < 2:  # retrieval needs two
@@ -379,11 +382,10 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
     return Corpus(source, tokenizer, tokens, offsets, rows, identity, held_out, block, max_length)
 
 
-def train_tokenizer(source, vocab=None):
-    """Train a Tokenizer on the training rows, or on every n-th of a large file."""
-    vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
-    sizes = [] if source.embedded else [Path(path).stat().st_size for path in source.paths]
-    rows = itertools.islice(source.rows("train"), None, None, 1 + sum(sizes) // TRAIN_BYTES)
+def train_on_files(source, vocab, split):
+    """Train a Tokenizer on a split of text files: on all rows, or every n-th of a large file."""
+    step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
+    rows = itertools.islice(source.rows(split), None, None, step)
     return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
 
 
