@@ -1,50 +1,43 @@
-"""Experiments, their records, and what compares and measures runs.
+"""Experiments, their records, and tools that look at runs.
 
-    python -m results compare RUN RUN ...     mean and deviation over seeds, paired tests
-    python -m results inspect --objective X   one batch as text and as a mask
-    python -m results flops --objective X     compute of a step; --match RUN: steps that equal a run
-    python -m results plots RUN ...           curves, spectrum, t-SNE, attention, nearest tokens
-    python -m results answers RUN RUN ...     prompts, gold texts, and what each run writes
-    python -m results peers                   steps and encoding against other libraries
-    python -m results gpu                     kernels, steps, memory and tiles; toy size without one
-    python -m results diagrams                MEXMA's rows and the passes of hybrid, drawn
-    python -m results readme                  recorded numbers, written into both README.md
-    python -m results claims                  the papers' claims beside what was measured
-    python -m results mixtures FOLDER OUT     the files of the experiments on real text
-    python -m results EXPERIMENT              an experiment, done and written to its page
+    python -m results show [NAME]             list the experiments, or print one
+    python -m results board                   the claims of the papers beside our measurements
+    python -m results NAME --files FOLDER     run what an experiment has not recorded yet
+    python -m results plot NAME               draw an experiment along training, or a picture
+    python -m results compare RUN RUN ...     compare your own runs, with paired tests
+    python -m results inspect --objective X   print one batch as text, and its attention mask
+    python -m results flops --objective X     compute of a step; --match RUN: equal compute
+    python -m results peers                   training and encoding against other libraries
+    python -m results gpu                     attention, training steps and tile sizes on a GPU
+    python -m results mixtures PUBLIC FOLDER  make the data files of the experiments
+    python -m results readme                  write recorded numbers into both README.md
 
-Each has a --help of its own. Experiments: {names}.
+Each command has its own --help.
 """
 
 import importlib
-import sys
 
-from corpora.program import BadInput, did_you_mean, exit_status
+from common import BadInput, did_you_mean, run_program
 
-from .tables import DATA
-
-EXPERIMENTS = DATA["experiments"]
-# The file and the function of each command.
-TOOLS = {name: (name, "main") for name in
-         ("compare", "inspect", "flops", "diagrams", "readme", "claims", "mixtures")}
-TOOLS |= {"plots": ("pictures", "main"), "answers": ("compare", "answers"),
-          "peers": ("bench", "peers"), "gpu": ("bench", "gpu")}
+# {command: its file}, which is imported when it is needed: some need requirements-dev.txt.
+COMMANDS = {"show": "compare", "board": "compare", "compare": "compare", "readme": "compare",
+            "plot": "plots", "inspect": "inspect", "flops": "flops", "peers": "bench",
+            "gpu": "bench", "mixtures": "mixtures"}
 
 
-def work(arguments):
-    name = arguments[0] if arguments else "--help"
+def main(words):
+    name, *rest = words or ["--help"]
     if name in ("--help", "-h"):
-        print(__doc__.strip().replace("{names}", ", ".join(EXPERIMENTS)))
-        return None
-    # A file is imported only when its command runs: some files need more packages than the core.
+        return print(__doc__.strip())
+    if name in COMMANDS:
+        module = importlib.import_module(f"results.{COMMANDS[name]}")
+        return getattr(module, f"{name}_command")(rest)
+    from .compare import EXPERIMENTS
     if name in EXPERIMENTS:
-        return importlib.import_module("results.run").main(name, arguments[1:])
-    if name not in TOOLS:
-        near = did_you_mean(name, [*TOOLS, *EXPERIMENTS], ": see python -m results --help")
-        raise BadInput(f"{name!r} is no command and no experiment{near}")
-    file, function = TOOLS[name]
-    return getattr(importlib.import_module(f"results.{file}"), function)(arguments[1:])
+        return importlib.import_module("results.run").run_command(name, rest)
+    raise BadInput(f"{name!r} is not a command or an experiment"
+                   f"{did_you_mean(name, [*COMMANDS, *EXPERIMENTS])} (see python -m results show)")
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(work, sys.argv[1:]))
+    run_program(main)

@@ -1,12 +1,13 @@
-"""Our training steps and our attention against what people would use instead.
+"""Our training steps, encoding and attention against what people would use instead.
 
-    python -m results peers                              # on one thread of the CPU; peers.md
-    python -m results gpu                                # all PARTS, each a process; gpu.md
+    python -m results peers              # training steps and encoding, on one CPU thread
+    python -m results gpu                # attention, training steps, tile sizes; one process each
 
-Sides run in turn. Times are medians; "times ours" is a side's time over ours in the same round:
-median, least, most. A step is forward, backward, clipping and AdamW, in float32 and in the best
-precision of the device, and is timed only if the losses of all sides agree. Without a GPU `gpu`
-runs at toy size, our kernels in Triton's interpreter: that shows that its parts run.
+The sides of a table run in turn; times are medians, and "times ours" is a side's time divided by
+ours in the same round. A step is forward, backward, clipping and AdamW, in float32 and in the
+fastest precision of the device; it is timed only if both sides have the same loss. --keep adds the
+tables to records.jsonl.xz. Without a GPU, `gpu` runs at toy size with our kernels in Triton's
+interpreter: that shows that its parts work.
 """
 
 import copy
@@ -26,99 +27,75 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 import data
 import evaluate
 import kernels
-from corpora.device import fastest_precision
-from corpora.folder import write_atomic
-from corpora.program import BadInput, Parser, comma_list
+from common import BadInput, Parser, comma_list, usable_precision
 from kernels import schedule
-from model import DECODER, Model, ModelConfig, Packed, Segment, each_tensor, save, set_attention
-from objectives import Bepa, Contrastive, LlmJepa, Mexma, cosine_distance, info_nce, koleo, mse
+from model import DECODER, Model, ModelConfig, Packed, Segment, save, set_attention, to_device
+from objectives import Bepa, Contrastive, LlmJepa, Mexma
 
-from .tables import ROOT, markdown
+from .compare import ROOT, keep_records, markdown
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-ROUNDS = 5 if GPU else 1  # of what `gpu` runs
 
-# ---- the clock, and tables of what it showed
+# ---- the clock
 
 
-def thread_ms(run):
-    """Milliseconds of this thread, whatever else the machine does."""
+def milliseconds(run, device):
+    """Time a function: on a GPU with an emptied cache; on a CPU the time of this thread, whatever
+    else the machine does."""
+    if device.type == "cuda":
+        import triton.testing
+        return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
     start = time.thread_time()
     run()
     return 1000 * (time.thread_time() - start)
 
 
-def device_ms(run):
-    """Milliseconds of the GPU; Triton's do_bench empties the GPU's cache before each run."""
-    import triton.testing
-    return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
-
-
-def why(error):
-    """The row of the table for a side that cannot run, from what it raised."""
-    return {"failed": f"{type(error).__name__}: {str(error)[:100]}".replace("\n", " ")}
-
-
-def interleaved(runs, rounds=5, device=DEVICE):
-    """{name: function} -> {name: its row: ms, the ratio to ours, the memory of a GPU it takes, or
-    why it failed}. The first is ours and may not fail. One round more comes first, to warm up."""
+def interleaved(runs, rounds, device=DEVICE):
+    """Time {side: function} in turn, after one round to warm up. Return {side: {"ms", "times ours",
+    "range", ...}}; a side that cannot run says why. The first side is ours and may not fail."""
     first = next(iter(runs))
-    on_gpu = device.type == "cuda"
-    times = {name: [] for name in runs}
-    found = {name: {} for name in runs}
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            if "failed" in found[name]:
-                continue
-            try:
-                if on_gpu:
-                    torch.cuda.reset_peak_memory_stats()
-                    held = torch.cuda.memory_allocated()  # the weights of all sides
-                times[name].append((device_ms if on_gpu else thread_ms)(run))
-                if on_gpu:
-                    peak = torch.cuda.max_memory_allocated() - held
-                    found[name]["GB more than before"] = round(peak / 2**30, 2)
-            # A peer may lack this layout, this GPU or the memory.
-            except Exception as error:
-                if name == first:
-                    raise
-                found[name] = why(error)
-    for name, row in found.items():
+    times = {side: [] for side in runs}
+    table = {side: {} for side in runs}
+    for _, (side, run) in itertools.product(range(rounds + 1), runs.items()):
+        if "failed" in table[side]:
+            continue
+        try:
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()  # the weights of all sides
+            times[side].append(milliseconds(run, device))
+            if device.type == "cuda":
+                peak = torch.cuda.max_memory_allocated() - before
+                table[side]["peak GB"] = round(peak / 2**30, 2)
+        except Exception as error:  # a peer may lack this layout, this GPU or the memory
+            if side == first:
+                raise
+            table[side] = {"failed": repr(error)[:100].replace("\n", " ")}
+    for side, row in table.items():
         if "failed" not in row:
-            ratios = sorted(map(truediv, times[name][1:], times[first][1:]))
-            row["ms"] = round(statistics.median(times[name][1:]), 4)
+            ratios = sorted(map(truediv, times[side][1:], times[first][1:]))
+            row["ms"] = round(statistics.median(times[side][1:]), 4)
             row["times ours"] = round(statistics.median(ratios), 2)
             row["range"] = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-    return found
+    return table
 
 
-def table_of(rows):
-    """{row: {column: value}} -> lines of Markdown."""
-    heads = {}
-    for row in rows.values():
-        heads |= dict.fromkeys(row, "-")
-    return markdown(["", *heads], [[label, *(heads | row).values()] for label, row in rows.items()])
-
-
-# ---- models and batches, made up
+# ---- models and batches with random numbers
 
 SIZES = {"tiny": dict(width=32, layers=1, heads=2, ffn_dim=64),
          "toy": dict(width=128, layers=3, heads=4, ffn_dim=512),
-         "384 x 6": dict(width=384, layers=6, heads=6, ffn_dim=1536),
          "MiniLM": dict(width=384, layers=6, heads=12, ffn_dim=1536, vocab=30522),
          "XLM-R large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, vocab=250_002),
          "Llama 1B": dict(width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192, vocab=128_256)}
-# {name: mean, spread, least and most of a log-normal draw}.
-LENGTHS = {"8-40": (22, .4, 8, 40), "long tail": (33, .9, 4, 200)}
-# The lengths of LLM-JEPA's data: of a Text, then of its Code.
-NL_RX = ((17, .2, 8, 40), (12, .3, 4, 40))
-GSM8K = ((60, .4, 15, 200), (74, .45, 15, 300))
+# Lengths in tokens: mean, spread, smallest and largest of a log-normal distribution.
+LENGTHS = {"8-40": (22, 0.4, 8, 40), "long tail": (33, 0.9, 4, 200)}
+NL_RX = ((17, 0.2, 8, 40), (12, 0.3, 4, 40))  # Text and Code of LLM-JEPA's data
+GSM8K = ((60, 0.4, 15, 200), (74, 0.45, 15, 300))
 
 
 class Setting(NamedTuple):
@@ -127,17 +104,17 @@ class Setting(NamedTuple):
     lengths: tuple  # of the first texts, and of the second ones
     rounds: int
     device: torch.device
-    folder: str  # to write in
+    folder: str  # for the exported model
     tokenizer: data.Tokenizer
 
 
-def lengths(mean, spread, low, high, count, seed=0):
+def draw_lengths(mean, spread, low, high, count, seed=0):
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - spread**2 / 2, spread, count)
     return np.clip(drawn, low, high).astype(int)
 
 
 def exported(setting, **fields):
-    """A random Model with some fields of its config, and the folder into which it was exported."""
+    """Return a random Model, and the folder of the same model for transformers."""
     from interop.huggingface import export
     torch.manual_seed(0)
     shape = dict(vocab=setting.tokenizer.vocab, dropout=0.0) | SIZES[setting.size]
@@ -145,70 +122,76 @@ def exported(setting, **fields):
     run = Path(tempfile.mkdtemp(dir=setting.folder))
     save(model, run / "model.pt")
     setting.tokenizer.save(run / "tokenizer.json")
-    first = {"config": {"data": "toy", "objective": "none"}}
+    first = {"format": 5, "config": {"objective": "none", "data": "toy", "max_length": 128}}
     (run / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
-    return model, export(run, run / "theirs")
+    export(run, run / "theirs")
+    return model, str(run / "theirs")
 
 
-def opened(setting, path, kind):
-    """The exported model as transformers opens it, to be trained."""
-    import transformers
-    options = {"add_pooling_layer": False} if kind == "AutoModel" else {}
-    return getattr(transformers, kind).from_pretrained(path, **options).train().to(setting.device)
-
-
-def batch_of(setting, model, kind, config):
-    """An objective, and a batch of made-up pairs of random ids for it."""
-    objective = kind(model, config).to(setting.device)
+def batch_of(setting, model, objective_class, config):
+    """Return an objective, and a batch of pairs of random ids for it."""
+    objective = objective_class(model, config).to(setting.device)
     set_attention(objective, "auto", setting.device, 4)
     rng = np.random.default_rng(0)
-    special = setting.tokenizer.special
-    pairs = []
-    drawn = [lengths(*one, setting.count, i) for i, one in enumerate(setting.lengths)]
-    for both in zip(*drawn):
-        pair = [rng.integers(20, setting.tokenizer.vocab, length) for length in both]
-        pairs.append(data.Example(pair))
-    return objective, kind.collate(pairs, rng, objective.config, special)
+    drawn = [draw_lengths(*one, setting.count, i) for i, one in enumerate(setting.lengths)]
+    pairs = [data.Example([rng.integers(20, setting.tokenizer.vocab, length) for length in both])
+             for both in zip(*drawn)]
+    return objective, objective_class.collate(pairs, rng, config, setting.tokenizer.special)
 
 
-def move(values, device):
-    return each_tensor(values, lambda x: x.to(device))
+# ---- training steps and encoding
 
 
-def rows_of_ids(packed):
-    return np.split(packed.tokens.numpy(), packed.cu_seqlens.numpy()[1:-1])
+def check_equal(is_equal, side):
+    if not is_equal:
+        raise BadInput(f"{side} computes something else than ours: install the versions of "
+                       "requirements-dev.txt")
 
 
-def padded(rows):
-    """Rows of ids -> what transformers calls a batch: a grid as wide as the longest row."""
-    sizes = torch.tensor([len(row) for row in rows])
-    real = torch.arange(int(sizes.max())) < sizes[:, None]  # (R, L)
-    ids = torch.zeros(real.shape, dtype=torch.int64)
-    ids[real] = torch.from_numpy(np.concatenate(rows))
-    return dict(input_ids=ids, attention_mask=real.long())
+def padded_inputs(packed, passes, causal):
+    """Return the rows of a batch as transformers takes them: `passes` grids (R, L) as wide as their
+    longest row, and where they are real. Causal rows have a mask that is added to the scores."""
+    rows = np.split(packed.tokens.numpy(), packed.cu_seqlens.numpy()[1:-1])
+    grids = []
+    for numbers in np.array_split(np.arange(len(rows)), passes):
+        sizes = torch.tensor([len(rows[row]) for row in numbers])
+        real = torch.arange(int(sizes.max())) < sizes[:, None]
+        ids = torch.zeros(real.shape, dtype=torch.int64)
+        ids[real] = torch.from_numpy(np.concatenate([rows[row] for row in numbers]))
+        grid = dict(input_ids=ids, attention_mask=real.long())
+        if causal:  # one pass
+            mask = torch.full((len(ids), 1, *2 * ids.shape[1:]), torch.finfo(torch.float32).min)
+            for one, row, size in zip(mask, numbers, sizes):
+                one[0, :size, :size].masked_fill_(packed.mask(row), 0.0)
+            positions = torch.zeros_like(ids)
+            positions[real] = packed.positions
+            grid |= dict(attention_mask=mask, position_ids=positions)
+        grids.append((grid, real))
+    return grids
 
 
-def on_grid(values, positions, real):
-    """Values at positions of the line, on the grid of its rows; -100 elsewhere: (R, L)."""
-    line = torch.full((int(real.sum()),), -100)
-    line[positions] = values
-    grid = torch.full(real.shape, -100)
-    grid[real] = line
-    return grid
+def peer_of(objective, theirs, grids):
+    """Return a copy of an objective whose hidden states a model of transformers computes on padded
+    rows: the usual implementation, with the same loss."""
+    peer = copy.deepcopy(objective)
+    peer.theirs = theirs
+    # One embedding matrix, and none of our layers: its optimizer has as much work as ours.
+    theirs.get_input_embeddings().weight = peer.model.embed.weight
+    peer.model.blocks = torch.nn.ModuleList()
+    peer.model.forward = lambda packed: torch.cat([
+        theirs(**grid).last_hidden_state[real] for grid, real in grids])
+    return peer
 
 
-# ---- training steps
-
-
-def stepping(module, loss, autocast):
-    """A function that does one training step of a module whose loss is loss()."""
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
+def training_step(objective, batch, autocast):
+    """Return a function that does one training step."""
+    weights = [weight for weight in objective.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
 
     def step():
         with autocast():
-            value = loss()
-        value.backward()
+            loss, _ = objective(batch)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -216,207 +199,62 @@ def stepping(module, loss, autocast):
     return step
 
 
-def demand_same(agrees, name):
-    if not agrees:
-        raise BadInput(f"{name} does not compute what ours does: install the versions of "
-                       "requirements-dev.txt")
-
-
-def race(setting, ours, batch, others):
-    """Our objective on its batch, and {name: (module, its loss)} -> {precision: times of steps}, in
-    float32 and in the best precision of the device. BadInput if a loss differs."""
-    batch = move(batch, setting.device)
-    sides = {"ours": (ours, lambda: ours(batch)[0])} | others
-    found = {}
-    for precision in dict.fromkeys(["float32", fastest_precision(setting.device)]):
+def training(objective_class, config, passes, setting, **fields):
+    """Time steps of our objective and of the same one on transformers' padded model. Return
+    {precision: table}. Raises BadInput if their losses differ."""
+    import transformers
+    device = setting.device
+    model, path = exported(setting, head=objective_class.model_head(config), **fields)
+    objective, batch = batch_of(setting, model, objective_class, config)
+    grids = to_device(padded_inputs(batch["packed"], passes, model.config.causal), device)
+    options = {} if model.config.causal else {"add_pooling_layer": False}
+    theirs = transformers.AutoModel.from_pretrained(path, **options).train().to(device)
+    sides = {"ours": objective, "transformers, padded": peer_of(objective, theirs, grids)}
+    batch = to_device(batch, device)
+    tables = {}
+    for precision in dict.fromkeys(["float32", usable_precision("auto", device)]):
         narrow = precision != "float32"
-        dtype = getattr(torch, precision) if narrow else None
-        autocast = partial(torch.autocast, setting.device.type, dtype, enabled=narrow)
-        tolerance = 2e-2 if narrow else 1e-4
-        runs = {}
+        autocast = partial(torch.autocast, device.type, getattr(torch, precision), narrow)
         with autocast():
-            losses = {name: loss().item() for name, (_, loss) in sides.items()}
-        for name, (module, loss) in sides.items():
-            difference = abs(losses[name] - losses["ours"])
-            demand_same(difference <= tolerance * max(1, abs(losses["ours"])), name)
-            runs[name] = stepping(module, loss, autocast)
-        found[precision] = interleaved(runs, setting.rounds, setting.device)
-    return found
-
-
-def contrastive(setting):
-    """Two padded encodes and the loss of sentence-transformers."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import losses
-    model, path = exported(setting)
-    ours, batch = batch_of(setting, model, Contrastive, Contrastive.Config())
-    rows = rows_of_ids(batch["packed"])
-    sides = [padded(rows[:setting.count]), padded(rows[setting.count:])]
-    sides = move(sides, setting.device)
-    theirs = SentenceTransformer(str(path), device=str(setting.device)).train()
-    ranking = losses.MultipleNegativesRankingLoss(
-        theirs, scale=1 / ours.config.temperature, partition_mode="per_direction",
-        directions=("query_to_doc", "doc_to_query"))
-
-    def loss():
-        return ranking([dict(side) for side in sides], None)
-
-    return race(setting, ours, batch, {"sentence-transformers": (theirs, loss)})
-
-
-def padded_blocks(blocks, x, real):
-    """Blocks without rotary positions on a grid (R, L, D) of which (R, L) is real."""
-    for block in blocks:
-        qkv = block.attention.qkv(x).unflatten(-1, (3, block.attention.heads, -1))
-        out = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), real[:, None, None])
-        x = block.norm1(x + block.attention.out(out.transpose(1, 2).flatten(2)))
-        x = block.norm2(x + block.mlp(x))
-    return x
-
-
-def mexma(setting):
-    """Four padded encodes, and the released head: padded too, with the logits of all tokens."""
-    model, path = exported(setting)
-    config = Mexma.Config()
-    if model.config.width < 1024:
-        config = Mexma.Config(head_layers=2, head_heads=2, head_hidden=512)
-    ours, batch = batch_of(setting, model, Mexma, config)
-    n = setting.count
-    rows = rows_of_ids(batch["packed"])
-    passes = [padded(rows[i * n:(i + 1) * n]) for i in range(4)]
-    real = padded(rows[:2 * n])["attention_mask"].bool()  # of the masked rows, as one grid
-    wanted = on_grid(batch["targets"], batch["target_positions"], real)
-    passes, real, wanted = move([passes, real, wanted], setting.device)
-    theirs = copy.deepcopy(ours)
-    theirs.model = opened(setting, path, "AutoModel")
-
-    def loss():
-        *masked, a, b = (theirs.model(**one).last_hidden_state for one in passes)
-        a = a[:, 0]
-        b = b[:, 0]
-        width = real.shape[1]
-        x = torch.cat([F.pad(one, (0, 0, 0, width - one.shape[1])) for one in masked])
-        x = torch.cat([torch.cat([b, a])[:, None], x[:, 1:]], 1)
-        x = padded_blocks(theirs.unmask, x, real)
-        logits = F.linear(x, theirs.model.get_input_embeddings().weight, theirs.vocabulary_bias)
-        mlm = sum(F.cross_entropy(half.flatten(0, 1), labels.flatten())
-                  for half, labels in zip(logits.chunk(2), wanted.chunk(2)))
-        spread = config.koleo_weight * (koleo(a) + koleo(b))
-        return mse(a, b) + mlm / 2 + spread / 2
-
-    return race(setting, ours, batch, {"transformers": (theirs, loss)})
-
-
-def bepa(setting):
-    """Three padded passes: the masked pairs, and a pass for each sentence's [CLS], as released."""
-    model, path = exported(setting, head="transform")
-    ours, batch = batch_of(setting, model, Bepa, Bepa.Config(cls_view="masked"))
-    n = setting.count
-    rows = rows_of_ids(batch["packed"])
-    passes = [padded(rows[i * n:(i + 1) * n]) for i in range(3)]
-    real = passes[0]["attention_mask"].bool()
-    labels = on_grid(batch["targets"], batch["target_positions"], real)
-    places = list((batch["cls_index"] - batch["packed"].cu_seqlens[n:-1]).chunk(2))
-    passes, labels, places = move([passes, labels, places], setting.device)
-    theirs = opened(setting, path, "AutoModelForMaskedLM")
-
-    def loss():
-        mlm = theirs(**passes[0], labels=labels).loss
-        states = [theirs.base_model(**one).last_hidden_state for one in passes[1:]]
-        x, y = (one[torch.arange(n), place] for one, place in zip(states, places))
-        return mlm + info_nce(x, y, ours.config.temperature)
-
-    return race(setting, ours, batch, {"transformers": (theirs, loss)})
-
-
-def in_rows(batch, count):
-    """LLM-JEPA's batch of one row an example -> the same texts in 2 or 3 rows: Text and answer, and
-    then Text with [PRED] and Code, which share a row as in the released code, or do not."""
-    packed = batch["packed"]
-    # All tokens of a segment have the same first key.
-    edges = packed.key_ranges[:, 0].diff().nonzero()[:, 0] + 1
-    pieces = np.split(packed.tokens.numpy(), edges)
-    texts, answers, codes = (pieces[i::3] for i in range(3))
-    rows = []
-    scored = []
-    for text, answer in zip(texts, answers):
-        rows.append([Segment(np.append(text[:-1], answer), True)])
-        scored += [False] * (len(text) - 1) + [True] * len(answer)
-    views = [[Segment(text, True), Segment(code, True, (0, 1))]
-             for text, code in zip(texts, codes)]
-    if count == 3:
-        views = [[Segment(text, True)] for text in texts]
-        views += [[Segment(np.append(texts[0][:1], code), True)] for code in codes]
-    sizes = [len(segment.tokens) for segment in itertools.chain(*views)]
-    ends = len(scored) + np.cumsum(sizes) - 1
-    vectors = ends.reshape(2, -1) if count == 3 else ends.reshape(-1, 2).T
-    return batch | dict(packed=Packed.of_segments(rows + views),
-                        target_positions=torch.tensor(scored).nonzero()[:, 0],
-                        vector_index=torch.from_numpy(np.ascontiguousarray(vectors)))
-
-
-def causal_loss(theirs, batch, is_additive):
-    """The loss of transformers' Llama on the rows of a batch, with the logits of all tokens.
-
-    is_additive: the mask is a number for each pair of tokens that is added to its score.
-    """
-    packed = batch["packed"]
-    inputs = padded(rows_of_ids(packed))
-    real = inputs["attention_mask"].bool()
-    width = real.shape[1]
-    positions = torch.zeros(real.shape, dtype=torch.int64)
-    positions[real] = packed.positions
-    labels = on_grid(batch["targets"], batch["target_positions"], real)
-    if is_additive:
-        mask = torch.full((len(packed), 1, width, width), torch.finfo(torch.float32).min)
-        for row, one in enumerate(mask):
-            visible = packed.mask(row)
-            one[0, :len(visible), :len(visible)].masked_fill_(visible, 0.0)
-        inputs["attention_mask"] = mask
-    inputs |= {"position_ids": positions}
-    vectors = batch["vector_index"]
-    inputs, real, labels, vectors = move([inputs, real, labels, vectors], theirs.device)
-
-    def loss():
-        states = theirs.model(**inputs).last_hidden_state
-        total = F.cross_entropy(theirs.lm_head(states).flatten(0, 1), labels.flatten())
-        return total + cosine_distance(*states[real][vectors])
-
-    return loss
-
-
-def llm_jepa(setting):
-    """The official two rows with an additive mask, and three rows."""
-    model, path = exported(setting, causal=True, pool="last", **DECODER)
-    ours, batch = batch_of(setting, model, LlmJepa, LlmJepa.Config())
-    sides = {}
-    for count, word in ((2, "two-row"), (3, "three-row")):
-        theirs = opened(setting, path, "AutoModelForCausalLM")
-        loss = causal_loss(theirs, in_rows(batch, count), count == 2)
-        sides[f"transformers, {word}"] = (theirs, loss)
-    return race(setting, ours, batch, sides)
+            own, other = (side(batch)[0].item() for side in sides.values())
+        tolerance = (2e-2 if narrow else 1e-4) * max(1, abs(own))
+        check_equal(abs(own - other) <= tolerance, "transformers")
+        runs = {side: training_step(one, batch, autocast) for side, one in sides.items()}
+        tables[precision] = interleaved(runs, setting.rounds, device)
+    return tables
 
 
 def encoding(setting):
-    """From text to vectors, in float32."""
+    """Time the way from texts to embeddings, in float32."""
     from sentence_transformers import SentenceTransformer
     model, path = exported(setting, pool="mean")
-    sentences = SentenceTransformer(str(path), device="cpu")
     words = " ".join(map(" ".join, data.open_text("toy", count=400).rows("train"))).split()
-    sizes = lengths(18, .8, 2, 120, 40 * setting.count)
+    sizes = draw_lengths(18, 0.8, 2, 120, 40 * setting.count)
     texts = [" ".join(words[7 * i % 999:][:size]) for i, size in enumerate(sizes)]
-    encode = partial(sentences.encode, texts, show_progress_bar=False)
-    embed = partial(evaluate.encode, model.eval(), setting.tokenizer, texts)
-    demand_same(np.allclose(embed(), encode(), atol=1e-4), "sentence-transformers")
-    runs = {"ours": embed, "sentence-transformers": encode}
+    theirs = partial(SentenceTransformer(path, device="cpu").encode, texts, show_progress_bar=False)
+    own = partial(evaluate.encode, model.eval(), setting.tokenizer, texts)
+    check_equal(np.allclose(own(), theirs(), atol=1e-4), "sentence-transformers")
+    runs = {"ours": own, "sentence-transformers": theirs}
     return {"float32": interleaved(runs, setting.rounds, setting.device)}
 
 
-PEERS = {"contrastive": contrastive, "mexma": mexma, "bepa": bepa, "llm-jepa": llm_jepa,
+SMALL_HEAD = Mexma.Config(head_layers=2, head_heads=2, head_hidden=512)
+PEERS = {"contrastive": partial(training, Contrastive, Contrastive.Config(), 2),
+         "mexma": partial(training, Mexma, SMALL_HEAD, 4),
+         "bepa": partial(training, Bepa, Bepa.Config(cls_view="masked"), 3),
+         "llm-jepa": partial(training, LlmJepa, LlmJepa.Config(), 1, causal=True, pool="last",
+                             **DECODER),
          "encoding": encoding}
 
 
-# ---- attention: every side takes one fused projection (T, (H + 2 Hkv) K) and gives (T, H K)
+def compared(name, size, count, lengths, rounds, device):
+    """Return {precision: table} of one of PEERS."""
+    tokenizer = data.open_corpus("toy", count=50).tokenizer
+    with tempfile.TemporaryDirectory() as folder:
+        return PEERS[name](Setting(size, count, lengths, rounds, device, folder, tokenizer))
+
+
+# ---- attention: every side maps one projection (T, (H + 2 Hkv) K) to (T, H K)
 
 
 class Shape(NamedTuple):
@@ -424,7 +262,7 @@ class Shape(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
-    causal: bool | None = False  # None: tokens see two intervals
+    causal: bool | None = False  # None: tokens see two ranges
 
 
 def blank(drawn, causal=False):
@@ -432,38 +270,35 @@ def blank(drawn, causal=False):
 
 
 def one_forward(texts, codes, count=128):
-    """LLM-JEPA's rows: Text with [PRED], the answer that shares the Text, the Code."""
-    rows = []
-    for text, code in zip(lengths(*texts, count), lengths(*codes, count, 1)):
-        rows.append([Segment(np.zeros(text + 2, np.int64), True),
-                     Segment(np.zeros(code + 1, np.int64), True, (0, text + 1)),
-                     Segment(np.zeros(code, np.int64), True, (0, 1))])
-    return Packed.of_segments(rows)
+    """Return LLM-JEPA's rows: Text with [PRED], the answer that shares the Text, the Code."""
+    return Packed.of_segments([
+        [Segment(np.zeros(text + 2, np.int64), True),
+         Segment(np.zeros(code + 1, np.int64), True, (0, text + 1)),
+         Segment(np.zeros(code, np.int64), True, (0, 1))]
+        for text, code in zip(draw_lengths(*texts, count), draw_lengths(*codes, count, 1))])
 
 
 def shapes():
-    """The Shapes of the papers; without a GPU a few tokens."""
+    """Return the Shapes of the papers; without a GPU small ones."""
     if not GPU:
-        return {"MEXMA encoder": Shape(blank([8, 13, 40]), 2, 2, 32),
+        return {"MEXMA": Shape(blank([8, 13, 40]), 2, 2, 32),
                 "LLM-JEPA NL-RX": Shape(one_forward(*NL_RX, 2), 4, 1, 32, None),
-                "causal documents, 2048": Shape(blank([70], True), 2, 2, 32, True)}
-    return {
-        "MEXMA encoder, mean 35": Shape(blank(lengths(35, .7, 4, 200, 600)), 16, 16, 64),
-        "BERT-JEPA pairs": Shape(blank(lengths(90, .5, 10, 256, 128)), 12, 12, 64),
-        "LLM-JEPA NL-RX": Shape(one_forward(*NL_RX), 32, 8, 64, None),
-        "LLM-JEPA GSM8K": Shape(one_forward(*GSM8K), 32, 8, 64, None),
-        "causal documents, 2048": Shape(blank([2048] * 16, True), 32, 8, 64, True),
-        "one document, 16k": Shape(blank([16384], True), 16, 16, 128, True)}
+                "causal documents": Shape(blank([70], True), 2, 2, 32, True)}
+    return {"MEXMA, mean 35": Shape(blank(draw_lengths(35, 0.7, 4, 200, 600)), 16, 16, 64),
+            "BERT-JEPA pairs": Shape(blank(draw_lengths(90, 0.5, 10, 256, 128)), 12, 12, 64),
+            "LLM-JEPA NL-RX": Shape(one_forward(*NL_RX), 32, 8, 64, None),
+            "LLM-JEPA GSM8K": Shape(one_forward(*GSM8K), 32, 8, 64, None),
+            "causal documents, 2048": Shape(blank([2048] * 16, True), 32, 8, 64, True),
+            "one document, 16k": Shape(blank([16384], True), 16, 16, 128, True)}
 
 
 def split_heads(shape, line):
-    """A fused projection -> q (T, H, K), k and v (T, Hkv, K)."""
+    """Return q (T, H, K), k and v (T, Hkv, K) of a projection."""
     heads = [shape.heads, shape.kv_heads, shape.kv_heads]
     return line.unflatten(1, (-1, shape.head_dim)).split(heads, 1)
 
 
-def back_end(name, shape):
-    """One of our own back ends: triton, or PyTorch's attention on padded rows."""
+def backend(name, shape):
     packed = shape.packed.to(DEVICE)
     return lambda line: kernels.packed_attention(line, shape.heads, shape.kv_heads, packed, name)
 
@@ -484,8 +319,7 @@ def flex(shape, mode="default"):
 
     def run(line):
         q, k, v = (x.transpose(0, 1)[None] for x in split_heads(shape, line))
-        out = compiled(q, k, v, block_mask=mask, enable_gqa=True)
-        return out[0].transpose(0, 1).flatten(1)
+        return compiled(q, k, v, block_mask=mask, enable_gqa=True)[0].transpose(0, 1).flatten(1)
 
     return run
 
@@ -494,17 +328,21 @@ def varlen(shape):
     """PyTorch's kernel for rows end to end."""
     from torch.nn.attention.varlen import varlen_attn
     if shape.causal is None:
-        raise ValueError("has one interval a token")
+        raise ValueError("has one range per token")
     bounds = shape.packed.cu_seqlens.to(DEVICE)
     rows = (bounds, bounds, *[int(bounds.diff().max())] * 2)
-    more = dict(window_size=(-1, 0 if shape.causal else -1), enable_gqa=True)
-    return lambda line: varlen_attn(*split_heads(shape, line), *rows, **more).flatten(1)
+    options = dict(window_size=(-1, 0 if shape.causal else -1), enable_gqa=True)
+    return lambda line: varlen_attn(*split_heads(shape, line), *rows, **options).flatten(1)
 
 
-SIDES = {"ours": partial(back_end, "triton"), "our sdpa back end": partial(back_end, "sdpa"),
+SIDES = {"ours": partial(backend, "triton"), "our SDPA backend": partial(backend, "sdpa"),
          "FlexAttention": flex,
          "FlexAttention, max-autotune": partial(flex, mode="max-autotune-no-cudagraphs"),
          "torch varlen": varlen}
+
+
+def forward(run, line):
+    return run(line)
 
 
 def backward(run, line):
@@ -514,85 +352,71 @@ def backward(run, line):
 def line_of(shape):
     torch.manual_seed(0)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    # The interpreter gets bfloat16 wrong.
-    dtype = torch.bfloat16 if GPU else torch.float32
-    line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype)
-    return line.requires_grad_()
+    dtype = torch.bfloat16 if GPU else torch.float32  # the interpreter gets bfloat16 wrong
+    return torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype,
+                       requires_grad=True)
 
 
-def attention_sides():
-    """Forward, and forward with backward, of each shape; a side that disagrees is not timed."""
+def attention():
+    """Yield (title, table) of each shape: forward, and with the backward pass. A side that
+    disagrees with ours is not timed."""
     for name, shape in shapes().items():
         line = line_of(shape)
-        runs = {}
-        failed = {}
+        runs, failed = {}, {}
         for side, make in SIDES.items():
             try:
-                run = make(shape)
-                out = run(line)
-                if side != "ours" and (out - runs["ours"](line)).abs().max() > 0.03:
+                runs[side] = make(shape)
+                if (runs[side](line) - runs["ours"](line)).abs().max() > 0.03:
                     raise ValueError("disagrees with ours")
-                runs[side] = run
             except Exception as error:
                 if side == "ours":
                     raise
-                failed[side] = why(error)
+                runs.pop(side, None)
+                failed[side] = {"failed": repr(error)[:100].replace("\n", " ")}
         flops = shape.packed.visible_pairs() * shape.heads * shape.head_dim
-        forward = {side: partial(run, line) for side, run in runs.items()}
-        both = {side: partial(backward, run, line) for side, run in runs.items()}
-        for what, each, factor in (("forward", forward, 4), ("and backward", both, 14)):
-            table = interleaved(each, ROUNDS) | failed
+        for call, factor in ((forward, 4), (backward, 14)):
+            table = interleaved({side: partial(call, run, line) for side, run in runs.items()},
+                                ROUNDS) | failed
             for row in table.values():
                 if "ms" in row:
                     row["useful TFLOP/s"] = round(factor * flops / row["ms"] / 1e9, 1)
-            yield f"Attention {what}: {name}, {str(line.dtype)[6:]}", table
+            yield f"Attention {call.__name__}: {name}, {str(line.dtype)[6:]}", table
 
 
-# What is tried in place of the numbers of a row of kernels.schedule.TILES: (place, number).
+ROUNDS = 5 if GPU else 1
+# Numbers to try in a row of kernels.schedule.TILES: (index, number).
 CHANGES = {"local": ((1, 4), (1, 8), (2, 4), (2, 8)),
            **dict.fromkeys(("forward", "queries", "keys"),
                            ((1, 32), (1, 64), (2, 4), (2, 8), (3, 2), (3, 3)))}
 
 
-def variants(tiles):
-    """{what is other: Tiles} with one number changed, the row itself first."""
-    found = {"as in the table": tiles}
-    for field, changes in CHANGES.items():
-        for place, number in changes:
-            numbers = list(getattr(tiles, field))
-            numbers[place] = number
-            changed = tiles._replace(**{field: tuple(numbers)})
-            if changed != tiles:
-                found[f"{field} {tuple(numbers)}"] = changed
-    return found
-
-
 def tuning():
-    """Forward and backward with the row of the table of tiles, and with one number changed."""
+    """Yield (title, table): forward and backward with our tile sizes, and with one changed."""
     from kernels.attention import attention as fused
+    capability = torch.cuda.get_device_capability() if GPU else None
     for name, shape in shapes().items():
         line = line_of(shape)
         packed = shape.packed.to(DEVICE)
-        ranges = shape.packed.key_ranges.numpy()
-        share = shape.heads // shape.kv_heads
-        capability = torch.cuda.get_device_capability() if GPU else None
-        pair = schedule.choose_tiles(capability, shape.head_dim, line.element_size())
-        tiles = schedule.plan(ranges, share, *pair).tiles
+        plan = partial(schedule.plan, shape.packed.key_ranges.numpy(),
+                       shape.heads // shape.kv_heads)
+        tiles = plan(*schedule.choose_tiles(capability, shape.head_dim, line.element_size())).tiles
+        variants = {"as in the table": tiles}
+        for field, changes in CHANGES.items():
+            for index, number in changes:
+                numbers = list(getattr(tiles, field))
+                numbers[index] = number
+                variants[f"{field} {tuple(numbers)}"] = tiles._replace(**{field: tuple(numbers)})
         runs = {}
-        for what, one in list(variants(tiles).items())[:None if GPU else 2]:
-            plan = move(schedule.plan(ranges, share, one, one), DEVICE)
+        for what, one in list(variants.items())[:None if GPU else 2]:
             run = partial(fused, heads=shape.heads, kv_heads=shape.kv_heads,
-                          key_ranges=packed.key_ranges, plan=plan)
+                          key_ranges=packed.key_ranges, plan=to_device(plan(one, one), DEVICE))
             runs[what] = partial(backward, run, line)
         yield f"Tuning: {name}", interleaved(runs, ROUNDS)
 
 
-# ---- a GPU at the sizes of the papers
-
-
 def steps():
-    """Training steps against transformers."""
-    pairs = [(33, .7, 2, 198)] * 2
+    """Yield (title, table): training steps at the sizes of the papers."""
+    pairs = [(33, 0.7, 2, 198)] * 2
     for name, size, count, each in (("mexma", "XLM-R large", 150, pairs),
                                     ("bepa", "XLM-R large", 64, pairs),
                                     ("llm-jepa", "Llama 1B", 16, NL_RX),
@@ -602,90 +426,61 @@ def steps():
             yield f"Step: {name}, texts of mean {each[0][0]}, {precision}", table
 
 
-PARTS = {"attention": attention_sides, "steps": steps, "tuning": tuning}
+PARTS = {"attention": attention, "steps": steps, "tuning": tuning}
 
 # ---- the two commands
 
 
-def compared(name, size, count, each, rounds, device):
-    """One of PEERS -> {precision: table}."""
-    tokenizer = data.open_corpus("toy", count=50).tokenizer
-    with tempfile.TemporaryDirectory() as folder:
-        return PEERS[name](Setting(size, count, each, rounds, device, folder, tokenizer))
+def report(experiment, title, table, keep):
+    """Print a table, and add it to the records if asked."""
+    heads = list(dict.fromkeys(key for row in table.values() for key in row))
+    rows = [[side, *(row.get(key, "-") for key in heads)] for side, row in table.items()]
+    print(f"## {title}", "", *markdown(["", *heads], rows), "", sep="\n", flush=True)
+    if keep:
+        device = f"one thread of a {platform.machine()} CPU"
+        if experiment == "gpu":
+            device = torch.cuda.get_device_name()
+        keep_records([{"experiment": experiment, "label": title, "seed": 0, "device": device,
+                       "torch": torch.__version__, "table": table}])
 
 
-def keep_table(path, title, table):
-    """Add a table to a file of records, in place of an older one of the same title, and write the
-    page of all of them beside it."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    records = {record["name"]: record for record in map(json.loads, lines)}
-    device = f"one thread of a {platform.machine()} CPU"
-    if GPU and path.stem == "gpu":
-        device = torch.cuda.get_device_name()
-    records[title] = {"name": title, "torch": torch.__version__, "device": device, "table": table}
-    write_atomic(path, "".join(json.dumps(one) + "\n" for one in records.values()).encode())
-    lines = ["# Against what people would use instead", "",
-             f"`python -m results {path.stem}`; rounds in turn, medians. \"times ours\": a side's "
-             "time over ours in the same round, median, least, most; above 1 we are ahead. All "
-             "sides of a table have one precision, float32 where none is named.", ""]
-    for record in records.values():
-        made = f"torch {record['torch']}, {record.get('device', 'one thread of a CPU')}"
-        lines += [f"## {record['name']}", "", *table_of(record["table"]), "", f"{made}.", ""]
-    write_atomic(path.with_suffix(".md"), "\n".join(lines).encode())
-
-
-def parser_of(command, known, out):
-    parser = Parser(f"python -m results {command}", __doc__)
-    parser.add_argument("--only", type=comma_list, help=f"of {', '.join(known)} [all]")
-    parser.add_argument("--out", type=Path, default=Path(out), help=f"[{out}]")
-    return parser
-
-
-def chosen(only, known):
-    """The names that --only gives, by default all. BadInput for one that is unknown."""
-    for name in only or ():
-        if name not in known:
-            raise BadInput(f"--only {name}: choose from {', '.join(known)}")
-    return only or list(known)
-
-
-def peers(arguments):
-    parser = parser_of("peers", PEERS, "results")
-    parser.add_argument("--size", choices=SIZES, default="toy")
-    parser.add_argument("--count", type=int, default=64, help="examples of a batch [64]")
-    parser.add_argument("--rounds", type=int, default=5, help="that are timed [5]")
-    options = parser.parse_args(arguments)
+def parse(command, names, words):
+    parser = Parser(f"python -m results {command}", __doc__.partition("\n")[0])
+    parser.add_argument("--only", type=comma_list, help=f"some of {', '.join(names)} [all]")
+    parser.add_argument("--keep", action="store_true", help="add the tables to records.jsonl.xz")
+    parser.add_argument("--size", choices=SIZES, default="toy", help="model size of peers [toy]")
+    parser.add_argument("--count", type=int, default=64, help="examples in a batch of peers [64]")
+    options = parser.parse_args(words)
+    for name in options.only or ():
+        if name not in names:
+            raise BadInput(f"--only {name}: choose from {', '.join(names)}")
     torch.set_num_threads(1)
-    for name in chosen(options.only, PEERS):
+    return options, options.only or list(names)
+
+
+def peers_command(words):
+    options, names = parse("peers", PEERS, words)
+    for name in names:
         for word in ["8-40"] if name == "encoding" else LENGTHS:
-            title = f"{name}, {word}, size {options.size}, {options.count} examples"
-            print(f"{title} ...", file=sys.stderr)
-            found = compared(name, options.size, options.count, [LENGTHS[word]] * 2,
-                             options.rounds, torch.device("cpu"))
-            for precision, table in found.items():
-                own = title if precision == "float32" else f"{title}, {precision}"
-                keep_table(options.out / "peers.jsonl", own, table)
+            tables = compared(name, options.size, options.count, [LENGTHS[word]] * 2, 5,
+                              torch.device("cpu"))
+            for precision, table in tables.items():
+                title = f"{name}, {word}, size {options.size}, {options.count} examples"
+                title += "" if precision == "float32" else f", {precision}"
+                report("peers", title, table, options.keep)
 
 
-def gpu(arguments):
-    options = parser_of("gpu", PARTS, "results" if GPU else "out").parse_args(arguments)
-    parts = chosen(options.only, PARTS)
-    out = options.out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
+def gpu_command(words):
+    options, parts = parse("gpu", PARTS, words)
     if not GPU:
-        # It is read when the kernels are imported.
-        os.environ["TRITON_INTERPRET"] = "1"
+        os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
     if len(parts) == 1:
         for title, table in PARTS[parts[0]]():
-            keep_table(out / "gpu.jsonl", title, table)
+            report("gpu", title, table, options.keep and GPU)
         return 0
-    failed = []
-    # Each part is a process of its own, so that a fault of the GPU ends that part alone.
-    for part in parts:
-        print(f"{part} ...", file=sys.stderr)
-        words = [sys.executable, "-m", "results", "gpu", "--only", part, "--out", str(out)]
-        if subprocess.run(words, cwd=ROOT).returncode:
-            failed.append(part)
-    print(f"{out / 'gpu.md'}; failed: {', '.join(failed) or 'nothing'}")
+    # Each part is a process, so that a fault of the GPU ends only that part.
+    failed = [part for part in parts if subprocess.run(
+        [sys.executable, "-m", "results", "gpu", "--only", part, *["--keep"] * options.keep],
+        cwd=ROOT).returncode]
+    print(f"failed: {', '.join(failed) or 'nothing'}")
     return int(bool(failed))

@@ -1,152 +1,104 @@
-"""One batch of an objective: its rows as text, and the mask of one row.
+"""Print one batch of an objective: its rows as text, and the attention mask of one row.
 
-    python -m results inspect --objective llm-jepa         # and any flag of train.py
-    python -m results inspect --objective mexma --row 4 --step 3
-    python -m results inspect --objective hybrid --line predict --row 1
+    python -m results inspect --objective llm-jepa --data regex     # and any other flag of train.py
+    python -m results inspect --objective hybrid --part predict --row 1 --step 3
 
-What the keys of a batch are stands above the objective's collate in objectives.py.
+objectives.py explains the keys of a batch, above the objective's collate.
 """
 
 import textwrap
 
 import train
-from corpora.program import BadInput, Parser
+from common import BadInput, Parser
 from model import Packed
 
-WIDTH = 100
-GRID = 64  # tokens of a drawn mask at most; what is left of the width names them
-
-# ---- tokens as text
+GRID = 64  # largest number of tokens whose mask is drawn
 
 
-class Words:
-    """The tokens of a line as text, with what is wanted at some of them: `wanted` {place: id}."""
+def token_texts(batch, part, tokenizer):
+    """Return each token of a packed line as text, and after an arrow the token to predict there."""
+    tokens = batch[part].tokens.clone()
+    targets = {}
+    if part == "predict":  # a line of hidden states: show the tokens that they belong to
+        tokens[batch["context_slots"]] = batch["packed"].tokens[batch["context_index"]]
+        tokens[batch["mask_index"]] = -1
+        ids = batch["clean"].tokens[batch["target_index"]]
+        targets = dict(zip(batch["mask_index"].tolist(), ids.tolist()))
+    elif part != "clean" and "target_positions" in batch:
+        targets = dict(zip(batch["target_positions"].tolist(), batch["targets"].tolist()))
 
-    def __init__(self, batch, line, tokenizer):
-        self.tokenizer = tokenizer
-        self.packed = batch[line]
-        self.tokens = self.packed.tokens.clone()
-        self.wanted = {}
-        self.unknown = set()  # places that hold nothing to be read
-        if line == "predict":
-            # A line of states: shown are the tokens that the states are of.
-            self.tokens[batch["context_slots"]] = batch["packed"].tokens[batch["context_index"]]
-            ids = batch["clean"].tokens[batch["target_index"]]
-            self.wanted = dict(zip(batch["mask_index"].tolist(), ids.tolist()))
-            self.unknown = set(self.wanted)
-        elif line != "clean" and "target_positions" in batch:
-            self.wanted = dict(zip(batch["target_positions"].tolist(), batch["targets"].tolist()))
+    def name(token):
+        if token in tokenizer.special.ids:
+            return tokenizer.inner.id_to_token(token)
+        return "?" if token < 0 else tokenizer.decode([token]).strip() or "␣"
 
-    def name(self, token):
-        if token in self.tokenizer.special.ids:
-            return self.tokenizer.inner.id_to_token(token)
-        return self.tokenizer.inner.decode([token]).strip() or "␣"
-
-    def at(self, place):
-        """What is read at a place of the line, and behind an arrow what is wanted there."""
-        read = "?" if place in self.unknown else self.name(int(self.tokens[place]))
-        return f"{read}→{self.name(self.wanted[place])}" if place in self.wanted else read
-
-    def segments(self, row):
-        """Places (start, end) of the segments of a row: their tokens have the same first key."""
-        start, end = self.packed.cu_seqlens[row:row + 2].tolist()
-        first = self.packed.key_ranges[:, 0]
-        edges = [place for place in range(start + 1, end) if first[place] != first[place - 1]]
-        return list(zip([start, *edges], [*edges, end]))
+    return [f"{name(token)}→{name(targets[index])}" if index in targets else name(token)
+            for index, token in enumerate(tokens.tolist())]
 
 
-def sees(packed, start, end):
-    """What the tokens of a segment may see, as a text."""
-    low, high = packed.key_ranges[start, 2:].tolist()
-    causal = end - start > 1 and int(packed.key_ranges[start, 1]) == start + 1
-    text = "each sees the segment up to itself" if causal else "each sees the whole segment"
-    if low < high:
-        first = int(packed.cu_seqlens[packed.cu_seqlens <= start][-1])
-        text += f", and the row's {high - low} tokens from place {low - first} on"
-    return f"{end - start} tokens, {text}"
-
-
-# ---- what is printed
-
-
-def fill(text, indent=0):
-    """Text in lines that fit the screen."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
-
-
-def rows_as_text(words):
-    """A line for each segment of each row, and what its tokens see."""
+def row_lines(packed, texts, row):
+    """Return a row as text, one segment per line, and what the segment's tokens see."""
+    start, end = packed.cu_seqlens[row:row + 2].tolist()
+    first = packed.key_ranges[:, 0].tolist()  # the tokens of a segment have the same first key
+    edges = [index for index in range(start + 1, end) if first[index] != first[index - 1]]
     lines = []
-    for row in range(len(words.packed)):
-        for number, (start, end) in enumerate(words.segments(row)):
-            text = " ".join(words.at(place) for place in range(start, end))
-            label = row if number == 0 else ""
-            lines += fill(f"{label:>4} {text}", 5)
-            lines.append(f"     ({sees(words.packed, start, end)})")
+    for begin, stop in zip([start, *edges], [*edges, end]):
+        _, last, low, high = packed.key_ranges[begin].tolist()
+        kind = "causal" if stop - begin > 1 and last == begin + 1 else "bidirectional"
+        also = f", also sees tokens {low - start} to {high - start - 1} of the row"
+        text = f"{row:>4} {' '.join(texts[begin:stop])}"
+        lines += textwrap.wrap(text, 100, subsequent_indent="     ", break_on_hyphens=False)
+        lines.append(f"     ({stop - begin} tokens, {kind}{also if low < high else ''})")
     return lines
 
 
-def mask_as_text(words, row):
-    """The mask of a row, a line a token that asks and a column a key. Of a long row both ends."""
-    start, end = words.packed.cu_seqlens[row:row + 2].tolist()
-    mask = words.packed.mask(row)
-    places = list(range(start, end))
-    hidden = len(places) - GRID
+def mask_lines(packed, texts, row):
+    """Return the mask of a row: one line per query, one column per key. The middle of a long row is
+    left out."""
+    start, end = packed.cu_seqlens[row:row + 2].tolist()
+    mask = packed.mask(row)
+    shown = list(range(end - start))
+    hidden = len(shown) - GRID
     if hidden > 0:
-        places[GRID // 2:-GRID // 2] = []
+        shown[GRID // 2:-GRID // 2] = []
     lines = []
-    for number, place in enumerate(places):
+    for number, query in enumerate(shown):
         if hidden > 0 and number == GRID // 2:
-            lines.append(f"     ... {hidden} tokens not drawn")
-        cells = "".join("#" if mask[place - start, key - start] else "." for key in places)
-        lines.append(f"{int(words.packed.positions[place]):>4} {words.at(place)[:28]:<28} {cells}")
+            lines.append(f"     ... {hidden} tokens are not drawn")
+        marks = "".join("#" if mask[query, key] else "." for key in shown)
+        position = int(packed.positions[start + query])
+        lines.append(f"{position:>4} {texts[start + query][:28]:<28} {marks}")
     return lines
 
 
-def batch_as_text(batch, tokenizer, line="packed", row=0):
-    """-> lines: every row of a line of the batch, the mask of one row, the sizes of all keys."""
-    words = Words(batch, line, tokenizer)
-    lines = ["THE ROWS of the line, segment by segment; →word: what is wanted there", ""]
-    lines += [*rows_as_text(words), ""]
-    lines += fill(f"THE MASK of row {row}, {line}.mask({row}): a line is a token that asks, a "
-                  "column one that it may see (#) or not (.). In front: its position, its text.")
-    lines += ["", *mask_as_text(words, row), "", "THE KEYS of the batch", ""]
+def inspect_command(words):
+    parser = Parser("python -m results inspect", "Print one batch of an objective. Accepts every "
+                    "flag of train.py.")
+    parser.add_argument("--row", type=int, default=0, help="row whose mask is drawn [0]")
+    parser.add_argument("--rows", type=int, default=2, help="number of examples in the batch [2]")
+    parser.add_argument("--step", type=int, default=0, help="training step of the batch [0]")
+    parser.add_argument("--part", default="packed", help="which line of the batch: packed, "
+                        "head_packed, clean or predict [packed]")
+    options, rest = parser.parse_known_args(words)
+    run = train.Run(*train.parse([*rest, "--batch", str(options.rows)]), writes=False)
+    batch, *_ = run.make_batch(max(0, options.step))
+    parts = [name for name, value in batch.items() if isinstance(value, Packed)]
+    if options.part not in parts:
+        raise BadInput(f"--part {options.part}: this batch has {', '.join(parts)}")
+    packed = batch[options.part]
+    if not 0 <= options.row < len(packed):
+        raise BadInput(f"--row {options.row}: {options.part} has rows 0 to {len(packed) - 1}")
+    texts = token_texts(batch, options.part, run.tokenizer)
+    visible = packed.visible_pairs() / len(packed.tokens) ** 2
+    print(f"{run.objective.name}: {len(packed)} rows, {len(packed.tokens)} tokens in one packed "
+          f"line; {visible:.0%} of all pairs see each other", "",
+          "ROWS, one segment per line; →word: predict this word here", "", sep="\n")
+    for row in range(len(packed)):
+        print(*row_lines(packed, texts, row), sep="\n")
+    print("", f"MASK of row {options.row}: a line is a query, a column a key, # is visible", "",
+          *mask_lines(packed, texts, options.row), "", "KEYS of the batch", "", sep="\n")
     for name, value in batch.items():
         size = tuple(value.shape) if hasattr(value, "shape") else value
         if isinstance(value, Packed):
             size = f"{len(value)} rows, {len(value.tokens)} tokens"
-        lines += fill(f"{name}: {size}", 4)
-    return lines
-
-
-# ---- the command
-
-
-def main(arguments):
-    parser = Parser("python -m results inspect", __doc__, "and every flag of train.py")
-    parser.add_argument("--row", type=int, default=0, help="whose mask is drawn [0]")
-    parser.add_argument("--rows", type=int, default=2, help="examples in the batch [2]")
-    parser.add_argument("--step", type=int, default=0, help="of which training step [0]")
-    parser.add_argument("--line", default="packed", help="head_packed, clean or predict [packed]")
-    options, rest = parser.parse_known_args(arguments)
-    if options.step < 0:
-        raise BadInput(f"--step {options.step}: it must not be negative")
-    settings = train.parse([*rest, "--batch", str(options.rows)])
-    corpus, batches = train.open_training(settings)
-    examples = batches.examples(options.step)
-    rng = batches.rng(options.step)
-    batch = settings.kind.collate(examples, rng, settings.options, corpus.special)
-    lines = [name for name, value in batch.items() if isinstance(value, Packed)]
-    if options.line not in lines:
-        raise BadInput(f"--line {options.line}: this batch has {', '.join(lines)}")
-    packed = batch[options.line]
-    if not 0 <= options.row < len(packed):
-        raise BadInput(f"--row {options.row}: {options.line} has rows 0 to {len(packed) - 1}")
-    about = " ".join((settings.kind.__doc__ or "").split("\n\n")[0].split())
-    seen = packed.visible_pairs() / len(packed.tokens) ** 2
-    lines = fill(f"{settings.kind.name.upper()}. {about}")
-    lines += fill(f"{len(examples)} examples of {corpus.name}, step {options.step}: {len(packed)} "
-                  f"rows, {len(packed.tokens)} tokens in one line; of all pairs of its tokens "
-                  f"{seen:.0%} may see each other.")
-    lines += ["", *batch_as_text(batch, corpus.tokenizer, options.line, options.row)]
-    print(*lines, sep="\n")
+        print(f"{name}: {size}")

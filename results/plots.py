@@ -1,349 +1,381 @@
-"""Pictures of vectors, masks, tokens and numbers, each a function that returns a matplotlib Figure.
+"""Pictures for the notebooks and the README: each function returns a matplotlib Figure.
 
-In a notebook: plots.mask(packed.mask(0)), plots.spectrum({"mexma": vectors}), ... Those that take
-an `axis` draw there if they are given one: figure, axes = plots.panels(1, 2). What the command
-`python -m results plots` draws of a run is in pictures.py.
+    python -m results plot encoders --metric retrieval/xsim --flops    # along training
+    python -m results plot embeddings    # five languages before and after training, a minute
+    python -m results plot health        # RankMe and cosines during a collapse, a minute
+
+In a notebook: plots.mask(packed.mask(0)), plots.lines({"mexma": (steps, losses)}, "step", "loss").
+Most functions take an `axis` to draw on: figure, axes = plots.panels(1, 2).
 """
 
 import io
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 import evaluate
+import train
+from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
 
-# Told apart without red and green [Okabe & Ito 2008].
+from .compare import EXPERIMENTS, ROOT, read_records
+
+# Distinguishable without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+GREY = "#E8E8E8"
 MONO = "DejaVu Sans Mono"  # comes with matplotlib
-SMALL = 7  # points: numbers at an axis; its name has one more
+SMALL = 7  # font size of tick labels; axis labels have one point more
 
 
 class Picture(Figure):
-    """A Figure that a notebook shows as a PNG, the same each time."""
+    """A Figure that a notebook shows as a PNG, with the same bytes each time."""
 
     def _repr_png_(self):
         return png(self)
 
 
+def png(figure):
+    """Return the bytes of a picture. 256 colors take a third of the space."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    file = io.BytesIO()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    picture.quantize().save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
 def panels(rows=1, columns=1, height=2.2, titles=()):
-    """A Picture and its axes, row by row: 3.6 inches wide for one column, 5.4 for more."""
+    """Return a Picture and its axes, row by row: 3.6 inches wide for one column, 5.4 for more."""
     width = 3.6 if columns == 1 else 5.4
     figure = Picture(figsize=(width, height * rows), dpi=160, layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(which="both", labelsize=SMALL)
-        axis.yaxis.get_offset_text().set_fontsize(SMALL)
-        # Where the colours begin again, dashes.
+        # When the colors repeat, lines are dashed.
         axis.set_prop_cycle(color=2 * COLOURS, linestyle=7 * ["-"] + 7 * ["--"])
     for axis, title in zip(axes, titles, strict=False):
         axis.set_title(title, fontsize=SMALL + 1)
     return figure, axes
 
 
-def canvas(axis, height=2.2):
-    """The axis that is given, or that of a new picture."""
-    return axis or panels(height=height)[1][0]
-
-
-def finish(axis, x, y):
-    """Name the axes and, above them where no line can be, what is drawn -> Figure."""
+def finish(axis, x, y, title=""):
+    """Label the axes, put title and legend above the plot, and return the Figure."""
     axis.set_xlabel(x, fontsize=SMALL + 1)
     axis.set_ylabel(y, fontsize=SMALL + 1)
+    title = title or axis.get_title()
     labels = axis.get_legend_handles_labels()[1]
+    inches = axis.figure.get_size_inches()[0] / axis.get_gridspec().ncols
+    axis.set_title("" if labels else textwrap.fill(title, int(15 * inches)), fontsize=SMALL + 1)
     if labels:
-        inches = axis.figure.get_size_inches()[0] / axis.get_gridspec().ncols
-        fitting = int(16 * inches / (max(map(len, labels)) + 9))
-        axis.legend(title=axis.get_title() or None, title_fontsize=SMALL + 1, fontsize=SMALL,
-                    ncols=max(1, fitting), loc="lower left", bbox_to_anchor=(0, 1),
+        columns = max(1, int(16 * inches / (max(map(len, labels)) + 9)))
+        axis.legend(title=textwrap.fill(title, int(15 * inches)) or None, title_fontsize=SMALL + 1,
+                    fontsize=SMALL, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1),
                     borderaxespad=0.2, alignment="left", frameon=False)
-        axis.set_title("")
     return axis.figure
 
 
-def label_ends(axis):
-    """Write the names of lines at their ends, in place of a legend. A line upon another is dashed,
-    so that both are seen."""
-    axis.get_legend().remove()
-    named = [line for line in axis.lines if not line.get_label().startswith("_")]
-    near = np.ptp(axis.get_ylim()) / 40
-    for number, line in enumerate(named):
-        x, y = line.get_data()
-        hidden = sum(np.array_equal(x, other.get_xdata()) and
-                     abs(y - other.get_ydata()).max() < near for other in named[:number])
-        if hidden:
-            line.set_linestyle((0, (8, 8 * hidden)))
-    ends = {line: axis.transLimits.transform(line.get_xydata()[-1])[1] for line in named}
-    named.sort(key=ends.get)
-    places = [ends[line] for line in named]
-    # The height of a name, as a share of the axis.
-    gap = 1.9 * SMALL / 72 / axis.figure.get_size_inches()[1]
-    for _ in range(200):
-        for i in range(1, len(places)):
-            overlap = max(0, gap - (places[i] - places[i - 1]))
-            places[i - 1] -= overlap / 2
-            places[i] += overlap / 2
-    for line, place in zip(named, places):
-        axis.annotate(line.get_label(), line.get_xydata()[-1], (1.1, place), va="center",
-                      textcoords="axes fraction", fontsize=SMALL + 0.5, annotation_clip=False,
-                      arrowprops=dict(arrowstyle="-", color=line.get_color(), linewidth=0.6,
-                                      shrinkA=1, shrinkB=1, relpos=(0, 0.5)))
-
-
 def headline(figure, text):
-    """What a picture says, above it -> the Figure."""
+    """Write what a picture with several panels shows above them, and return the Figure."""
     text = textwrap.fill(text, int(14 * figure.get_size_inches()[0]))
     figure.suptitle(text, x=0.02, ha="left", fontsize=SMALL + 1.5)
     return figure
 
 
-# ---- tables
+# ---- tables of colors
 
 
 def name_ticks(axis, rows, columns):
-    """Names at the lines and columns of a table; "" is none."""
+    """Write names beside the rows and below the columns of a table; "" is no name."""
     for names, ticks in ((rows, axis.yaxis), (columns, axis.xaxis)):
-        places = [place for place, name in enumerate(names) if name]
-        if places:
-            ticks.set_ticks(places, [names[place] for place in places])
-    stand_up(axis, columns)
+        marks = [index for index, name in enumerate(names) if name]
+        if marks:
+            ticks.set_ticks(marks, [names[index] for index in marks])
+    turn_ticks(axis, columns)
 
 
-def stand_up(axis, names):
-    """Many names fit below an axis if they stand."""
+def turn_ticks(axis, names):
+    """Write the names below an axis vertically if there is no room."""
     inches = axis.figure.get_size_inches()[0] / axis.get_gridspec().ncols
-    written = sum(len(name) + 1 for name in names if name)
-    axis.tick_params("x", rotation=90 if written > 12 * inches else 0)
+    letters = sum(len(name) + 1 for name in names if name)
+    axis.tick_params("x", rotation=90 if letters > 12 * inches else 0)
 
 
-def heat(table, rows=(), columns=(), x="", y="", label="", low=None, high=None, axis=None):
-    """(N, M) as colours, with names of rows and columns, and as numbers if they are few: such as
-    the F1 of each pair of languages [BERT-JEPA, fig. 3]."""
+def heat(table, rows=(), columns=(), x="", y="", label="", low=None, high=None, axis=None,
+         title=""):
+    """Draw a table (N, M) as colors, and its numbers too if there are at most 100."""
     table = torch.as_tensor(table).double()
-    axis = canvas(axis, height=3)
-    shown = axis.imshow(table.numpy(), cmap="cividis", vmin=low, vmax=high)
+    axis = axis or panels(height=3)[1][0]
+    image = axis.imshow(table.numpy(), cmap="cividis", vmin=low, vmax=high)
     name_ticks(axis, rows, columns)
     if table.numel() <= 100:
         for row, column in table.isfinite().nonzero().tolist():
             value = float(table[row, column])
-            colour = "black" if shown.norm(value) > 0.5 else "white"
             axis.text(column, row, f"{value:.3g}", ha="center", va="center", fontsize=SMALL,
-                      color=colour)
+                      color="black" if image.norm(value) > 0.5 else "white")
     if label:
-        bar = axis.figure.colorbar(shown, ax=axis, shrink=0.9)
+        bar = axis.figure.colorbar(image, ax=axis, shrink=0.9)
         bar.set_label(label, fontsize=SMALL + 1)
         bar.ax.tick_params(labelsize=SMALL)
-    return finish(axis, x, y)
+    return finish(axis, x, y, title)
 
 
-def mask(visible, tokens=(), axis=None, groups=0):
-    """(L, L) bool, may a token (line) see a key (column)? With names of tokens; "" is none.
-    `groups` (L,): the number of a colour for each key, such as its segment's."""
-    axis = canvas(axis, height=3.4)
-    seen = (torch.as_tensor(visible) * (1 + torch.as_tensor(groups))).numpy()
-    axis.imshow(seen, cmap=ListedColormap(["#E8E8E8", *COLOURS]), vmin=0, vmax=len(COLOURS))
+def mask(visible, tokens=(), axis=None, groups=0, title=""):
+    """Draw a mask (L, L) bool: a row is a query, a column a key. groups (L,): number of the color
+    of each key, for example its segment's."""
+    axis = axis or panels(height=3.4)[1][0]
+    shown = (torch.as_tensor(visible) * (1 + torch.as_tensor(groups))).numpy()
+    axis.imshow(shown, cmap=ListedColormap([GREY, *COLOURS]), vmin=0, vmax=len(COLOURS))
     name_ticks(axis, tokens, tokens)
-    if len(seen) <= 40:
-        for edge in range(1, len(seen)):
+    if len(shown) <= 40:
+        for edge in range(1, len(shown)):
             axis.axhline(edge - 0.5, color="white", linewidth=0.6)
             axis.axvline(edge - 0.5, color="white", linewidth=0.6)
-    return finish(axis, "key", "token that looks")
+    return finish(axis, "key", "query", title)
 
 
-def similarity(x, y, label="cosine", low=0.0, axis=None):
-    """(N, D), (M, D) -> the cosine of each row with each; what is below `low` is drawn as it."""
-    cosines = evaluate.unit(x) @ evaluate.unit(y).T                                  # (N, M)
-    return heat(cosines, (), (), "sentence", "sentence", label, low, 1, axis)
+def similarity(x, y, label="cosine", low=0.0, axis=None, title=""):
+    """Draw the cosine of each of (N, D) with each of (M, D); below `low` the color is the same."""
+    cosine = evaluate.unit(x) @ evaluate.unit(y).T  # (N, M)
+    return heat(cosine, (), (), "sentence", "sentence", label, low, 1, axis, title)
 
 
-# ---- lines, bars, clouds
+# ---- lines, bars, histograms
 
 
-def lines(series, x, y, levels=(), scale="linear", axis=None):
-    """{label: (P places, values (P,), or (seeds, P))} -> a line each, of seeds their mean and a
-    band from least to most; a dotted one at each of `levels`, (label, value)."""
-    axis = canvas(axis)
-    for label, (places, values) in series.items():
-        values = torch.as_tensor(values).double().reshape(-1, len(places))
-        line, = axis.plot(places, values.mean(0), label=label, linewidth=1.4)
-        axis.fill_between(places, *values.aminmax(dim=0), color=line.get_color(), alpha=0.2,
+def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
+    """Draw {label: (N positions, values (N,) or (seeds, N))}: one line each, of several seeds their
+    mean and a band from the smallest to the largest. levels [(label, value)] are dotted."""
+    axis = axis or panels()[1][0]
+    for label, (positions, values) in series.items():
+        values = torch.as_tensor(values).double().reshape(-1, len(positions))
+        line, = axis.plot(positions, values.mean(0), label=label, linewidth=1.4)
+        axis.fill_between(positions, *values.aminmax(dim=0), color=line.get_color(), alpha=0.2,
                           linewidth=0)
     for label, value in levels:
         axis.axhline(value, color="black", linewidth=1, linestyle=":", label=label)
     if scale != "linear":
         axis.set_yscale(scale)
-    return finish(axis, x, y)
+    return finish(axis, x, y, title)
 
 
-def bars(groups, y, x="", axis=None):
-    """{group: {label: value, or (value, low, high) with its interval}} -> a colour for a label."""
-    axis = canvas(axis)
-    labels = list(dict.fromkeys(sum(map(list, groups.values()), [])))
+def bars(groups, y, x="", axis=None, title=""):
+    """Draw {group: {label: value, or (value, low, high) of an interval}}, one color per label."""
+    axis = axis or panels()[1][0]
+    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     width = 0.8 / len(labels)
     for number, label in enumerate(labels):
         shift = width * (number - (len(labels) - 1) / 2)
         name = label if len(labels) > 1 else None
-        for place, group in enumerate(groups.values()):
+        for position, group in enumerate(groups.values()):
             if label in group:
-                found = group[label] if isinstance(group[label], tuple) else (group[label],)
-                axis.bar(place + shift, found[0], 0.9 * width, color=COLOURS[number % 7],
+                value = group[label] if isinstance(group[label], tuple) else (group[label],)
+                axis.bar(position + shift, value[0], 0.9 * width, color=COLOURS[number % 7],
                          label=name)
-                axis.vlines(place + shift, found[-2:][0], found[-1], color="black", linewidth=1.2)
-                # One entry of the legend is enough.
-                name = None
+                axis.vlines(position + shift, value[-2:][0], value[-1], color="black",
+                            linewidth=1.2)
+                name = None  # one entry of the legend is enough
     axis.set_xticks(range(len(groups)), groups)
-    stand_up(axis, groups)
-    return finish(axis, x, y)
+    turn_ticks(axis, groups)
+    return finish(axis, x, y, title)
 
 
-def histogram(values, x, bins=40, span=None, axis=None):
-    """{label: numbers} -> which share of them is how large; `span`: (least, most)."""
-    axis = canvas(axis)
+def histogram(values, x, bins=40, span=None, axis=None, title=""):
+    """Draw the distribution of {label: numbers}; span: (lowest, highest) value of the axis."""
+    axis = axis or panels()[1][0]
     numbers = [torch.as_tensor(each).double().flatten() for each in values.values()]
     span = span or tuple(map(float, torch.cat(numbers).aminmax()))
     for label, each in zip(values, numbers):
-        share = [100 / len(each)] * len(each)
-        axis.hist(each.numpy(), bins, range=span, weights=share, label=label, alpha=0.6)
-    return finish(axis, x, "share, %")
+        axis.hist(each.numpy(), bins, range=span, weights=[100 / len(each)] * len(each),
+                  label=label, alpha=0.6)
+    return finish(axis, x, "% of all", title)
 
 
-# ---- vectors
+# ---- embeddings
 
 
-def spectrum(vectors, center=True, axis=None):
-    """{label: (N, D)} -> the first hundred singular values of each, on a log scale: a space that
-    collapses falls off a cliff."""
+def spectrum(embeddings, center=True, axis=None, title=""):
+    """Draw the first 100 singular values of {label: (N, D)}: a collapse falls off a cliff."""
     series = {}
-    for label, z in vectors.items():
+    for label, z in embeddings.items():
         values = evaluate.spectrum(z, center)[:100]
-        # Zeros have no place on a log scale.
-        values = values[values > 0]
+        values = values[values > 0]  # a log scale has no zero
         series[label] = (range(1, len(values) + 1), values)
-    return lines(series, "direction, largest first", "singular value", (), "log", axis)
+    return lines(series, "index, largest first", "singular value", (), "log", axis, title)
 
 
-def differences(pairs, axis=None):
-    """{label: (Texts (N, D), Codes (N, D))} -> `spectrum` of Enc(Text) - Enc(Code): where all is
-    small the two are nearly the same [LLM-JEPA, fig. 3 left]."""
-    return spectrum({label: text - code for label, (text, code) in pairs.items()}, False, axis)
+def differences(pairs, axis=None, title=""):
+    """Draw the singular values of Text - Code of {label: (Texts (N, D), Codes (N, D))}
+    [LLM-JEPA, fig. 3 left]."""
+    return spectrum({label: text - code for label, (text, code) in pairs.items()}, False, axis,
+                    title)
 
 
-def explained(vectors, most=20, axis=None):
-    """{label: (N, D)} -> percent of the variance in each of the first principal components
-    [BERT-JEPA, fig. 1]."""
-    axis = canvas(axis)
-    axis.locator_params(axis="x", integer=True)
-    series = {}
-    for label, z in vectors.items():
-        variance = evaluate.spectrum(z, center=True).square()
-        share = 100 * variance[:most] / variance.sum().clamp(min=1e-300)
-        series[label] = (range(1, len(share) + 1), share)
-    return lines(series, "principal component", "share of the variance, %", axis=axis)
-
-
-def scatter(vectors, flat, x, y, axis):
-    """Places in a plane (all rows, 2), a colour for each of {language: (N, D)}."""
-    axis = canvas(axis, height=3)
-    for label, part in zip(vectors, np.split(flat, len(vectors))):
-        axis.scatter(*part.T, s=6, label=label, linewidths=0, alpha=0.8)
+def pca(embeddings, axis=None, title="", joined=0):
+    """Draw {language: (N, D)} in the plane of their first two principal components, one color per
+    language; a gray line joins the translations of each of the first `joined` sentences."""
+    axis = axis or panels(height=3)[1][0]
+    z = torch.stack([torch.as_tensor(one).double() for one in embeddings.values()])  # (L, N, D)
+    z = z - z.mean((0, 1))
+    directions = torch.linalg.svd(z.flatten(0, 1), full_matrices=False).Vh[:2].T  # (D, 2)
+    flat = (z @ directions).numpy()  # (L, N, 2)
+    for sentence in range(joined):
+        axis.plot(*flat[:, sentence].T, color="#B0B0B0", linewidth=0.5, zorder=0)
+    for label, points in zip(embeddings, flat):
+        axis.scatter(*points.T, s=6, label=label, linewidths=0, alpha=0.8)
     axis.locator_params(nbins=5)
-    return finish(axis, x, y)
+    return finish(axis, "principal component 1", "principal component 2", title)
 
 
-def pca(vectors, axis=None):
-    """{language: (N, D)} -> all rows in their two directions of most variance, a colour a
-    language: where there are clouds, the vectors know the language."""
-    rows = torch.cat([torch.as_tensor(z).double() for z in vectors.values()])
-    rows = rows - rows.mean(0)
-    directions = torch.linalg.svd(rows, full_matrices=False).Vh[:2].T                # (D, 2)
-    return scatter(vectors, (rows @ directions).numpy(), "direction 1", "direction 2", axis)
-
-
-def tsne(vectors, axis=None):
-    """{language: (N, D)} -> all rows in a plane in which near rows stay near; distances and places
-    say nothing else [van der Maaten & Hinton 2008]."""
-    from sklearn.manifold import TSNE
-    rows = torch.cat([torch.as_tensor(z) for z in vectors.values()]).numpy()
-    found = TSNE(perplexity=min(30, (len(rows) - 1) / 3), random_state=0).fit_transform(rows)
-    return scatter(vectors, found, "t-SNE 1, no unit", "t-SNE 2, no unit", axis)
-
-
-def cosines(vectors, axis=None):
-    """{language: (N, D), aligned} -> how often translations and unrelated texts have a cosine, of
-    all languages and the first: one heap is a space in which nothing can be found."""
-    first, *others = [evaluate.unit(z) for z in vectors.values()]
-    tables = [other @ first.T for other in others]                                   # (N, N) each
+def cosines(embeddings, axis=None, title=""):
+    """Draw the cosines of translations and of unrelated sentences, of {language: (N, D)} with the
+    first language."""
+    first, *others = [evaluate.unit(z) for z in embeddings.values()]
+    tables = [other @ first.T for other in others]  # (N, N) each
     unrelated = ~torch.eye(len(first), dtype=torch.bool)
-    found = {"translations": torch.cat([table.diagonal() for table in tables]),
-             "unrelated": torch.cat([table[unrelated] for table in tables])}
-    return histogram(found, "cosine", 40, (-1, 1), axis)
+    values = {"translations": torch.cat([table.diagonal() for table in tables]),
+              "unrelated": torch.cat([table[unrelated] for table in tables])}
+    return histogram(values, "cosine", 40, (-1, 1), axis, title)
 
 
-def plane(runs, axis=None):
-    """{label: [(alignment, uniformity), ...], its way through training} -> the way, a ring where it
-    begins and a dot where it ends [Predict and Reconstruct; Wang & Isola 2020]."""
-    axis = canvas(axis, height=3)
-    for label, points in runs.items():
-        line, = axis.plot(*zip(*points), linewidth=1.2)
-        if len(points) > 1:
-            axis.plot(*points[0], "o", color=line.get_color(), markerfacecolor="white")
-        axis.plot(*points[-1], "o", color=line.get_color(), label=label)
-    # The corner of collapse and that of the goal are always in the picture.
-    axis.set(xlim=(-0.08, 2.08), ylim=(-4.15, 0.15))
-    for x, y, word in ((0.03, 0.03, "best"), (0.1, 0.94, "all texts one point")):
-        axis.text(x, y, word, transform=axis.transAxes, fontsize=SMALL, style="italic")
-    return finish(axis, "alignment: squared distance, lower is better",
-                  "uniformity, lower is better")
-
-
-# ---- words
+# ---- words and cells
 
 
 def words(rows):
-    """{label: [(text, colour), ...]} -> lines of words; a colour is None, the number of a group, or
-    a weight from 0. to 1., the darker the more."""
-    start = max(map(len, rows)) + 2  # characters before the words, of 84 on a line
+    """Draw {label: [(word, color), ...]} as lines of text. A color is None, the number of a group,
+    or a weight from 0.0 to 1.0: the darker, the more."""
+    start = max(map(len, rows)) + 2  # characters before the words, of 84 in a line
     placed = []
     height = 0
     for label, row in rows.items():
         placed.append((0, height, label, None))
         column = start
-        for text, colour in row:
+        for text, color in row:
             if column + len(text) > 84:
                 column = start
                 height += 1
-            placed.append((column, height, text, colour))
+            placed.append((column, height, text, color))
             column += len(text) + 1
         height += 1.5
     figure = Picture(figsize=(5.4, 0.2 * height), dpi=160)
     axis = figure.add_axes([0.01, 0, 0.98, 1])
     axis.set(xlim=(0, 84), ylim=(height - 0.7, -0.8))
     axis.set_axis_off()
-    for column, line, text, colour in placed:
-        is_weight = isinstance(colour, float)
-        strength = colour if is_weight else 0.4
-        paint = COLOURS[0 if is_weight or colour is None else colour % 7]
-        box = dict(boxstyle="square,pad=0.15", facecolor=(paint, strength), linewidth=0)
+    for column, line, text, color in placed:
+        is_weight = isinstance(color, float)
+        paint = COLOURS[0 if is_weight or color is None else color % 7]
+        box = dict(boxstyle="square,pad=0.15", linewidth=0,
+                   facecolor=(paint, color if is_weight else 0.4))
         axis.text(column, line, text, fontsize=SMALL + 0.5, family=MONO, va="center",
-                  color="white" if is_weight and colour > 0.6 else "black",
-                  bbox=None if colour is None else box)
+                  color="white" if is_weight and color > 0.6 else "black",
+                  bbox=None if color is None else box)
     return figure
 
 
-# ---- files
+def cells(rows, arrows=(), notes=()):
+    """Draw {label: {column: (text, color)}}, each row a line of cells; arrows [(column, from row,
+    to row)], notes [(column, row, text)]. Row 0 is at the top; rows may be fractions."""
+    columns = 1 + max(column for row in rows.values() for column in row)
+    figure = Picture(figsize=(0.47 * (columns + 3.2), 0.48 * len(rows)), dpi=160)
+    axis = figure.add_axes([0, 0, 1, 1])
+    axis.set(xlim=(-3, columns + 0.2), ylim=(len(rows) - 0.6, -0.5))
+    axis.set_axis_off()
+    for number, (label, row) in enumerate(rows.items()):
+        axis.text(-2.9, number, label, fontsize=SMALL, va="center")
+        for column, (text, color) in row.items():
+            axis.add_patch(Rectangle((column + 0.04, number - 0.22), 0.92, 0.44, linewidth=0,
+                                     facecolor=color, alpha=1 if color == GREY else 0.45))
+            axis.text(column + 0.5, number, text, fontsize=SMALL * min(1, 7 / len(text)),
+                      family=MONO, ha="center", va="center")
+    for column, start, end in arrows:
+        way = 0.24 if end > start else -0.24
+        axis.annotate("", (column + 0.5, end - way), (column + 0.5, start + way),
+                      arrowprops=dict(arrowstyle="->", linewidth=0.8, shrinkA=0, shrinkB=0))
+    for column, row, text in notes:
+        axis.text(column, row, text, fontsize=SMALL, va="center", style="italic",
+                  bbox=dict(facecolor="white", linewidth=0, pad=1))
+    return figure
 
 
-def png(figure):
-    """The bytes of a picture, the same each time."""
-    drawn = FigureCanvasAgg(figure)
-    drawn.draw()
-    picture = Image.fromarray(np.asarray(drawn.buffer_rgba())).convert("RGB")
-    file = io.BytesIO()
-    # 256 colours take a third of the bytes.
-    picture.quantize().save(file, "PNG", optimize=True)
-    return file.getvalue()
+# ---- the command
+
+
+def embeddings_picture():
+    """Draw the embeddings of sentences in five languages before and after the default training."""
+    run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=200)
+    figure, axes = panels(1, 2, 3)
+    for axis, title in zip(axes, ("before training", f"after {run.train.steps} steps")):
+        if axis is axes[1]:
+            list(run.steps())
+        pca(run.evaluation().embeddings, axis, title, joined=40)
+    return headline(figure, "MEXMA moves the translations of a sentence (joined by a line) to one "
+                    "place")
+
+
+def health_picture():
+    """Draw loss, RankMe and the cosine of unrelated sentences while an encoder collapses."""
+    figure, axes = panels(1, 3, 2)
+    shown = {"validation/align": "alignment loss (held out)", "geometry/rankme": "RankMe",
+             "geometry/cosine/same": "cosine of unrelated sentences"}
+    for label, flags in (("alignment alone", dict(mlm_weight=0.0, koleo_weight=0.0)),
+                         ("all of MEXMA", {})):
+        run = train.start("mexma", data="toy", steps=150, eval_every=15, eval_limit=200, **flags)
+        log = [record for record in run.steps() if "eval" in record]
+        for axis, (metric, name) in zip(axes, shown.items()):
+            values = [record["eval"][metric] for record in log]
+            lines({label: ([record["step"] for record in log], values)}, "training step", name,
+                  axis=axis)
+    for axis in axes[1:]:
+        axis.get_legend().remove()
+    return headline(figure, "The loss looks best where the encoder collapses: watch RankMe and the "
+                    "cosine instead")
+
+
+PICTURES = {"embeddings": embeddings_picture, "health": health_picture}
+
+
+def experiment_picture(name, metric, labels, flops):
+    """Draw a metric of recorded runs along training, against steps or compute."""
+    series = {}
+    for record in read_records(name):
+        scale = record["flops"] / record["steps"] / 1e12 if flops else 1
+        points = {int(step) * scale: one[metric] for step, one in record.get("curve", {}).items()
+                  if metric in one}
+        if points and record["label"] in (labels or [record["label"]]):
+            positions, values = series.setdefault(record["label"], (list(points), []))
+            values.append(list(points.values())[:len(positions)])
+    if not series:
+        raise BadInput(f"{name} has no {metric} along training: see python -m results show {name}")
+    axis, = panels(height=2.8)[1]
+    axis.figure.set_figwidth(5.4)
+    return lines(series, "compute, TFLOP" if flops else "training step", metric, axis=axis,
+                 title=f"{name}: {metric} along training (mean and range over seeds)")
+
+
+def plot_command(words):
+    parser = Parser("python -m results plot", "Draw a recorded experiment along training, or one "
+                    f"of {', '.join(PICTURES)}.")
+    parser.add_argument("name", metavar="NAME", help="an experiment, or a picture")
+    parser.add_argument("--metric", default="retrieval/xsim", help="of an experiment "
+                        "[retrieval/xsim]")
+    parser.add_argument("--rows", type=comma_list, default=[], help="of an experiment [all]")
+    parser.add_argument("--flops", action="store_true", help="against compute, not steps")
+    parser.add_argument("--out", type=Path, help="PNG file [results/NAME.png]")
+    options = parser.parse_args(words)
+    if options.name not in [*PICTURES, *EXPERIMENTS]:
+        raise BadInput(f"there is no picture {options.name!r}"
+                       f"{did_you_mean(options.name, [*PICTURES, *EXPERIMENTS])}")
+    if options.name in PICTURES:
+        figure = PICTURES[options.name]()
+    else:
+        figure = experiment_picture(options.name, options.metric, options.rows, options.flops)
+    out = options.out or ROOT / f"results/{options.name}.png"
+    with atomic_file(out) as file:
+        file.write(png(figure))
+    print(out)
