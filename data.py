@@ -57,11 +57,11 @@ class Special(NamedTuple):
     sep: int
     mask: int | None
     preds: tuple[int, ...]  # [PRED_1] and so on, may be ()
-    before: tuple[int, ...]  # ids before a text, usually [CLS]
-    after: tuple[int, ...]  # ids after a text, usually [SEP]
     vocab: int  # V, one more than the highest id
     ids: np.ndarray  # all special ids, sorted
     starts: np.ndarray  # (V,) bool: the token begins a word
+    before: tuple[int, ...]  # ids before a text, usually [CLS]
+    after: tuple[int, ...]  # ids after a text, usually [SEP]
     chat: Chat
 
 
@@ -92,8 +92,8 @@ def find_special(inner, around=None):
     special = {index for index, token in added.items() if token.special}
     special = (special | {*ids.values(), *preds}) - {None}
     starts = word_starts(inner, pieces, added)
-    return Special(**ids, preds=preds, before=before, after=after, vocab=len(starts),
-                   ids=np.array(sorted(special), np.int64), starts=starts, chat=chat)
+    return Special(**ids, preds=preds, vocab=len(starts), ids=np.array(sorted(special), np.int64),
+                   starts=starts, before=before, after=after, chat=chat)
 
 
 def word_starts(inner, pieces, added):

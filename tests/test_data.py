@@ -1,36 +1,44 @@
-"""data.py: tokenizers and rows of ids, the token store, the order of the rows, the masks."""
+"""data.py: tokenizers and rows of ids, corpora, the order of the rows, the masks."""
 
-import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
-from test_text import PAIRS, tsv
 from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers
 
 import corpora
 import data
-from corpora.program import BadInput
+from common import BadInput
 from data import Batches, Tokenizer, open_corpus
 
+PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
 REPEATS = [(f"hello {i // 4}", f"hallo {i}") for i in range(80)]  # 20 different first texts
 
 
-def small(path, tokenizer=None, **options):
-    cache = Path(path).parent / "cache"
-    return open_corpus(path, tokenizer, cache=cache, vocab=300, **options)
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """table(rows, header, **options): the Corpus of a TSV file, by default with all rows."""
+    monkeypatch.chdir(tmp_path)  # the cache is in the working folder
 
-
-def texts(examples):
-    return [tuple(ids.tobytes() for ids in example) for example in examples]
+    def open_table(rows, header="en\tde", name="a.tsv", tokenizer=None, **options):
+        lines = [header, *("\t".join(row) for row in rows)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return open_corpus(name, tokenizer, **{"vocab": 300, "holdout": False} | options)
+    return open_table
 
 
 @pytest.fixture(scope="module")
 def toy():
     return open_corpus("toy", count=600, vocab=500)
+
+
+def as_bytes(examples):
+    return [tuple(ids.tobytes() for ids in example) for example in examples]
+
+
+def column(corpus, name):
+    return [corpus.tokenizer.decode(corpus.ids(row, name)) for row in range(len(corpus))]
 
 
 # ---- tokenizers and rows of ids
@@ -47,11 +55,14 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_decodes_to_the_text(tmp_p
     assert one.special.preds == tuple(range(5, 15)) and one.vocab == len(one.special.starts)
     one.inner.enable_truncation(3)
     one.save(tmp_path / "t.json")
-    read = Tokenizer.read(tmp_path / "t.json")  # truncation is off again
+    read = Tokenizer.read(tmp_path / "t.json", ([2, 7], []))  # truncation is off again
     more = read.with_tokens(["[VIEW]"])
     assert read.with_tokens(["[MASK]"]) is read and more.vocab == read.vocab + 1
     assert read.hash == one.hash != more.hash
     assert more.encode(["[VIEW]"])[0].tolist() == read.encode(["[VIEW]"])[0].tolist()
+    around = [(one.special.before, one.special.after), (more.special.before, more.special.after)]
+    assert around == [((2,), (3,)), ((2, 7), ())]
+    assert data.add_special([9], more.special).tolist() == [2, 7, 9]
 
 
 def test_a_text_gets_the_ids_that_the_library_gives_it_whole(toy):
@@ -59,31 +70,38 @@ def test_a_text_gets_the_ids_that_the_library_gives_it_whole(toy):
     parts = [*" \t\n\r\x0b\x1c\x1f\x85\xa0\u2000\u200b\u2028\u3000\ufeff'abs1²_.!-ßЖ日本\u0301🙂",
              "'s", " the", " ", "  ", "[SEP]", "</s>"]
     lines = ["".join(rng.choice(parts, rng.integers(12))) for _ in range(3000)]
-    whole = toy.tokenizer.inner.encode_batch_fast(lines, add_special_tokens=False)
-    for ids, found in zip(toy.tokenizer.encode(lines), whole, strict=True):
-        assert ids.tolist() == found.ids
+    encodings = toy.tokenizer.inner.encode_batch_fast(lines, add_special_tokens=False)
+    for ids, encoding in zip(toy.tokenizer.encode(lines), encodings, strict=True):
+        assert ids.tolist() == encoding.ids
 
 
-def test_roles_are_found_in_tokenizers_of_bert_and_of_xlm_r():
+def word_piece():
     pieces = (*data.ROLES[:5], "play", "##ing", "!")
-    bert = Inner(models.WordPiece({piece: index for index, piece in enumerate(pieces)}))
-    bert.add_special_tokens(list(pieces[:5]))
-    found = Tokenizer(bert).special
-    assert found[:6] == (0, 2, 3, 4, (), 8) and found.ids.tolist() == [0, 1, 2, 3, 4]
-    assert found.starts[5:].tolist() == [True, False, True]
+    inner = Inner(models.WordPiece({piece: index for index, piece in enumerate(pieces)}))
+    inner.add_special_tokens(list(pieces[:5]))
+    return inner
+
+
+def unigram():
     pieces = ("<s>", "<pad>", "</s>", "<unk>", "▁play", "ing", ",", "é", "語", "<mask>")
-    xlm = Inner(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=3))
-    xlm.pre_tokenizer = pre_tokenizers.Metaspace()
-    xlm.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    found = Tokenizer(xlm).special
-    assert found[:6] == (1, 0, 2, 9, (), 10) and found.ids.tolist() == [0, 1, 2, 3, 9]
-    assert found.starts[4:9].tolist() == [True, False, True, False, True]
-    maskless = Tokenizer(Inner(models.WordLevel({"[CLS]": 0, "[SEP]": 1}))).special
-    with pytest.raises(BadInput, match=r"no mask token \(\[MASK\] or <mask>\)"):
-        data.corrupt(np.array([0]), np.array([True]), np.random.default_rng(0), maskless)
+    inner = Inner(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=3))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    return inner
 
 
-def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_of_letters():
+@pytest.mark.parametrize("make, roles, special_ids, starts", [
+    (word_piece, (0, 2, 3, 4), [0, 1, 2, 3, 4], {5: True, 6: False, 7: True}),
+    (unigram, (1, 0, 2, 9), [0, 1, 2, 3, 9], {4: True, 5: False, 6: True, 7: False, 8: True})])
+def test_roles_and_word_starts_are_found_in_tokenizers_of_bert_and_of_xlm_r(
+        make, roles, special_ids, starts):
+    special = Tokenizer(make()).special
+    assert (special.pad, special.cls, special.sep, special.mask) == roles
+    assert special.ids.tolist() == special_ids
+    assert {index: special.starts[index] for index in starts} == starts
+
+
+def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_letters():
     tokenizer = Tokenizer.train([], 300)  # no merges: every byte is a token
     ids, = tokenizer.encode(["für 12, 日本"])
     text = " für 12, 日本".encode()
@@ -91,129 +109,81 @@ def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_of_letters():
     assert [text[index:index + 1] for index in starts] == [b" ", b" ", b",", b" "]
 
 
-# ---- corpora and their store
+def test_a_tokenizer_without_a_mask_token_is_refused_by_what_masks():
+    special = Tokenizer(Inner(models.WordLevel({"[CLS]": 0, "[SEP]": 1}))).special
+    with pytest.raises(BadInput, match=r"no mask token \(\[MASK\] or <mask>\)"):
+        data.apply_bert_masking(np.array([0]), np.array([True]), np.random.default_rng(0), special)
 
 
-def test_the_store_holds_what_encoding_in_memory_gives_and_is_used_again(tmp_path, capsys):
-    path = tsv(tmp_path / "a.tsv", PAIRS)
-    first = small(path, holdout=False)
-    made = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("*.*")}
-    opened = first, small(path, holdout=False), small(path, first.tokenizer, holdout=False)
-    assert made == {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("*.*")}
-    assert {corpus.hash for corpus in opened} == {first.hash} != {small(path).hash}
-    expected = first.tokenizer.encode([text for pair in PAIRS for text in pair])
-    for corpus in opened:
-        found = [corpus.ids(row, name) for row in range(40) for name in ("en", "de")]
-        assert all(map(np.array_equal, found, expected))
+def test_rows_keep_what_follows_a_truncated_text_and_their_openings(toy, capsys):
+    tokenizer = toy.tokenizer
+    ids = [ids.tolist() for ids in tokenizer.encode(["Hello, hello.", "", "a"])]
+    texts = ["Hello, hello.", "", "a"]
+    assert data.tokenize_rows(tokenizer, texts) == [[2, *one, 3] for one in ids]
     assert not capsys.readouterr().err
-    changes = [("the dog number 0 sleeps", PAIRS[0][1]), *PAIRS[1:]]  # as long as before
-    tsv(tmp_path / "a.tsv", changes)
-    changed = small(path, holdout=False).hash
-    other = small(path, Tokenizer.train(["something else"] * 3, 290), holdout=False).hash
-    assert len({first.hash, changed, other}) == 3
-    assert first.tokenizer.decode(first.ids(0, "en")).startswith("the cat")
+    rows = data.tokenize_rows(tokenizer, texts, ((2, 9), (7, 3)), max_length=8, max_text=5,
+                              openings=[[2, 20, 21], [], [2]])
+    assert rows == [[2, 20, 21, 9, *ids[0][:2], 7, 3], [9, 7, 3], [2, 9, *ids[2], 7, 3]]
+    warning = "warning: 1 of 3 texts are longer than 8 tokens and were truncated\n"
+    assert capsys.readouterr().err == warning
 
 
-def test_rows_held_out_are_not_trained_on_and_an_evaluation_reads_the_same(tmp_path):
-    path = tsv(tmp_path / "a.tsv", PAIRS)
-    train, test = ([corpus.tokenizer.decode(corpus.ids(row, "en")) for row in range(len(corpus))]
-                   for corpus in (small(path), small(path, split="test")))
-    assert sorted(train + test) == sorted(en for en, _ in PAIRS)
-    assert test == corpora.evaluation_rows(path).texts["en"] and len(test) == 4
+# ---- corpora
 
 
-def test_a_file_of_many_chunks_is_read_as_one_of_a_single_chunk(tmp_path, monkeypatch):
-    path = tsv(tmp_path / "a.tsv", PAIRS)
-    whole = small(path)
-    monkeypatch.setattr("corpora.split.CHUNK", 7)
-    monkeypatch.setattr("corpora.store.CHUNK", 7)
-    (tmp_path / "cache").rename(tmp_path / "first")
-    chunks = small(path)
-    assert chunks.hash == whole.hash and chunks.tokenizer.hash == whole.tokenizer.hash
-    assert chunks.held.tolist() == whole.held.tolist()
+def test_a_file_gives_what_encoding_in_memory_gives_and_its_hash_tells_its_content(table):
+    first = table(PAIRS)
+    expected = first.tokenizer.encode([text for pair in PAIRS for text in pair])
+    again = table(PAIRS, tokenizer=first.tokenizer)
+    for corpus in (first, again):
+        cells = [corpus.ids(row, name) for row in range(40) for name in ("en", "de")]
+        assert all(map(np.array_equal, cells, expected))
+    changed = table([("the dog number 0 sleeps", PAIRS[0][1]), *PAIRS[1:]])
+    other = table(PAIRS, tokenizer=Tokenizer.train(["something else"] * 3, 290))
+    held_out = table(PAIRS, holdout=True)
+    assert first.hash == again.hash
+    assert len({corpus.hash for corpus in (first, changed, other, held_out)}) == 4
+    assert first.held_out == 0 and held_out.held_out == 4
 
 
-def test_a_file_that_is_moved_has_the_same_rows_and_one_that_changes_is_read_anew(tmp_path):
-    first = small(tsv(tmp_path / "a.tsv", PAIRS))
-    (tmp_path / "a.tsv").rename(tmp_path / "b.tsv")
-    moved = small(tmp_path / "b.tsv", first.tokenizer)
-    assert moved.hash == first.hash and moved.held.tolist() == first.held.tolist()
-    times = (tmp_path / "b.tsv").stat()
-    os.utime(tmp_path / "b.tsv", ns=(times.st_atime_ns, times.st_mtime_ns + 1))
-    made = set((tmp_path / "cache").iterdir())
-    assert small(tmp_path / "b.tsv", first.tokenizer).hash == first.hash
-    assert len(set((tmp_path / "cache").iterdir()) - made) == 1
-
-
-def test_copies_of_a_held_out_row_are_left_out_of_training_and_that_is_said(tmp_path, capsys):
-    path = tsv(tmp_path / "a.tsv", PAIRS * 5)
-    train, test = small(path), small(path, split="test")
-    said = "a: 16 rows share a text with a held-out row and are left out of training\n"
-    assert (len(train), len(test)) == (180, 4) and capsys.readouterr().err == said
-    texts = [{corpus.ids(row, "en").tobytes() for row in range(len(corpus))}
-             for corpus in (train, test)]
-    assert not texts[0] & texts[1]
-    assert len(small(path, holdout=False)) == 200 and not capsys.readouterr().err
-
-
-def test_files_without_a_row_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="h.tsv has no row that can be used .left out 0 bad lines"):
-        small(tsv(tmp_path / "h.tsv", [("a", "", "")], "en\tde\tfr\n"))
-
-
-def test_an_interrupted_store_is_not_taken_for_whole(tmp_path, monkeypatch, capsys):
-    path = tsv(tmp_path / "a.tsv", [*PAIRS, ("only one", " ")])
-    def stopped(*_):
-        raise KeyboardInterrupt
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(np, "cumsum", stopped)
-        small(path, skip_bad=True)
-    assert not list((tmp_path / "cache").rglob("tokens.bin"))
-    (next((tmp_path / "cache").iterdir()) / ".killed.part").mkdir()
-    tsv(tmp_path / "a.tsv", PAIRS, "Hello\tHallo\nonly one\t\n")
-    for _ in range(2):  # the second time from the cache
-        assert len(small(path, skip_bad=True, holdout=False)) == 40
-        small(path, skip_bad=True, holdout=False, split="valid")
-        corpora.evaluation_rows(path, split="valid", skip_bad=True)
-        first, second = capsys.readouterr().err.splitlines()
-        assert "the first line, Hello, Hallo, names the columns" in first
-        assert "a: kept 40 rows, left out 1 bad lines" in second
-
-
-def test_programs_that_make_a_store_at_once_all_get_it_whole(tmp_path):
-    path = tsv(tmp_path / "a.tsv", PAIRS * 20)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: small(path, holdout=False), range(4)))
-    assert [len(corpus) for corpus in found] == [800] * 4
-    assert all(np.array_equal(corpus.tokens, found[0].tokens) for corpus in found)
+def test_held_out_rows_are_not_trained_on_and_an_evaluation_reads_the_same(table):
+    train = table(PAIRS, holdout=True)
+    test = open_corpus("a.tsv", train.tokenizer, split="test")
+    assert sorted(column(train, "en") + column(test, "en")) == sorted(en for en, _ in PAIRS)
+    assert column(test, "en") == corpora.evaluation_rows("a.tsv").texts["en"]
+    assert len(test) == 4 == train.held_out
 
 
 def test_one_text_can_be_run_together_in_blocks(toy):
-    text = corpora.open_text("toy", "de", count=50)
-    whole, block = (open_corpus(text, toy.tokenizer, block=size) for size in (0, 16))
-    found = [block.example(row, 1, 0)[0] for row in range(len(block))]
-    assert np.array_equal(np.concatenate(found), whole.tokens[:len(whole.tokens) // 16 * 16])
+    text = corpora.open_text("toy", ["de"], count=50)
+    rows, blocks = (open_corpus(text, toy.tokenizer, block=size) for size in (0, 16))
+    ids = [blocks.example(row, 1, 0)[0] for row in range(len(blocks))]
+    assert np.array_equal(np.concatenate(ids), rows.tokens[:len(rows.tokens) // 16 * 16])
+    assert blocks.count_truncated(9) == (len(blocks), len(blocks))
 
 
-@pytest.mark.parametrize("options, said", [
-    ({"split": "dev"}, "split 'dev': choose train, valid or test"),
-    ({"block": 16}, "--block 16 runs one text together, and a has the columns en, de"),
-    ({"block": 16, "langs": "en"}, "--block 16 would run across the rows held out of a"),
-    ({"block": 9999, "langs": "en", "holdout": False}, "a has no rows for 'all': 0 in all"),
-    ({"vocab": 200}, "vocab is 200")])
-def test_what_cannot_be_opened_is_refused_in_one_line(tmp_path, options, said):
-    path = tsv(tmp_path / "a.tsv", PAIRS)
+@pytest.mark.parametrize("count, options, message", [
+    (40, {"block": 16}, "--block 16 concatenates the texts of one column, and a has en, de"),
+    (40, {"block": 16, "langs": ["en"], "holdout": True}, "across the held-out rows of a"),
+    (40, {"block": 9999, "langs": ["en"]}, "--block 9999 is longer than the text, which has "),
+    (9, {"holdout": True}, "20 different rows are needed, or give --eval-data"),
+    (40, {"vocab": 200}, "vocab is 200")])
+def test_what_cannot_be_opened_is_refused_in_one_line(table, count, options, message):
     with pytest.raises(BadInput, match="^[^\n]*$") as error:
-        open_corpus(path, **({"vocab": 300, "cache": tmp_path} | options))
-    assert said in str(error.value)
-    with pytest.raises(BadInput, match="a.tsv is no tokenizer.json that can be read: [^\n]*$"):
-        Tokenizer.read(path)
+        table(PAIRS[:count], **options)
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_not_a_tokenizer_is_refused_in_one_line(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(BadInput, match="a.json is not a tokenizer.json that can be read: [^\n]*$"):
+        Tokenizer.read(tmp_path / "a.json")
 
 
 # ---- batches
 
 
-def test_every_row_comes_once_an_epoch_in_another_order(toy):
+def test_every_row_comes_once_an_epoch_in_a_new_order(toy):
     def epoch(number, seed=5):
         ranks = [Batches(toy, 2, 25, seed, rank, 2) for rank in range(2)]
         return [example[0].tobytes() for step in range(12 * number, 12 * number + 12)
@@ -229,66 +199,70 @@ def test_a_batch_depends_on_seed_step_and_rank_alone(toy, in_batch):
     def make(seed, rank=0, world=1):
         return Batches(toy, 2, 8, seed, rank, world, in_batch)
     one, two, other = make(7), make(7), make(7, 1, 2)
-    forwards = [texts(one.examples(step)) for step in (0, 70, 74, 75, 150)]
-    assert [texts(two.examples(step)) for step in (150, 75, 74, 70, 0)] == forwards[::-1]
-    assert texts(make(8).examples(0)) != forwards[0] != texts(other.examples(0))
+    forwards = [as_bytes(one.examples(step)) for step in (0, 70, 74, 75, 150)]
+    assert [as_bytes(two.examples(step)) for step in (150, 75, 74, 70, 0)] == forwards[::-1]
+    assert as_bytes(make(8).examples(0)) != forwards[0] != as_bytes(other.examples(0))
     draws = [one.rng(3).random(), two.rng(3).random(), one.rng(4).random(), other.rng(3).random()]
     assert draws[0] == draws[1] and len(set(draws)) == 3
 
 
-def test_no_text_is_twice_in_a_step_that_compares_over_all_ranks(tmp_path):
-    corpus = small(tsv(tmp_path / "a.tsv", REPEATS), holdout=False)
-    for batch, views in ((6, 2), (10, 1)):
-        ranks = [Batches(corpus, views, batch, 1, rank, 2, True) for rank in range(2)]
-        alone = Batches(corpus, views, 2 * batch, 1, in_batch=True)
-        for step in range(10):
-            both = texts(ranks[0].examples(step)) + texts(ranks[1].examples(step))
-            assert both == texts(alone.examples(step)) and len(both) == 2 * batch
-            assert len({ids for example in both for ids in example}) == 2 * batch * views
-    with pytest.raises(BadInput, match="--batch 11 on 2 rank.*has only 20 rows"):
-        Batches(corpus, 2, 11, 1, world=2, in_batch=True)
+@pytest.mark.parametrize("batch, views", [(6, 2), (10, 1)])
+def test_in_batch_negatives_repeat_no_text_on_any_rank(table, batch, views):
+    corpus = table(REPEATS)
+    ranks = [Batches(corpus, views, batch, 1, rank, 2, True) for rank in range(2)]
+    alone = Batches(corpus, views, 2 * batch, 1, uses_in_batch_negatives=True)
+    for step in range(10):
+        both = as_bytes(ranks[0].examples(step)) + as_bytes(ranks[1].examples(step))
+        assert both == as_bytes(alone.examples(step)) and len(both) == 2 * batch
+        assert len({ids for example in both for ids in example}) == 2 * batch * views
 
 
-def test_an_example_knows_its_columns_and_what_of_it_is_cut(tmp_path):
-    table = [("", "h", "i b c d e"), ("j k l m", "", "n"), ("o", "p", "q r s t u v")]
-    corpus = small(tsv(tmp_path / "w.tsv", table, "en\tde\tfr\n"), holdout=False)
-    assert corpus.count_cut(3) == (3, 7) and corpus.count_cut(99) == (0, 7)
-    assert open_corpus("toy", corpus.tokenizer, langs="de", count=9, block=16).count_cut(9)[0] > 9
-    found = set()
+def test_an_example_knows_its_columns_and_which_texts_are_truncated(table):
+    rows = [("", "h", "i b c d e"), ("j k l m", "", "n"), ("o", "p", "q r s t u v")]
+    corpus = table(rows, "en\tde\tfr")
+    assert corpus.count_truncated(3) == (3, 7) and corpus.count_truncated(99) == (0, 7)
+    drawn = set()
     for step in range(9):
         for example in Batches(corpus, 2, 3, 0, max_length=3).examples(step):
-            found.add((example.columns, example.cut))
+            drawn.add((example.columns, example.cut))
             assert max(map(len, example)) <= 3
-    assert found == {((1, 2), (False, True)), ((2, 1), (True, False)), ((0, 2), (True, False)),
+    assert drawn == {((1, 2), (False, True)), ((2, 1), (True, False)), ((0, 2), (True, False)),
                      ((0, 1), (False, False)), ((0, 2), (False, True))}
     plain = data.Example(["a", "b"])
     assert plain.columns == (0, 1) and plain.cut == (False, False) and plain == ("a", "b")
 
 
-def test_chats_may_open_alike_and_end_with_their_system_text(tmp_path):
+def test_chats_may_have_the_same_system_text_which_comes_last(table):
     rows = [("Answer.", f"question {i // 2}", f"answer {i}") for i in range(60)]
-    corpus = small(tsv(tmp_path / "a.tsv", rows, "system\tuser\tassistant\n"))
+    corpus = table(rows, "system\tuser\tassistant")
     system = corpus.tokenizer.encode(["Answer."])[0]
     for step in range(5):
-        examples = Batches(corpus, 2, 20, 0, in_batch=True, system=True).examples(step)
+        examples = Batches(corpus, 2, 20, 0, uses_in_batch_negatives=True,
+                           system=True).examples(step)
         assert all(np.array_equal(example[2], system) for example in examples)
-        assert len({text for example in texts(examples) for text in example[:2]}) == 40
-    with pytest.raises(BadInput, match="--chat system: toy has no system texts"):
-        Batches(open_corpus("toy", corpus.tokenizer, count=20), 2, 4, 0, system=True)
-    with pytest.raises(BadInput, match="documents has the single column 'text'"):
-        Batches(open_corpus("documents", corpus.tokenizer, count=1), 2, 4, 1)
+        assert len({text for example in as_bytes(examples) for text in example[:2]}) == 40
 
 
-def test_views_are_the_pivot_and_another_or_any_two_or_neighbours(tmp_path):
-    table = [("a", "b", "c"), ("d", "", "f"), ("", "h", "i")]
-    corpus = small(tsv(tmp_path / "w.tsv", table, "en\tde\tfr\n"), holdout=False)
-    def found(row, views, pairs="pivot"):
+@pytest.mark.parametrize("rows, arguments, options, message", [
+    (REPEATS, (2, 11, 1), {"world": 2, "uses_in_batch_negatives": True},
+     "--batch 11 on 2 rank.*has only 20 rows"),
+    (PAIRS, (2, 4, 0), {"system": True}, "--chat system: a has no system texts"),
+    ([(text,) for text, _ in PAIRS], (2, 4, 1), {}, "a has the single column 'text'")])
+def test_rows_that_cannot_make_a_batch_are_refused(table, rows, arguments, options, message):
+    corpus = table(rows, "en\tde" if len(rows[0]) == 2 else "text")
+    with pytest.raises(BadInput, match=f"^[^\n]*{message}[^\n]*$"):
+        Batches(corpus, *arguments, **options)
+
+
+def test_views_are_the_pivot_and_another_or_any_two_or_neighbors(table):
+    corpus = table([("a", "b", "c"), ("d", "", "f"), ("", "h", "i")], "en\tde\tfr")
+    def views_of(row, views, pairs="pivot"):
         examples = [corpus.example(row, views, choice, pairs) for choice in range(9)]
         return {tuple(map(corpus.tokenizer.decode, example)) for example in examples}
-    assert [found(row, 2) for row in range(3)] == [
+    assert [views_of(row, 2) for row in range(3)] == [
         {("a", "b"), ("a", "c")}, {("d", "f")}, {("h", "i"), ("i", "h")}]
-    assert found(0, 2, "neighbours") == {("a", "b"), ("b", "c")}
-    assert found(1, 1) == {("d",), ("f",)} and len(corpus.ids(1, "de")) == 0
+    assert views_of(0, 2, "neighbours") == {("a", "b"), ("b", "c")}
+    assert views_of(1, 1) == {("d",), ("f",)} and len(corpus.ids(1, "de")) == 0
 
 
 def test_prefetch_keeps_the_order_hands_on_errors_and_ends_when_closed():
@@ -309,10 +283,9 @@ def test_prefetch_keeps_the_order_hands_on_errors_and_ends_when_closed():
 @pytest.fixture(scope="module")
 def line(toy):
     """100,000 tokens in sentences that begin with [CLS] and end with [SEP]."""
-    special = toy.special
-    cells = [[special.cls, *toy.ids(row, name), special.sep] for row in range(600)
-             for name in toy.columns]
-    return np.resize(np.concatenate(cells), 100_000).astype(np.uint32)
+    rows = [data.add_special(toy.ids(row, name), toy.special) for row in range(600)
+            for name in toy.columns]
+    return np.resize(np.concatenate(rows), 100_000).astype(np.uint32)
 
 
 def near(count, total, ratio, deviations=3):
@@ -321,23 +294,21 @@ def near(count, total, ratio, deviations=3):
 
 def test_a_sample_keeps_its_ratio_and_spares_special_tokens(toy, line):
     barred = np.isin(line, toy.special.ids)
-    def sample(ratio, seed, **options):
-        return data.token_mask(line, ratio, np.random.default_rng(seed), toy.special, **options)
-    chosen = sample(.4, 1)
-    assert near(chosen.sum(), (~barred).sum(), .4) and not (chosen & barred).any()
-    assert near((chosen & sample(.4, 2)).sum(), (~barred).sum(), .16)  # independent of each other
-    assert near((sample(.15, 1, exempt=False) & barred).sum(), barred.sum(), .15)
+    one, two = (data.token_mask(line, .4, np.random.default_rng(seed), toy.special)
+                for seed in (1, 2))
+    assert near(one.sum(), (~barred).sum(), .4) and not (one & barred).any()
+    assert near((one & two).sum(), (~barred).sum(), .16)  # independent of each other
 
 
-def test_at_least_and_exactly_are_kept_also_where_little_is_eligible(toy):
+@pytest.mark.parametrize("words", range(5))
+def test_at_least_and_fixed_counts_are_kept_also_where_little_is_eligible(toy, words):
     special, rng = toy.special, np.random.default_rng(0)
-    for words in range(5):
-        ids = np.array([special.cls, *range(20, 20 + words), special.sep])
-        for ratio, wanted in ((0, 0), (1e-9, 1)):
-            chosen = data.token_mask(ids, ratio, rng, special)
-            assert chosen.sum() == min(wanted, words) and not chosen[[0, -1]].any()
-        assert data.exact_mask(ids, .15, rng, special).sum() == min(words, 1)
-    assert data.exact_mask(np.arange(15, 115), .299, rng, special).sum() == 29
+    ids = data.add_special(range(20, 20 + words), special)
+    for ratio, least in ((0, 0), (1e-9, 1)):
+        chosen = data.token_mask(ids, ratio, rng, special)
+        assert chosen.sum() == min(least, words) and not chosen[[0, -1]].any()
+    assert data.fixed_count_mask(ids, .15, rng, special).sum() == min(words, 1)
+    assert data.fixed_count_mask(np.arange(15, 115), .299, rng, special).sum() == 29
 
 
 def test_whole_words_are_chosen_whole(toy, line):
@@ -351,7 +322,7 @@ def test_whole_words_are_chosen_whole(toy, line):
 
 
 @pytest.mark.parametrize("ratio, mean", [(.15, 3), (.5, 3), (.3, 6)])
-def test_spans_have_the_ratio_and_the_mean_length_asked_for(toy, ratio, mean):
+def test_spans_have_the_ratio_and_the_mean_length(toy, ratio, mean):
     def spans(ids, seed):
         return data.span_mask(ids, ratio, np.random.default_rng(seed), toy.special, mean)
     ids = np.full(100_000, 20)
@@ -372,10 +343,10 @@ def test_corruption_is_80_10_10_and_leaves_the_rest_alone(toy, line):
     ids = np.where(np.isin(line, special.ids), 20, line).astype(np.uint32)
     before = ids.copy()
     chosen = data.token_mask(ids, .5, np.random.default_rng(5), special)
-    new = data.corrupt(ids, chosen, np.random.default_rng(6), special)
-    total, share = int(chosen.sum()), 1 / special.vocab
+    new = data.apply_bert_masking(ids, chosen, np.random.default_rng(6), special)
+    total, one_word = int(chosen.sum()), 1 / special.vocab
     assert np.array_equal(new[~chosen], before[~chosen]) and np.array_equal(ids, before)
-    assert near((new[chosen] == special.mask).sum(), total, .8 + .1 * share)
-    assert near((new[chosen] == ids[chosen]).sum(), total, .1 + .1 * share)
-    drawn = np.isin(new, special.ids) & chosen & (new != special.mask)
-    assert near(drawn.sum(), total, .1 * 14 * share)  # random ids are of the whole vocabulary
+    assert near((new[chosen] == special.mask).sum(), total, .8 + .1 * one_word)
+    assert near((new[chosen] == ids[chosen]).sum(), total, .1 + .1 * one_word)
+    random_special = np.isin(new, special.ids) & chosen & (new != special.mask)
+    assert near(random_special.sum(), total, .1 * 14 * one_word)  # from the whole vocabulary

@@ -1,5 +1,5 @@
-"""The Triton kernels against the dense float64 definition: in Triton's interpreter, or on a GPU
-where there is one (`-m gpu`, bfloat16 too)."""
+"""The Triton kernels against the dense float64 definition: in Triton's interpreter, or on a GPU if
+there is one (`-m gpu`, then bfloat16 too)."""
 
 import os
 import re
@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from corpora.program import BadInput
+import kernels
+from common import BadInput
 from model import DECODER, Model, ModelConfig, Packed, Segment, each_tensor, set_attention
 from objectives import OBJECTIVES
 
@@ -29,7 +30,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SMALL = TILES["other", 4, 64][0]
-NONE_LOCAL = SMALL._replace(local=(0, 4, 4))                # every row takes the general path
+NONE_LOCAL = SMALL._replace(local=(0, 4, 4))  # every row takes the general path
 PADDED = "prefix, answer, isolated segment, padded"
 
 
@@ -50,12 +51,13 @@ def lines_of(objective):
 
 
 def collated():
-    """The mask of every Packed that an objective's collate makes, by name."""
-    found = {}
-    for name, kind in OBJECTIVES.items():
-        _, lines = lines_of(build(kind, **dict(predictors=3) if name == "llm-jepa" else {}))
-        found |= {f"{name} {key}": packed.key_ranges for key, packed in lines.items()}
-    return found
+    """Return the mask of every Packed that an objective's collate makes, by name."""
+    masks = {}
+    for name, objective_class in OBJECTIVES.items():
+        options = dict(predictors=3) if name == "llm-jepa" else {}
+        _, lines = lines_of(build(objective_class, **options))
+        masks |= {f"{name} {key}": packed.key_ranges for key, packed in lines.items()}
+    return masks
 
 
 EVERY = {name: Packed.of_segments(rows).key_ranges for name, rows in LAYOUTS.items()
@@ -78,8 +80,8 @@ def mask(intervals):
 
 
 def assert_visits_once(table, local, seen, size, longest):
-    """Every visible pair exactly once, no pair twice, no range longer than what its block sees, and
-    every token in one stretch or block."""
+    """Assert that every visible pair is visited once, no pair twice, that no range is longer than
+    what its block sees, and that every token is in one tile or block."""
     times = np.zeros(seen.shape, int)
     for first, last in local:
         assert 0 < last - first <= longest
@@ -96,36 +98,43 @@ def assert_visits_once(table, local, seen, size, longest):
 
 
 @every
-@pytest.mark.parametrize("share", [1, 3, 4])
+@pytest.mark.parametrize("group_size", [1, 3, 4])
 @pytest.mark.parametrize("tiles", [
     SMALL, NONE_LOCAL, TILES["9.0", 2, 64][1],
     SMALL._replace(local=(0, 4, 4), forward=(16, 8, 4, 2), keys=(8, 16, 4, 2))])
-def test_a_plan_visits_every_visible_pair_once(name, tiles, share):
+def test_a_plan_visits_every_visible_pair_once(name, tiles, group_size):
     key_ranges = EVERY[name].numpy()
-    plan = schedule.plan(key_ranges, share, tiles, tiles)
+    plan = schedule.plan(key_ranges, group_size, tiles, tiles)
     visible = mask(key_ranges)
     assert np.array_equal(mask(plan.query_ranges), visible.T)
     assert plan.two == (key_ranges[:, 2] < key_ranges[:, 3]).any()
     local, queries, keys = (table.tolist() for table in plan[1:4])
-    assert_visits_once(queries, local, visible, tiles.forward[0] // share, tiles.local[0])
+    assert_visits_once(queries, local, visible, tiles.forward[0] // group_size, tiles.local[0])
     assert_visits_once(keys, local, visible.T, tiles.keys[0], tiles.local[0])
 
 
-@pytest.mark.parametrize("make, said", [
-    (lambda: schedule.plan(Packed.of_segments([APART]).key_ranges.numpy(), 1, SMALL, SMALL),
-     "must stand side by side"),
-    (lambda: schedule.plan(np.array([[0, 3, 0, 0]]), 1, SMALL, SMALL), "leaves the line of 1"),
-    (lambda: schedule.plan(np.array([[0, 2, 0, 0], [0, 1, 0, 0]]), 1, SMALL, SMALL), "segments"),
-    (lambda: schedule.plan(np.array([[0, 1, 0, 0], [0, 0, 0, 0], [2, 3, 0, 1]]), 1, SMALL, SMALL),
-     "padding stands inside"),
-    (lambda: schedule.plan(np.array([[0, 1, 0, 0]]), 64, SMALL, SMALL), "64 query heads"),
-    (lambda: schedule.choose_tiles((9, 0), 24, 2), "heads of 24 numbers of 2 bytes"),
-    (lambda: Packed.of_segments([APART]).plan((1, 32, 4)), "--attention sdpa can"),
+APART_RANGES = Packed.of_segments([APART]).key_ranges.numpy()
+
+
+@pytest.mark.parametrize("key_ranges, group_size, message", [
+    (APART_RANGES, 1, "not next to each other"),
+    ([[0, 3, 0, 0]], 1, "leaves the line of 1"),
+    ([[0, 2, 0, 0], [0, 1, 0, 0]], 1, "segments and prefixes"),
+    ([[0, 1, 0, 0], [0, 0, 0, 0], [2, 3, 0, 1]], 1, "padding inside"),
+    ([[0, 1, 0, 0]], 64, "64 query heads")])
+def test_a_mask_that_the_kernels_do_not_support_is_refused(key_ranges, group_size, message):
+    with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
+        schedule.plan(np.array(key_ranges), group_size, SMALL, SMALL)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: schedule.choose_tiles((9, 0), 24, 2), "heads have 24 numbers of 2 bytes"),
+    (lambda: Packed.of_segments([APART]).plan(("triton", 1, 32, 4)), "use --attention auto or"),
     (lambda: attention.attention(torch.zeros(96, 4).T, 1, 1, None, None), "make it contiguous"),
-    (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4), "size 24"),
-    (lambda: set_attention(Model(ModelConfig(attn_softcap=5.0)), "triton", DEVICE, 4), "capped")])
-def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, said):
-    with pytest.raises(ValueError, match=f"^[^\n]*{said}[^\n]*$"):
+    (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4), "not 24"),
+    (lambda: set_attention(Model(ModelConfig(attn_softcap=5.0)), "triton", DEVICE, 4), "cap")])
+def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, message):
+    with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
         make()
 
 
@@ -133,8 +142,8 @@ def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, said):
 
 
 def both(key_ranges, heads, kv_heads, size, dtype=torch.float32, tiles=(SMALL, SMALL)):
-    """-> our states and gradient, and the definition's in float64, from a strided view and over
-    memory filled with NaN."""
+    """Return our states and gradient, and those of the definition in float64, from a strided view
+    and with memory that is filled with NaN."""
     torch.manual_seed(0)
     width = (heads + 2 * kv_heads) * size
     plan = moved(schedule.plan(key_ranges.numpy(), heads // kv_heads, *tiles))
@@ -142,7 +151,7 @@ def both(key_ranges, heads, kv_heads, size, dtype=torch.float32, tiles=(SMALL, S
     wide = torch.randn(len(key_ranges), width + 16).to(DEVICE, dtype)
     qkv = wide[:, 8:8 + width].requires_grad_()
     weight = torch.randn(len(key_ranges), heads * size).to(DEVICE, dtype)
-    torch.use_deterministic_algorithms(True)                 # what torch.empty returns is then NaN
+    torch.use_deterministic_algorithms(True)  # then torch.empty returns NaN
     try:
         states = attention.attention(qkv, heads, kv_heads, key_ranges, plan)
         ours = (states, *torch.autograd.grad(states, qkv, weight))
@@ -154,7 +163,7 @@ def both(key_ranges, heads, kv_heads, size, dtype=torch.float32, tiles=(SMALL, S
 
 
 def assert_close(results, dtype=torch.float32):
-    """Relative to the largest value, and absolute below 1: a gradient may be 0 by definition."""
+    """Compare relative to the largest value, or absolute below 1: a gradient can be exactly 0."""
     for ours, exact in zip(*results, strict=True):
         assert (ours.double() - exact).abs().max() <= LIMIT[dtype] * max(1, exact.abs().max())
 
@@ -200,9 +209,9 @@ def test_what_a_token_may_not_see_does_not_change_it():
     before = attention.attention(qkv, 4, 2, key_ranges.to(DEVICE), plan)
     qkv[10] += 1
     after = attention.attention(qkv, 4, 2, key_ranges.to(DEVICE), plan)
-    hidden = torch.from_numpy(~mask(key_ranges.numpy())[:, 10])
-    assert torch.equal(before[hidden], after[hidden])
-    assert (before[~hidden] != after[~hidden]).any(1).all()
+    blind = torch.from_numpy(~mask(key_ranges.numpy())[:, 10])
+    assert torch.equal(before[blind], after[blind])
+    assert (before[~blind] != after[~blind]).any(1).all()
 
 
 def test_the_operation_is_one_node_for_the_compiler():
@@ -227,22 +236,23 @@ def test_the_operation_is_one_node_for_the_compiler():
 # ---- two back ends
 
 
-def results(kind, back_end):
-    """Loss terms and gradients of a tiny objective whose heads all have 16 numbers."""
+def results(objective_class, back_end):
+    """Return loss terms and gradients of a tiny objective in which all heads have size 16."""
     shape = replace(SHAPE, width=64, heads=4)
-    if kind.causal:
+    if objective_class.causal:
         shape = replace(shape, kv_heads=2, **DECODER)
-    narrow = dict(predictor_width=48) if kind.name == "hybrid" else {}
-    objective = build(kind, torch.float32, shape, **narrow).to(DEVICE)
+    narrow = dict(predictor_width=48) if objective_class.name == "hybrid" else {}
+    objective = build(objective_class, torch.float32, shape, **narrow).to(DEVICE)
     needs = set_attention(objective, back_end, DEVICE, 4)
-    assert needs == ({"sdpa"} if back_end == "sdpa" else {(1 + kind.causal, 16, 4)})
+    group_size = 2 if objective_class.causal else 1
+    assert needs == {"sdpa" if back_end == "sdpa" else ("triton", group_size, 16, 4)}
     batch, lines = lines_of(objective)
     for packed in lines.values():
         for need in needs:
             packed.plan(need, DEVICE)
     loss, terms = objective(each_tensor(batch, lambda x: x.to(DEVICE)))
     loss.backward()
-    # No layer had to make a plan.
+    # No layer had to make another plan.
     assert all(packed.plans.keys() == needs for packed in lines.values())
     return [*terms.values(), *(p.grad for p in objective.parameters() if p.grad is not None)]
 
@@ -254,13 +264,42 @@ def test_losses_and_gradients_are_the_same_with_either_back_end(name):
         assert (one - other).abs().max() <= 1e-5
 
 
-def test_auto_is_sdpa_on_a_cpu_and_the_kernels_are_taken_when_asked_for():
+def test_auto_is_sdpa_on_a_cpu_and_the_kernels_are_taken_when_requested():
     model = Model(ModelConfig(width=64, heads=2))
     cpu = torch.device("cpu")
     assert set_attention(model, "auto", cpu, 4) == {"sdpa"} == set_attention(model, "sdpa", cpu, 4)
-    assert set_attention(model, "triton", DEVICE, 2) == {(1, 32, 2)}
+    assert set_attention(model, "triton", DEVICE, 2) == {("triton", 1, 32, 2)}
     assert model.blocks[0].attention.back_end == "triton"
     assert set_attention(Model(ModelConfig(attn_softcap=5.0)), "auto", DEVICE, 2) == {"sdpa"}
+
+
+def sliding_window(rows, window):
+    """Pack rows whose tokens see `window` tokens, themselves included."""
+    packed = Packed.of(rows, causal=True)
+    first = torch.maximum(packed.key_ranges[:, 0], packed.key_ranges[:, 1] - window)
+    packed.key_ranges[:, 0] = first
+    return packed.to(DEVICE)
+
+
+def test_auto_falls_back_to_sdpa_for_a_mask_that_the_kernels_lack_with_one_warning(capsys):
+    rows = [np.arange(1, 90), np.arange(1, 12)]
+    model = Model(ModelConfig(width=64, heads=2)).to(DEVICE).eval()
+    states = {}
+    for back_end in ("sdpa", "auto", "triton"):
+        for block in model.blocks:
+            block.attention.back_end = back_end  # set_attention says "auto" on a GPU alone
+        if back_end != "triton":
+            for _ in range(2):
+                states[back_end] = model(sliding_window(rows, 4))
+    assert torch.equal(states["auto"], states["sdpa"])
+    warning, = capsys.readouterr().err.splitlines()
+    assert "warning: the Triton kernels do not support the mask" in warning
+    with pytest.raises(BadInput, match="use --attention auto or sdpa"):
+        model(sliding_window(rows, 4))
+    # Masks that the kernels support do use them.
+    plain = Packed.of(rows, causal=True).to(DEVICE)
+    assert isinstance(plain.plan(("auto", 1, 32, 4)), schedule.Plan)
+    kernels.warn_once.cache_clear()
 
 
 # ---- without a GPU
@@ -268,14 +307,14 @@ def test_auto_is_sdpa_on_a_cpu_and_the_kernels_are_taken_when_asked_for():
 
 def test_triton_is_refused_where_it_cannot_run(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for said in ("needs a CUDA GPU, and the device is cpu", "not installed"):
-        with pytest.raises(BadInput, match=said):
+    for message in ("needs a CUDA GPU, and the device is cpu", "not installed"):
+        with pytest.raises(BadInput, match=message):
             set_attention(Model(ModelConfig()), "triton", torch.device("cpu"), 4)
         monkeypatch.setitem(sys.modules, "triton", None)
 
 
 def test_the_kernels_compile_for_a_gpu_that_is_not_here_without_spilling_registers():
-    """The rows of one GPU; without an argument the program builds all."""
+    """Build the rows of one GPU. Without an argument the program builds all."""
     outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run([sys.executable, "tests/build.py", "9.0"], cwd=ROOT, env=outside,
                          capture_output=True, text=True, timeout=900)
