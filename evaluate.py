@@ -77,21 +77,17 @@ def map_batches(model, rows, function, tokens_per_batch=4096):
     values = {}
     device = next(model.parameters()).device
     batches = token_batches([len(row) for row in rows], tokens_per_batch)
-    # disable=None: no progress bar if stderr is a file.
-    bar = tqdm(total=len(rows), desc="embed", unit=" texts", leave=False, disable=None)
-    with in_eval_mode(model), bar:
-        for batch in batches:
+    with in_eval_mode(model):
+        for batch in tqdm(batches, "embed", leave=False, disable=None):  # None: no bar in a file
             packed = Packed.of([rows[i] for i in batch], causal=model.config.causal).to(device)
             for i, value in zip(batch, function(packed)):
                 values[rows[i]] = value
-            bar.update(len(batch))
     return [values[key] for key in keys]
 
 
 def finite(values):
-    """Return the tensors, one for each text, unchanged. Raises BadInput if one is not finite."""
-    bad = sum(not value.isfinite().all() for value in values)
-    if bad:
+    """Return the values, one tensor per text, unchanged. Raises BadInput if one is not finite."""
+    if bad := sum(not value.isfinite().all() for value in values):
         raise BadInput(f"the model returns NaN or infinity for {bad} of {len(values)} texts: its "
                        "training has diverged")
     return values
@@ -110,13 +106,10 @@ def embed(model, rows, pool=None):
 
 
 def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
-    """Embed N texts, each truncated to max_length tokens: (N, D) float32 on the CPU.
-
-    affixes: (ids before a text, ids after it), by default the tokenizer's [CLS] and [SEP]. Raises
-    BadInput for a string instead of a list, and for an item that is no text."""
+    """Embed N texts, each truncated to max_length tokens: (N, D) float32 on the CPU. affixes: the
+    ids before and after a text, by default [CLS] and [SEP]. Raises BadInput for a bad text."""
     if isinstance(texts, str):
-        raise BadInput(f"{shown(texts)!r} is a string and would be read letter by letter: pass a "
-                       "list of texts")
+        raise BadInput(f"{shown(texts)!r} is one string: pass a list of texts")
     texts = list(texts)
     for index, text in enumerate(texts):
         try:
@@ -202,7 +195,7 @@ def percent(flags):
 
 
 def with_mean(metric, values):
-    """Return {metric: mean, "metric/detail": value, ...} for values {detail: value}."""
+    """Return {metric: mean, "metric/detail": value, ...} of {detail: value}."""
     details = {f"{metric}/{detail}": value for detail, value in values.items()}
     return {metric: mean(values.values())} | details
 
@@ -241,7 +234,7 @@ def knn(x, y, k):
     targets = unit(y)                    # (M, D) float64
     targets32 = targets.float()
     width = min(len(targets), k + 4)     # candidates of a row
-    error = (targets.shape[1] + 8) * 2 ** -24  # bound of the rounding error of a float32 cosine
+    error = (targets.shape[1] + 8) * 2 ** -24  # bound of a float32 cosine's rounding error
     results = []
     # At most 2 million cosines, or numbers of candidates, are in memory at once.
     block = 2 ** 21 // max(len(targets), width * targets.shape[1])
@@ -287,10 +280,9 @@ def topk_first(cosines, indices, k):
 
 
 def margin_rank(forward, backward):
-    """Choose for each row of x the neighbor with the highest ratio margin: cosine divided by the
-    mean similarity of both rows to their own k neighbors. Return row numbers of y (N,).
-
-    forward: the neighbors of x in y; backward: those of y in x. [Artetxe & Schwenk 2019]"""
+    """Rank by ratio margin: cos(x, y) divided by the mean similarity of x and y to their neighbors.
+    Takes the Neighbors of x in y and of y in x. Return the best row of y for each row of x (N,).
+    [Artetxe & Schwenk 2019]"""
     # A hub is near to everything. The division keeps it from being everybody's translation.
     similar = forward.cosines.mean(1, keepdim=True) + backward.cosines.mean(1)[forward.indices]
     best = (forward.cosines / (similar / 2)).argmax(1, keepdim=True)  # (N, 1)
@@ -303,8 +295,8 @@ def margin_search(x, y, k=4):
 
 
 def errors(retrieved, texts=None):
-    """Return whether each retrieved row number (N,) is wrong. Correct is the row's own number or,
-    given the texts, a row with an equal text."""
+    """Return for each retrieved row number (N,) whether it is wrong. Correct is the same row or,
+    given the texts, one with an equal text."""
     texts = range(len(retrieved)) if texts is None else texts
     return [texts[i] != texts[j] for i, j in enumerate(retrieved.tolist())]
 
@@ -316,28 +308,23 @@ def xsim(x, y, texts=None, k=4):
 
 
 def xsim_plus(x, y, negatives, hard, texts):
-    """Return xsim++, the retrieval error in y (N, D) and altered sentences, and its error types:
-    "xsim++/TYPE" if an altered copy of the right text was retrieved, otherwise "misaligned".
-
-    negatives: (M, D), the embeddings of hard: [(altered text, row of y, type)]; texts: those of y.
-    [Chen et al. 2023]"""
+    """Return {"xsim++": retrieval error if altered sentences join y (N, D), "xsim++/TYPE": altered
+    copies of the right text that were retrieved, "xsim++/misaligned": other errors}. negatives
+    (M, D) embed hard: [(altered text, row of y, type)]; texts: those of y. [Chen et al. 2023]"""
     # More candidates change the margin of every row, so everything is searched again.
     retrieved = margin_search(x, torch.cat([y, negatives]))  # (N,)
     wrong = errors(retrieved, [*texts, *(text for text, _, _ in hard)])
     counts = dict.fromkeys([*sorted({kind for _, _, kind in hard}), "misaligned"], 0)
     for i, j in enumerate(retrieved.tolist()):
-        error = "misaligned"
-        if j >= len(y):
-            _, source, kind = hard[j - len(y)]
-            error = kind if texts[source] == texts[i] else error
-        counts[error] += wrong[i]
+        _, source, kind = hard[j - len(y)] if j >= len(y) else ("", i, "misaligned")
+        counts[kind if texts[source] == texts[i] else "misaligned"] += wrong[i]
     types = {f"xsim++/{error}": 100 * count / len(x) for error, count in counts.items()}
     return {"xsim++": percent(wrong)} | types
 
 
 def retrieval(embeddings, texts, negatives=None, hard=()):
-    """Search every language in the first: {language: (N, D)}, {language: N texts}, and altered
-    sentences as in `xsim_plus`. Return {metric: mean, "metric/de-en": number, ...}."""
+    """Search every language in the first: {language: (N, D)}, {language: N texts}, and for xsim++
+    the altered sentences. Return {metric: mean, "metric/de-en": number, ...}."""
     texts = next(iter(texts.values()))
 
     def measure(x, y):
@@ -419,13 +406,13 @@ def geometry(embeddings):
     """Measure {language: (N, D)}, aligned, N > 1: means over languages, or over pairs with the
     first. All cosines but "translations" are of unrelated sentences. [BERT-JEPA, tables 4-7]"""
     each = list(embeddings.values())
-    scores = {"rankme": mean([rankme(z) for z in each])}
-    scores["rankme_share"] = 100 * scores["rankme"] / min(each[0].shape)
-    scores["uniformity"] = mean([uniformity(z) for z in each])
-    scores["std"] = mean([std(z) for z in each])
-    scores["norm"] = mean([z.norm(dim=1).mean().item() for z in each])
-    scores["cosine/same"] = mean([random_cosine(z, z) for z in each])
-    return scores | over_pairs(embeddings, pair_cosines)
+    rank = mean([rankme(z) for z in each])
+    return {"rankme": rank, "rankme_share": 100 * rank / min(each[0].shape),
+            "uniformity": mean([uniformity(z) for z in each]),
+            "std": mean([std(z) for z in each]),
+            "norm": mean([z.norm(dim=1).mean().item() for z in each]),
+            "cosine/same": mean([random_cosine(z, z) for z in each]),
+            **over_pairs(embeddings, pair_cosines)}
 
 
 def diagnose(results, views=2):
@@ -498,8 +485,7 @@ class Answers(NamedTuple):
 
 @dataclass
 class Evaluation:
-    """A model and the rows on which it is evaluated. Embeddings and answers are computed once for
-    all tasks. Raises BadInput for fewer than two rows."""
+    """A model and the rows on which it is evaluated. Embeddings and answers are computed once."""
     model: torch.nn.Module
     tokenizer: Tokenizer
     rows: corpora.EvaluationRows
@@ -588,7 +574,7 @@ class Evaluation:
 
 
 class NotApplicable(BadInput):
-    """The model or the rows do not fit the task."""
+    """A task does not fit the model or the rows."""
 
 
 def task_retrieval(evaluation):
@@ -598,12 +584,8 @@ def task_retrieval(evaluation):
                             "text per row")
     hard = evaluation.encode_ids([text for text, _, _ in evaluation.hard])
     negatives = embed(evaluation.model, hard, evaluation.pool)  # (M, D)
-    scores = retrieval(evaluation.embeddings, evaluation.texts, negatives, evaluation.hard)
-    # An equal text is correct, so few different texts make the task easier.
-    distinct = len(set(next(iter(evaluation.texts.values()))))
-    if distinct < evaluation.count:
-        scores["distinct"] = distinct
-    return {"rows": evaluation.count} | scores
+    return {"rows": evaluation.count} | retrieval(
+        evaluation.embeddings, evaluation.texts, negatives, evaluation.hard)
 
 
 def task_geometry(evaluation):
@@ -658,13 +640,13 @@ def run(evaluation, names=None, tasks=TASKS):
             near = did_you_mean(name, tasks, "; python -m tasks --help lists more")
             raise BadInput(f"there is no task {shown(name)!r} among {', '.join(tasks)}{near}")
     results = {}
-    for name in tasks if names is None else names:
-        if names is None and name in OF_PAIRS and evaluation.views < 2:
+    for name in names or tasks:
+        if not names and name in OF_PAIRS and evaluation.views < 2:
             continue
         try:
             scores = tasks[name](evaluation)
         except NotApplicable:
-            if names is None:
+            if not names:
                 continue
             raise
         results |= {f"{name}/{metric}": value for metric, value in scores.items()}
@@ -700,32 +682,31 @@ def examples(evaluation):
 
 # ---- the table
 
-# The numbers of the table; --json prints all. A percentage begins with %.
+# The table shows these numbers; --json prints all. Explanations of percentages begin with %.
 METRICS = {
     "validation/*": "on held-out rows, without dropout",
-    "retrieval/xsim": "% lower is better: wrong translation retrieved (ratio margin, k = 4)",
-    "retrieval/xsim++": "% lower is better: the same, with hard negatives",
-    "retrieval/distinct": "different texts among the candidates; equal texts count as correct",
-    "geometry/rankme": "higher is better: effective rank",
-    "geometry/rankme_share": "% higher is better: effective rank, as a fraction of the largest",
-    "geometry/uniformity": "lower is better: 0 is one point, -4 the whole sphere",
-    "geometry/std": "higher is better: 0 is one point, 1 is healthy",
+    "retrieval/xsim": "% wrong translation retrieved (ratio margin, k = 4); lower is better",
+    "retrieval/xsim++": "% the same, with hard negatives; lower is better",
+    "geometry/rankme": "effective rank; higher is better",
+    "geometry/rankme_share": "% effective rank, as a fraction of the largest possible",
+    "geometry/uniformity": "0 is one point, -4 the whole sphere; lower is better",
+    "geometry/std": "0 is one point, 1 is healthy",
     "geometry/norm": "mean L2 norm of the embeddings, before normalization",
-    "geometry/cosine/same": "lower is better: unrelated sentences, one language",
-    "geometry/cosine/translations": "higher is better: translations",
-    "geometry/cosine/different": "lower is better: unrelated sentences, two languages",
-    "probe/mean": "% higher is better: accuracy of linear probes (tense, number, ...)",
+    "geometry/cosine/same": "unrelated sentences, one language; lower is better",
+    "geometry/cosine/translations": "translations; higher is better",
+    "geometry/cosine/different": "unrelated sentences, two languages; lower is better",
+    "probe/mean": "% accuracy of linear probes (tense, number, ...); higher is better",
     "probe/majority": "% accuracy of always predicting the most frequent class",
-    "probe/similarity": "higher is better: Spearman x 100 of cosine and graded similarity",
-    "generate/exact": "% higher is better: exact match of the greedy answer",
-    "generate/startswith": "% higher is better: the answer begins with the gold text",
-    "generate/stop": "% of the answers end with the stop token",
+    "probe/similarity": "Spearman x 100 of cosine and graded similarity; higher is better",
+    "generate/exact": "% exact match of the greedy answer; higher is better",
+    "generate/startswith": "% answers that begin with the gold text; higher is better",
+    "generate/stop": "% answers that end with the stop token",
 }
 
 
 def table(results, before=None, about=METRICS, start="untrained"):
-    """Format the results that `about` explains as aligned lines. `before`: those of step 0, in a
-    column with the title `start`."""
+    """Format the results that `about` explains as aligned lines. `before` are the results of step
+    0, and `start` is the title of their column."""
 
     def explanation(name):
         return about.get(name) or about.get(name.partition("/")[0] + "/*", "")
@@ -794,7 +775,7 @@ def read_first(folder):
     first = next(iter(read_log(folder)), {})
     if first.get("format") != FORMAT:
         raise BadInput(f"{folder} is not a run of this edition of nanoJEPA: its log.jsonl does not "
-                       f'begin with "format": {FORMAT}. Train or import it again')
+                       f'have "format": {FORMAT}. Train or import it again')
     return first
 
 
@@ -839,9 +820,9 @@ def lineage(first):
 
 
 def warn_train_test_overlap(first, rows, held_out=False):
-    """Print a warning if a run, or one that it was started from, was trained on some of the
-    EvaluationRows, or if its data has changed. first: the first line of its log. held_out: the run
-    itself left these rows out of its training data."""
+    """Warn if a run (the first line of its log), or one that it was started from, was trained on
+    some EvaluationRows, or if its data has changed. held_out: the run itself held these rows out.
+    """
     texts = list(zip(*rows.texts.values()))
     count = 0
     try:
@@ -850,8 +831,8 @@ def warn_train_test_overlap(first, rows, held_out=False):
             changed = [path for path, old in one.get("data_files", {}).items()
                        if os.path.isfile(path) and file_hash(path) != old]
             for path in changed:
-                warn(f"{shown(path)} has changed since the training, which may have read rows "
-                     "that are test rows now")
+                warn(f"{shown(path)} has changed since training: rows that are test rows now may "
+                     "have been trained on")
             if config.get("data") and (changed or not (held_out and one is first)):
                 count = max(count, corpora.count_trained_on(
                     config["data"], texts, comma_list(config.get("langs", "")),
@@ -883,9 +864,9 @@ def evaluation_of(opened, data=None, langs=(), split=None, limit=None, max_new=N
     rows = corpora.evaluation_rows(spec, langs, split, limit or 0, system)
     held_out = spec == config["data"] and not config.get("eval_data") and split in ("valid", "test")
     warn_train_test_overlap(opened.first, rows, held_out)
-    return Evaluation(opened.model, opened.tokenizer, rows, opened.first.get("affixes"),
+    return Evaluation(opened.model, opened.tokenizer, rows, opened.first["affixes"],
                       config.get("max_length"), answer_limit=None, max_new=max_new,
-                      views=opened.first.get("views", 2), pool=pool)
+                      views=opened.first["views"], pool=pool)
 
 
 def read_results(path):
@@ -967,7 +948,8 @@ def main(argv):
         start = "start" if opened.config.get("init") else "untrained"
         print(table(results, before, start=start))
         if before:
-            print(f"{start}: at step 0, on the validation rows")
+            print(f"{start}: at step 0, on the validation rows; RankMe, xsim and probes change with "
+                  "the number of rows")
         if "geometry/rankme" in results:
             print(diagnose(results, evaluation.views))
     if path:
