@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from common import BadInput, did_you_mean, shown, validate
+from common import BadInput, did_you_mean, file_hash, shown, validate
 from data import MASKS, add_special, apply_bert_masking, concat_ids, fixed_count_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
 from model import Block, ModelConfig, Packed, Regressor, Segment, initialize, sinusoids
@@ -244,6 +244,7 @@ class Objective(nn.Module):
     toy = {}  # settings that differ at size toy
     presets = {}  # {name: (settings on top of `paper`, settings on top of `toy`)}
     eval_overrides = {}  # options that differ for the validation loss
+    file_hash = ""  # of the file that --objective named
 
     @dataclass(frozen=True)
     class Config:
@@ -1057,22 +1058,25 @@ OBJECTIVES = {"mexma": Mexma, "bepa": Bepa, "hybrid": Hybrid, "llm-jepa": LlmJep
 def find_objective(objective):
     """Return an Objective class: one of OBJECTIVES by its name, the class in a file "my_idea.py"
     (or "my_idea.py:MyIdea", if the file has several), or a class itself. Raises BadInput."""
-    if isinstance(objective, type):
-        return objective
-    file = re.fullmatch(r"(.+\.py)(?::(\w+))?", objective)
+    file = isinstance(objective, str) and re.fullmatch(r"(.+\.py)(?::(\w+))?", objective)
     if file:
-        return objective_in_file(Path(file[1]).expanduser(), file[2])
-    if objective not in OBJECTIVES:
-        raise BadInput(f"objective {shown(objective)!r} is unknown: choose one of "
-                       f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
-                       f"{did_you_mean(objective, OBJECTIVES)}")
-    return OBJECTIVES[objective]
+        objective = objective_in_file(Path(file[1]).expanduser(), file[2])
+    elif isinstance(objective, str):
+        if objective not in OBJECTIVES:
+            raise BadInput(f"objective {shown(objective)!r} is unknown: choose one of "
+                           f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
+                           f"{did_you_mean(objective, OBJECTIVES)}")
+        objective = OBJECTIVES[objective]
+    if not objective.name or OBJECTIVES.get(objective.name, objective) is not objective:
+        raise BadInput(f"the class {objective.__name__} needs a name of its own, which is also the "
+                       "folder of its runs: add name = 'my_idea' to it")
+    return objective
 
 
 def objective_in_file(path, class_name):
     """Run a Python file and return the Objective that it defines. Raises BadInput."""
     if not path.is_file():
-        raise BadInput(f"--objective {path}: there is no such file")
+        raise BadInput(f"--objective {path}: this file does not exist")
     # The prefix keeps the module apart from one of ours with the same name.
     spec = importlib.util.spec_from_file_location(f"objective_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
@@ -1081,13 +1085,10 @@ def objective_in_file(path, class_name):
     classes = {name: value for name, value in vars(module).items()
                if isinstance(value, type) and issubclass(value, Objective)
                and value.__module__ == spec.name}  # not those that the file imports
-    if len(classes) == 1:
-        class_name = class_name or next(iter(classes))
+    if len(classes) == 1 and not class_name:
+        class_name = next(iter(classes))
     if class_name not in classes:
         raise BadInput(f"{path} defines the objectives {', '.join(classes) or '(none)'}: choose "
                        f"one, as in {path}:MyIdea")
-    found = classes[class_name]
-    if not found.name or found.name in OBJECTIVES:
-        raise BadInput(f"{path}: {class_name} needs a name of its own, which is also the folder of "
-                       "its runs: add name = 'my_idea'")
-    return found
+    classes[class_name].file_hash = file_hash(path)
+    return classes[class_name]
