@@ -348,11 +348,11 @@ class TextFiles:
             raise at_line(self.paths[0], 1, f"no known columns among {listed(self.known)}: rename "
                           "two of them src and tgt, or choose with --langs")
         self.num_text_columns = len(columns)
-        # Rows are held out by these columns, whichever of them --langs chooses.
-        self.compared = tuple(dict.fromkeys((*default, *columns)))
         if {"user", "assistant"} <= set(columns) and (not langs or "system" in langs):
             columns.append("system")
         self.columns = tuple(columns)
+        # All of these are read, so that the same rows are held out whatever --langs chooses.
+        self.names = tuple(dict.fromkeys((*columns, *default)))
         self.kinds = None  # what each row is for, once somebody asks
         self.counts = Counter()  # what the last reading left out
 
@@ -373,7 +373,7 @@ class TextFiles:
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):
-        """Yield the texts of every row in self.columns and in self.compared, "" for none."""
+        """Yield the texts of every row, "" for none: a list in the order of self.names."""
         self.counts.clear()
         for path, read in zip(self.paths, self.readers):
             for number, row in read():
@@ -382,37 +382,37 @@ class TextFiles:
                     continue
                 if not row.keys() <= self.known.keys():
                     self.known |= dict.fromkeys(row)
-                texts = {name: self._text(row.get(name), path, number, name)
-                         for name in {*self.columns, *self.compared}}
-                # The paragraphs of a document are rows of their own.
-                parts = [texts] if self.columns != ("text",) else [
-                    {"text": part} for part in re.split(r"\r?\n", texts["text"])]
-                for texts in parts:
-                    yield (tuple(map(texts.get, self.columns)),
-                           tuple(map(texts.get, self.compared)))
+                texts = [row.get(name) for name in self.names]
+                for index, text in enumerate(texts):
+                    is_plain = isinstance(text, str) and 3 < len(text) < 10_000
+                    if not (is_plain and text[0].isalnum()):
+                        texts[index] = self._clean(text, path, number, self.names[index])
+                if self.columns == ("text",):  # the paragraphs of a document are rows
+                    yield from ([part] for part in re.split(r"\r?\n", texts[0]))
+                else:
+                    yield texts
 
-    def _text(self, text, path, number, name):
-        """Return the text of a cell, "" if nothing in it is visible."""
+    def _clean(self, text, path, number, name):
+        """Return the text of a cell, "" if nothing in it is visible. Raises BadInput."""
         if text is None or text != text:  # JSON's null and NaN
             return ""
         if not isinstance(text, str):
             raise at_line(path, number, f"{shown(name)!r} is of type {type(text).__name__}, not a "
                           "text: choose other columns with --langs")
-        if not text[:1].isalnum() or text[:3].lower() == "nan":
-            visible = "".join(filter(str.isprintable, text)).strip(" \u2800\u3164\ufe0f")
-            if not visible or visible.lower() in (r"\n", "nan"):
-                if text.strip():
-                    self.counts["cells have only invisible characters, \\N or nan, and count as "
-                                "empty"] += 1
-                return ""
-        if len(text) >= 10_000 and TOO_LONG.search(text):
+        if TOO_LONG.search(text):
             raise at_line(path, number, "a text of 1,000,000 characters or a word of 10,000: break "
                           "it into rows, or the tokenizer would take hours")
-        return text
+        visible = "".join(filter(str.isprintable, text)).strip(" \u2800\u3164\ufe0f").lower()
+        if visible and visible not in ("\\n", "nan"):
+            return text
+        if text.strip():
+            self.counts[r"cells have only invisible characters, \N or nan, and count as empty"] += 1
+        return ""
 
     def _has_enough(self, texts):
         """Return whether a row has two texts, or one if there is a single column."""
-        if sum(map(bool, texts[:self.num_text_columns])) >= min(2, self.num_text_columns):
+        filled = sum(map(bool, texts[:self.num_text_columns]))
+        if filled >= min(2, self.num_text_columns):
             return True
         self.counts["rows with too little text are skipped"] += 1
         return False
@@ -423,19 +423,20 @@ class TextFiles:
             self.kinds = load_kinds(self)
         if self.kinds is None:
             hashes, enough = bytearray(), bytearray()
-            for texts, compared in tqdm(self._read(), f"read {self.name}", unit=" rows",
-                                        disable=None):
+            compared = [name != "system" for name in self.names]
+            for texts in tqdm(self._read(), f"read {self.name}", unit=" rows", disable=None):
                 enough.append(self._has_enough(texts))
-                for text in compared:
+                for text in itertools.compress(texts, compared):
                     hashes += text_hash(text)
-            hashes = np.frombuffer(hashes, np.uint64).reshape(-1, len(self.compared))
+            hashes = np.frombuffer(hashes, np.uint64).reshape(-1, sum(compared))
             self.kinds = hold_out(hashes)[np.frombuffer(enough, bool)]
         return self.kinds
 
     def rows(self, split):
         """Yield tuples of texts: of "all" rows, of those to "train" on, or of those held out, for
         which "valid" and "test" are two names."""
-        rows = (texts for texts, _ in self._read() if self._has_enough(texts))
+        size = len(self.columns)
+        rows = (tuple(texts[:size]) for texts in self._read() if self._has_enough(texts))
         if split == "all":
             first = next(rows, None)
             if first is None:
@@ -482,9 +483,9 @@ def hold_out(texts):
     would be held out or excluded, fewer rows are held out. Below 20 rows, none is."""
     rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     _, first, copies = np.unique(rows, return_index=True, return_counts=True)
-    many = max(len(rows) // 500, min(20, len(rows) // 20), 2)
     found, counts = np.unique(texts, return_counts=True)
-    rare = found[(counts <= many) & (found != 0)]
+    many = max(len(rows) // 500, min(20, len(rows) // 20), 2)
+    common = found[(counts > many) | (found == 0)]
     held = first[np.argsort(copies > many, kind="stable")]  # rows with many copies come last
     size = min(1000, max(len(first) // 100, min(200, len(first) // 10)))
     while True:
@@ -492,8 +493,7 @@ def hold_out(texts):
         kinds = np.full(len(rows), TRAIN, np.uint8)
         if len(first) >= 20:
             kinds[np.isin(rows, rows[held])] = EXCLUDED
-            for column in texts.T:
-                kinds[np.isin(column, np.intersect1d(texts[held], rare))] = EXCLUDED
+            kinds[np.isin(texts, np.setdiff1d(texts[held], common)).any(1)] = EXCLUDED
             kinds[held] = EVAL
         if size <= 2 or np.count_nonzero(kinds) <= len(rows) // 5:
             return kinds

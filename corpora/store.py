@@ -32,7 +32,7 @@ def cache_folder(source):
     for path in source.paths:
         found = os.stat(path)
         files.append([os.path.realpath(path), found.st_size, found.st_mtime_ns])
-    key = digest([LAYOUT, files, source.columns, source.compared])[:10]
+    key = digest([LAYOUT, files, source.columns, source.names])[:10]
     name = re.sub(r"[^\w.+-]", "_", source.name)[:40]
     return Path("cache", f"{name}-{key}")
 
