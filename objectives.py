@@ -446,8 +446,8 @@ class Ntp(Objective):
     @staticmethod
     def affixes(config, special):
         chat = special.chat
-        return ((special.before + chat.user, (special.sep,)),
-                (special.before + chat.assistant, (special.sep,)))
+        return ((chat.start + chat.user, (special.sep,)),
+                (chat.start + chat.assistant, (special.sep,)))
 
     # packed: one row per example, of two segments: Text, answer
     # target_positions (N,), targets (N,): tokens that predict, and the next tokens
@@ -466,7 +466,7 @@ class Ntp(Objective):
 def row_start(example, special):
     """Return the start of a row: [CLS], and the system turn if the example has one."""
     system = [concat_ids(special.chat.system, text, special.chat.end) for text in example[2:]]
-    return concat_ids(special.before, *system)
+    return concat_ids(special.chat.start, *system)
 
 
 def prompt_and_answer(example, special):
@@ -802,7 +802,8 @@ class LlmJepa(Ntp):
     def affixes(config, special):
         end = (special.sep,) if config.view_end else ()
         preds = special.preds[:config.predictors]
-        before = [special.before + special.chat.user, special.before + special.chat.assistant]
+        chat = special.chat
+        before = [chat.start + chat.user, chat.start + chat.assistant]
         after = [end, end]
         predicting = int(config.reverse)  # the view that predicts the other
         if config.pred_position == "prepend":
@@ -817,14 +818,14 @@ class LlmJepa(Ntp):
         if rng.random() < config.jepa_dropout:
             return Ntp.collate(examples, rng, config, special)
         (text_before, text_after), (code_before, code_after) = LlmJepa.affixes(config, special)
-        skip = len(special.before)  # `start` has these ids
+        skip = len(special.chat.start)  # `start` has these ids
         rows = []
         for example in examples:
             start = row_start(example, special)
             text, answer = prompt_and_answer(example, special)
             code = concat_ids(code_before[skip:], example[1], code_after)
             row = [Segment(concat_ids(text.tokens, text_after), True), answer]
-            if text_before != special.before + special.chat.user:
+            if config.pred_position == "prepend" and not config.reverse:
                 # With [PRED]s before it, the Text needs a segment of its own.
                 view = concat_ids(text_before[skip:], example[0], text_after)
                 row = [text, answer, Segment(view, True, prefix=(0, len(start)))]
