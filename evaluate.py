@@ -948,8 +948,8 @@ def main(argv):
         start = "start" if opened.config.get("init") else "untrained"
         print(table(results, before, start=start))
         if before:
-            print(f"{start}: at step 0, on the validation rows; RankMe, xsim and probes change with "
-                  "the number of rows")
+            print(f"{start}: at step 0, on the validation rows; with a different number of rows "
+                  "RankMe, xsim and probes are not comparable")
         if "geometry/rankme" in results:
             print(diagnose(results, evaluation.views))
     if path:

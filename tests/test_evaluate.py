@@ -1,20 +1,15 @@
-"""Embedding, evaluations, the table, the folder of a run and the command line."""
+"""Embeddings, tasks, the table, a run's folder, rows that were trained on, and the command."""
 
-import hashlib
 import json
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import corpora
 import evaluate
-import train
-from corpora.folder import write_results
-from corpora.program import BadInput
-from data import Tokenizer, rows_of
+from common import BadInput, file_hash
+from data import Tokenizer, tokenize_rows
 from model import Model, ModelConfig, save
 
 TEXTS = ["the cat", "", "seven dogs see the cat and the cat sees seven dogs", "dogs", "the cat",
@@ -30,12 +25,15 @@ def tiny(pool="cls", causal=False, **changes):
 
 
 def write_run(folder, model, tokenizer, data="toy", records=(), **config):
-    """A run's folder, as train.py leaves it."""
+    """Write the folder of a run, as train.py does."""
     folder.mkdir(exist_ok=True)
     save(model, folder / "model.pt")
     tokenizer.save(folder / "tokenizer.json")
-    first = {"config": {"data": str(data), "langs": "", **config}, "views": 2,
-             "tokenizer_hash": tokenizer.hash, "affixes": [[[], [3]], [[], [3]]]}
+    around = [[tokenizer.special.cls], [tokenizer.special.sep]]
+    files = {str(data): file_hash(data)} if data and str(data) not in corpora.EMBEDDED else {}
+    first = {"format": 5, "config": {"data": str(data), "langs": "", **config}, "views": 2,
+             "tokenizer_hash": tokenizer.hash, "around": around, "affixes": [around, around],
+             "data_files": files}
     lines = [json.dumps(record) + "\n" for record in (first, *records)]
     (folder / "log.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
@@ -49,203 +47,158 @@ def evaluation(tokenizer, model=None, texts=None, **more):
     return evaluate.Evaluation(model or tiny(), tokenizer, texts or rows(), **more)
 
 
-# ---- embed
+def table_file(path, lines, header="en\tde"):
+    path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+PAIRS = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde" for row in range(300)]
+
+# ---- embeddings
 
 
 @pytest.mark.parametrize("pool, causal", [("cls", False), ("mean", False), ("last", True)])
-def test_a_text_has_one_vector_whatever_it_is_embedded_with(tokenizer, pool, causal):
+def test_a_text_has_one_embedding_whatever_the_batch(tokenizer, pool, causal):
     model = tiny(pool, causal)
     together = evaluate.encode(model, tokenizer, TEXTS)
-    alone = torch.cat([evaluate.encode(model, tokenizer, [text]) for text in TEXTS])
     assert together.shape == (6, 32) and together.dtype == torch.float32
-    assert torch.allclose(together, alone, atol=1e-5)
+    alone = torch.cat([evaluate.encode(model, tokenizer, [text]) for text in TEXTS])
+    small = evaluate.map_batches(model, tokenize_rows(tokenizer, TEXTS),
+                                 lambda packed: model.pool(model(packed), packed), 20)
+    for other in (alone, torch.stack(small)):
+        assert torch.allclose(together, other, rtol=0, atol=2e-6)
     assert not torch.allclose(together[0], together[3], atol=1e-3)
-    few = evaluate.read_rows(model, rows_of(tokenizer, TEXTS),
-                             lambda packed: model.pool(model(packed), packed), 20)
-    assert torch.allclose(together, torch.stack(few), atol=1e-5)
     assert evaluate.encode(model, tokenizer, []).shape == (0, 32)
 
 
-def test_an_equal_text_has_an_equal_vector_in_whatever_batch(tokenizer):
-    """Alone the copies would be in batches of other shapes, which round otherwise."""
+def test_equal_texts_have_equal_embeddings(tokenizer):
+    """Separately, the copies would be in batches of different shapes, which round differently."""
     texts = [f"the cat {'sees dogs ' * (row % 7)}{row}" for row in range(80)]
-    rows = corpora.EvaluationRows("x", {"en": texts * 2, "de": [*texts, LONG * 2, *texts[1:]]})
-    one = evaluation(tokenizer, texts=rows)
-    z = one.vectors["en"]
-    assert torch.equal(z[:80], z[80:]) and torch.equal(z[:80], one.vectors["de"][:80])
-    assert evaluate.search(one.vectors["de"][:80], z, 2).cosines.eq(1).all()
+    copies = {"en": texts * 2, "de": [*texts, LONG[:90], *texts[1:]]}
+    z = evaluation(tokenizer, texts=corpora.EvaluationRows("x", copies)).embeddings
+    assert torch.equal(z["en"][:80], z["en"][80:]) and torch.equal(z["en"][:80], z["de"][:80])
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_embedding_leaves_no_trace(tokenizer, training):
+def test_embedding_changes_nothing(tokenizer, training):
     model = tiny().train(training)
     state = torch.get_rng_state()
-    first = evaluate.encode(model, tokenizer, TEXTS)
-    assert torch.equal(first, evaluate.encode(model, tokenizer, TEXTS))  # no dropout
+    z = evaluate.encode(model, tokenizer, TEXTS)
+    assert torch.equal(z, evaluate.encode(model, tokenizer, TEXTS))  # no dropout
     assert {module.training for module in model.modules()} == {training}
-    assert torch.equal(state, torch.get_rng_state()) and not first.requires_grad
+    assert torch.equal(state, torch.get_rng_state()) and not z.requires_grad
 
 
-# ---- an evaluation
+@pytest.mark.parametrize("texts, message", [
+    ("the cat", "is one string"), (["a", None], r"texts\[1\] is None"), ([math.nan], r"is nan"),
+    (["a", "b", 7], r"texts\[2\] is 7"), (["\ud800"], r"texts\[0\] is '\\ud800'"),
+    ([b"a"], r"texts\[0\] is b'a'")])
+def test_encode_refuses_what_is_no_text(tokenizer, texts, message):
+    with pytest.raises(BadInput, match=message):
+        evaluate.encode(tiny(), tokenizer, texts)
+
+
+def test_a_diverged_model_is_refused(tokenizer):
+    model = tiny()
+    model.embed.weight.data.fill_(math.nan)
+    with pytest.raises(BadInput, match="NaN or infinity for 2 of 2 texts"):
+        evaluate.encode(model, tokenizer, ["dogs", "the cat"])
 
 
 @pytest.mark.parametrize("longest", [None, 2, 9])
-def test_rows_have_the_affixes_of_their_column_and_their_chats_system_text(tokenizer, longest):
-    texts = {"a": ["the cat", LONG[:60]], "b": ["die Katze", "Hunde"]}
-    texts = corpora.EvaluationRows("x", texts, system=["seven", "the cat sees"])
-    one = evaluation(tokenizer, texts=texts, affixes=[[[20], [3]], [[21, 22], [3]]],
-                     max_length=longest)
-    special = tokenizer.special
+def test_rows_have_affixes_and_system_texts_and_are_truncated_as_in_training(
+        tokenizer, longest, capsys):
+    texts = corpora.EvaluationRows("x", {"a": ["the cat", LONG[:24]], "b": ["die Katze", "Hunde"]},
+                                   system=["seven", "the cat sees"])
+    cls, sep = tokenizer.special.cls, tokenizer.special.sep
+    affixes = {"a": ([cls, 20], [3]), "b": ([cls, 21, 22], [3])}
+    one = evaluation(tokenizer, texts=texts, affixes=list(affixes.values()), max_length=longest)
 
     def ids(text):
         return tokenizer.encode([text])[0].tolist()[:longest]
 
-    for column, prefix in (("a", [20]), ("b", [21, 22])):
+    for column, (before, after) in affixes.items():
         for row, text in enumerate(texts.texts[column]):
-            system = ids(texts.system[row])
-            wanted = [special.cls, *system, special.sep, *prefix, *ids(text), 3]
-            assert one.ids[column][row] == wanted
-    rows = one.ids_of(["the cat", LONG])
-    plain = evaluate.encode(one.model, tokenizer, ["the cat", LONG], ([20], [3]), longest)
-    assert torch.equal(evaluate.embed(one.model, rows), plain)
+            assert one.ids[column][row] == [cls, *ids(texts.system[row]), sep, *before[1:],
+                                            *ids(text), *after]
+    plain = evaluate.encode(one.model, tokenizer, ["the cat", LONG], affixes["a"], longest)
+    assert torch.equal(evaluate.embed(one.model, one.encode_ids(["the cat", LONG])), plain)
+    assert f"of 2 texts are longer than {longest or 48} tokens" in capsys.readouterr().err
 
 
-def test_a_text_is_read_no_further_than_in_training(tokenizer, tmp_path, capsys):
-    lines = [f"{row} cats {LONG}\t{row} Katzen {LONG}\n" for row in range(300)]
-    (tmp_path / "pairs.tsv").write_text("en\tde\n" + "".join(lines), encoding="utf-8")
-    run = train.start("contrastive", out=None, data=str(tmp_path / "pairs.tsv"), vocab=300, batch=4,
-                      cache=str(tmp_path), width=32, layers=1, heads=2, ffn_dim=32, max_length=6,
-                      max_positions=64, eval_limit=4)
-    trained = run.make_batch(0)[0]["packed"].cu_seqlens.diff().max()
-    asked = run.evaluation()
-    assert trained == 8 == max(map(len, asked.ids["en"] + asked.ids["de"]))  # [CLS] text [SEP]
-    same = run.encode(["dogs " + LONG, "dogs " + LONG + "and more"])
-    assert torch.equal(same[0], same[1])
-    opened = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, max_length=6))
-    assert evaluate.evaluation_of(opened, limit=5).max_length == 6
-    one = evaluation(tokenizer)  # an imported model has no such length
-    assert list(map(len, one.ids_of([LONG, "dogs"]))) == [48, 6]
-    assert "1 of 2 texts are longer than 48 tokens" in capsys.readouterr().err
-    evaluate.encode(one.model, tokenizer, [LONG, "dogs", LONG], max_length=9)
-    assert "2 of 3 texts are longer than 9 tokens" in capsys.readouterr().err
-    with pytest.raises(BadInput, match="'the cat' is one text"):
-        run.encode("the cat")
-    run.model.embed.weight.data.fill_(math.nan)
-    with pytest.raises(BadInput, match="NaN or infinity for 2 of 2 texts"):
-        run.encode(["dogs", "the cat"])
+# ---- tasks
 
 
-def test_the_probe_is_of_labels_and_of_graded_similarity(tokenizer):
+def test_by_default_the_tasks_that_apply_run(tokenizer):
+    def tasks(**more):
+        return sorted({name.split("/")[0] for name in evaluate.run(evaluation(tokenizer, **more))})
+
+    text = corpora.EvaluationRows("plain", {"text": [f"{row} dogs" for row in range(9)]})
+    regex = rows("regex", ("english", "regex"), 8)
+    causal = {"model": tiny("last", True), "max_new": 2}
+    assert tasks() == tasks(**causal) == ["geometry", "probe", "retrieval"]
+    assert tasks(views=1) == ["geometry", "probe"]  # trained without translations
+    assert tasks(texts=text) == ["geometry"]
+    assert tasks(texts=regex) == ["geometry", "retrieval"]
+    assert tasks(texts=regex, **causal) == ["generate", "geometry", "retrieval"]
+    few = evaluation(tokenizer, texts=regex, answer_limit=7, **causal)
+    assert evaluate.run(few, ["generate"])["generate/rows"] == 7
+    assert "retrieval/xsim" in evaluate.run(evaluation(tokenizer, views=1), ["retrieval"])
+    for task, message in (("retrieval", "one text per row"), ("probe", "plain has none"),
+                          ("generate", "needs a causal model")):
+        with pytest.raises(evaluate.NotApplicable, match=message):
+            evaluate.run(evaluation(tokenizer, texts=text), [task])
+
+
+def test_the_probe_task(tokenizer):
     one = evaluation(tokenizer, texts=rows(limit=60))
-    found = evaluate.run(one, ["probe"])
     texts, properties = one.rows.labelled
-    assert {"tense", "number", "negation", "verb"} <= set(properties)
-    z = evaluate.embed(one.model, one.ids_of(texts))
-    wanted = {}
-    most = []
+    z = evaluate.embed(one.model, one.encode_ids(texts))
+    wanted, most = {}, []
     for name, labels in properties.items():
         wanted[f"probe/{name}"] = evaluate.linear_probe(z[::2], labels[::2], z[1::2], labels[1::2])
         most.append(max(labels[1::2].count(label) for label in labels) / .3)
     mean = sum(wanted.values()) / len(wanted)
     first, second, similarity = zip(*one.rows.graded)
     x, y = (evaluate.encode(one.model, tokenizer, side).double() for side in (first, second))
-    cosines = torch.cosine_similarity(x, y)
+    correlation = evaluate.rank_correlation(torch.cosine_similarity(x, y), similarity)
     wanted |= {"probe/rows": 60, "probe/mean": mean, "probe/majority": sum(most) / len(most),
-               "probe/similarity": 100 * evaluate.rank_correlation(cosines, similarity)}
-    assert found == pytest.approx(wanted)
+               "probe/similarity": 100 * correlation}
+    assert evaluate.run(one, ["probe"]) == pytest.approx(wanted)
 
 
-@pytest.fixture()
-def plain(tmp_path):
-    path = tmp_path / "plain.txt"
-    path.write_text("".join(f"the cat sees {i} dogs\n" for i in range(30)), encoding="utf-8")
-    return rows(path, (), split="all")
-
-
-@pytest.fixture()
-def cats(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    lines = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde\n" for row in range(300)]
-    path.write_text("en\tde\n" + "".join(lines), encoding="utf-8")
-    return path
-
-
-def test_what_applies_is_done_and_nothing_else(tokenizer, plain):
-    def done(**more):
-        return sorted({name.split("/")[0] for name in evaluate.run(evaluation(tokenizer, **more))})
-
-    assert done() == ["geometry", "probe", "retrieval"]
-    assert done(views=1) == ["geometry", "probe"]  # nobody taught it translations
-    assert done(texts=plain) == ["geometry"]
-    regex = rows("regex", ("english", "regex"), 8)
-    causal = {"model": tiny("last", True), "max_new": 2}
-    assert done(texts=regex) == ["geometry", "retrieval"]
-    assert done(texts=regex, **causal) == ["generate", "geometry", "retrieval"]
-    few = evaluation(tokenizer, texts=regex, answer_limit=7, **causal)
-    assert evaluate.run(few, ["generate"])["generate/rows"] == 7
-    assert done(**causal) == ["geometry", "probe", "retrieval"]
-    with pytest.raises(BadInput, match="toy has 3: choose two with --langs"):
-        evaluate.run(evaluation(tokenizer, **causal), ["generate"])
-    one = evaluation(tokenizer, views=1)
-    assert set(evaluate.run(one, ["retrieval"])) > {"retrieval/xsim"}  # but it can be asked for
-    for task, message in (("retrieval", "one text a row"), ("probe", "plain has none"),
-                          ("generate", "needs a causal model")):
-        with pytest.raises(BadInput, match=message):
-            evaluate.run(evaluation(tokenizer, texts=plain), [task])
-
-
-def test_few_different_targets_are_counted(tokenizer):
-    texts = {"en": ["Yes."] * 9 + ["No."], "de": [f"die Katze {row}" for row in range(10)]}
-    found = evaluate.run(evaluation(tokenizer, texts=corpora.EvaluationRows("x", texts)))
-    assert found["retrieval/distinct"] == 2 and found["retrieval/rows"] == 10
-
-
-def test_translations_show_what_was_found(tokenizer):
+def test_examples_are_retrieved_translations(tokenizer):
     one = evaluation(tokenizer)
-    shown = evaluate.examples(one)
-    for number, example in enumerate(shown):
+    examples = evaluate.examples(one)
+    for number, example in enumerate(examples):
         name = ("de", "ru")[number % 2]  # the languages in turn
-        found = evaluate.mine(one.vectors[name], one.vectors["en"])[6 * number]
-        texts = one.texts[name][6 * number], one.texts["en"][found], one.texts["en"][6 * number]
+        best = evaluate.margin_search(one.embeddings[name], one.embeddings["en"])[6 * number]
+        texts = one.texts[name][6 * number], one.texts["en"][best], one.texts["en"][6 * number]
         assert example == (*texts, texts[1] == texts[2])
-    assert len(shown) == 5 and evaluate.examples(evaluation(tokenizer, views=1)) == []
+    assert len(examples) == 5 and evaluate.examples(evaluation(tokenizer, views=1)) == []
 
 
-# ---- all metrics, and their table
-
-
-@pytest.fixture(scope="module")
-def results(tokenizer):
-    found = evaluate.run(evaluation(tokenizer))
-    regex = rows("regex", ("english", "regex"), 6)
-    causal = evaluation(tokenizer, tiny("last", True), regex, max_new=2)
-    validation = {"validation/loss": 2.5, "validation/mlm": 2.25}
-    return validation | found | evaluate.run(causal, ["generate"])
-
-
-def test_run_names_every_metric_and_averages_over_the_languages(results):
-    assert {results[f"{task}/rows"] for task in ("retrieval", "geometry", "probe")} == {30}
+def test_the_table_explains_its_numbers(tokenizer):
+    results = {"validation/loss": 2.5, **evaluate.run(evaluation(tokenizer))}
+    assert all(math.isfinite(value) for value in results.values())
     for metric in ("retrieval/xsim", "retrieval/xsim++", "geometry/cosine/translations"):
         pairs = (results[f"{metric}/de-en"] + results[f"{metric}/ru-en"]) / 2
         assert results[metric] == pytest.approx(pairs)
-    types = [name for name in results if name.startswith("retrieval/xsim++/") and "-" not in name]
-    assert {"retrieval/xsim++/negation", "retrieval/xsim++/misaligned"} <= set(types)
-    assert sum(results[name] for name in types) == pytest.approx(results["retrieval/xsim++"])
-    assert all(math.isfinite(value) for value in results.values())
+    *lines, last = evaluate.table(results).splitlines()
+    assert len(lines) < 20 and all(len(line.split()) > 3 for line in lines)
+    assert last == f"and {len(results) - len(lines)} more numbers: --json"
+    after = {"retrieval/xsim": 12.25, "geometry/std": .5}
+    lines = evaluate.table(after, {"retrieval/xsim": 99.5}, start="start").splitlines()
+    assert [line.split()[:4] for line in lines] == [
+        ["start", "trained"], ["retrieval/xsim", "99.50", "12.25", "%"],
+        ["geometry/std", "-", "0.5000", "0"]]
+    for step, end in ((0, "-> start"), (9, "COLLAPSING")):
+        scores = evaluate.geometry({"x": torch.ones(9, 4)}) | {"retrieval/xsim": 12.25}
+        line = evaluate.headline(scores, step, start="start")
+        assert line.startswith("retrieval/xsim 12.2 %  health: ") and line.endswith(end)
 
 
-def test_a_table_has_twenty_rows_at_most_and_the_untrained_column(results):
-    lines = evaluate.table(results).splitlines()
-    assert len(lines) == 21 and lines[-1] == f"and {len(results) - 20} more numbers: --json"
-    before = {"retrieval/xsim": 99.5, "retrieval/rows": 7}
-    after = {"retrieval/rows": 30, "retrieval/xsim": 12.25, "geometry/std": .5}
-    shown = evaluate.table(after, before)
-    assert [line.split()[:4] for line in shown.splitlines()] == [
-        ["untrained", "trained"], ["retrieval/rows", "7", "30", "rows"],
-        ["retrieval/xsim", "99.50", "12.25", "%"], ["geometry/std", "-", "0.5000", "higher"]]
-
-
-# ---- the folder of a run, and the command
+# ---- the command and its files
 
 
 RECORDS = [{"step": 0, "eval": {"retrieval/xsim": 99.0, "geometry/std": .25}},
@@ -253,152 +206,163 @@ RECORDS = [{"step": 0, "eval": {"retrieval/xsim": 99.0, "geometry/std": .25}},
 
 
 @pytest.fixture()
-def folder(tokenizer, tmp_path, cats):
-    """A run that trained on all but 30 rows of a table."""
-    made = write_run(tmp_path / "run", tiny(), tokenizer, cats, langs="en,de", records=RECORDS)
-    with open(made / "log.jsonl", "a", encoding="utf-8") as log:
+def folder(tokenizer, tmp_path):
+    """A run that was trained on a file of pairs, of which it held some rows out."""
+    pairs = table_file(tmp_path / "pairs.tsv", PAIRS)
+    run = write_run(tmp_path / "run", tiny(), tokenizer, pairs, langs="en,de", records=RECORDS)
+    with open(run / "log.jsonl", "a", encoding="utf-8") as log:
         log.write('{"step": 2, "lo')  # a kill
-    return made
+    return run
 
 
-def command(capsys, *words):
-    """-> (status, stdout, stderr)"""
-    status = evaluate.exit_status(evaluate.main, [str(word) for word in words])
-    return (status, *capsys.readouterr())
+@pytest.fixture()
+def command(capsys):
+    """Run the command: (stdout, stderr)."""
+    def output(*words):
+        capsys.readouterr()
+        evaluate.main([*map(str, words), "--device", "cpu"])
+        return capsys.readouterr()
+    return output
 
 
 def numbers_in(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_the_command_prints_a_table_and_adds_to_the_file_of_the_same_rows_and_model(
-        folder, capsys, tokenizer):
-    trained = evaluation(tokenizer)
+def test_eval_json_has_the_numbers_of_one_model_and_the_same_rows(folder, command):
     path = folder / "eval.json"
-    model = hashlib.sha256((folder / "model.pt").read_bytes()).hexdigest()[:8]
-    # As train.py leaves it, of the rows for validation.
-    write_results(folder, "eval.json", {"retrieval/xsim": 51.0}, trained.label)
-    write_results(folder, "eval.json", {"probe/mean": 40.0}, trained.label)
-    assert numbers_in(path) == {"model": model, "rows": trained.label, "retrieval/xsim": 51.0,
-                                "probe/mean": 40.0}
-    assert trained.label.startswith("30 rows of toy (en, de, ru), ")
-    status, shown, said = command(capsys, folder, "--tasks", "geometry", "--device", "cpu")
-    lines = shown.splitlines()
-    assert status == 0 and len(lines) <= 24 and lines[-1].startswith("health: ")
-    assert lines[0].split() == ["untrained", "trained"] and "at step 0" in lines[-2]
-    assert "0.2500" in shown and "lower" in shown
-    assert f"held the numbers of {trained.label}, of model {model}: replaced" in said
-    written = numbers_in(path)
-    assert written["geometry/rows"] == 30
-    assert {name.split("/")[0] for name in written} == {"model", "rows", "geometry"}
-    # A model in place of this one, perhaps with an older date: nothing of the old one stays.
+    model = file_hash(folder / "model.pt")
+    evaluate.write_results(path, {"retrieval/xsim": 51.0}, "rows for validation", model)
+    output = command(folder, "--tasks", "geometry")
+    lines = output.out.splitlines()
+    assert lines[1].split() == ["untrained", "trained"] and "at step 0" in lines[-2]
+    assert lines[-1].startswith("health: ") and "0.2500" in output.out
+    assert "rows of pairs (en, de), " in numbers_in(path)["rows"] and "replaced" not in output.err
+    command(folder, "--tasks", "retrieval")  # adds its numbers
+    numbers = numbers_in(path)
+    assert {name.split("/")[0] for name in numbers} == {"model", "rows", "geometry", "retrieval"}
+    assert numbers["model"] == model[:8] and "retrieval/xsim" in numbers
     save(tiny("mean"), folder / "model.pt")
-    os.utime(folder / "model.pt", (1, 1))
-    write_results(folder, "eval.json", {"probe/mean": 42.0}, written["rows"])
-    assert f"of model {model}: replaced" in capsys.readouterr().err
-    found = numbers_in(path)
-    assert found.pop("model") != model
-    assert found == {"rows": written["rows"], "probe/mean": 42.0}
+    command(folder, "--tasks", "geometry")
+    assert numbers_in(path)["model"] != model[:8] and "retrieval/xsim" not in numbers_in(path)
 
 
-def test_what_is_asked_otherwise_is_printed_or_goes_to_a_file_that_is_named(
-        folder, plain, tmp_path, capsys):
-    words = [folder, "--tasks", "geometry", "--json"]
-    other = ["--data", tmp_path / "plain.txt", "--langs", "text"]
-    for more in (other, ["--limit", 9], ["--pool", "mean"], ["--langs", "de,en"]):
-        status, shown, _ = command(capsys, *words, *more)
-        assert status == 0 and "geometry/rankme" in json.loads(shown)
-        assert not [*folder.glob("eval*")]
-    assert "untrained" not in command(capsys, *words[:3], "--limit", 9)[1]
-    out = tmp_path / "numbers.json"
-    for task in ("geometry", "retrieval"):  # the second is added
-        assert command(capsys, folder, "--limit", 9, "--tasks", task, "--out", out)[0] == 0
-        assert f"{task}/rows" in numbers_in(out) and "geometry/rows" in numbers_in(out)
-    before = (folder / "model.pt").read_bytes()
-    for other in (folder / "model.pt", tmp_path, tmp_path / "nowhere" / "x.json"):
-        status, shown, said = command(capsys, *words, "--out", other)
-        assert status == 2 and shown == "" and said.startswith(f"error: --out {other}: name a new")
-    assert (folder / "model.pt").read_bytes() == before
+def test_a_model_that_is_replaced_during_an_evaluation_keeps_its_hash(
+        folder, command, monkeypatch, refused):
+    loaded = file_hash(folder / "model.pt")
+    run, load = evaluate.run, evaluate.load
+
+    def replace_model(function, *arguments):
+        result = function(*arguments)
+        save(tiny("mean"), folder / "model.pt")
+        return result
+
+    monkeypatch.setattr(evaluate, "run", lambda *arguments: replace_model(run, *arguments))
+    command(folder, "--tasks", "geometry")
+    assert numbers_in(folder / "eval.json")["model"] == loaded[:8] != file_hash(
+        folder / "model.pt")[:8]
+    save(tiny("max"), folder / "model.pt")
+    monkeypatch.setattr(evaluate, "load", lambda *arguments: replace_model(load, *arguments))
+    assert "was replaced while" in refused(evaluate.main, [folder])
 
 
-def test_evaluations_at_the_same_time_lose_no_number(folder):
-    def write(number):
-        write_results(folder, "eval.json", {f"x/{number}": number}, "same")
+@pytest.mark.parametrize("flags", ["--data TMP/plain.txt --langs text", "--limit 9", "--pool mean",
+                                   "--langs de,en", "--split valid"])
+def test_numbers_of_other_rows_go_only_to_a_file_that_is_named(folder, tmp_path, command, flags):
+    (tmp_path / "plain.txt").write_text("".join(f"{row} dogs\n" for row in range(30)))
+    words = [folder, "--tasks", "geometry", *flags.replace("TMP", str(tmp_path)).split()]
+    assert "geometry/rankme" in json.loads(command(*words, "--json").out)
+    assert not [*folder.glob("eval*")]
+    out = tmp_path / "new" / "numbers.json"
+    for _ in range(2):
+        assert "replaced" not in command(*words, "--out", out).err
+    assert "geometry/rows" in numbers_in(out)
+    assert "will be replaced" in command(*words, "--limit", 5, "--out", out).err
 
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(80)))
-    assert len(numbers_in(folder / "eval.json")) == 82
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+# ---- rows that were trained on
 
 
-def test_rows_that_were_trained_on_are_counted(tokenizer, tmp_path, capsys):
-    """A copy under another name, in another order, with other columns; the training file itself."""
-    lines = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde\n" for row in range(60)]
-
-    def table(name, lines, header="en\tde\n"):
-        (tmp_path / name).write_text(header + "".join(lines), encoding="utf-8")
-        return tmp_path / name
-
-    data = table("data.tsv", lines)
-    swapped = ["\t".join(line.strip().split("\t")[::-1]) + "\n" for line in lines[::-1]]
-    copy = table("copy.tsv", swapped, "de\ten\n")
-    other = table("other.tsv", [f"{row}\t{row}\n" for row in range(30)])
+def test_rows_that_were_trained_on_are_counted(tokenizer, tmp_path, command):
+    data = table_file(tmp_path / "data.tsv", PAIRS)
+    other = table_file(tmp_path / "other.tsv", [f"{row}\tHund {row}" for row in range(60)])
+    swapped = ["\t".join(reversed(line.split("\t"))) for line in PAIRS[::-1]]
+    copy = table_file(tmp_path / "copy.tsv", swapped, "de\ten")
+    loud = table_file(tmp_path / "loud.tsv", [line.upper().replace(" ", "  ") for line in PAIRS])
     own = write_run(tmp_path / "own", tiny(), tokenizer, data)
     apart = write_run(tmp_path / "apart", tiny(), tokenizer, data, eval_data=str(other))
+    child = write_run(tmp_path / "child", tiny(), tokenizer, other, init=str(own))
+    trained_on = 300 - len(rows(data, ())[1]["en"])
 
-    def said(run, *more):
-        return command(capsys, run, "--tasks", "geometry", "--device", "cpu", *more)[2]
+    def warnings(run, *words):
+        return command(run, "--tasks", "geometry", *words).err
 
-    assert "trained on" not in said(own) + said(apart)
-    for run, asked, count in ((apart, copy, "60 of 60"), (apart, data, "6 of 6"),
-                              (own, copy, "54 of 60")):
-        wanted = f"warning: {count} rows of {asked.stem} were trained on"
-        assert wanted in said(run, "--data", asked)
+    for run in (own, apart, child):
+        assert "the model was" not in warnings(run)
+    for run, spec, count in ((apart, copy, 300), (own, copy, trained_on), (own, loud, trained_on),
+                             (child, copy, trained_on), (child, loud, trained_on)):
+        wanted = f"the model was trained on {count} of the 300 rows of {spec.stem}"
+        assert wanted in warnings(run, "--data", spec)
+    table_file(data, PAIRS[:200])
+    assert "data.tsv has changed since training" in warnings(own)
+    assert "data.tsv has changed since training" in warnings(child)
     data.unlink()
-    assert "it cannot be told which" in said(apart)
+    assert "we cannot tell which" in warnings(apart)
 
 
-def test_the_runs_own_file_is_read_as_the_run_left_it_and_others_whole(tokenizer, cats, tmp_path):
-    own = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, cats, langs="en,de"))
+def test_folders_that_were_renamed_into_a_cycle_do_not_hang(tokenizer, tmp_path, command):
+    data = table_file(tmp_path / "data.tsv", PAIRS)
+    for name, init in (("a", "b"), ("b", "a"), ("self", "self")):
+        write_run(tmp_path / name, tiny(), tokenizer, data, records=RECORDS,
+                  init=str(tmp_path / name / ".." / init))
+    for name in ("a", "self"):
+        output = command(tmp_path / name, "--tasks", "geometry")
+        assert output.out.splitlines()[1].split() == ["start", "trained"]
+
+
+def test_the_runs_own_file_is_split_and_other_files_are_not(folder, tokenizer, tmp_path):
+    own = evaluate.open_run(folder)
     other = evaluate.open_run(write_run(tmp_path / "other", tiny(), tokenizer, ""))
-    for name in (None, cats, tmp_path / "run" / ".." / "pairs.tsv"):
-        assert evaluate.evaluation_of(own, name and str(name), ["de", "en"]).count == 30
-    assert evaluate.evaluation_of(other, str(cats)).count == 300
-    with pytest.raises(BadInput, match="name some with --data"):  # as an imported model
+    pairs = str(tmp_path / "pairs.tsv")
+    assert evaluate.evaluation_of(own).label == evaluate.evaluation_of(own, pairs).label
+    assert evaluate.evaluation_of(own).count < 100
+    assert evaluate.evaluation_of(other, pairs).count == 300
+    with pytest.raises(BadInput, match="some with --data"):  # an imported model
         evaluate.evaluation_of(other)
 
 
-def test_a_run_with_system_texts_takes_them_where_there_are_any(tokenizer, tmp_path):
-    chats = tmp_path / "chats.jsonl"
-    opened = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, "elsewhere",
-                                         chat="system", eval_data=str(chats)))
+def test_system_texts_are_used_if_there_are_any(tokenizer, tmp_path):
     turns = {"system": "the cat", "user": "sees", "assistant": "seven dogs"}
+    chats = tmp_path / "chats.jsonl"
     chats.write_text((json.dumps(turns) + "\n") * 9, encoding="utf-8")
-    assert evaluate.evaluation_of(opened).system == ["the cat"] * 9
-    assert evaluate.evaluation_of(opened, "toy", limit=3).system is None
+    run = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, "", chat="system",
+                                      eval_data=str(chats)))
+    assert evaluate.evaluation_of(run).rows.system == ["the cat"] * 9
+    assert evaluate.evaluation_of(run, "toy", limit=3).rows.system is None
 
 
-DAMAGED = [  # a file of the folder, and what it then holds: nothing, bytes, another tokenizer
-    ("model.pt", None), ("tokenizer.json", None), ("tokenizer.json", b"{}"),
-    ("tokenizer.json", "another"), ("log.jsonl", None), ("log.jsonl", b"{}\n")]
 REFUSED = [
     ("RUN --tasks retreival", "did you mean retrieval?"),
-    ("RUN --tasks ", "--tasks names nothing"),
-    ("RUN --tasks sts", "python -m tasks RUN --tasks sts"),
+    ("RUN --tasks sts", "python -m tasks"), ("RUN --tasks generate", "needs a causal model"),
     ("RUN --langs en,xx", "xx"), ("RUN --split exam", "'exam'"),
-    ("RUN --data toy --limit 1", "gives 1 of at least 2 rows that are needed: a larger"),
-    ("RUN --limit -1", "--limit -1 is"), ("RUN --pool sum", "'sum'"),
-    ("RUN --device abacus", "'abacus'"), ("RUN --max-new 0", "--max-new 0 is"),
-    ("RUN --data nowhere.tsv", "nowhere.tsv"), ("RUN --sets sst2", "unknown flag --sets"),
-    ("RUN --limti 3", "did you mean --limit?"), ("RUN/nowhere", "there is no folder "),
-    ("hub/name", "there is no folder hub/name; a model of the Hugging Face hub: python -m interop "
-                 "import hub/name out/name")]
+    ("RUN --data toy --limit 1", "at least 2 are needed: try a larger --limit"),
+    ("RUN --limit -1", "--limit must be"), ("RUN --max-new 0", "--max-new at least 1"),
+    ("RUN --pool sum", "'sum'"), ("RUN --device abacus", "'abacus'"),
+    ("RUN --data nowhere.tsv", "nowhere.tsv"), ("RUN --limti 3", "did you mean --limit?"),
+    ("RUN --tasks geometry --out RUN/model.pt", "model.pt is a file without results"),
+    ("RUN --tasks geometry --out RUN/model.pt/x.json", "cannot be created"),
+    ("RUN/nowhere", "there is no folder "), ("out/none", "there is no folder out/none\n"),
+    ("hub/name", "python -m interop import hub/name out/name"), ("~/none", "no folder /")]
+DAMAGED = [("model.pt", None), ("model.pt", b"x"), ("tokenizer.json", None),
+           ("tokenizer.json", b"{}"), ("tokenizer.json", "another"), ("log.jsonl", None),
+           ("log.jsonl", b"{}\n"), ("log.jsonl", b'{"config": {}}\n')]  # an earlier edition
 
 
-@pytest.mark.parametrize("words, said, damage", [
-    *((words, said, None) for words, said in REFUSED),
+@pytest.mark.parametrize("words, message, damage", [
+    *((words, message, None) for words, message in REFUSED),
     *(("RUN --tasks geometry", damage[0], damage) for damage in DAMAGED)])
-def test_a_mistake_is_one_line_that_names_it(folder, refused, words, said, damage):
+def test_a_mistake_is_one_line_that_names_it(tokenizer, tmp_path, refused, words, message, damage):
+    folder = write_run(tmp_path / "run", tiny(), tokenizer)
     if damage:
         name, change = damage
         (folder / name).unlink()
@@ -406,5 +370,6 @@ def test_a_mistake_is_one_line_that_names_it(folder, refused, words, said, damag
             Tokenizer.train(["something else"], 300).save(folder / name)
         elif change is not None:
             (folder / name).write_bytes(change)
-    assert said in refused(evaluate.main, words.replace("RUN", str(folder)))
-    assert not [*folder.glob("eval*")]
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert message in refused(evaluate.main, words.replace("RUN", str(folder)))
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}

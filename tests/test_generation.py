@@ -1,21 +1,18 @@
-"""What a causal model writes, and what counts as right."""
+"""What a causal model writes, and which answers are correct."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from test_evaluate import tiny as encoder
+from test_evaluate import tiny
 
 import corpora
 import evaluate
-from corpora.program import BadInput
+from common import BadInput
 from model import DECODER, Model, ModelConfig, Packed
 
-# ---- generate
-
-
-SHAPES = {  # that the cache holds for every shape, test_model.py shows
+SHAPES = {  # test_model.py tests the cache of every shape
     "learned": dict(position_offset=2, head="transform"),
     "sinusoidal": dict(positions="sinusoidal", head="bias"),
     "llama": dict(DECODER, kv_heads=2, logit_softcap=3.0),
@@ -23,7 +20,7 @@ SHAPES = {  # that the cache holds for every shape, test_model.py shows
 
 
 def writer(shape, dropout=.1):
-    """A random causal model whose next token depends on all of the prompt."""
+    """Return a random causal model whose next token depends on the whole prompt."""
     torch.manual_seed(4)
     values = dict(vocab=40, width=32, layers=2, heads=4, ffn_dim=64, max_positions=24, causal=True,
                   tied=False, dropout=dropout)
@@ -34,7 +31,7 @@ def writer(shape, dropout=.1):
     return model
 
 
-def plain_generate(model, prompt, stop, max_new):
+def slow_generate(model, prompt, stop, max_new):
     row = list(prompt)
     for _ in range(max_new):
         if len(row) == model.config.max_positions:
@@ -47,27 +44,25 @@ def plain_generate(model, prompt, stop, max_new):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_generating_is_greedy_decoding_by_whole_forwards_for_prompts_of_any_length(shape):
+def test_generation_is_greedy_decoding_by_whole_forwards(shape):
     model = writer(shape).eval()
     rng = np.random.default_rng(0)
     lengths = (1, 5, 2, 20, 9, 9, 24, 13, 23, 3, 6, 11)
     prompts = [rng.integers(40, size=length).tolist() for length in lengths]
     free, _ = evaluate.generate(model, prompts, -1, 9)
-    assert free == [plain_generate(model, prompt, -1, 9)[0] for prompt in prompts]
+    assert free == [slow_generate(model, prompt, -1, 9)[0] for prompt in prompts]
     assert len({*map(tuple, free)}) > 8
     often = [token for answer in free for token in answer[2:6]]
     stop = max(range(40), key=often.count)
-    wanted = [plain_generate(model, prompt, stop, 9) for prompt in prompts]
+    wanted = [slow_generate(model, prompt, stop, 9) for prompt in prompts]
     assert 1 < sum(stopped for _, stopped in wanted) < 11
     assert wanted[6] == ([], False) and len(wanted[3][0]) <= 4  # no room; little room
     for tokens_per_batch in (1, 40, 100, 10_000):
-        found = evaluate.generate(model, prompts, stop, 9, tokens_per_batch)
-        assert list(zip(*found)) == wanted
-    backwards = evaluate.generate(model, prompts[::-1], stop, 9)
-    assert list(zip(*backwards))[::-1] == wanted
+        assert list(zip(*evaluate.generate(model, prompts, stop, 9, tokens_per_batch))) == wanted
+    assert list(zip(*evaluate.generate(model, prompts[::-1], stop, 9)))[::-1] == wanted
 
 
-def test_generating_leaves_no_trace_and_refuses_a_model_that_has_diverged():
+def test_generation_changes_nothing_and_refuses_nan():
     model = writer("llama", dropout=.5).train()
     state = torch.get_rng_state()
     first = evaluate.generate(model, [[1, 2], [3]], 0, 5)
@@ -81,60 +76,37 @@ def test_generating_leaves_no_trace_and_refuses_a_model_that_has_diverged():
         evaluate.generate(model, [[1]], 0, 5)
 
 
-# ---- answers
-
-
 @pytest.mark.parametrize("written, gold, exact, begins", [
     ("(.*)(dog)", "(.*)(dog)", True, True),
-    ("  (.*)(dog)\n", "(.*)(dog) ", True, True),  # space around does not count
-    ("(.*)( dog)", "(.*)(dog)", False, False),  # space inside does, and case
+    ("  (.*)(dog)\n", "(.*)(dog) ", True, True),  # surrounding space is ignored
+    ("(.*)( dog)", "(.*)(dog)", False, False),  # space inside and case are not
     ("(.*)(DOG)", "(.*)(dog)", False, False),
     ("(.*)(dog)(.*)", "(.*)(dog)", False, True),
     ("(.*)(do", "(.*)(dog)", False, False),
-    (" \n", "(.*)(dog)", False, False),  # nothing written is always wrong
-    ("", "", False, False), ("anything", "", False, False),
-])
-def test_which_answers_count_as_right(written, gold, exact, begins):
+    (" \n", "(.*)(dog)", False, False), ("", "", False, False), ("anything", "", False, False)])
+def test_which_answers_are_correct(written, gold, exact, begins):
     assert evaluate.exact(written, gold) == exact
     assert evaluate.starts_with(written, gold) == begins
 
 
-def tiny():
-    return encoder("last", causal=True)
-
-
-@pytest.fixture()
-def scripted(monkeypatch, tokenizer):
-    """Whatever the model is, it answers `said`, (text, stopped) for each prompt in turn."""
-    said = []
-    asked = []
+def test_the_scores_of_known_answers(tokenizer, monkeypatch):
+    calls = []
 
     def generate(model, prompts, stop, max_new):
-        asked.append((prompts, stop, max_new))
-        texts, stopped = zip(*said[:len(prompts)])
-        return [ids.tolist() for ids in tokenizer.encode(texts)], list(stopped)
+        calls.append((prompts, stop, max_new))
+        texts = ["Katze", "Hunde sieben", "Katze sieht", ""]
+        return [ids.tolist() for ids in tokenizer.encode(texts)], [True, False, False, True]
 
     monkeypatch.setattr(evaluate, "generate", generate)
-    return said, asked
-
-
-PROMPTS = ["the cat", "seven dogs", "the cat sees", "dogs " * 100]
-GOLDS = ["Katze", "Hunde", "Katze sieht", "sieben"]
-
-
-def rows(user, assistant, **more):
-    return corpora.EvaluationRows("x", {"user": user, "assistant": assistant}, **more)
-
-
-def test_the_scores_of_known_answers(tokenizer, scripted):
-    said, asked = scripted
-    said += [("Katze", True), ("Hunde sieben", False), ("Katze sieht", False), ("", True)]
-    one = evaluate.Evaluation(tiny(), tokenizer, rows(PROMPTS, GOLDS))
-    plain = {"exact": 50, "startswith": 75, "stop": 50, "rows": 4}
-    assert evaluate.task_generate(one) == plain
-    assert len(asked) == 1  # answers are written once
-    prompts, stop, max_new = asked[0]
-    assert max_new == 2 * max(len(ids) for ids in tokenizer.encode(GOLDS)) + 8
-    ids = tokenizer.encode(["the cat"])[0].tolist()
-    assert prompts[0] == [tokenizer.special.cls, *ids, stop] and stop == tokenizer.special.sep
-    assert len(prompts[3]) == max(24, 48 - max_new) and prompts[3][-1] == stop  # there is room
+    golds = ["Katze", "Hunde", "Katze sieht", "sieben"]
+    texts = {"user": ["the cat", "seven dogs", "the cat sees", "dogs " * 100], "assistant": golds}
+    evaluation = evaluate.Evaluation(tiny("last", causal=True), tokenizer,
+                                     corpora.EvaluationRows("x", texts))
+    scores = {"exact": 50, "startswith": 75, "stop": 50, "rows": 4}
+    assert evaluate.task_generate(evaluation) == evaluate.task_generate(evaluation) == scores
+    [(prompts, stop, max_new)] = calls  # the answers are generated once
+    special = tokenizer.special
+    assert max_new == 2 * max(len(ids) for ids in tokenizer.encode(golds)) + 8
+    assert prompts[0] == [special.cls, *tokenizer.encode(["the cat"])[0].tolist(), stop]
+    # A long prompt is truncated, so that there is room for the answer.
+    assert stop == special.sep == prompts[3][-1] and len(prompts[3]) == max(24, 48 - max_new)
