@@ -58,8 +58,7 @@ def open_text(spec, langs=(), count=20_000, seed=0):
     if isinstance(spec, (str, Path)):
         whole = os.path.expanduser(spec)
         if os.path.isdir(whole):
-            files = folder_files(whole, langs)
-            return TextFiles(files.values(), langs, names=files)
+            return TextFiles(folder_files(whole), langs)
         spec = [whole] if os.path.lexists(whole) else comma_list(str(spec))
     if not spec:
         raise BadInput("--data names no file: give the path of one")

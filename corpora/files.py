@@ -29,7 +29,7 @@ csv.field_size_limit(10 ** 6)
 
 
 def at_line(path, number, text):
-    """Return a BadInput that names the line of a file."""
+    """Return a BadInput that names a line of a file."""
     return BadInput(f"{shown(path)}:{number}: {text}")
 
 
@@ -38,17 +38,16 @@ def at_line(path, number, text):
 UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompressor,
              b"\xfd7zXZ\0": lzma.LZMADecompressor}
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
-FOREIGN = {  # how a file begins that has no rows of text: what to do about it
-    rb"\Aversion https://git-lfs": "a git-lfs pointer, not the file itself: run git lfs pull",
-    rb"\A(\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0[^\0]\0)": "UTF-16: run iconv -f utf-16 -t utf-8",
-    rb"\APK\x03\x04": "a ZIP archive or a workbook: unpack it, or save it as CSV (UTF-8)",
-    rb"(?m)^(\d+:)?\d+:\d\d[.,]\d+( --> |,\d+:)|\A(WEBVTT|\[Script Info\]|\{\d+\}\{\d+\})":
+FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
+    rb"version https://git-lfs": "a git-lfs pointer, not the file itself: run git lfs pull",
+    rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0[^\0]\0": "UTF-16: run iconv -f utf-16 -t utf-8",
+    rb"[^\n]*\0|PK\x03\x04|%PDF|\x28\xb5\x2f\xfd|7z\xbc\xaf":
+        "binary: save the texts as TSV, CSV or JSON Lines (UTF-8, plain or in .gz, .bz2 or .xz)",
+    rb"(?s)WEBVTT|.{,200}\d:\d\d[.,]\d+( --> |,\d+:)|\[Script Info\]|\{\d+\}\{\d+\}":
         "subtitles: save the sentences alone, one on each line of a .txt",
-    rb'(?m)^msgid "': "a gettext catalog: convert it to CSV (po2csv)",
-    rb"(?i)\A\s*(<(\?|!|(html|head|body|div|p|doc|seg)\b|[a-z][\w:.-]*(\s+[\w:.-]+\s*=|[^<>]*>\s*?"
-    rb"[\r\n<]))|\{\\rtf|\\documentclass)": "markup: extract its text, one row on each line",
-    rb"\0|\A%PDF|\A\x28\xb5\x2f\xfd|\A7z\xbc\xaf": "binary: save the texts as UTF-8 TSV, CSV or "
-                                                   "JSON Lines, plain or in .gz, .bz2 or .xz"}
+    rb'(?s)(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
+    rb"(?i)\s*(<([?!]|(html|head|body|div|p|doc|seg)\b|[a-z][\w:.-]*(\s+[\w:.-]+\s*=|[^<>]*>\s*?"
+    rb"[\r\n<]))|\{\\rtf|\\documentclass)": "markup: extract its text, one row on each line"}
 
 
 def read_chunks(path):
@@ -61,7 +60,7 @@ def read_chunks(path):
             yield chunk
             chunk = file.read(1 << 18)
         while chunk:
-            if stream.eof:  # another compressed file, joined by cat, or an error
+            if stream.eof:  # here a second file begins, joined by cat, or what follows is an error
                 stream = unpack()
             yield stream.decompress(chunk)
             chunk = stream.unused_data or file.read(1 << 18)
@@ -76,34 +75,33 @@ def read_lines(path):
     the start of any line, since `cat` leaves some. Raises BadInput for a file that is not text."""
     if not os.path.isfile(path):
         raise BadInput(f"there is no file {shown(path)}: it is missing, a folder, or a pipe")
-    number, rest, end = 1, b"", b""
+    number, rest, end = 0, b"", b""
     try:
-        for chunk in itertools.chain(read_chunks(path), [None]):
-            if chunk and not end:
+        for chunk in filter(None, read_chunks(path)):
+            if not end:
                 for pattern, advice in FOREIGN.items():
-                    if re.search(pattern, chunk):
+                    if re.match(pattern, chunk):
                         raise at_line(path, 1, f"this file is {advice}")
                 end = b"\r" if b"\r" in chunk and b"\n" not in chunk.rstrip(b"\r\n") else b"\n"
-            if chunk is None:
-                block, found, rest = rest, rest, b""
-            else:
-                block, found, rest = (rest + chunk).rpartition(end or b"\n")
-            if not found:
-                continue
-            bad = block.find(b"\0")
-            try:
-                lines = block.decode().split(end.decode())
-            except UnicodeDecodeError as error:
-                bad = error.start
-            if bad >= 0:
-                raise at_line(path, number + block.count(end, 0, bad), "not UTF-8 text: convert "
-                              "the file, as with iconv -f latin1 -t utf-8")
+            *lines, rest = (rest + chunk).split(end)
             for line in lines:
-                yield number, line.removeprefix("\ufeff").rstrip("\r")
                 number += 1
+                yield number, _decoded(line, path, number)
+        if rest:
+            yield number + 1, _decoded(rest, path, number + 1)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise at_line(path, number, f"cannot read on ({error}): the file is damaged, cut short or "
-                      "followed by other bytes, so copy it again") from None
+        raise at_line(path, number + 1, f"cannot read on ({error}): the file is damaged, cut short "
+                      "or followed by other bytes, so copy it again") from None
+
+
+def _decoded(line, path, number):
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise at_line(path, number, "not UTF-8 text: convert it (iconv -f latin1 -t utf-8)")
+    return text.removeprefix("\ufeff").rstrip("\r")
 
 
 # ---- columns
@@ -152,7 +150,7 @@ def check_langs(langs, known, name):
 
 
 def split_header(line, langs, delimiters="\t,;|"):
-    """Return the delimiter that splits a line into known names, and these; or the most frequent."""
+    """Return the delimiter that splits a line into known names, or the most frequent; the names."""
     for delimiter in (*delimiters, max(delimiters, key=line.count)):
         names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
         if choose_columns(names, langs):
@@ -172,21 +170,19 @@ def read_table(path, langs=()):
     if excel:
         delimiters = excel[1]
         start, header = next(lines, (start, ""))
-    delimiter, names = split_header(header, langs, delimiters) if header else (",", [])
+    delimiter, names = split_header(header or " ", langs, delimiters)
     if not langs and not choose_columns(names):
-        example = ["en", "de", *(f"column{i}" for i in range(3, len(names) + 1))]
-        example = delimiter.join(example if len(names) > 1 else ["text"]).replace("\t", "<TAB>")
+        example = "text" if len(names) < 2 else f"en{delimiter}de".replace("\t", "<TAB>")
         raise at_line(path, start, "the first line must name the columns, and has no known names: "
-                      f"{listed(names)}. Add a header line such as {shown(example)}, or, if it is "
-                      "a header, choose two of its columns with --langs")
+                      f"{listed(names)}. Add a header line such as {example}, or, if it is a "
+                      "header, choose two of its columns with --langs")
     for name in filter(None, names):
         if names.count(name) > 1:
             raise at_line(path, start, f"two columns have the name {shown(name)}: rename one")
-    if delimiter == "\t" and not header.startswith('"'):
-        cells_of_lines = ((number, line.split("\t")) for number, line in lines)
-    else:
-        cells_of_lines = read_quoted(path, lines, start, delimiter)
-    for number, cells in cells_of_lines:
+    rows = ((number, line.split("\t")) for number, line in lines)
+    if delimiter != "\t" or header.startswith('"'):
+        rows = read_quoted(path, lines, start, delimiter)
+    for number, cells in rows:
         if not any(map(str.strip, cells)):  # below the table of a spreadsheet
             continue
         if cells[0].strip() in names and [cell.strip() for cell in cells] == names:
@@ -198,17 +194,17 @@ def read_table(path, langs=()):
                           f"columns ({listed(names)})")
 
 
-def read_quoted(path, lines, header, delimiter):
+def read_quoted(path, lines, start, delimiter):
     """Yield (line number, cells) by the rules of CSV: a cell in quotes can have several lines."""
     reader = csv.reader((line + "\n" for _, line in lines), delimiter=delimiter, strict=True)
     while True:
-        start = header + reader.line_num + 1
+        number = start + reader.line_num + 1
         try:
-            yield start, next(reader)
+            yield number, next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            raise at_line(path, start, f"{error}: a quote must open and close a whole cell, and "
+            raise at_line(path, number, f"{error}: a quote must open and close a whole cell, and "
                           "quotes inside it are doubled") from None
 
 
@@ -223,15 +219,15 @@ def read_jsonl(path, langs=()):
             if not isinstance(row, dict):
                 raise ValueError(f"a {type(row).__name__}, not an object")
             if isinstance(row.get("messages"), list):
-                turns = [(turn.get("role"), turn.get("content")) for turn in row.pop("messages")]
+                turns = [(turn["role"], turn["content"]) for turn in row.pop("messages")]
+                row |= dict(turns)
                 if sorted(role for role, _ in turns if role != "system") != ["assistant", "user"]:
                     raise ValueError("a chat must have one user turn and one assistant turn")
-                row |= dict(turns)
             if isinstance(row.get("translation"), dict):
                 row |= row.pop("translation")
             if "\\ud" in line.lower():
                 json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise at_line(path, number, f"{error}. JSON Lines have one object on each line (jq -c "
                           "'.[]' makes them from a list)") from None
         yield number, row
@@ -289,27 +285,24 @@ def moses_names(plain):
         return []
     is_txt = any(name.suffix.lower() == ".txt" for name in plain)
     stems = [name.with_suffix("") if is_txt else name for name in plain]
-    for codes in ([name.suffix[1:] for name in stems], [name.stem for name in stems]):
-        if len(set(codes)) == len(codes) and (not is_txt or all(map(is_language, codes))):
+    suffixes = [name.suffix[1:] for name in stems]
+    for codes in (suffixes, [name.stem for name in stems]):
+        are_languages = codes == suffixes and not is_txt or all(map(is_language, codes))
+        if len(set(codes)) == len(codes) and are_languages:
             return codes
     return []
 
 
-def folder_files(folder, langs=()):
-    """Return {CODE: path} of the files CODE.devtest or CODE.dev in a folder, eng_Latn first, or in
-    the order of `langs`."""
-    found = {}
-    for path in sorted(Path(folder).iterdir()):
-        code, _, ending = PACKED.sub("", path.name).rpartition(".")
+def folder_files(folder):
+    """Return the files CODE.devtest, or else CODE.dev, of a folder, eng_Latn first."""
+    for ending in (".devtest", ".dev"):
         # macOS adds files ._CODE.devtest.
-        if ending in ("devtest", "dev") and not code.startswith("."):
-            found[code] = path
-    if len({PACKED.sub("", path.name).rpartition(".")[2] for path in found.values()}) != 1:
-        raise BadInput(f"{shown(folder)} is a folder without files CODE.devtest or CODE.dev of one "
-                       "kind: give such a folder, as flores200_dataset/devtest, or name files")
-    check_langs(langs, found, folder)
-    codes = langs or sorted(found, key=lambda code: (code != "eng_Latn", code))
-    return {code: found[code] for code in codes}
+        found = [path for path in Path(folder).iterdir() if not path.name.startswith(".")
+                 and PACKED.sub("", path.name).endswith(ending)]
+        if found:
+            return sorted(found, key=lambda path: (not path.name.startswith("eng_Latn"), path))
+    raise BadInput(f"{shown(folder)} is a folder without files CODE.devtest or CODE.dev: give such a "
+                   "folder, as flores200_dataset/devtest, or name files")
 
 
 # ---- rows
@@ -325,12 +318,16 @@ class TextFiles:
 
     embedded = False
 
-    def __init__(self, paths, langs=(), names=()):
+    def __init__(self, paths, langs=()):
         self.paths = [Path(os.path.expanduser(path)) for path in paths]
         plain = [Path(PACKED.sub("", path.name)) for path in self.paths]
         self.name = shown("+".join(dict.fromkeys(name.stem for name in plain)))[:80]
-        names = list(names) or moses_names(plain)
+        names = moses_names(plain)
         if names:
+            check_langs(langs, names, self.name)
+            paths = dict(zip(names, self.paths))
+            names = list(langs) or names
+            self.paths = [paths[name] for name in names]
             self.readers = [functools.partial(read_moses, self.paths, names)]
         else:
             self.readers = [functools.partial(find_reader(path, langs), path, langs)
