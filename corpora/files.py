@@ -301,8 +301,8 @@ def folder_files(folder):
                  and PACKED.sub("", path.name).endswith(ending)]
         if found:
             return sorted(found, key=lambda path: (not path.name.startswith("eng_Latn"), path))
-    raise BadInput(f"{shown(folder)} is a folder without files CODE.devtest or CODE.dev: give such a "
-                   "folder, as flores200_dataset/devtest, or name files")
+    raise BadInput(f"{shown(folder)} is a folder without files CODE.devtest or CODE.dev: name its "
+                   "files, as in --data corpus.de,corpus.en")
 
 
 # ---- rows
