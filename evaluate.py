@@ -115,7 +115,7 @@ def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
         try:
             text.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise BadInput(f"texts[{index}] is {shown(repr(text))}, which is no text") from None
+            raise BadInput(f"texts[{index}] is {shown(repr(text))}, which is not a text") from None
     return embed(model, encode_ids(model, tokenizer, texts, affixes, max_length), pool)
 
 
@@ -153,11 +153,13 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
                 if best.isnan().any():
                     raise BadInput("the model's logits are NaN: its training has diverged")
                 for i, token in zip(batch, tokens.tolist()):
-                    if i in unfinished:
-                        stopped[i] = token == stop
-                        rows[i] += [] if stopped[i] else [token]
-                        if stopped[i] or len(rows[i]) == limits[i]:
-                            unfinished.remove(i)
+                    if i not in unfinished:
+                        continue
+                    stopped[i] = token == stop
+                    if not stopped[i]:
+                        rows[i].append(token)
+                    if stopped[i] or len(rows[i]) == limits[i]:
+                        unfinished.remove(i)
                 if not unfinished:
                     break
                 # Removing finished rows copies the cache, so wait until they are a quarter.
@@ -593,7 +595,7 @@ def task_geometry(evaluation):
 
 
 def task_probe(evaluation):
-    """Train a linear probe for each property of the labelled texts, and correlate cosines with
+    """Train a linear probe for each property of the labeled texts, and correlate cosines with
     graded similarity."""
     if not evaluation.rows.labelled:
         raise NotApplicable(f"probe needs labels, and {evaluation.rows.name} has none: use --data "
@@ -805,38 +807,30 @@ def open_run(folder, device="cpu"):
                      untrained[-1] if untrained else {}, model_hash)
 
 
-def lineage(first):
-    """Yield the first line of a run's log, then those of the runs that it was started from with
-    --init. Raises BadInput if one of them is missing."""
-    visited = set()
-    yield first
-    while first["config"].get("init"):
-        folder = os.path.realpath(os.path.expanduser(first["config"]["init"]))
-        if folder in visited:  # renamed folders can form a cycle
-            return
-        visited.add(folder)
-        first = read_first(folder)
-        yield first
-
-
 def warn_train_test_overlap(first, rows, held_out=False):
     """Warn if a run (the first line of its log), or one that it was started from, was trained on
     some EvaluationRows, or if its data has changed. held_out: the run itself held these rows out.
     """
     texts = list(zip(*rows.texts.values()))
     count = 0
+    visited = set()
     try:
-        for one in lineage(first):
-            config = one["config"]
-            changed = [path for path, old in one.get("data_files", {}).items()
+        while True:
+            config = first["config"]
+            changed = [path for path, old in first.get("data_files", {}).items()
                        if os.path.isfile(path) and file_hash(path) != old]
             for path in changed:
                 warn(f"{shown(path)} has changed since training: rows that are test rows now may "
                      "have been trained on")
-            if config.get("data") and (changed or not (held_out and one is first)):
+            if config.get("data") and (changed or not held_out):
                 count = max(count, corpora.count_trained_on(
                     config["data"], texts, comma_list(config.get("langs", "")),
                     not config.get("eval_data")))
+            folder = config.get("init") and os.path.realpath(os.path.expanduser(config["init"]))
+            if not folder or folder in visited:  # renamed folders can form a cycle
+                break
+            visited.add(folder)
+            first, held_out = read_first(folder), False
     except BadInput as error:
         warn(f"we cannot tell which of these rows the model was trained on: {error}")
     if count:

