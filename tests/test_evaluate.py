@@ -341,15 +341,15 @@ def test_system_texts_are_used_if_there_are_any(tokenizer, tmp_path):
 
 
 REFUSED = [
-    ("RUN --tasks retreival", "did you mean retrieval?"),
-    ("RUN --tasks sts", "python -m tasks"), ("RUN --tasks generate", "needs a causal model"),
+    ("RUN --limit 9 --tasks retreival", "did you mean retrieval?"),
+    ("RUN --limit 9 --tasks sts", "python -m tasks"), ("RUN --limit 9 --tasks generate", "needs a causal model"),
     ("RUN --langs en,xx", "xx"), ("RUN --split exam", "'exam'"),
     ("RUN --data toy --limit 1", "at least 2 are needed: try a larger --limit"),
     ("RUN --limit -1", "--limit must be"), ("RUN --max-new 0", "--max-new at least 1"),
     ("RUN --pool sum", "'sum'"), ("RUN --device abacus", "'abacus'"),
     ("RUN --data nowhere.tsv", "nowhere.tsv"), ("RUN --limti 3", "did you mean --limit?"),
-    ("RUN --tasks geometry --out RUN/model.pt", "model.pt is a file without results"),
-    ("RUN --tasks geometry --out RUN/model.pt/x.json", "cannot be created"),
+    ("RUN --limit 9 --tasks geometry --out RUN/model.pt", "model.pt is a file without results"),
+    ("RUN --limit 9 --tasks geometry --out RUN/model.pt/x.json", "cannot be created"),
     ("RUN/nowhere", "there is no folder "), ("out/none", "there is no folder out/none\n"),
     ("hub/name", "python -m interop import hub/name out/name"), ("~/none", "no folder /")]
 DAMAGED = [("model.pt", None), ("model.pt", b"x"), ("tokenizer.json", None),
