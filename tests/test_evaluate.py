@@ -342,7 +342,8 @@ def test_system_texts_are_used_if_there_are_any(tokenizer, tmp_path):
 
 REFUSED = [
     ("RUN --limit 9 --tasks retreival", "did you mean retrieval?"),
-    ("RUN --limit 9 --tasks sts", "python -m tasks"), ("RUN --limit 9 --tasks generate", "needs a causal model"),
+    ("RUN --limit 9 --tasks sts", "python -m tasks"),
+    ("RUN --limit 9 --tasks generate", "needs a causal model"),
     ("RUN --langs en,xx", "xx"), ("RUN --split exam", "'exam'"),
     ("RUN --data toy --limit 1", "at least 2 are needed: try a larger --limit"),
     ("RUN --limit -1", "--limit must be"), ("RUN --max-new 0", "--max-new at least 1"),
