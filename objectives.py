@@ -10,6 +10,7 @@ import importlib.util
 import math
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -182,7 +183,9 @@ def all_gather_with_grad(x):
     if num_processes() == 1:
         return x
     from torch.distributed.nn.functional import all_gather  # missing in builds without distributed
-    return torch.cat(all_gather(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its successor has no public name yet
+        return torch.cat(all_gather(x))
 
 
 # ---- what objectives are made of

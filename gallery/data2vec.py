@@ -1,4 +1,4 @@
-"""data2vec: the states of a masked text predict those of the whole text."""
+"""data2vec: the hidden states of a masked text predict those of the whole text."""
 
 from dataclasses import dataclass
 
@@ -6,20 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from corpora.program import check_range, validate
-from objectives import Objective, Packed, Teacher, mask_rows, row, token_targets, upcast
+from common import validate
+from objectives import Objective, Packed, Teacher, add_special, mask_rows, token_targets, upcast
 
 
 class Data2Vec(Objective):
-    """At the masked places the states predict the mean of the teacher's top K layers, which read
+    """Predict, at the masked positions, the mean of the top K layers of an EMA teacher that reads
     the whole text [data2vec, arXiv 2202.03555, sec. 3; data2vec 2.0, arXiv 2212.07525].
 
-        loss = smooth_l1(P(h), sg 1/K sum over layers of norm(teacher's layer)), a square below 4
+        loss = smooth_l1(P(h), sg 1/K sum over layers of norm(teacher's layer)), quadratic below 4
 
-    norm is of each token, without weights; 2.0 norms each dimension over a row, and its loss is the
-    square throughout. The code masks 35 % in stretches where the paper has BERT's 15 %, averages
-    the outputs of the feed-forwards where this file has the blocks', sums over dimensions, and ends
-    its momentum at .9999. Nothing but slowness and norm keeps the states from collapsing.
+    sg stops the gradient, and norm is a layer norm without weights. data2vec 2.0 normalizes each
+    dimension over a row, and its loss is the square everywhere. The code masks 35 % of the tokens
+    in spans, where the paper has BERT's 15 %; it averages the outputs of the feed-forward layers,
+    where we average those of the blocks; it sums over dimensions; and its momentum ends at 0.9999.
+    Only the slow teacher and norm prevent collapse.
     """
     name = "data2vec"
     pool = "mean"
@@ -29,14 +30,12 @@ class Data2Vec(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        top_layers: int = 10  # K, of how many of the last layers the mean is predicted
-        mask_ratio: float = 0.15  # share of the tokens whose states are predicted
-        momentum: float = 0.999  # of the teacher at the start; it rises to 1 over the run
+        top_layers: int = 10  # number of top layers that the target averages (K)
+        mask_ratio: float = 0.15  # fraction of tokens to mask
+        momentum: float = 0.999  # EMA decay of the teacher at step 0; it rises to 1 over the run
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "top_layers", 1)
-            check_range(self, "mask_ratio momentum", 0, 1)
+            validate(self, at_least_1="top_layers", fraction="mask_ratio momentum")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -44,25 +43,25 @@ class Data2Vec(Objective):
         self.predictor = nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
         self.teacher = Teacher(model, config.momentum)
 
-    # packed: a corrupted row an example;  clean: the clean rows
-    # target_positions (N,): the hidden tokens, in both;  num_targets (1,): N
+    # packed: one masked row per example;  clean: the unmasked rows
+    # target_positions (N,): the masked tokens, in both;  loss_denominators (1,): N
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [row(ids, special) for ids, in examples]
-        rows, where, what = mask_rows(clean, "token", config.mask_ratio, rng, special)
+        clean = [add_special(ids, special) for ids, in examples]
+        rows, positions, targets = mask_rows(clean, "token", config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), clean=Packed.of(clean),
-                    **token_targets(where, what, [len(where)]))
+                    **token_targets(positions, targets, [len(targets)]))
 
     def forward(self, batch):
-        where = batch["target_positions"]
-        predicted = self.predictor(self.model(batch["packed"])[where])  # (N, D)
+        positions = batch["target_positions"]
+        predicted = self.predictor(self.model(batch["packed"])[positions])  # (N, D)
         layers = []
         with torch.no_grad():
             self.teacher.model(batch["clean"], layers)
-        top = [upcast(layer[where]) for layer in layers[-self.config.top_layers:]]
-        target = sum(F.layer_norm(one, one.shape[-1:]) for one in top) / len(top)
-        share = len(where) / batch["num_targets"][0]  # Micro-batches weigh by their tokens.
-        loss = share * F.smooth_l1_loss(upcast(predicted), target, beta=4.0)
+        top = [upcast(layer[positions]) for layer in layers[-self.config.top_layers:]]
+        target = sum(F.layer_norm(states, states.shape[-1:]) for states in top) / len(top)
+        weight = len(positions) / batch["loss_denominators"][0]  # of this micro-batch
+        loss = weight * F.smooth_l1_loss(upcast(predicted), target, beta=4.0)
         return loss, {"latent": loss.detach()}
 
     def after_step(self, progress):

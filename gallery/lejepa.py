@@ -1,23 +1,32 @@
-"""LeJEPA for text: two maskings of a text agree, and all vectors together are a round cloud."""
+"""LeJEPA for text: two masked versions of a text agree, and all embeddings form a Gaussian."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from corpora.program import check_range, validate
-from objectives import Objective, Packed, all_gather_with_grad, epps_pulley, mask_rows, row, upcast
+from common import validate
+from objectives import (
+    Objective,
+    Packed,
+    add_special,
+    all_gather_with_grad,
+    epps_pulley,
+    mask_rows,
+    upcast,
+)
 
 
 class LeJepa(Objective):
-    """The projected vectors of two maskings of a text are pulled to their centre, and SIGReg makes
-    each side's an isotropic Gaussian [LeJEPA, arXiv 2511.08544; released MINIMAL.md].
+    """Pull the projected embeddings of two masked versions of a text to their center, and make all
+    projected embeddings an isotropic Gaussian [LeJEPA, arXiv 2511.08544; released MINIMAL.md].
 
-        loss = (1 - share) * mean over views |z_v - centre|^2 + share * mean over views SIGReg(z_v)
+        loss = (1 - share) * mean over views |z_v - center|^2 + share * mean over views SIGReg(z_v)
 
-    The paper's views are crops of images; for text there is no agreed one, and masking is ours.
-    Lambda is .05 in the paper, .02 in the minimal example. No teacher, no negatives, no tokens: a
-    cloud that SIGReg keeps round cannot collapse, but what is pooled before the projector can.
+    The paper's views are crops of images; there is no agreed choice for text, and masking is ours.
+    lambda (here: share) is 0.05 in the paper and 0.02 in the minimal example. There is no teacher
+    and there are no negatives. The projected embeddings cannot collapse, because SIGReg keeps them
+    Gaussian, but the embeddings before the projector can.
     """
     name = "lejepa"
     pool = "mean"
@@ -27,44 +36,40 @@ class LeJepa(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        share: float = 0.05  # lambda of the paper: SIGReg's share of the loss
-        mask_ratio: float = 0.3  # share of the tokens that each masking hides
-        hidden: int = 2048  # width inside the projector
-        projected: int = 128  # width of the projected vectors
+        share: float = 0.05  # weight of SIGReg (lambda in the paper); agreement has the rest
+        mask_ratio: float = 0.3  # fraction of tokens to mask in each version
+        hidden: int = 2048  # hidden width of the projector
+        projected: int = 128  # width of the projected embeddings
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "share mask_ratio", 0, 1)
-            check_range(self, "hidden projected", 1)
+            validate(self, at_least_1="hidden projected", fraction="share mask_ratio")
 
     def __init__(self, model, config):
         super().__init__(model, config)
         wide = config.hidden
-        # BatchNorm takes a bias before it away again.
+        # A bias before BatchNorm would have no effect.
         self.projector = nn.Sequential(
             nn.Linear(model.config.width, wide, bias=False), nn.BatchNorm1d(wide), nn.ReLU(),
             nn.Linear(wide, wide, bias=False), nn.BatchNorm1d(wide), nn.ReLU(),
             nn.Linear(wide, config.projected))
 
     @classmethod
-    def in_batch(cls, config):
-        return True
+    def uses_in_batch_negatives(cls, config):
+        return True  # SIGReg compares all texts of a batch
 
-    # packed: a masking of each of N rows, then another of each
-    # seed: of SIGReg's directions;  num_targets (0,)
+    # packed: a masked version of each of N rows, then another of each;  loss_denominators (0,)
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [row(ids, special) for ids, in examples]
+        clean = [add_special(ids, special) for ids, in examples]
         rows, _, _ = mask_rows(clean + clean, "token", config.mask_ratio, rng, special)
-        return dict(packed=Packed.of(rows), num_targets=torch.zeros(0),
-                    seed=int(rng.integers(1 << 31)))
+        return dict(packed=Packed.of(rows), loss_denominators=torch.zeros(0))
 
     def forward(self, batch):
         share = self.config.share
-        vectors = self.model.pool(self.model(batch["packed"]), batch["packed"])  # (2N, D)
-        x, y = map(all_gather_with_grad, upcast(self.projector(vectors)).chunk(2))  # (N, P) each
-        centre = (x + y) / 2
-        agree = ((x - centre).square().mean() + (y - centre).square().mean()) / 2
-        sigreg = (epps_pulley(x, batch["seed"]) + epps_pulley(y, batch["seed"])) / 2
+        embeddings = self.model.pool(self.model(batch["packed"]), batch["packed"])  # (2N, D)
+        x, y = map(all_gather_with_grad, upcast(self.projector(embeddings)).chunk(2))  # (N, P)
+        center = (x + y) / 2
+        agree = ((x - center).square().mean() + (y - center).square().mean()) / 2
+        sigreg = (epps_pulley(x) + epps_pulley(y)) / 2
         loss = (1 - share) * agree + share * sigreg
         return loss, {"agree": agree.detach(), "sigreg": sigreg.detach()}

@@ -1,4 +1,4 @@
-"""NextLat: the next token, and from it the next state."""
+"""NextLat: predict the next token and, from it, the next hidden state."""
 
 from dataclasses import dataclass
 
@@ -6,33 +6,33 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from corpora.program import check_range, validate
+from common import validate
 from objectives import Ntp, no_autocast, smooth_l1, upcast
 
 
 class NextLat(Ntp):
-    """Next-token prediction, and a small network f predicts each state from the state before and
-    the token between them [NextLat, arXiv 2511.05963].
+    """Next-token prediction. A small network f also predicts each hidden state from the state
+    before it and the token between them [NextLat, arXiv 2511.05963].
 
         g_t+1 = h_t + f(h_t, x_t+1)
         loss = ntp + latent_weight * smooth_l1(g_t+1, sg h_t+1)
              + kl_weight * KL(sg p(h_t+1) | p(g_t+1)),  p: the frozen head; sg: no gradient
 
-    One step ahead, where the paper also rolls f on over several. That f is an MLP of three layers
-    and reads h after the final norm, and the weights 1 and 1, we know from others' code. ntp and
-    the KL keep the states from collapsing: both must tell tokens apart.
+    We predict one step ahead; the paper also rolls f out over several. We read the beginning of the
+    paper and other people's code, which say that f is an MLP of three layers on h after the final
+    norm, and that the weights are 1 and 1. Our last two terms are means over all tokens, those of
+    the Text included; a public reproduction has the KL over the answer only. Collapse is prevented
+    by ntp and the KL, which must distinguish tokens.
     """
-    name = "nextlat"  # other facts and training values are Ntp's
-    toy = dict(Ntp.toy, data="regex")
+    name = "nextlat"  # all other facts and settings are Ntp's
 
     @dataclass(frozen=True)
     class Config:
-        latent_weight: float = 1.0  # weight of the distance from the next state
-        kl_weight: float = 1.0  # weight of the KL divergence between what the two states predict
+        latent_weight: float = 1.0  # weight of the distance between predicted and true next state
+        kl_weight: float = 1.0  # weight of the KL between the tokens that both states predict
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "latent_weight kl_weight", 0)
+            validate(self, at_least_0="latent_weight kl_weight")
 
     def __init__(self, model, config):
         super().__init__(model, config)

@@ -1,36 +1,36 @@
-"""SimCSE: a text read twice, with other dropout, finds itself among the texts of the batch."""
+"""SimCSE: encode a text twice with different dropout, and find it among the other texts."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from corpora.program import check_range, validate
-from objectives import Objective, Packed, all_gather_with_grad, info_nce, row
+from common import validate
+from objectives import Objective, Packed, add_special, all_gather_with_grad, info_nce
 
 
 class SimCse(Objective):
-    """Dropout is the only difference between the two vectors of a text, and the other texts of the
-    batch are what it must not be taken for [unsupervised SimCSE, arXiv 2104.08821, eq. 4].
+    """Encode each text twice. Dropout is the only difference between its two embeddings, and the
+    other texts of the batch are negatives [unsupervised SimCSE, arXiv 2104.08821, eq. 4].
 
         loss = mean over i of -log(exp(cos(z_i, z'_i) / t) / sum over j of exp(cos(z_i, z'_j) / t))
 
-    z is an MLP of [CLS], which is thrown away after training, as in paper and code. They start from
-    BERT, with dropout inside attention too, which this model lacks. The negatives keep the vectors
-    from collapsing.
+    z is an MLP of [CLS], which is discarded after training, as in the paper and its code. They
+    start from BERT, and they have dropout in attention too, which our model lacks. The negatives
+    prevent collapse. Ignore the validation loss: dropout is off in evaluation, so both embeddings
+    are identical.
     """
     name = "simcse"
     paper = dict(lr=3e-5, batch=64, steps=15_625, warmup=0.0, schedule="linear", weight_decay=0.0,
-                 max_length=30, dropout=0.1)  # BERT-base, an epoch of a million sentences
+                 max_length=30, dropout=0.1)  # BERT-base, one epoch of a million sentences
     toy = dict(lr=1e-3, steps=300, warmup=0.1, max_length=128)
 
     @dataclass(frozen=True)
     class Config:
-        temperature: float = 0.05  # divides the cosines
+        temperature: float = 0.05  # softmax temperature
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "temperature", above=0)
+            validate(self, positive="temperature")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -38,18 +38,18 @@ class SimCse(Objective):
         self.projector = nn.Sequential(nn.Linear(d, d), nn.Tanh())
 
     @classmethod
-    def in_batch(cls, config):
+    def uses_in_batch_negatives(cls, config):
         return True
 
-    # packed: the N rows, and the same rows again;  num_targets (0,)
+    # packed: the N rows, and the same rows again;  loss_denominators (0,)
     @staticmethod
     def collate(examples, rng, config, special):
-        rows = [row(ids, special) for ids, in examples]
-        return dict(packed=Packed.of(rows + rows), num_targets=torch.zeros(0))
+        rows = [add_special(ids, special) for ids, in examples]
+        return dict(packed=Packed.of(rows + rows), loss_denominators=torch.zeros(0))
 
     def forward(self, batch):
         states = self.model(batch["packed"])  # (T, D)
-        vectors = self.projector(self.model.pool(states, batch["packed"]))  # (2N, D)
-        x, y = map(all_gather_with_grad, vectors.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, within=False, both=False)
+        embeddings = self.projector(self.model.pool(states, batch["packed"]))  # (2N, D)
+        x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
+        loss = info_nce(x, y, self.config.temperature, intra_side_negatives=False, symmetric=False)
         return loss, {"align": loss.detach()}

@@ -1,38 +1,37 @@
-"""Semantic Tube Prediction (STP): a text's states go straight on."""
+"""Semantic Tube Prediction (STP): the hidden states of a text follow a straight line."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from corpora.program import check_range, validate
+from common import validate
 from objectives import Ntp, cosine_distance
 
 
 class Stp(Ntp):
-    """Next-token prediction, and the displacement of the states over a random span points where
-    that over the rest of the row does [STP, arXiv 2602.22617; code: --linear=random_span].
+    """Next-token prediction. The hidden states also have to move in the same direction over a
+    random span as over the rest of the row [STP, arXiv 2602.22617].
 
         loss = ntp + stp_weight * (1 - cos(h_e - h_s, (h_T - h_0) - (h_e - h_s))),  s < e random
 
-    The formula is the code's. The paper's, which we know from others' summaries only, is
-    1 - cos(h_t - h_r, h_r - h_s), s < r < t: the way before r and the way behind it. The code also
-    leaves the chat's marks between Text and answer out of both ways; here that is one [SEP], and it
-    stays. Nothing but ntp keeps the states from collapsing: at weight 1 they do.
+    This is the formula of the released code (stp.py --linear=random_span), which we read, with the
+    beginning of the paper (arXiv 2602.22617v1). The paper's own formula, which we know from
+    summaries, is 1 - cos(h_t - h_r, h_r - h_s) for s < r < t. The code also leaves out the chat's
+    tokens between Text and answer; ours is a single [SEP], and we keep it. Only ntp prevents
+    collapse: at weight 1 the states do collapse.
     """
-    name = "stp"  # other facts and training values are Ntp's
-    toy = dict(Ntp.toy, data="regex")
+    name = "stp"  # all other facts and settings are Ntp's
 
     @dataclass(frozen=True)
     class Config:
-        stp_weight: float = 0.02  # lambda of the paper
+        stp_weight: float = 0.02  # weight of the STP loss (lambda in the paper)
 
         def __post_init__(self):
-            validate(self)
-            check_range(self, "stp_weight", 0)
+            validate(self, at_least_0="stp_weight")
 
-    # the keys of Ntp, and
-    # span_index (4, N): of each row its first token, where the span starts and ends, its last token
+    # the keys of Ntp, and span_index (4, N): the first token of each row, the start and the end of
+    # its span, and its last token
     @staticmethod
     def collate(examples, rng, config, special):
         batch = Ntp.collate(examples, rng, Ntp.Config(), special)
@@ -41,7 +40,7 @@ class Stp(Ntp):
         last = ends[1:] - 1
         length = last - first  # (N,), at least 3: [CLS], a token, [SEP], a token
         start = rng.integers(0, length)
-        # A span that starts at the first token ends before the last: something must be the rest.
+        # A span from the first token ends before the last one, so that a rest is left.
         end = rng.integers(start + 1, np.where(start == 0, length, length + 1))
         index = np.stack([first, first + start, first + end, last])
         return dict(batch, span_index=torch.from_numpy(index))

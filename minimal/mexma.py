@@ -1,0 +1,110 @@
+"""MEXMA on one page: sentence embeddings learned from translations [arXiv 2409.12737].
+
+We mask 40 % of the words of a sentence. The model predicts them from the words that are left and
+from the embedding of the *translation*, so this one embedding has to carry the whole meaning.
+Training takes three minutes on one CPU core. At the end we look up the translations of 1,000 unseen
+German sentences among 7,000 English ones; 6,000 are altered translations, with one mistake each.
+"""
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from corpora.toy import hard_negatives, meanings, toy
+
+STEPS, BATCH, D, HEADS, LAYERS, HEAD_LAYERS = 500, 64, 128, 4, 3, 2  # D: width of the model
+
+# ---- Data: 20,000 sentences of a toy language in English and German. Every word is one token.
+split_words = re.compile(r"\w+|[^\w\s]").findall
+pairs = [(row["en"], row["de"]) for row in toy("train", 20_000)]
+vocabulary = sorted({word for pair in pairs for text in pair for word in split_words(text)})
+PAD, CLS, SEP, MASK = range(4)  # the special tokens
+token_id = {word: i for i, word in enumerate(vocabulary, start=4)}
+V = 4 + len(vocabulary)
+
+def tokenize(texts):  # N texts -> (N, L): [CLS] words [SEP], padded to the longest
+    rows = [torch.tensor([CLS, *map(token_id.get, split_words(text)), SEP]) for text in texts]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)  # It pads with 0, which is PAD.
+
+def mask_words(x):  # -> the masked tokens (N, L), and True (N, L) where the model has to predict
+    chosen = (torch.rand(x.shape) < 0.4) & (x > MASK)
+    dice = torch.rand(x.shape)  # As in BERT, 80 % become [MASK], 10 % a random word, 10 % stay.
+    masked = torch.where(chosen & (dice < 0.8), MASK, x)
+    return torch.where(chosen & (dice > 0.9), torch.randint(4, V, x.shape), masked), chosen
+
+# ---- Model: a small BERT, and a head that predicts the masked words.
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.mlp = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
+        self.norm1, self.norm2 = nn.LayerNorm(D, 1e-12), nn.LayerNorm(D, 1e-12)
+
+    def forward(self, h, x):  # h (N, L, D): hidden states of the tokens x (N, L)
+        q, k, v = self.qkv(h).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        visible = (x != PAD)[:, None, None]  # Every token attends to all tokens but the padding.
+        mixed = F.scaled_dot_product_attention(q, k, v, visible).transpose(1, 2).flatten(2)
+        h = self.norm1(h + self.out(mixed))
+        return self.norm2(h + self.mlp(h))
+
+class Mexma(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.position = nn.Embedding(V, D), nn.Parameter(0.05 * torch.randn(64, D))
+        self.embed.weight.data *= 0.05  # It makes the logits too: a std of 1 would be too large.
+        self.norm, self.bias = nn.LayerNorm(D, 1e-12), nn.Parameter(torch.zeros(V))
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.ModuleList(Block() for _ in range(HEAD_LAYERS))
+
+    def encode(self, x):  # (N, L) -> hidden states (N, L, D)
+        h = self.norm(self.embed(x) + self.position[:x.shape[1]])
+        for block in self.blocks:
+            h = block(h, x)
+        return h
+
+    def cross_unmask(self, x, s):  # CE([s, x^], x), where s is the embedding of the translation
+        masked, chosen = mask_words(x)
+        h = torch.cat([s[:, None], self.encode(masked)[:, 1:]], 1)  # s replaces the state of [CLS].
+        for block in self.head:
+            h = block(h, x)
+        return F.cross_entropy(h[chosen] @ self.embed.weight.T + self.bias, x[chosen])
+
+    def loss(self, a, b):  # L = alpha L_alignment + beta L_mlm + gamma L_KoLeo (section 3)
+        s_a, s_b = self.encode(a)[:, 0], self.encode(b)[:, 0]  # the embeddings: states at [CLS]
+        mlm = self.cross_unmask(a, s_b) + self.cross_unmask(b, s_a)
+        # The paper starts from XLM-R and has the MSE, alpha = 1 and gamma = 0.005. From scratch
+        # the MSE only shrinks all embeddings, so we take the cosine, alpha = 2 and gamma = 0.5.
+        alignment = (1 - F.cosine_similarity(s_a, s_b)).mean()
+        return 2 * alignment + 0.5 * mlm + 0.5 * (koleo(s_a) + koleo(s_b))
+
+def koleo(s):  # -mean log(distance to the nearest other embedding): spreads the embeddings out
+    s = F.normalize(s, dim=-1)
+    nearest = (s @ s.T).detach().fill_diagonal_(-2).argmax(1)
+    return -(F.pairwise_distance(s, s[nearest], eps=1e-8) + 1e-8).log().mean()
+
+def main():
+    torch.manual_seed(0)
+    model = Mexma()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0)
+    for step in range(1, STEPS + 1):
+        batch = zip(*[pairs[i] for i in torch.randperm(len(pairs))[:BATCH]])
+        loss = model.loss(*map(tokenize, batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = 1e-3 * min(step / 50, 1 - step / STEPS)
+        optimizer.step()
+        if step % 50 == 0:
+            print(f"step {step}: loss {loss.item():.2f}")
+    test = toy("test", 1000)
+    altered = [text for text, _, _ in hard_negatives(meanings("test", 1000), "en")]
+    en, de = [row["en"] for row in test] + altered, [row["de"] for row in test]
+    with torch.no_grad():
+        en, de = [F.normalize(model.encode(tokenize(texts))[:, 0], dim=-1) for texts in (en, de)]
+    wrong = (de @ en.T).argmax(1) != torch.arange(len(de))
+    print(f"retrieval error: {wrong.double().mean():.1%}")
+
+if __name__ == "__main__":
+    main()
+# Not on this page, but in objectives.py: --align, --align-views, --koleo-input, --no-symmetrical,
+# --no-token-gradients, --masking, and dropout. Its batches are packed into one line, unpadded.
