@@ -40,11 +40,11 @@ UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompr
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer, not the file itself: run git lfs pull",
-    rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0[^\0]\0": "UTF-16: run iconv -f utf-16 -t utf-8",
+    rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0[^\0]\0": "UTF-16: convert it (iconv -f utf-16 -t utf-8)",
     rb"[^\n]*\0|PK\x03\x04|%PDF|\x28\xb5\x2f\xfd|7z\xbc\xaf":
-        "binary: save the texts as TSV, CSV or JSON Lines (UTF-8, plain or in .gz, .bz2 or .xz)",
+        "a binary file: save the texts as TSV, CSV or JSON Lines in UTF-8 (also as .gz, .bz2, .xz)",
     rb"(?s)WEBVTT|.{,200}\d:\d\d[.,]\d+( --> |,\d+:)|\[Script Info\]|\{\d+\}\{\d+\}":
-        "subtitles: save the sentences alone, one on each line of a .txt",
+        "a file of subtitles: save the sentences alone, one on each line of a .txt",
     rb'(?s)(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
     rb"(?i)\s*(<([?!]|(html|head|body|div|p|doc|seg)\b|[a-z][\w:.-]*(\s+[\w:.-]+\s*=|[^<>]*>\s*?"
     rb"[\r\n<]))|\{\\rtf|\\documentclass)": "markup: extract its text, one row on each line"}
@@ -81,7 +81,7 @@ def read_lines(path):
             if not end:
                 for pattern, advice in FOREIGN.items():
                     if re.match(pattern, chunk):
-                        raise at_line(path, 1, f"this file is {advice}")
+                        raise at_line(path, 1, f"this is {advice}")
                 end = b"\r" if b"\r" in chunk and b"\n" not in chunk.rstrip(b"\r\n") else b"\n"
             *lines, rest = (rest + chunk).split(end)
             for line in lines:
@@ -143,7 +143,7 @@ def check_langs(langs, known, name):
     for lang in langs:
         if lang not in known:
             raise BadInput(f"--langs {shown(lang)}: {shown(name)} has the columns {listed(known)}"
-                           + did_you_mean(lang, known))
+                           + did_you_mean(shown(lang), map(shown, known)))
 
 
 # ---- formats
@@ -152,7 +152,11 @@ def check_langs(langs, known, name):
 def split_header(line, langs, delimiters="\t,;|"):
     """Return the delimiter that splits a line into known names, or the most frequent; the names."""
     for delimiter in (*delimiters, max(delimiters, key=line.count)):
-        names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
+        try:
+            names = next(csv.reader([line], delimiter=delimiter))
+        except csv.Error:  # such as a CR in the middle
+            names = line.split(delimiter)
+        names = [name.strip() for name in names]
         if choose_columns(names, langs):
             break
     return delimiter, names
@@ -175,7 +179,7 @@ def read_table(path, langs=()):
         example = "text" if len(names) < 2 else f"en{delimiter}de".replace("\t", "<TAB>")
         raise at_line(path, start, "the first line must name the columns, and has no known names: "
                       f"{listed(names)}. Add a header line such as {example}, or, if it is a "
-                      "header, choose two of its columns with --langs")
+                      "header, choose columns of it with --langs")
     for name in filter(None, names):
         if names.count(name) > 1:
             raise at_line(path, start, f"two columns have the name {shown(name)}: rename one")
@@ -204,8 +208,8 @@ def read_quoted(path, lines, start, delimiter):
         except StopIteration:
             return
         except csv.Error as error:
-            raise at_line(path, number, f"{error}: a quote must open and close a whole cell, and "
-                          "quotes inside it are doubled") from None
+            raise at_line(path, number, f"not CSV ({error}): a quote must open and close a whole "
+                          "cell, and quotes inside it are doubled") from None
 
 
 def read_jsonl(path, langs=()):
@@ -216,20 +220,23 @@ def read_jsonl(path, langs=()):
             continue
         try:
             row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"a {type(row).__name__}, not an object")
-            if isinstance(row.get("messages"), list):
-                turns = [(turn["role"], turn["content"]) for turn in row.pop("messages")]
-                row |= dict(turns)
-                if sorted(role for role, _ in turns if role != "system") != ["assistant", "user"]:
-                    raise ValueError("a chat must have one user turn and one assistant turn")
-            if isinstance(row.get("translation"), dict):
-                row |= row.pop("translation")
             if "\\ud" in line.lower():
                 json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise at_line(path, number, f"{error}. JSON Lines have one object on each line (jq -c "
-                          "'.[]' makes them from a list)") from None
+        except (ValueError, RecursionError) as error:
+            raise at_line(path, number, f"not JSON Lines ({error}): write one object on each line "
+                          "(jq -c . FILE)") from None
+        if not isinstance(row, dict):
+            raise at_line(path, number, f"a {type(row).__name__}: write one object on each line "
+                          "(jq -c '.[]' FILE)")
+        if isinstance(row.get("messages"), list):
+            turns = [(turn.get("role"), turn.get("content")) for turn in row.pop("messages")
+                     if isinstance(turn, dict)]
+            if sorted(role for role, _ in turns if role != "system") != ["assistant", "user"]:
+                raise at_line(path, number, "a chat must have one user turn, one assistant turn, "
+                              "and at most one system turn")
+            row |= dict(turns)
+        if isinstance(row.get("translation"), dict):
+            row |= row.pop("translation")
         yield number, row
 
 
@@ -361,7 +368,7 @@ class TextFiles:
         if unread:
             pairs = self.num_text_columns > 1 and any(map(LABEL.search, unread))
             notes.append(f"columns not read: {listed(unread)} (choose with --langs)"
-                         + "; and all rows are used as matching pairs" * pairs)
+                         + ", and all rows are used as matching pairs" * pairs)
         notes += [f"{count:,} {what}" for what, count in self.counts.items()]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)

@@ -59,7 +59,7 @@ def encoded(source, tokenizer, holdout=True):
         make_folder(folder, "the cache")
         _write(source, tokenizer, folder)
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    source.counts, source.known = Counter(about["counts"]), about["known"]
+    source.counts, source.known = Counter(about["counts"]), dict.fromkeys(about["known"])
     # A memory map reads from disk what is asked for, and no more.
     tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
     offsets = np.memmap(folder / "offsets.bin", np.int64, "r").view(np.ndarray)
