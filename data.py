@@ -200,8 +200,8 @@ class Tokenizer:
             if word and not encoding.ids:
                 known = map(self.inner.token_to_id, ("[UNK]", "<unk>", "[MASK]", "<mask>"))
                 ids[word] = [next(index for index in known if index is not None)]
-        return [np.array([*itertools.chain.from_iterable(map(ids.get, words))], np.uint32)
-                for words in split_texts]
+        return [np.array([*itertools.chain.from_iterable(map(ids.get, parts))], np.uint32)
+                for parts in split_texts]
 
     def decode(self, ids):
         """Return the text of some ids, without special tokens."""

@@ -1,6 +1,6 @@
-"""Compile the kernels for GPUs that are not here: what ptxas makes of every row of the table of
-tiles, in registers, spills, shared memory and tensor-core instructions. `build.py 9.0` builds the
-rows of one GPU.
+"""Compile the kernels for GPUs that are not here, with every row of the table of tiles, and print
+what ptxas makes of them: registers, spills, shared memory and tensor-core instructions.
+`build.py 9.0` builds the rows of one GPU.
 
 Exit status 1 if a kernel spills registers, needs more shared memory than the GPU has, or (9.0, 16
 bits) lacks wgmma.
@@ -30,10 +30,11 @@ NAMES = {2: "bf16", 4: "fp32"}
 
 
 def build(kernel, capability, dtype, warps, stages, **constants):
-    """-> registers a thread, bytes spilled, bytes of shared memory, wgmma instructions."""
+    """Compile a kernel; return registers per thread, bytes spilled, bytes of shared memory, and the
+    number of wgmma instructions."""
     types = TYPES | dict.fromkeys(("qkv", "out", "grad", "dqkv"), f"*{dtype}")
     signature = {}
-    aligned = {}  # pointers and strides are multiples of 16, as they are when a model runs
+    aligned = {}  # pointers and strides are multiples of 16, as when a model runs
     for i, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "*i32")
         if name not in constants and name != "tokens":
@@ -54,7 +55,7 @@ def build(kernel, capability, dtype, warps, stages, **constants):
 
 
 def kernels_of(tiles):
-    """The kernels of one row of the table: (kernel, its constants, warps, stages)."""
+    """Yield the kernels of one row of the table: (kernel, its constants, warps, stages)."""
     size, forward_warps, backward_warps = tiles.local
     yield attention.local_forward_kernel, dict(SIZE=size), forward_warps, 3
     yield attention.local_backward_kernel, dict(SIZE=size), backward_warps, 3

@@ -1,5 +1,5 @@
-"""The embedded corpora: the same bytes for ever (whose grammar was checked), split by meaning, with
-labels, grades and hard negatives that are true."""
+"""The embedded corpora: always the same bytes, of which the grammar was checked; split by meaning;
+with labels, grades and hard negatives that are true."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ REGEX_TOKEN = re.compile(
 
 
 def cells(section, concept, language):
-    """The synonyms of a concept as lists of forms, read from the file itself."""
+    """Return the synonyms of a concept as lists of forms, read from the file itself."""
     columns = words.lexicon()[section][concept][1]
     return [cell.split(", ") for cell in columns[LANGUAGES.index(language)]]
 
@@ -107,7 +107,7 @@ def test_every_target_is_balanced_and_of_the_documented_dialect():
         assert english.startswith("lines ") and "{" not in english
         re.compile(target.replace("&", "").replace("~", ""))  # raises, if it is not balanced
         for left, right in re.findall(r"\(([^()]+)\)[&|]\(([^()]+)\)", target):
-            assert left != right                 # never: a vowel or a vowel
+            assert left != right  # never: a vowel or a vowel
 
 
 def test_regex_splits_share_no_target_and_no_two_targets_share_their_english():
