@@ -4,7 +4,6 @@
     python -m results board                   the claims of the papers beside our measurements
     python -m results NAME --files FOLDER     run what an experiment has not recorded yet
     python -m results plot NAME               draw an experiment along training, or a picture
-    python -m results compare RUN RUN ...     compare your own runs, with paired tests
     python -m results inspect --objective X   print one batch as text, and its attention mask
     python -m results flops --objective X     compute of a step; --match RUN: equal compute
     python -m results peers                   training and encoding against other libraries
@@ -20,9 +19,9 @@ import importlib
 from common import BadInput, did_you_mean, run_program
 
 # {command: its file}, which is imported when it is needed: some need requirements-dev.txt.
-COMMANDS = {"show": "compare", "board": "compare", "compare": "compare", "readme": "compare",
-            "plot": "plots", "inspect": "inspect", "flops": "flops", "peers": "bench",
-            "gpu": "bench", "mixtures": "mixtures"}
+COMMANDS = {"show": "compare", "board": "compare", "readme": "compare", "plot": "plots",
+            "inspect": "inspect", "flops": "flops", "peers": "bench", "gpu": "bench",
+            "mixtures": "mixtures"}
 
 
 def main(words):

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+import corpora
 import data
 import evaluate
 import kernels
@@ -98,45 +99,25 @@ NL_RX = ((17, 0.2, 8, 40), (12, 0.3, 4, 40))  # Text and Code of LLM-JEPA's data
 GSM8K = ((60, 0.4, 15, 200), (74, 0.45, 15, 300))
 
 
-class Setting(NamedTuple):
-    size: str  # one of SIZES
-    count: int  # examples of a batch
-    lengths: tuple  # of the first texts, and of the second ones
-    rounds: int
-    device: torch.device
-    folder: str  # for the exported model
-    tokenizer: data.Tokenizer
-
-
 def draw_lengths(mean, spread, low, high, count, seed=0):
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - spread**2 / 2, spread, count)
     return np.clip(drawn, low, high).astype(int)
 
 
-def exported(setting, **fields):
-    """Return a random Model, and the folder of the same model for transformers."""
+def exported(size, folder, **fields):
+    """Return a random Model and a tokenizer; folder/theirs is the same model for transformers."""
     from interop.huggingface import export
     torch.manual_seed(0)
-    shape = dict(vocab=setting.tokenizer.vocab, dropout=0.0) | SIZES[setting.size]
-    model = Model(ModelConfig(**shape | fields))
-    run = Path(tempfile.mkdtemp(dir=setting.folder))
-    save(model, run / "model.pt")
-    setting.tokenizer.save(run / "tokenizer.json")
-    first = {"format": 5, "config": {"objective": "none", "data": "toy", "max_length": 128}}
-    (run / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
-    export(run, run / "theirs")
-    return model, str(run / "theirs")
-
-
-def batch_of(setting, model, objective_class, config):
-    """Return an objective, and a batch of pairs of random ids for it."""
-    objective = objective_class(model, config).to(setting.device)
-    set_attention(objective, "auto", setting.device, 4)
-    rng = np.random.default_rng(0)
-    drawn = [draw_lengths(*one, setting.count, i) for i, one in enumerate(setting.lengths)]
-    pairs = [data.Example([rng.integers(20, setting.tokenizer.vocab, length) for length in both])
-             for both in zip(*drawn)]
-    return objective, objective_class.collate(pairs, rng, config, setting.tokenizer.special)
+    tokenizer = data.open_corpus("toy", count=50).tokenizer
+    model = Model(ModelConfig(**dict(vocab=tokenizer.vocab, dropout=0.0) | SIZES[size] | fields))
+    save(model, folder / "model.pt")
+    tokenizer.save(folder / "tokenizer.json")
+    around = tokenizer.special.before, tokenizer.special.after
+    first = {"format": 5, "config": {"objective": "none", "data": "toy", "max_length": None},
+             "around": around, "affixes": (around, around), "tokenizer_hash": tokenizer.hash}
+    (folder / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+    export(folder, folder / "theirs")
+    return model, tokenizer
 
 
 # ---- training steps and encoding
@@ -199,18 +180,26 @@ def training_step(objective, batch, autocast):
     return step
 
 
-def training(objective_class, config, passes, setting, **fields):
-    """Time steps of our objective and of the same one on transformers' padded model. Return
-    {precision: table}. Raises BadInput if their losses differ."""
+def training(objective_class, config, passes, size, count, lengths, rounds, device, **fields):
+    """Time steps of our objective and of the same one on transformers' padded model, on pairs of
+    random ids. Return {precision: table}. Raises BadInput if their losses differ."""
     import transformers
-    device = setting.device
-    model, path = exported(setting, head=objective_class.model_head(config), **fields)
-    objective, batch = batch_of(setting, model, objective_class, config)
+    with tempfile.TemporaryDirectory() as folder:
+        model, tokenizer = exported(size, Path(folder), head=objective_class.model_head(config),
+                                    **fields)
+        options = {} if model.config.causal else {"add_pooling_layer": False}
+        theirs = transformers.AutoModel.from_pretrained(f"{folder}/theirs", **options).train()
+    rng = np.random.default_rng(0)
+    drawn = [draw_lengths(*one, count, i) for i, one in enumerate(lengths)]
+    pairs = [data.Example([rng.integers(20, tokenizer.vocab, length) for length in both])
+             for both in zip(*drawn)]
+    batch = objective_class.collate(pairs, rng, config, tokenizer.special)
     grids = to_device(padded_inputs(batch["packed"], passes, model.config.causal), device)
-    options = {} if model.config.causal else {"add_pooling_layer": False}
-    theirs = transformers.AutoModel.from_pretrained(path, **options).train().to(device)
-    sides = {"ours": objective, "transformers, padded": peer_of(objective, theirs, grids)}
     batch = to_device(batch, device)
+    objective = objective_class(model, config).to(device)
+    set_attention(objective, "auto", device, 4)
+    sides = {"ours": objective,
+             "transformers, padded": peer_of(objective, theirs.to(device), grids)}
     tables = {}
     for precision in dict.fromkeys(["float32", usable_precision("auto", device)]):
         narrow = precision != "float32"
@@ -220,22 +209,23 @@ def training(objective_class, config, passes, setting, **fields):
         tolerance = (2e-2 if narrow else 1e-4) * max(1, abs(own))
         check_equal(abs(own - other) <= tolerance, "transformers")
         runs = {side: training_step(one, batch, autocast) for side, one in sides.items()}
-        tables[precision] = interleaved(runs, setting.rounds, device)
+        tables[precision] = interleaved(runs, rounds, device)
     return tables
 
 
-def encoding(setting):
+def encoding(size, count, lengths, rounds, device):
     """Time the way from texts to embeddings, in float32."""
     from sentence_transformers import SentenceTransformer
-    model, path = exported(setting, pool="mean")
-    words = " ".join(map(" ".join, data.open_text("toy", count=400).rows("train"))).split()
-    sizes = draw_lengths(18, 0.8, 2, 120, 40 * setting.count)
+    with tempfile.TemporaryDirectory() as folder:
+        model, tokenizer = exported(size, Path(folder), pool="mean")
+        theirs = SentenceTransformer(f"{folder}/theirs", device="cpu")
+    words = " ".join(map(" ".join, corpora.open_text("toy", count=400).rows("train"))).split()
+    sizes = draw_lengths(18, 0.8, 2, 120, 40 * count)
     texts = [" ".join(words[7 * i % 999:][:size]) for i, size in enumerate(sizes)]
-    theirs = partial(SentenceTransformer(path, device="cpu").encode, texts, show_progress_bar=False)
-    own = partial(evaluate.encode, model.eval(), setting.tokenizer, texts)
-    check_equal(np.allclose(own(), theirs(), atol=1e-4), "sentence-transformers")
-    runs = {"ours": own, "sentence-transformers": theirs}
-    return {"float32": interleaved(runs, setting.rounds, setting.device)}
+    runs = {"ours": partial(evaluate.encode, model.eval(), tokenizer, texts),
+            "sentence-transformers": partial(theirs.encode, texts, show_progress_bar=False)}
+    check_equal(np.allclose(*(run() for run in runs.values()), atol=1e-4), "sentence-transformers")
+    return {"float32": interleaved(runs, rounds, device)}
 
 
 SMALL_HEAD = Mexma.Config(head_layers=2, head_heads=2, head_hidden=512)
@@ -245,13 +235,6 @@ PEERS = {"contrastive": partial(training, Contrastive, Contrastive.Config(), 2),
          "llm-jepa": partial(training, LlmJepa, LlmJepa.Config(), 1, causal=True, pool="last",
                              **DECODER),
          "encoding": encoding}
-
-
-def compared(name, size, count, lengths, rounds, device):
-    """Return {precision: table} of one of PEERS."""
-    tokenizer = data.open_corpus("toy", count=50).tokenizer
-    with tempfile.TemporaryDirectory() as folder:
-        return PEERS[name](Setting(size, count, lengths, rounds, device, folder, tokenizer))
 
 
 # ---- attention: every side maps one projection (T, (H + 2 Hkv) K) to (T, H K)
@@ -422,7 +405,7 @@ def steps():
                                     ("llm-jepa", "Llama 1B", 16, NL_RX),
                                     ("llm-jepa", "Llama 1B", 16, GSM8K)):
         shape = (size, count) if GPU else ("tiny", 4)
-        for precision, table in compared(name, *shape, each, ROUNDS, DEVICE).items():
+        for precision, table in PEERS[name](*shape, each, ROUNDS, DEVICE).items():
             yield f"Step: {name}, texts of mean {each[0][0]}, {precision}", table
 
 
@@ -462,8 +445,8 @@ def peers_command(words):
     options, names = parse("peers", PEERS, words)
     for name in names:
         for word in ["8-40"] if name == "encoding" else LENGTHS:
-            tables = compared(name, options.size, options.count, [LENGTHS[word]] * 2, 5,
-                              torch.device("cpu"))
+            tables = PEERS[name](options.size, options.count, [LENGTHS[word]] * 2, 5,
+                                 torch.device("cpu"))
             for precision, table in tables.items():
                 title = f"{name}, {word}, size {options.size}, {options.count} examples"
                 title += "" if precision == "float32" else f", {precision}"

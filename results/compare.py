@@ -1,9 +1,8 @@
-"""The recorded runs: tables, paired tests and the claims of the papers; and your own runs compared.
+"""The recorded runs: tables, paired tests, and the claims of the papers.
 
     python -m results show                    # list all experiments
     python -m results show encoders           # its finding, tables, tests and commands
     python -m results board                   # what the papers claim, and what we measured
-    python -m results compare out/a-0 out/a-1 out/b-0 out/b-1      # your own runs: b against a
     python -m results readme                  # write the recorded numbers into both README.md
 
 Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1).
@@ -174,7 +173,8 @@ def show(name, metrics=None):
     for table in tables:
         rows = {record["label"]: record["label"] for record in records} | table.get("rows", {})
         body = table_lines(records, table["columns"], rows, table.get("published"))
-        lines += [*[f"## {table['title']}", ""] * ("title" in table and bool(body)), *body, ""]
+        title = [f"## {table['title']}", ""] if body and "title" in table else []
+        lines += [*title, *body, ""]
     if "pairs" in experiment:
         lines += [*test_lines(records, metrics or experiment["tested"], experiment["pairs"]), ""]
     first = {record["label"]: record for record in reversed(records)}  # of the first seed
@@ -256,22 +256,18 @@ def board_command(words):
 
 # ---- recorded numbers inside the README files
 
-BLOCK = re.compile(r"(<!-- (board|table (\S+))\n?(.*?)-->\n).*?(?=<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- (board|table (\S+) \| rows: (.*?) \| columns: (.*?)) -->\n)(\|.*\n)*")
 
 
 def filled(text):
-    """Return a page with the table after each `<!-- board -->`, and after each
-    `<!-- table EXPERIMENT / rows: Heading=label; ... / columns: Heading=metric; ... -->`, on three
-    lines."""
+    """Return a page with the recorded numbers in the table after each `<!-- board -->`, and after
+    each `<!-- table EXPERIMENT | rows: Heading=label; ... | columns: Heading=metric; ... -->`."""
     def lines_of(match):
         if match[2] == "board":
             return board_lines()
-        chosen = {}
-        for line in match[4].splitlines():
-            part, _, cells = line.partition(": ")
-            cells = [cell.rpartition("=") for cell in cells.split("; ")]
-            chosen[part] = {heading or value: value for heading, _, value in cells}
-        return table_lines(read_records(match[3]), chosen["columns"], chosen.get("rows"))
+        rows, columns = ({heading or name: name for heading, _, name in (
+            cell.rpartition("=") for cell in part.split("; "))} for part in (match[4], match[5]))
+        return table_lines(read_records(match[3]), columns, rows)
     return BLOCK.sub(lambda match: match[1] + "\n".join(lines_of(match)) + "\n", text)
 
 
@@ -282,54 +278,3 @@ def readme_command(words):
         text = filled(page.read_text(encoding="utf-8"))
         with atomic_file(page) as file:
             file.write(text.encode())
-
-
-# ---- your own runs
-
-
-def records_of(folders, name):
-    """Return the results of runs as records: runs that differ only in their seed have one label,
-    which names the objective and the settings that tell it from the others."""
-    import evaluate  # tables and the board need no model code
-    runs = []
-    for folder in folders:
-        settings = {}
-        for key, value in evaluate.read_first(folder)["config"].items():
-            inner = value if isinstance(value, dict) else {"": value}
-            settings |= {f"{key}.{one}".rstrip("."): setting for one, setting in inner.items()}
-        runs.append((folder, settings, evaluate.read_results(Path(folder) / name)))
-    rows = {str(results.get("rows")) for _, _, results in runs}
-    if len(rows) > 1:
-        raise BadInput(f"these runs were evaluated on different rows ({', '.join(sorted(rows))}): "
-                       "evaluate all of them with the same --data, --langs and --limit")
-    known = dict.fromkeys(key for _, settings, _ in runs for key in settings)
-    told = [key for key in known if len({str(settings.get(key)) for _, settings, _ in runs}) > 1
-            and key not in ("objective", "seed", "out", "device")]
-    records = {}
-    for folder, settings, results in runs:
-        words = [f"{key.rpartition('.')[2]} {settings[key]}" for key in told if key in settings]
-        label, seed = ", ".join([settings["objective"], *words]), settings["seed"]
-        if (label, seed) in records:
-            raise BadInput(f"{folder} has the same settings and the same seed {seed} as another "
-                           "run: give one of them")
-        records[label, seed] = {"label": label, "seed": seed, "eval": results}
-    return list(records.values())
-
-
-def compare_command(words):
-    parser = Parser("python -m results compare", "Mean and standard deviation over seeds of your "
-                    "own runs, and paired tests against the first.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="evaluated runs; the first is the "
-                        "baseline")
-    parser.add_argument("--metrics", type=comma_list, help="such as retrieval/xsim,geometry/rankme")
-    parser.add_argument("--file", default="eval.json", help="the runs' results [eval.json]")
-    options = parser.parse_args(words)
-    records = records_of(options.runs, options.file)
-    known = dict.fromkeys(key for record in records for key in record["eval"])
-    for metric in options.metrics or ():
-        if metric not in known:
-            raise BadInput(f"no run has the metric {metric!r}{did_you_mean(metric, known)}")
-    metrics = options.metrics or [one for one in DATA["columns"].values() if one in known]
-    baseline, *others = dict.fromkeys(record["label"] for record in records)
-    print(*table_lines(records, dict(zip(metrics, metrics))), "",
-          *test_lines(records, metrics, dict.fromkeys(others, baseline)), sep="\n")

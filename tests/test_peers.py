@@ -1,45 +1,47 @@
-"""Other people's libraries compute what ours does before they are timed; the parts for a GPU run at
-toy size."""
-
-import json
+"""Other libraries compute what ours does before they are timed; every part for a GPU runs at toy
+size."""
 
 import numpy as np
 import pytest
 import torch
 
-from corpora.program import BadInput
+from common import BadInput
 from model import Packed
 from results import bench
 
-SMALL = ["--size", "tiny", "--count", "4", "--rounds", "1"]
+
+def small(name):
+    return bench.PEERS[name]("tiny", 4, [bench.LENGTHS["8-40"]] * 2, 1, torch.device("cpu"))
 
 
-def test_both_sides_give_the_same_loss_or_vectors_in_each_precision(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "LENGTHS", {"8-40": bench.LENGTHS["8-40"]})
-    monkeypatch.setattr(bench, "fastest_precision", lambda device: "bfloat16")
-    bench.peers([*SMALL, "--out", str(tmp_path)])
-    records = [json.loads(line) for line in (tmp_path / "peers.jsonl").open(encoding="utf-8")]
-    names = {f"{name}, 8-40, size tiny, 4 examples" for name in bench.PEERS}
-    steps = {name for name in names if "encoding" not in name}
-    assert {one["name"] for one in records} == names | {f"{name}, bfloat16" for name in steps}
-    for record in records:
-        assert len(record["table"]) >= 2 and record["table"]["ours"]["times ours"] == 1
-        assert f"## {record['name']}\n" in (tmp_path / "peers.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", bench.PEERS)
+def test_both_sides_compute_the_same(name, monkeypatch):
+    monkeypatch.setattr(bench, "usable_precision", lambda *_: "bfloat16")
+    tables = small(name)
+    assert list(tables) == ["float32", "bfloat16"][:1 if name == "encoding" else 2]
+    for table in tables.values():
+        assert len(table) == 2 and table["ours"]["times ours"] == 1
+        assert not any("failed" in row for row in table.values())
 
 
-def test_nothing_is_timed_if_the_losses_differ(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "koleo", lambda vectors: torch.ones(()))
-    with pytest.raises(BadInput, match="transformers does not compute what ours does"):
-        bench.peers(["--only", "mexma", *SMALL, "--out", str(tmp_path)])
-    assert not list(tmp_path.iterdir())
+def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
+    peer_of = bench.peer_of
+
+    def wrong(objective, theirs, grids):
+        return peer_of(objective, theirs, [(grid, real) for grid, real in reversed(grids)])
+
+    monkeypatch.setattr(bench, "peer_of", wrong)
+    with pytest.raises(BadInput, match="transformers computes something else"):
+        small("mexma")
 
 
 @pytest.mark.parametrize("part", bench.PARTS)
-def test_every_part_for_a_gpu_runs_at_toy_size(part, tmp_path, monkeypatch):
+def test_every_part_for_a_gpu_runs_at_toy_size(part, monkeypatch, capsys):
     shape = bench.Shape(Packed.of([np.zeros(9, np.int64)]), 2, 2, 16)
     monkeypatch.setattr(bench, "shapes", lambda: {"nine tokens": shape})
-    assert bench.gpu(["--only", part, "--out", str(tmp_path)]) == 0
-    records = [json.loads(line) for line in (tmp_path / "gpu.jsonl").open(encoding="utf-8")]
-    assert records and all("ms" in next(iter(one["table"].values())) for one in records)
-    if part == "attention" and not bench.GPU:  # A side that cannot run here says why.
-        assert "CPU" in records[0]["table"]["FlexAttention"]["failed"]
+    assert bench.gpu_command(["--only", part]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\n## ") + printed.startswith("## ") >= 1 and "| ours |" in printed or (
+        "| as in the table |" in printed)
+    if part == "attention" and not bench.GPU:  # a side that cannot run says why
+        assert "failed" in printed
