@@ -185,7 +185,7 @@ def all_gather_with_grad(x):
     from torch.distributed.nn.functional import all_gather  # missing in builds without distributed
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # its successor has no public name yet
-        return torch.cat(all_gather(x))
+        return torch.cat(all_gather(x, dist.group.WORLD))
 
 
 # ---- what objectives are made of

@@ -978,7 +978,7 @@ def test_llm_jepa_embeds_a_text_as_it_reads_it_in_training(tmp_path):
     run = train.start("llm-jepa", **chat(tmp_path, predictors=2, steps=1))
     special = run.corpus.special
     batch = run.make_batch(0)[0]
-    read = batch["packed"].tokens[batch["embedding_index"]]
+    read = batch["packed"].tokens[batch["vector_index"]]
     assert set(read[0].tolist()) == {special.preds[0]}  # [PRED]_1 is the last token of a Text
     ids = run.evaluation().ids
     for row in ids["user"]:
