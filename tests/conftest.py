@@ -14,7 +14,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 import torch  # noqa: E402
 
-from common import BadInput, run_program  # noqa: E402
+from common import run_program  # noqa: E402
 from data import Tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
@@ -64,17 +64,10 @@ def refused(capsys, monkeypatch):
     def error_line(program, words, printed=""):
         words = words.split(" ") if isinstance(words, str) else words
 
-        def main(arguments):
-            try:
-                return program(arguments)
-            except ValueError as error:
-                # Until every file has moved to common.py there are two classes of this name.
-                raise BadInput(error) if type(error).__name__ == "BadInput" else error from None
-
         monkeypatch.setattr(sys, "argv", ["program", *map(str, words)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
-            run_program(main)
+            run_program(program)
         output = capsys.readouterr()
         assert end.value.code == 2
         assert output.err.startswith("error: ") and output.err.count("\n") == 1, output.err
