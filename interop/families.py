@@ -14,8 +14,8 @@ from model import DECODER, ModelConfig
 
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 DECODERS = {  # model_type: the fields in which the family differs from Llama
-    "llama": {},
     "mistral": {},
+    "llama": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": "head"},
     "olmo2": {"norm_position": "branch", "qk_norm": "whole"},
@@ -76,22 +76,21 @@ def read_config(theirs):
         "embed_scale": theirs.hidden_size ** 0.5 if gemma else 1.0})
 
 
-def write_config(config, special, prefer=None):
-    """Return a transformers config for our model, of the family `prefer` if that can express it.
-    Raises BadInput, with the reason, if no family can."""
-    encoders = ["xlm-roberta", "roberta"] if config.pair == "sep-sep" else ["bert"]
-    kinds = sorted(DECODERS if config.causal else encoders, key=lambda kind: kind != prefer)
-    ours = compared_fields(config)
-    lacking = {}
-    for kind in kinds:
-        theirs = AutoConfig.for_model(kind, **their_settings(kind, config, special))
-        found = compared_fields(read_config(theirs))
-        lacking[kind] = [f"{name} {value}" for name, value in ours.items() if value != found[name]]
-        if not lacking[kind]:
-            return theirs
-    nearest = min(lacking, key=lambda kind: len(lacking[kind]))
-    raise BadInput("transformers has no class for this model: the nearest family, "
-                   f"{nearest}, cannot have {', '.join(lacking[nearest])}")
+def write_config(config, special):
+    """Return a transformers config for our model, of the nearest family. Raises BadInput, with the
+    reason, if that cannot express the model."""
+    kind = "xlm-roberta" if config.pair == "sep-sep" else "bert"
+    if config.causal:
+        fields = asdict(config).items()
+        kind = [name for name, own in DECODERS.items() if own.items() <= fields][-1]
+    theirs = AutoConfig.for_model(kind, **their_settings(kind, config, special))
+    found = compared_fields(read_config(theirs))
+    lacking = [f"{name} {value}" for name, value in compared_fields(config).items()
+               if value != found[name]]
+    if lacking:
+        raise BadInput("transformers has no class for this model: the nearest family, "
+                       f"{kind}, cannot have {', '.join(lacking)}")
+    return theirs
 
 
 def their_settings(kind, config, special):

@@ -33,7 +33,7 @@ from model import Model, Packed, save
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 WEIGHTS = LOCAL | {"use_safetensors": True, "dtype": torch.float32}
 DOWNLOADS = ("*.json", "*model*.safetensors", "*.jinja", "*.txt", "*.model")
-CONFIG, GENERATION, TEMPLATE = "config.json", "generation_config.json", "chat_template.jinja"
+GENERATION, TEMPLATE = "generation_config.json", "chat_template.jinja"
 POOLS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs: ours
 MODULES = re.compile(r"sentence_transformers\.\S*Transformer sentence_transformers\.\S*\.Pooling"
                      r"( sentence_transformers\.\S*\.Normalize)?")
@@ -44,9 +44,8 @@ SAMPLES = ["A dog runs.", "Ein Hund läuft schnell; 123 Kinder sehen zu!", "你�
 
 
 @contextlib.contextmanager
-def new_folder(folder, what):
-    """Yield a temporary folder that gets its name `folder` if the block ends without an error. What
-    the libraries raise for missing or damaged files becomes BadInput."""
+def new_folder(folder):
+    """Yield a temporary folder that gets its name `folder` if the block ends without an error."""
     folder = Path(folder).absolute()
     if os.path.lexists(folder):
         raise BadInput(f"{shown(folder)} exists already: name a new folder")
@@ -58,13 +57,20 @@ def new_folder(folder, what):
     try:
         yield part
         os.rename(part, folder)
-    except BadInput as error:
-        raise BadInput(f"{what}: {error}") from None
-    except Exception as error:  # a dozen types
-        reason = shown(" ".join(str(error).split()))
-        raise BadInput(f"{what}: {type(error).__name__}: {reason}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def in_one_line(what):
+    """Turn any error in the block, such as the libraries' for a damaged file, into BadInput."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}") from None
+    except Exception as error:
+        reason = shown(" ".join(str(error).split()))
+        raise BadInput(f"{what}: {type(error).__name__}: {reason}") from error
 
 
 def special_tokens_around(tokenizer):
@@ -84,10 +90,9 @@ def compare(run, limit, library, theirs):
     with contextlib.redirect_stderr(io.StringIO()):  # a warning about that
         rows = evaluate.encode_ids(run.model, run.tokenizer, SAMPLES, affixes,
                                    limit - len(before) - len(after))
-    for text, row in zip(SAMPLES, rows):
-        gold = library.preprocess([text])["input_ids"][0].tolist()
-        if row != gold:
-            raise BadInput(f"a text has the ids {row[:20]} here, and {gold[:20]} in transformers")
+    gold = [library.preprocess([text])["input_ids"][0].tolist() for text in SAMPLES]
+    if rows != gold:
+        raise BadInput(f"texts have the ids {rows[:3]} here, and {gold[:3]} in transformers")
     compared = {"embeddings": (
         evaluate.embed(run.model, rows),
         library.encode(SAMPLES, convert_to_tensor=True, show_progress_bar=False))}
@@ -110,7 +115,7 @@ def compare(run, limit, library, theirs):
 def import_model(name, folder):
     """Write a model, from a folder or the hub, as a run folder. Return its ModelConfig, the names
     of its prompts, which are not imported, and what is equal. Raises BadInput."""
-    with new_folder(folder, f"cannot import {shown(name)}") as part:
+    with new_folder(folder) as part, in_one_line(f"cannot import {shown(name)}"):
         path, inside = find_model(name)
         theirs, config = load_weights(inside)
         library = load_library(path)
@@ -127,13 +132,13 @@ def import_model(name, folder):
         settings = {"data": "", "objective": "", "size": "imported", "model": asdict(config),
                     "max_length": limit - len(around[0]) - len(around[1])}
         first = {"format": 5, "config": settings, "imported": str(name), "around": around,
-                 "affixes": [around, around], "tokenizer_hash": tokenizer.hash}
+                 "affixes": [around, around], "views": 2, "tokenizer_hash": tokenizer.hash}
         with atomic_file(part / "log.jsonl") as file:
             file.write((json.dumps(first) + "\n").encode())
         (part / "hf").mkdir()
         if isinstance(library.tokenizer.chat_template, str):
             (part / "hf" / TEMPLATE).write_text(library.tokenizer.chat_template, encoding="utf-8")
-        for file in map(inside.joinpath, (CONFIG, GENERATION, TEMPLATE)):
+        for file in map(inside.joinpath, ("config.json", GENERATION, TEMPLATE)):
             if file.is_file():
                 shutil.copy(file, part / "hf")
         equal = compare(evaluate.open_run(part), limit, library, theirs)
@@ -147,47 +152,32 @@ def find_model(name):
     if not path.is_dir():
         path = inside = Path(snapshot_download(str(name), allow_patterns=DOWNLOADS))
     if (path / "modules.json").is_file():
-        modules = read_json(path / "modules.json")
-        kinds = " ".join(str(module["type"]) for module in modules)
+        with in_one_line(path / "modules.json"):
+            modules = json.loads((path / "modules.json").read_bytes())
+            kinds = " ".join(module["type"] for module in modules)
+            if not (path / "config.json").is_file():
+                inside = path / modules[0]["path"]
         if not MODULES.fullmatch(kinds):
             raise BadInput(f"our model lacks one of the modules {shown(kinds)}; delete "
                            "modules.json in a copy of the folder to import without them")
-        if not (path / CONFIG).is_file():
-            inside = path / modules[0]["path"]
     for file in (*path.glob("*.json"), *inside.glob("*.json")):
-        read_json(file)
+        with in_one_line(shown(file)):
+            content = json.loads(file.read_bytes())
+            if file.name in ("config.json", "tokenizer_config.json"):
+                content.items()  # fails unless it is an object
     files = sorted(inside.glob("*.safetensors"))
     if not files:
         raise BadInput(f"{inside} has no .safetensors file. Pickles are not read, because they can "
                        "execute code: convert them where you trust them, with save_pretrained()")
     for file in files:
-        check_numbers(file)
+        with in_one_line(shown(file)), safe_open(file, "pt") as tensors:
+            for key in tensors.keys():
+                kind = tensors.get_slice(key).get_dtype()
+                # transformers would convert other numbers without a word.
+                if kind not in ("F64", "F32", "F16", "BF16") and "position_ids" not in key:
+                    raise BadInput(f"{shown(key)} has numbers of type {kind}, but our model has "
+                                   "floating-point numbers only")
     return path, inside
-
-
-def read_json(file):
-    """Return the content of a JSON file. Raises BadInput if it is damaged."""
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise BadInput(f"{shown(file)} is damaged: {error}") from None
-    if file.name in (CONFIG, "tokenizer_config.json") and not isinstance(content, dict):
-        raise BadInput(f"{shown(file)} is damaged: it must hold a JSON object")
-    return content
-
-
-def check_numbers(file):
-    """Raise BadInput unless the weights in a safetensors file are floating-point numbers:
-    transformers would convert others without a word."""
-    try:
-        with safe_open(file, "pt") as tensors:
-            kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
-    except Exception as error:
-        raise BadInput(f"{shown(file)} is damaged or cut short ({error})") from None
-    for name, kind in kinds.items():
-        if kind not in ("F64", "F32", "F16", "BF16") and "position_ids" not in name:
-            raise BadInput(f"{shown(file)}: {shown(name)} has numbers of type {kind}, but "
-                           "our model has floating-point numbers only")
 
 
 def load_weights(path):
@@ -247,8 +237,8 @@ def export(name, folder):
     prompt = (special.before, special.after if kept.is_dir() else ()) if config.causal else around
     longest = config.max_tokens or config.max_positions
     limit = min(longest, (run.config.get("max_length") or longest) + len(before) + len(after))
-    with new_folder(folder, f"cannot export {shown(name)}") as part:
-        theirs = make_theirs(run, kept / CONFIG)
+    with new_folder(folder) as part, in_one_line(f"cannot export {shown(name)}"):
+        theirs = make_theirs(run)
         theirs.save_pretrained(part)
         their_tokenizer(run, around, limit).save_pretrained(part)
         pooling = next(name for name, ours in POOLS.items() if ours == config.pool)
@@ -261,8 +251,9 @@ def export(name, folder):
         modules[0].save_in_root = prompt == around  # otherwise in part/0_Transformer
         # Without local_files_only the model card asks the hub for a model of this name.
         SentenceTransformer(modules=modules, device="cpu", **LOCAL).save_pretrained(str(part))
-        theirs.save_pretrained(part)  # sentence-transformers left out the head
-        if prompt != around:
+        if prompt == around:
+            theirs.save_pretrained(part)  # sentence-transformers left out the head
+        else:
             their_tokenizer(run, prompt, config.max_positions).save_pretrained(part)
         for file in map(kept.joinpath, (GENERATION, TEMPLATE)):
             if file.is_file():
@@ -271,14 +262,12 @@ def export(name, folder):
         return compare(run, limit, library, type(theirs).from_pretrained(part, **WEIGHTS))
 
 
-def make_theirs(run, found):
-    """Return a run as a model of transformers, of the family in the config.json `found` if that is
-    possible."""
+def make_theirs(run):
+    """Return a run as a model of transformers."""
     config = run.model.config
-    prefer = read_json(found).get("model_type") if found.is_file() else None
     kind = transformers.AutoModelForCausalLM if config.causal else (
         transformers.AutoModel if config.head == "none" else transformers.AutoModelForMaskedLM)
-    theirs = kind.from_config(write_config(config, run.tokenizer.special, prefer)).eval()
+    theirs = kind.from_config(write_config(config, run.tokenizer.special)).eval()
     error = copy_out(run.model, theirs)
     if error > 1e-5:
         warn("BERT adds one vector to all positions of a second text; the trained positions differ "

@@ -147,7 +147,7 @@ def cast(dtype):
     (configure(model_type="gpt2"), "model_type is 'gpt2': choose a model of one of bert"),
     (without_weights, "Pickles are not read"),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"version https://git-lfs"),
-     "model.safetensors is damaged or cut short"),
+     "model.safetensors: SafetensorError"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "cannot import"),
     (lambda folder: (folder / "evil.py").write_text("open('executed', 'w')") and write_json(
         folder / "modules.json", [dict(idx=0, name="0", path="", type="evil.Transformer")]),
@@ -256,6 +256,7 @@ def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same(
                       eval_limit=4, device="cpu")
     for _ in run.steps():
         pass
+    assert evaluate.evaluation_of(evaluate.open_run("run"), data="qa.tsv").count > 0
     huggingface.export("trained", "made")
     assert read_json(Path("made/generation_config.json")) == settings
     tokenizer = transformers.AutoTokenizer.from_pretrained("made")
@@ -311,7 +312,7 @@ def test_encode_writes_one_embedding_per_line(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words, message", [
-    ("encode RUN RUN/model.pt --out v.npy", "RUN/model.pt:1: this file is"),
+    ("encode RUN RUN/model.pt --out v.npy", "RUN/model.pt:1: this is a binary file"),
     ("encode RUN no.txt --out v.npy", "there is no file no.txt"),
     ("encode RUN RUN --out v.npy", "there is no file RUN"),
     ("encode RUN NONE --out v.npy", "NONE is empty"),
