@@ -488,7 +488,7 @@ def hold_out(texts):
     rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     _, first, copies = np.unique(rows, return_index=True, return_counts=True)
     found, counts = np.unique(texts, return_counts=True)
-    many = max(len(rows) // 500, min(20, len(rows) // 20), 2)
+    many = max(len(rows) // 500, min(20, len(rows) // 10), 3)
     common = found[(counts > many) | (found == 0)]
     held = first[np.argsort(copies > many, kind="stable")]  # rows with many copies come last
     size = min(1000, max(len(first) // 100, min(200, len(first) // 10)))
