@@ -458,15 +458,16 @@ class Run:
             train.eval_data or train.data, train.langs, "all" if train.eval_data else "valid",
             train.eval_limit, system=train.chat == "system")
         held_out = open_rows(train, train.eval_data or self.source, "valid", self.tokenizer)
+        self.held_out = len(held_out)
         if held_out.hash == self.corpus.hash:
             raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
                            "out, and rows will be held out")
         self.validation, self.validation_steps = None, 0
-        size = min(train.batch // train.accumulate, max(1, len(held_out) // self.world))
+        size = min(train.batch // train.accumulate, max(1, self.held_out // self.world))
         if size > 1 or not self.objective_class.uses_in_batch_negatives(self.options):
             with contextlib.suppress(BadInput):  # too few distinct rows for in-batch negatives
                 self.validation = self.make_batches(held_out, size, 0)
-                rows = min(train.eval_limit or len(held_out), len(held_out))
+                rows = min(train.eval_limit or self.held_out, self.held_out)
                 self.validation_steps = max(1, rows // (size * self.world))
 
     def make_batches(self, corpus, batch, seed):
@@ -829,9 +830,9 @@ def introduce(run, say):
         f"{train.batch} examples, {run.precision} on {run.device}")
     for note in run.notes + run.source.notes:
         say(note)
-    rows = len(run.rows.texts[next(iter(run.rows.texts))])
-    say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {', '.join(run.corpus.columns)}; "
-        f"{rows:,} rows to evaluate on; vocabulary {run.tokenizer.vocab:,}")
+    say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {', '.join(run.corpus.columns)}, and "
+        f"{run.held_out:,} {'in --eval-data' if train.eval_data else 'held out'}; vocabulary "
+        f"{run.tokenizer.vocab:,}")
     truncated, count = run.corpus.count_truncated(train.max_length)
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
