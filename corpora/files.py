@@ -43,7 +43,7 @@ FOREIGN = {  # how a file begins that has no rows of text: what it is, and what 
     rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0[^\0]\0": "UTF-16: convert it (iconv -f utf-16 -t utf-8)",
     rb"[^\n]*\0|PK\x03\x04|%PDF|\x28\xb5\x2f\xfd|7z\xbc\xaf":
         "a binary file: save the texts as TSV, CSV or JSON Lines in UTF-8 (also as .gz, .bz2, .xz)",
-    rb"(?s)WEBVTT|.{,200}\d:\d\d[.,]\d+( --> |,\d+:)|\[Script Info\]|\{\d+\}\{\d+\}":
+    rb"(?s)WEBVTT|.{,200}\d:\d\d[.,]\d+( --> |,\d+:|\])|\[Script Info\]|\{\d+\}\{\d+\}":
         "a file of subtitles: save the sentences alone, one on each line of a .txt",
     rb'(?s)(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
     rb"(?i)\s*(<([?!]|(html|head|body|div|p|doc|seg)\b|[a-z][\w:.-]*(\s+[\w:.-]+\s*=|[^<>]*>\s*?"
@@ -80,7 +80,7 @@ def read_lines(path):
         for chunk in filter(None, read_chunks(path)):
             if not end:
                 for pattern, advice in FOREIGN.items():
-                    if re.match(pattern, chunk):
+                    if re.match(pattern, chunk.removeprefix(b"\xef\xbb\xbf")):
                         raise at_line(path, 1, f"this is {advice}")
                 end = b"\r" if b"\r" in chunk and b"\n" not in chunk.rstrip(b"\r\n") else b"\n"
             *lines, rest = (rest + chunk).split(end)
@@ -177,9 +177,9 @@ def read_table(path, langs=()):
     delimiter, names = split_header(header or " ", langs, delimiters)
     if not langs and not choose_columns(names):
         example = "text" if len(names) < 2 else f"en{delimiter}de".replace("\t", "<TAB>")
-        raise at_line(path, start, "the first line must name the columns, and has no known names: "
-                      f"{listed(names)}. Add a header line such as {example}, or, if it is a "
-                      "header, choose columns of it with --langs")
+        raise at_line(path, start, "the first line must name the columns, and has no known names "
+                      f"({listed(names)}): add a header line such as {example}, or, if it is one, "
+                      "choose columns with --langs")
     for name in filter(None, names):
         if names.count(name) > 1:
             raise at_line(path, start, f"two columns have the name {shown(name)}: rename one")
@@ -223,15 +223,15 @@ def read_jsonl(path, langs=()):
             if "\\ud" in line.lower():
                 json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair
         except (ValueError, RecursionError) as error:
-            raise at_line(path, number, f"not JSON Lines ({error}): write one object on each line "
-                          "(jq -c . FILE)") from None
+            row = error
         if not isinstance(row, dict):
-            raise at_line(path, number, f"a {type(row).__name__}: write one object on each line "
-                          "(jq -c '.[]' FILE)")
+            raise at_line(path, number, f"not JSON Lines ({shown(row)}): write one object on each "
+                          "line (jq -c '.[]' FILE makes them from a list)")
         if isinstance(row.get("messages"), list):
             turns = [(turn.get("role"), turn.get("content")) for turn in row.pop("messages")
                      if isinstance(turn, dict)]
-            if sorted(role for role, _ in turns if role != "system") != ["assistant", "user"]:
+            roles = sorted(str(role) for role, _ in turns)
+            if roles not in (["assistant", "user"], ["assistant", "system", "user"]):
                 raise at_line(path, number, "a chat must have one user turn, one assistant turn, "
                               "and at most one system turn")
             row |= dict(turns)
@@ -445,7 +445,8 @@ class TextFiles:
             first = next(rows, None)
             if first is None:
                 raise BadInput(f"{shown(self.paths[0])}: no row has enough text in "
-                               f"{listed(self.columns)}: check the file and --langs")
+                               f"{listed(self.columns[:self.num_text_columns])}: check the file "
+                               "and --langs")
             yield first
             yield from rows
             return

@@ -106,7 +106,7 @@ DELIMITED = [
     ("k8_semicolons/data.csv", "en de", 30, "columns not read: id"),
     ("k8_header_in_txt/data.txt", "src tgt", 30)]
 NO_HEADER = [
-    ("k8_tab_in_csv/sentences.csv", "Add a header line such as en<TAB>de"),
+    ("k8_tab_in_csv/sentences.csv", "add a header line such as en<TAB>de"),
     ("k8_tabs_in_txt/deu.txt", "the lines have tabs: name the file .tsv and add a header line"),
     ("k8_tab_pairs_txt/data.txt", "the lines have tabs: name the file .tsv and add a header line")]
 
