@@ -102,7 +102,7 @@ def info_nce(x, y, temperature, intra_side_negatives=True, include_self=False, s
     return (loss + F.cross_entropy(logits.T, partner)) / 2 if symmetric else loss
 
 
-def vicreg(x, y, invariance=25.0, variance=25.0, covariance=1.0):
+def vicreg(x, y):
     """Pull partners together, keep the standard deviation of each dimension above 1, decorrelate
     dimensions; N >= 2 [Bardes et al. 2022, eq. 1-6; means and sums as in BERT-JEPA's code]."""
     x = upcast(x)
@@ -114,7 +114,7 @@ def vicreg(x, y, invariance=25.0, variance=25.0, covariance=1.0):
             squares = (z.T @ z / (len(z) - 1)).square()  # squared covariances, (D, D)
         hinge = hinge + F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean()
         off_diagonal = off_diagonal + (squares.sum() - squares.diagonal().sum()) / z.shape[1]
-    return invariance * F.mse_loss(x, y) + variance * hinge / 2 + covariance * off_diagonal
+    return 25 * F.mse_loss(x, y) + 25 * hinge / 2 + off_diagonal
 
 
 def standardized(x):
@@ -154,12 +154,10 @@ def sigreg(x, y, fraction=0.05):
     return (1 - fraction) * mse(x, y) + fraction * (epps_pulley(x) + epps_pulley(y)) / 2
 
 
-Align = Literal["mse", "mse_unit", "cosine", "l2", "smooth_l1", "info_nce", "vicreg", "barlow",
-                "sigreg", "none"]
 IN_BATCH = ("info_nce", "vicreg", "barlow", "sigreg")  # these compare the items of a batch
-WITHOUT_OPTIONS = {"mse": mse, "mse_unit": mse_unit, "cosine": cosine_distance, "l2": l2_distance,
-                   "smooth_l1": smooth_l1, "vicreg": vicreg, "barlow": barlow_twins,
-                   "sigreg": sigreg}
+LOSSES = {"mse": mse, "mse_unit": mse_unit, "cosine": cosine_distance, "l2": l2_distance,
+          "smooth_l1": smooth_l1, "vicreg": vicreg, "barlow": barlow_twins, "sigreg": sigreg}
+Align = Literal[(*LOSSES, "info_nce", "none")]  # the choices of --align
 
 
 def align(kind, x, y, temperature=0.07, intra_side_negatives=True, include_self=False,
@@ -169,7 +167,7 @@ def align(kind, x, y, temperature=0.07, intra_side_negatives=True, include_self=
         return info_nce(x, y, temperature, intra_side_negatives, include_self, symmetric)
     if kind == "none":
         return 0 * upcast(x).sum()  # not a plain 0: DDP waits for the gradient of every parameter
-    return WITHOUT_OPTIONS[kind](x, y)
+    return LOSSES[kind](x, y)
 
 
 def num_processes():
@@ -517,8 +515,8 @@ class Mexma(Objective):
     name = "mexma"
     views = 2
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
-    # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo is too weak against
-    # collapse. The cosine ignores norms, and a KoLeo weight of 1 suffices.
+    # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
+    # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
     toy = dict(lr=1e-3, batch=64, accumulate=1, steps=600, warmup=0.1, lr_start=0.0, max_length=128,
                align="cosine", align_weight=2.0, koleo_weight=1.0,
                head_layers=2, head_heads=4, head_hidden=512)
@@ -527,7 +525,7 @@ class Mexma(Objective):
     class Config:
         align: Align = "mse"  # alignment loss between the two sentence embeddings
         align_weight: float = 1.0  # weight of the alignment loss
-        # align sentence A's embedding from its unmasked or its masked text
+        # align the embedding of sentence A's unmasked or masked text
         align_views: Literal["clean", "dirty"] = "clean"
         mlm_weight: float = 1.0  # weight of the MLM loss (mean over both languages)
         koleo_weight: float = 0.01  # weight of KoLeo (mean over both languages)
@@ -850,8 +848,9 @@ class LlmJepa(Ntp):
         text, code = states[batch["vector_index"]]  # (N, D) each
         if c.align in IN_BATCH:
             text, code = all_gather_with_grad(text), all_gather_with_grad(code)
-        partners = (code, text) if c.reverse else (text, code)
-        jepa = align(c.align, *partners, c.temperature, symmetric=False)
+        if c.reverse:
+            text, code = code, text
+        jepa = align(c.align, text, code, c.temperature, symmetric=False)
 
         loss = c.gamma * ntp + c.jepa_weight * jepa
         return loss, {"ntp": ntp.detach(), "jepa": jepa.detach()}
@@ -952,10 +951,9 @@ class Hybrid(Objective):
         drawn = [draw_blocks(len(row), block_fraction, context_fraction, config, rng)
                  for row in masked]
 
-        segments = [[Segment(row)] for row in masked]
-        for row, (context, _) in zip(masked, drawn):
-            segments.append([Segment(row[context], positions=context)])
-        packed = Packed.of_segments(segments)
+        contexts = [[Segment(row[context], positions=context)]
+                    for row, (context, _) in zip(masked, drawn)]
+        packed = Packed.of_segments([[Segment(row)] for row in masked] + contexts)
         row_starts, context_starts = packed.cu_seqlens[:-1].view(2, -1).tolist()
 
         predict = []
