@@ -64,7 +64,7 @@ def main(argv):
                                 "folder": "new folder to write"}),
             ("encode", encode, {"run": "folder of a run, such as out/mexma",
                                 "file": "text file in UTF-8, which can be compressed"})):
-        command = commands.add_parser(name, description=function.__doc__)
+        command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
         for argument, text in arguments.items():
             command.add_argument(argument, metavar=argument.upper(), help=text)

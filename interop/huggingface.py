@@ -91,8 +91,9 @@ def compare(run, limit, library, theirs):
         rows = evaluate.encode_ids(run.model, run.tokenizer, SAMPLES, affixes,
                                    limit - len(before) - len(after))
     gold = [library.preprocess([text])["input_ids"][0].tolist() for text in SAMPLES]
-    if rows != gold:
-        raise BadInput(f"texts have the ids {rows[:3]} here, and {gold[:3]} in transformers")
+    for row, ids in zip(rows, gold):
+        if row != ids:
+            raise BadInput(f"a text has the ids {row[:20]} here, and {ids[:20]} in transformers")
     compared = {"embeddings": (
         evaluate.embed(run.model, rows),
         library.encode(SAMPLES, convert_to_tensor=True, show_progress_bar=False))}
