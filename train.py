@@ -376,7 +376,7 @@ def average_denominators(micro_batches, world):
 @contextlib.contextmanager
 def uninterrupted():
     """Delay Ctrl-C, Jupyter's Stop and SIGTERM to the end of the block, so that an optimizer step
-    is done completely or not at all."""
+    or a save is done completely or not at all."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -515,7 +515,8 @@ class Run:
         except (GeneratorExit, KeyboardInterrupt):
             # Several processes stop at different steps, so there the last checkpoint counts.
             if self.world == 1 and self.step > self.saved_step:
-                save_checkpoint(self)
+                with uninterrupted():  # a second Ctrl-C would leave a new train.pt, an old model.pt
+                    save_checkpoint(self)
             raise
         finally:
             if batches:
