@@ -1,14 +1,24 @@
-"""Files and folders as people have them. Each kind of fault (k1, k2, ...) was once silent or gave
-wrong advice; tests/cases has inputs of every kind, and here is what each must give."""
+"""Files, folders and commands as people have them. Each kind of fault (k1, k2, ...) was once silent
+or gave wrong advice; tests/cases has inputs of every kind, and here is what each must give."""
 
+import io
+import json
+import os
+import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import corpora
-from common import BadInput
+import evaluate
+import train
+from common import BadInput, run_program
 
 CASES = Path(__file__).parent / "cases"
+SMALL = dict(width=16, layers=1, heads=2, ffn_dim=32, batch=8, vocab=300, steps=2, device="cpu")
 
 
 def opened(name):
@@ -155,3 +165,160 @@ def test_k10_cells_without_a_visible_character_are_empty_and_counted(name, count
     ("k16_packed/flores", 30)])
 def test_k16_hidden_files_in_a_folder_are_no_languages(name, count):
     read_as(name, "eng_Latn deu_Latn", count)
+
+
+# ---- commands, on the files of a case
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    """Run every test in its own folder: the cache of data files is in the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def words_of(case, command):
+    """Return the words of a command, with the full path of each file that the case has."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    files = {path.name: str(path) for path in (CASES / case).iterdir()}
+    return [*flags, *(files.get(word, word) for word in command.split())]
+
+
+def run_on(case, command, program=train.main):
+    """Run a program; return its exit status."""
+    with pytest.raises(SystemExit) as end, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program", *words_of(case, command)])
+        run_program(program)
+    return end.value.code
+
+
+# ---- k6: a console that lacks most characters
+
+
+@pytest.mark.parametrize("case", ["k6_cp1252", "k6_cp437", "k6_koi8_r", "k6_shift_jis"])
+def test_k6_characters_that_the_console_lacks_are_replaced(case, monkeypatch):
+    """A Windows console that is redirected has the code page of its country."""
+    code_page = case.removeprefix("k6_")
+    written = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(written, code_page))
+        assert run_on(case, "--objective contrastive --data data.tsv") == 0
+        sys.stdout.detach()
+    printed = written.getvalue().decode(code_page)  # every byte is of the code page
+    rows = corpora.open_text(CASES / case / "data.tsv").rows("all")
+    shown = [text.encode(code_page, "replace").decode(code_page) for row in rows for text in row]
+    assert any("?" in text and text in printed for text in shown)  # in the examples at the end
+    assert "next: python evaluate.py" in printed
+
+
+# ---- k11: Jupyter's Stop. tests/test_train.py has an interrupt in a step, an error in the loop's
+# body, and a loop that is left
+
+
+STRIKES = {  # where the interrupt comes, and at which step; twice: once more while it is saving
+    "while the metrics are logged": (train.Run, "flush_metrics", 6, False),
+    "while the model is evaluated": (train.Run, "evaluate", 6, False),
+    "before the first step": (train.Run, "evaluate", 0, False),
+    "between train.pt and model.pt": (train, "check_finite", 8, False),
+    "twice": (train.Run, "flush_metrics", 4, True)}
+
+
+@pytest.mark.parametrize("case", STRIKES)
+def test_k11_after_an_interrupt_the_loop_continues_from_memory(case, monkeypatch):
+    place, name, step, is_twice = STRIKES[case]
+    given = SMALL | dict(data=str(CASES / "k11_interrupt/data.tsv"), steps=10, save_every=8,
+                         eval_every=6, log_every=2)
+    run = train.start("contrastive", out="run", **given)
+    left = [(place, name), (train, "save")] if is_twice else [(place, name)]
+
+    def interrupted(here):
+        function = getattr(*here)
+
+        def call(*words):
+            if run.step == step and here in left:
+                left.remove(here)
+                signal.raise_signal(signal.SIGINT)
+            return function(*words)
+
+        return call
+
+    for here in list(left):
+        monkeypatch.setattr(*here, interrupted(here))
+    with pytest.raises(KeyboardInterrupt):
+        list(run.steps())
+    assert run.step == run.saved_step == step and not left
+    list(run.steps())
+    list(train.start("contrastive", out="whole", **given).steps())
+    first, second = (torch.load(f"{folder}/train.pt", weights_only=True)
+                     for folder in ("whole", "run"))
+    for part in ("weights", "optimizer", "random", "step", "untrained"):
+        torch.testing.assert_close(first[part], second[part], rtol=0, atol=0)
+    assert evaluate.open_run("run").model_hash == evaluate.open_run("whole").model_hash
+    steps = [record["step"] for record in evaluate.read_log("run")[1:] if "loss" in record]
+    assert steps == sorted(set(steps)) and steps[-1] == 10
+
+
+# ---- k12: advice that helps. tests/test_train.py has --langs en de, --warmup 500, and the flags of
+# other trainers; tests/test_train.py and tests/test_data.py say when rows and blocks are too few
+
+
+@pytest.mark.parametrize("limit, count", [(30, "30"), (0, "48")])
+def test_k12_an_eval_limit_of_0_takes_all_as_the_warning_says(limit, count, capsys):
+    command = "--objective contrastive --data data.tsv --eval-data more.tsv --out run"
+    assert run_on("k12_eval_limit_0", f"{command} --eval-limit {limit}") == 0
+    assert (limit == 30) == ("train.py: --eval-limit 0) evaluates all" in capsys.readouterr().err)
+    assert evaluate.read_results("run/eval.json")["rows"].startswith(f"{count} rows of more")
+
+
+NEEDED = "20 different rows are needed, or give --eval-data"
+ADVICE = [
+    ("k12_too_few_rows", "--data nine.tsv", 2, NEEDED),
+    ("k12_too_few_rows", "--data ten.tsv", 2, NEEDED),
+    ("k12_too_few_rows", "--data ten.tsv --eval-data nine.tsv", 0, "and 9 in --eval-data"),
+    ("k12_repeated_rows", "--data data.tsv", 2, NEEDED),
+    ("k12_block_too_long", "--objective mlm --data train.txt --eval-data eval.txt --block 4096", 2,
+     "--block 4096 is longer than the text, which has 1,4"),
+    ("k12_short_document", "--objective mlm --data essay.txt --eval-data other.txt --block 64", 2,
+     "--block 64 is longer than the text, which has"),
+    ("k12_many_valid", "--objective mlm --data train.txt --block 16", 2,
+     "other rows with --eval-data"),
+    ("k12_many_valid", "--objective mlm --data train.txt --eval-data valid.txt --block 16", 0, ""),
+    ("k12_eval_limit_0", "--learning_rate=1e-3", 2, "use --lr"),
+    ("k12_eval_limit_0", "--gradient_accumulation_steps 4", 2, "use --accumulate"),
+    ("k12_eval_limit_0", "--bf16 true", 2, "use --precision bfloat16"),
+    ("k12_eval_limit_0", "--data data.tsv more.tsv", 2, "separate several values with commas"),
+    ("k12_eval_limit_0", "--data data.tsv --warmup 2000", 2, "a fraction, from 0 to 1")]
+
+
+@pytest.mark.parametrize("case, command, status, text", ADVICE)
+def test_k12_advice_is_correct(case, command, status, text, capsys):
+    assert run_on(case, "--objective contrastive --out run " + command) == status
+    printed = capsys.readouterr()
+    assert text in printed.out + printed.err
+    if status:
+        assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+        assert not os.path.exists("run")
+
+
+# ---- k13: ~ is the home folder; no shell expands it in a notebook or in --out=~/x
+
+TILDE = [
+    ("k13_tilde_out", "--data ~/case/data.tsv --out ~/run"),
+    ("k13_tilde_out", "--data=~/case/data.tsv --out=~/deep/run"),
+    ("k13_tilde_out", "--data ~/case/data.tsv --out run"),
+    ("k13_tilde_moses", "--data ~/case/corpus.de,~/case/corpus.en --out ~/run")]
+
+
+@pytest.mark.parametrize("case, command", TILDE)
+def test_k13_a_tilde_is_the_home_folder(case, command, tmp_path, monkeypatch, capsys):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "case").symlink_to(CASES / case)
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home))
+    assert run_on(case, "--objective contrastive " + command) == 0
+    data, run = re.split("[ =]", command)[1::2]
+    assert Path(run).expanduser().is_dir() and not Path("~").exists()
+    train.start("contrastive", init=run, out="~/second", data=data, batch=8)
+    assert evaluate.main([run, "--out=~/numbers.json"]) is None
+    assert json.loads((home / "numbers.json").read_text(encoding="utf-8"))
+    assert not Path("~").exists()
