@@ -288,27 +288,8 @@ def start(objective, out=None, **given):
 
 def batch(objective, rows=4, step=0, **given):
     """Return the batch that an objective's collate makes of `rows` examples: a dictionary."""
-    objective_class = find_objective(objective)
-    init = evaluate.open_run(given["init"]) if given.get("init") else None
-    train, options, _, _ = resolve_config(objective_class, given | {"batch": rows}, init)
-    tokenizer = None
-    if init:
-        tokenizer = init.tokenizer.with_tokens(objective_class.special_tokens(options))
-    corpus = open_rows(train, train.data, "train", tokenizer)
-    batches = make_batches(objective_class, options, train, corpus, train.batch, train.seed)
-    return objective_class.collate(batches.examples(step), batches.rng(step), options,
-                                   corpus.special)
-
-
-def open_rows(train, source, split, tokenizer):
-    return data.open_corpus(source, tokenizer, split=split, langs=train.langs, vocab=train.vocab,
-                            holdout=not train.eval_data, block=train.block)
-
-
-def make_batches(objective_class, options, train, corpus, batch, seed, rank=0, world=1):
-    return data.Batches(corpus, objective_class.views, batch, seed, rank, world,
-                        objective_class.uses_in_batch_negatives(options), train.max_length,
-                        train.pairs, train.chat == "system")
+    run = start(objective, **{"eval_limit": 2, "batch": rows, "accumulate": 1} | given)
+    return run.make_batch(step)[0]
 
 
 # ---- parts of the loop
@@ -450,14 +431,14 @@ class Run:
         if resumed:  # a tokenizer that is trained again could give other ids
             tokenizer = evaluate.read_tokenizer(self.folder)
         self.source = corpora.open_text(train.data, train.langs)
-        self.corpus = open_rows(train, self.source, "train", tokenizer)
+        self.corpus = self.open_rows(self.source, "train", tokenizer)
         self.tokenizer = self.corpus.tokenizer
         self.affixes = self.objective_class.affixes(self.options, self.corpus.special)
         self.batches = self.make_batches(self.corpus, train.batch, train.seed)
         self.rows = corpora.evaluation_rows(
             train.eval_data or train.data, train.langs, "all" if train.eval_data else "valid",
             train.eval_limit, system=train.chat == "system")
-        held_out = open_rows(train, train.eval_data or self.source, "valid", self.tokenizer)
+        held_out = self.open_rows(train.eval_data or self.source, "valid", self.tokenizer)
         self.held_out = len(held_out)
         if held_out.hash == self.corpus.hash:
             raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
@@ -470,9 +451,16 @@ class Run:
                 rows = min(train.eval_limit or self.held_out, self.held_out)
                 self.validation_steps = max(1, rows // (size * self.world))
 
+    def open_rows(self, source, split, tokenizer):
+        train = self.train
+        return data.open_corpus(source, tokenizer, split=split, langs=train.langs,
+                                vocab=train.vocab, holdout=not train.eval_data, block=train.block)
+
     def make_batches(self, corpus, batch, seed):
-        return make_batches(self.objective_class, self.options, self.train, corpus, batch, seed,
-                            self.rank, self.world)
+        train = self.train
+        return data.Batches(corpus, self.objective_class.views, batch, seed, self.rank, self.world,
+                            self.objective_class.uses_in_batch_negatives(self.options),
+                            train.max_length, train.pairs, train.chat == "system")
 
     # ---- the loop
 

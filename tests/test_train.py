@@ -861,8 +861,10 @@ def test_two_processes_with_masks_train_as_one_that_gets_both_halves(name, two, 
     """Each process draws the masks of its own half of the batch."""
     folder, _ = two
     run = started(pairs, name, **TWO)
-    ranks = [train.make_batches(OBJECTIVES[name], run.options, run.train, run.corpus, 8, 3, rank, 2)
-             for rank in (0, 1)]
+    run.world, ranks = 2, []
+    for run.rank in (0, 1):
+        ranks.append(run.make_batches(run.corpus, 8, 3))
+    run.rank, run.world = 0, 1
     for step in range(3):
         micro_batches = []
         for run.batches in ranks:
