@@ -438,7 +438,8 @@ class Ntp(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        # tokens to predict; all: answer and Text, but no stop token (released code)
+        # tokens to predict. answer: the answer and [SEP]; all (released code): the Text too, but no
+        # [SEP]; all+eos: all three
         labels: Literal["answer", "all", "all+eos"] = "answer"
 
         def __post_init__(self):
@@ -665,8 +666,8 @@ class Bepa(Objective):
         order: Literal["random", "given"] = "random"  # which sentence of a pair comes first
         # sentences in an MLM row: a translation pair, two of one language, or one
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"
-        # what a [CLS] sees of the other sentence: nothing, but the second keeps its positions
-        # (paper); a [MASK] per token (released code); nothing
+        # what a [CLS] sees of the other sentence. hidden (paper): nothing, but positions count it;
+        # masked (released code): a [MASK] for each token; clean: nothing
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
         # network that predicts the second embedding from the first
         predictor: Literal["identity", "linear", "mlp"] = "identity"
@@ -774,13 +775,14 @@ class LlmJepa(Ntp):
         gamma: float = 1.0  # weight of the next-token loss
         jepa_weight: float = 1.0  # weight of the JEPA loss (lambda in the paper: 0.5, 1, 2 or 4)
         predictors: int = 1  # number of [PRED] tokens (k in the paper); 0: the last token predicts
-        pred_position: Literal["append", "prepend"] = "append"  # [PRED]s after or before the text
+        pred_position: Literal["append", "prepend"] = "append"  # [PRED]s after or before the Text
         reverse: bool = False  # predict the Text from the Code instead
         align: Align = "cosine"  # JEPA loss between the two embeddings
         temperature: float = 0.07  # softmax temperature of info_nce
         jepa_dropout: float = 0.0  # fraction of batches that skip the JEPA loss
         view_end: bool = False  # end both views in [SEP] (released code: Gemma and OLMo-2)
-        # tokens to predict; all: answer and Text, but no stop token (released code)
+        # tokens to predict. answer: the answer and [SEP]; all (released code): the Text too, but no
+        # [SEP]; all+eos: all three
         labels: Literal["answer", "all", "all+eos"] = "answer"
 
         def __post_init__(self):
@@ -879,9 +881,11 @@ class Hybrid(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        align: Literal["cosine", "smooth_l1", "mse", "vicreg", "barlow"] = "cosine"  # latent loss
-        balance: Literal["learned", "fixed", "scheduled"] = "learned"  # how lambda is set
-        balance_start: float = 0.5  # lambda, the weight of the latent loss, at step 0
+        # latent loss, between predicted and target hidden states
+        align: Literal["cosine", "smooth_l1", "mse", "vicreg", "barlow"] = "cosine"
+        # how lambda, the weight of the latent loss, is set
+        balance: Literal["learned", "fixed", "scheduled"] = "learned"
+        balance_start: float = 0.5  # lambda at step 0
         balance_end: float = 0.5  # lambda at the last step, if it is scheduled
         target_blocks: int = 2  # number of target blocks per row
         target_low: float = 0.10  # smallest block, as a fraction of the row
@@ -895,7 +899,8 @@ class Hybrid(Objective):
         predictor_width: int = 512  # width of the predictor (released config: 192)
         predictor_layers: int = 6  # number of predictor layers
         predictor_heads: int = 8  # number of predictor attention heads
-        predictor_std: float = 0.02  # std of its initial weights (code); 0: PyTorch's default
+        # std of the predictor's initial weights (released code); 0: PyTorch's default
+        predictor_std: float = 0.02
         mask_ratio: float = 0.15  # fraction of tokens to mask
         masking: Masking = "token"  # what is masked: single tokens, whole words or spans
 
