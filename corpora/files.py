@@ -41,13 +41,14 @@ PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer, not the file itself: run git lfs pull",
     rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0[^\0]\0": "UTF-16: convert it (iconv -f utf-16 -t utf-8)",
-    rb"[^\n]*\0|PK\x03\x04|%PDF|\x28\xb5\x2f\xfd|7z\xbc\xaf":
+    rb"(?s).{,100}\0|PK\x03\x04|%PDF|\x28\xb5\x2f\xfd|7z\xbc\xaf":
         "a binary file: save the texts as TSV, CSV or JSON Lines in UTF-8 (also as .gz, .bz2, .xz)",
     rb"(?s)WEBVTT|.{,200}\d:\d\d[.,]\d+( --> |,\d+:|\])|\[Script Info\]|\{\d+\}\{\d+\}":
         "a file of subtitles: save the sentences alone, one on each line of a .txt",
     rb'(?s)(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
-    rb"(?i)\s*(<([?!]|(html|head|body|div|p|doc|seg)\b|[a-z][\w:.-]*(\s+[\w:.-]+\s*=|[^<>]*>\s*?"
-    rb"[\r\n<]))|\{\\rtf|\\documentclass)": "markup: extract its text, one row on each line"}
+    rb"(?i)\s*(<([?!]|(html|head|body|title|div|p|h\d|table|ul|doc|seg)\b|[a-z][\w:.-]*(\s+[\w:.-]+"
+    rb"\s*=|[^<>]*>\s*?[\r\n<]))|\{\\rtf|\\documentclass)":
+        "markup: extract its text, one row on each line"}
 
 
 def read_chunks(path):
@@ -117,8 +118,9 @@ LABEL = re.compile(r"label|score|simil|rating|grade|class|duplic|paraphras|quali
 
 def is_language(name):
     """Return whether a column is named by a language, such as en, zh-CN, en1 or deu_Latn."""
-    code, *_ = re.split(r"[\d_-]", name.lower(), maxsplit=1)
-    return code in LANGUAGES and not re.search(r"_(id|len)", name) and not LABEL.search(name)
+    found = re.fullmatch(r"([a-z]+)\d*([_-]\w+)*", name.lower())
+    is_fact = LABEL.search(name) or re.search("_(id|len)", name)
+    return bool(found) and found[1] in LANGUAGES and not is_fact
 
 
 def choose_columns(names, langs=()):
@@ -148,8 +150,10 @@ def check_langs(langs, known, name):
 
 # ---- formats
 
+DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
-def split_header(line, langs, delimiters="\t,;|"):
+
+def split_header(line, langs, delimiters=tuple(DELIMITERS)):
     """Return the delimiter that splits a line into known names, or the most frequent; the names."""
     for delimiter in (*delimiters, max(delimiters, key=line.count)):
         try:
@@ -169,7 +173,7 @@ def read_table(path, langs=()):
     CSV, but between tabs they are text, unless the header has them too."""
     lines = read_lines(path)
     start, header = next(pair for pair in lines if pair[1].strip())
-    delimiters = ",;\t|" if ".csv" in path.name.lower() else "\t,;|"
+    delimiters = ",;\t|" if ".csv" in path.name.lower() else tuple(DELIMITERS)
     excel = re.fullmatch(r'"?sep=([,;|\t])"?[,;|\t]*', header)
     if excel:
         delimiters = excel[1]
@@ -178,8 +182,8 @@ def read_table(path, langs=()):
     if not langs and not choose_columns(names):
         example = "text" if len(names) < 2 else f"en{delimiter}de".replace("\t", "<TAB>")
         raise at_line(path, start, "the first line must name the columns, and has no known names "
-                      f"({listed(names)}): add a header line such as {example}, or, if it is one, "
-                      "choose columns with --langs")
+                      f"({listed(names)}, separated by {DELIMITERS[delimiter]}): add a header line "
+                      f"such as {example}, or, if it is one, choose columns with --langs")
     for name in filter(None, names):
         if names.count(name) > 1:
             raise at_line(path, start, f"two columns have the name {shown(name)}: rename one")
@@ -189,7 +193,10 @@ def read_table(path, langs=()):
     for number, cells in rows:
         if not any(map(str.strip, cells)):  # below the table of a spreadsheet
             continue
-        if cells[0].strip() in names and [cell.strip() for cell in cells] == names:
+        if cells[0].strip() in names and sorted(map(str.strip, cells)) == sorted(names):
+            if [cell.strip() for cell in cells] != names:
+                raise at_line(path, number, "a header with another order of columns: make this the "
+                              "first line of a second file")
             yield number, None
         elif len(cells) == len(names):
             yield number, dict(zip(names, cells))
@@ -296,7 +303,7 @@ def moses_names(plain):
     for codes in (suffixes, [name.stem for name in stems]):
         are_languages = codes == suffixes and not is_txt or all(map(is_language, codes))
         if len(set(codes)) == len(codes) and are_languages:
-            return codes
+            return [shown(code) for code in codes]
     return []
 
 
@@ -315,6 +322,7 @@ def folder_files(folder):
 # ---- rows
 
 TRAIN, EVAL, EXCLUDED = range(3)
+BLANK = " \u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\ufe0e\ufe0f\uffa0"  # printable, not visible
 TOO_LONG = re.compile(r"(?s).{1000000}|\w{10000}|[^\w\s]{10000}")
 
 
@@ -400,13 +408,15 @@ class TextFiles:
         """Return the text of a cell, "" if nothing in it is visible. Raises BadInput."""
         if text is None or text != text:  # JSON's null and NaN
             return ""
+        if type(text) in (int, float):
+            return str(text)
         if not isinstance(text, str):
             raise at_line(path, number, f"{shown(name)!r} is of type {type(text).__name__}, not a "
                           "text: choose other columns with --langs")
         if TOO_LONG.search(text):
             raise at_line(path, number, "a text of 1,000,000 characters or a word of 10,000: break "
                           "it into rows, or the tokenizer would take hours")
-        visible = "".join(filter(str.isprintable, text)).strip(" \u2800\u3164\ufe0f").lower()
+        visible = "".join(filter(str.isprintable, text)).strip(BLANK).lower()
         if visible and visible not in ("\\n", "nan"):
             return text
         if text.strip():

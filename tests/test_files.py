@@ -83,8 +83,8 @@ def test_a_new_format_is_one_function_and_one_line(tmp_path, monkeypatch):
     ({"messages": [{"role": role, "content": TURNS[role]} for role in TURNS]}, ("u", "a", "s")),
     ({"messages": [{"role": role, "content": TURNS[role]} for role in ("assistant", "user")]},
      ("u", "a", "")),
-    ({"user": "u", "assistant": "a"}, ("u", "a", "")), ({"question": "q", "answer": "x"},
-                                                        ("q", "x"))])
+    ({"user": "u", "assistant": "a"}, ("u", "a", "")),
+    ({"question": "q", "answer": 7}, ("q", "7"))])
 def test_chats_and_questions_have_two_views_and_a_system_text_is_none(tmp_path, record, row):
     source = open_text(write(tmp_path / "a.jsonl", lines(record)))
     assert source.columns[2:] == ("system",)[:len(row) - 2] and source.num_text_columns == 2
@@ -155,7 +155,7 @@ def test_quotes_and_blank_lines_of_a_table(tmp_path, name, content, wanted):
 @pytest.mark.parametrize("names, columns", [
     ("en de", "en de"), ("id en de", "en de"), ("eng_Latn id zho_Hans", "eng_Latn zho_Hans"),
     ("EN DE", "EN DE"), ("zh-CN pt_BR ref", "zh-CN pt_BR"), ("en1 en2 de1", "en1 en2 de1"),
-    ("en_id en_score is_duplicate en de", "en de"), ("id1 id2 s1 s2", "s1 s2"),
+    ("en_id en_score is_duplicate en_\x1b de en", "de en"), ("id1 id2 s1 s2", "s1 s2"),
     ("text en src tgt", "src tgt"), ("src trg sentence1 sentence2", "src trg"),
     ("Sentence1 Sentence2", "Sentence1 Sentence2"), ("question answer text", "question answer"),
     ("user assistant", "user assistant system"), ("system user assistant", "user assistant system"),
@@ -202,15 +202,16 @@ BAD = [
     ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: not CSV (',' expected after '\"')"),
     ("a.csv", 'src,trg\na,b\n"a\nb,c\nd,e\n', "a.csv:3: not CSV (unexpected end of data): a quote"),
     ("a.csv", b'src,trg\na,b\n"a\n\xe4\n",b\n', "a.csv:4: not UTF-8 text: convert it (iconv"),
+    ("a.tsv", "en\tde\na\tb\nde\ten\nc\td\n", "a.tsv:3: a header with another order of columns"),
     ("a.tsv", "en\ten\na\tb\n", "a.tsv:1: two columns have the name en: rename one"),
     ("a.tsv", "en\tde\n", "a.tsv has no rows: there is nothing after its header"),
     ("a.tsv", "en\tde\na\t\n \tb\n", "a.tsv: no row has enough text in en, de"),
     ("a.tsv", "x" * 9000 + "\ty z\n", "a.tsv:1: the first line must name the columns, and has"),
-    ("a.csv", "A b.,C d.\n", "no known names (A b., C d.): add a header line such as en,de, or"),
-    ("a.csv", "one\n", "no known names (one): add a header line such as text, or, if it is"),
+    ("a.csv", "A b.,C d.\n", "no known names (A b., C d., separated by commas): add a header"),
+    ("a.csv", "one\n", "no known names (one, separated by commas): add a header line su"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON Lines ("),
     ("a.jsonl", '{"text": "x"}\n' + '{"a":' * 99_999, ":2: not JSON Lines (maximum recursion"),
-    ("a.jsonl", '{"text": "x"}\n{"text": 7}', "a.jsonl:2: 'text' is of type int, not a text"),
+    ("a.jsonl", '{"text": "x"}\n{"text": []}', "a.jsonl:2: 'text' is of type list, not a t"),
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: not JSON Lines ('utf-8' codec"),
     ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user"}, {}, 7]}),
      "a.jsonl:2: a chat must have one user turn, one assistant turn, and at most one system turn"),
@@ -218,12 +219,13 @@ BAD = [
     ("a.jsonl", lines(dict.fromkeys(map(str, range(10 ** 5)), "")), "no known columns among 0, 1"),
     ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ([{'text': 'a'}]): write one"),
     ("a.json", '[\n{"text": "a"}]', "a.json:1: not JSON Lines (Expecting value"),
-    ("a.txt", "fine\nno\0t\n", "a.txt:2: not UTF-8 text"), ("a.txt", "", "a.txt is empty"),
+    ("a.txt", "fine" * 30 + "\nno\0t\n", "a.txt:2: not UTF-8 text"),
+    ("a.txt", "fine\nno\0t\n", "a.txt:1: this is a binary file"), ("a.txt", "", "a.txt is empty"),
     ("a.txt", "x\n" * 200_000 + "no\0t\n", "a.txt:200001: not UTF-8 text"),
     ("a.txt", "fine\n" + "x" * 20_000, "a.txt:2: a text of 1,000,000 characters or a word of 10,0"),
     ("a.tsv.zip", "PK\3\4", "a.tsv.zip:1: this is a binary file: save the texts as TSV, CSV or"),
     ("\x1b[31m.tsv", "en\ten\n", "\\x1b[31m.tsv:1: two columns have the name en"),
-    ("a.tsv", "\x1b[31m\tb c\n", "no known names (\\x1b[31m, b c): add"),
+    ("a.tsv", "\x1b[31m\tb c\n", "no known names (\\x1b[31m, b c, separated by tabs): add"),
     ("toyy", None, "--data toyy is neither a file nor one of toy, documents, regex; did you mean"),
     ("no.tsv", None, "no.tsv is neither a file nor one of"), ("a/b.tsv", None, "there is no file"),
     (".", None, ". is a folder without files CODE.devtest or CODE.dev: name its files, as in")]
