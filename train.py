@@ -4,7 +4,7 @@
 # ///
 """Train an objective: settings, the training loop, checkpoints, resume.
 
-    python train.py --objective mexma                 # built-in data, CPU, about two minutes
+    python train.py --objective mexma                 # built-in data, CPU, a few minutes
     python train.py --objective mexma --help          # all flags with their defaults
     torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
 
