@@ -40,7 +40,8 @@ UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompr
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer, not the file itself: run git lfs pull",
-    rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0[^\0]\0": "UTF-16: convert it (iconv -f utf-16 -t utf-8)",
+    rb"\xff\xfe|\xfe\xff|(\0[^\0]){4}|([^\0]\0){4}": 
+        "UTF-16: convert it (iconv -f utf-16 -t utf-8)",
     rb"(?s).{,100}\0|PK\x03\x04|%PDF|\x28\xb5\x2f\xfd|7z\xbc\xaf":
         "a binary file: save the texts as TSV, CSV or JSON Lines in UTF-8 (also as .gz, .bz2, .xz)",
     rb"(?s)WEBVTT|.{,200}\d:\d\d[.,]\d+( --> |,\d+:|\])|\[Script Info\]|\{\d+\}\{\d+\}":
@@ -413,7 +414,7 @@ class TextFiles:
         if not isinstance(text, str):
             raise at_line(path, number, f"{shown(name)!r} is of type {type(text).__name__}, not a "
                           "text: choose other columns with --langs")
-        if TOO_LONG.search(text):
+        if len(text) >= 10_000 and TOO_LONG.search(text):
             raise at_line(path, number, "a text of 1,000,000 characters or a word of 10,000: break "
                           "it into rows, or the tokenizer would take hours")
         visible = "".join(filter(str.isprintable, text)).strip(BLANK).lower()
@@ -497,18 +498,20 @@ def hold_out(texts):
     Texts of very many rows, such as "Yes.", are not compared. If more than a fifth of the rows
     would be held out or excluded, fewer rows are held out. Below 20 rows, none is."""
     rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    _, first, copies = np.unique(rows, return_index=True, return_counts=True)
+    whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= min(2, texts.shape[1]))
+    _, first, copies = np.unique(rows[whole], return_index=True, return_counts=True)
     found, counts = np.unique(texts, return_counts=True)
     many = max(len(rows) // 500, min(20, len(rows) // 10), 3)
     common = found[(counts > many) | (found == 0)]
-    held = first[np.argsort(copies > many, kind="stable")]  # rows with many copies come last
+    held = whole[first[np.argsort(copies > many, kind="stable")]]  # rows with many copies are last
     size = min(1000, max(len(first) // 100, min(200, len(first) // 10)))
     while True:
         held = held[:size]
         kinds = np.full(len(rows), TRAIN, np.uint8)
         if len(first) >= 20:
             kinds[np.isin(rows, rows[held])] = EXCLUDED
-            kinds[np.isin(texts, np.setdiff1d(texts[held], common)).any(1)] = EXCLUDED
+            for column in texts.T:
+                kinds[np.isin(column, np.setdiff1d(texts[held], common))] = EXCLUDED
             kinds[held] = EVAL
         if size <= 2 or np.count_nonzero(kinds) <= len(rows) // 5:
             return kinds
