@@ -8,6 +8,7 @@
 Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1).
 """
 
+import functools
 import json
 import lzma
 import math
@@ -27,10 +28,16 @@ SEEDS = 3  # a claim with fewer common seeds is not tested
 # ---- records: one line for each run, with the name of its experiment
 
 
+@functools.lru_cache(1)
+def parsed(path, changed):
+    """Return the lines of the file. `changed` is its time, so that it is read again when needed."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return list(map(json.loads, file))
+
+
 def read_records(experiment=None):
     """Return the recorded runs, all or those of one experiment, in the order of its jobs."""
-    with lzma.open(RECORDS, "rt", encoding="utf-8") as file:
-        records = list(map(json.loads, file))
+    records = parsed(RECORDS, RECORDS.stat().st_mtime_ns)
     if experiment is None:
         return records
     records = [record for record in records if record["experiment"] == experiment]

@@ -75,11 +75,11 @@ def run_flops(folder):
     words = list(itertools.dropwhile(lambda word: not word.endswith("train.py"), words))[1:]
     if not words:
         raise BadInput(f"{folder} was not trained by train.py: its log has no command")
-    steps = first["config"]["steps"]
+    flops, steps = step_flops(words)
     done = max(record.get("step", 0) for record in evaluate.read_log(folder))
     if done < steps:
         raise BadInput(f"{folder} is at step {done} of {steps}: finish it first")
-    return step_flops(words)[0] * steps * first["processes"]
+    return flops * steps * first["processes"]
 
 
 def flops_command(words):

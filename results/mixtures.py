@@ -54,26 +54,22 @@ def test_sentences(folder):
 
 
 def encoder_rows(folder, chance):
-    """Return the lines of encoders_train.tsv, and how many rows of each source were removed because
-    a test set contains one of their sentences."""
+    """Return the lines of encoders_train.tsv: rows that share no sentence with a test set."""
     tests = test_sentences(folder)
     rows = []
-    removed = {}
-    sources = {name: (f"tatoeba_pairs/eng-{tatoeba}", {"en": "eng", name: tatoeba})
+    sources = {f"tatoeba_pairs/eng-{tatoeba}": {"en": "eng", name: tatoeba}
                for name, (tatoeba, _) in LANGUAGES.items()}
-    sources["captions"] = ("multi30k_train", {name: name for name in ("en", "de", "fr")})
-    for source, (path, columns) in sources.items():
-        pairs = [{name: row[column] for name, column in columns.items()}
-                 for row in tsv_rows(folder / f"parallel/{path}.tsv.xz")]
+    sources["multi30k_train"] = {name: name for name in ("en", "de", "fr")}
+    for path, columns in sources.items():
+        pairs = ({name: row[column] for name, column in columns.items()}
+                 for row in tsv_rows(folder / f"parallel/{path}.tsv.xz"))
         kept = [row for row in pairs if tests.isdisjoint(map(plain, row.values()))]
-        removed[source] = len(pairs) - len(kept)
-        if source != "captions":
+        if path.startswith("tatoeba"):
             kept = chance.sample(kept, min(PAIRS, len(kept)))
         rows += kept
     chance.shuffle(rows)
     names = ["en", *LANGUAGES]
-    return ["\t".join(names), *("\t".join(row.get(name, "") for name in names) for row in rows)
-            ], removed
+    return ["\t".join(names), *("\t".join(row.get(name, "") for name in names) for row in rows)]
 
 
 def decoder_rows(lines):
@@ -121,11 +117,9 @@ def mixtures_command(words):
     if not (options.public / "parallel").is_dir():
         raise BadInput(f"{options.public} has no folder parallel: give the folder with parallel, "
                        "text, tasks and llm that results/REPRODUCE.md describes")
-    rows, removed = encoder_rows(options.public, random.Random(0))
     make_folder(options.folder, "FOLDER")
+    rows = encoder_rows(options.public, random.Random(0))
     for name, lines in ({"encoders_train.tsv": rows} | other_files(options.public)).items():
         with atomic_file(options.folder / name) as file:
             file.writelines(f"{line}\n".encode() for line in lines)
         print(f"{options.folder / name}: {len(lines):,} lines")
-    print("removed because a test set has the sentence: "
-          f"{', '.join(f'{count:,} of {name}' for name, count in removed.items())}")

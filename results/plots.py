@@ -226,9 +226,9 @@ def pca(embeddings, axis=None, title="", joined=0):
     directions = torch.linalg.svd(z.flatten(0, 1), full_matrices=False).Vh[:2].T  # (D, 2)
     flat = (z @ directions).numpy()  # (L, N, 2)
     for sentence in range(joined):
-        axis.plot(*flat[:, sentence].T, color="#B0B0B0", linewidth=0.5, zorder=0)
+        axis.plot(*flat[:, sentence].T, "-", color="#909090", linewidth=0.6, zorder=0)
     for label, points in zip(embeddings, flat):
-        axis.scatter(*points.T, s=6, label=label, linewidths=0, alpha=0.8)
+        axis.scatter(*points.T, s=6 if joined == 0 else 12, label=label, linewidths=0, alpha=0.8)
     axis.locator_params(nbins=5)
     return finish(axis, "principal component 1", "principal component 2", title)
 
@@ -308,14 +308,14 @@ def cells(rows, arrows=(), notes=()):
 
 def embeddings_picture():
     """Draw the embeddings of sentences in five languages before and after the default training."""
-    run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=200)
+    run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=25)
     figure, axes = panels(1, 2, 3)
     for axis, title in zip(axes, ("before training", f"after {run.train.steps} steps")):
         if axis is axes[1]:
             list(run.steps())
-        pca(run.evaluation().embeddings, axis, title, joined=40)
-    return headline(figure, "MEXMA moves the translations of a sentence (joined by a line) to one "
-                    "place")
+        pca(run.evaluation().embeddings, axis, title, joined=25)
+    return headline(figure, "25 sentences in five languages: training brings the translations of a "
+                    "sentence, joined by a line, together")
 
 
 def health_picture():

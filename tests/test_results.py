@@ -1,6 +1,7 @@
 """Records, statistics, the board of claims, the pages, experiments, and the tools beside them."""
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -10,10 +11,13 @@ import pytest
 import torch
 from scipy import stats
 
+import common
 import evaluate
 import train
 from results import compare, flops, inspect, mixtures, plots, run
 from results.__main__ import COMMANDS, main
+from tasks import __main__ as tasks
+from tasks import finetune, probes
 
 ROOT = compare.ROOT
 TINY = dict(width=16, layers=1, heads=2, ffn_dim=32, dropout=0.0, vocab=300, eval_limit=20, batch=8,
@@ -167,21 +171,43 @@ def test_pages_have_the_recorded_numbers():
         assert [number for number in exact if number not in shown] == []
 
 
-def test_every_experiment_has_commands_that_train_understands():
+def check_test(words):
+    """Parse the command of evaluate.py or of python -m tasks, and look up its tasks."""
+    program, *words = words[1:] if words[0] == "-m" else words
+    if words[0] == "finetune":
+        return finetune.parse_flags(words[1:])
+    known = evaluate.TASKS if program == "evaluate.py" else tasks.make_tasks(probes.Options())
+    flags = tasks.parse_flags(words) if program == "tasks" else evaluate.make_parser(
+        "", "", known).parse_args(words)
+    assert set(flags.tasks or ()) <= known.keys(), flags.tasks
+
+
+def test_every_experiment_has_commands_that_train_understands(monkeypatch):
     """And that name data, optimizer, learning rate and steps, so that no default changes them."""
+    monkeypatch.setattr(common, "comments", functools.cache(common.comments))  # it is slow
     for name, experiment in compare.EXPERIMENTS.items():
+        parsed = set()
         for job in run.jobs_of(name, [7]) if experiment["jobs"] else ():
             assert "RUN" not in job.train + job.tests and job.tests.startswith(("python ", "cls: "))
+            for test in job.tests.split(" && "):
+                check_test(test.rpartition(": ")[2].split()[1:])
             if "train.py" not in job.train:
                 continue
             match = re.search(r"MATCH\[(.*?)\]", job.train)
             assert not match or match[1] in experiment["jobs"]
             words = re.sub(r"MATCH\[.*?\]", "5", job.train).split()[2:]
-            objective_class, given = train.parse(words)
-            assert {"data", "optimizer", "lr", "steps"} <= given.keys(), job.train
-            assert given["seed"] == 7 and given["out"] == str(job.folder)
-            given = {key: value for key, value in given.items() if key not in ("init", "lora_rank")}
-            train.resolve_config(objective_class, given)
+            objective_class = train.find_objective(words[words.index("--objective") + 1])
+            known = {*train.names(train.TrainConfig), *train.SHAPE, "objective",
+                     *train.names(objective_class.Config)}
+            flags = {re.sub("^no_", "", word[2:].replace("-", "_")) for word in words
+                     if word.startswith("--")}
+            assert {"data", "optimizer", "lr", "steps"} <= flags <= known, job.train
+            if objective_class not in parsed:  # parsing is slow
+                parsed.add(objective_class)
+                _, given = train.parse(words)
+                assert given["seed"] == 7 and given["out"] == str(job.folder)
+                train.resolve_config(objective_class, {
+                    key: value for key, value in given.items() if key not in ("init", "lora_rank")})
 
 
 # ---- the runner
@@ -244,8 +270,8 @@ def test_inspect_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     inspect.inspect_command(["--objective", objective, "--part", part, *as_words(flags)])
     text = capsys.readouterr().out
     batch = train.batch(objective, 2, 0, **flags)
-    rows = text.partition("ROWS")[2].partition("\n")[2].partition("MASK")[0]
-    assert len(re.findall(r"^ +\d+ ", rows, re.M)) == len(batch[part])
+    rows = text.partition("ROWS")[2].partition("\n")[2].partition("\nMASK")[0]
+    assert len(set(re.findall(r"^ +\d+ ", rows, re.M))) == len(batch[part])
     targets = batch["mask_index"] if part == "predict" else batch["target_positions"]
     assert rows.count("→") == len(targets)
     cells = [list(one) for one in re.findall(r" ([#.]+)$", text, re.M)]
