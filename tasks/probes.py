@@ -1,12 +1,11 @@
-"""How much can be read off frozen vectors? MTEB's, SentEval's and Predict-and-Reconstruct's heads
-on published sentence sets, each score beside those of an untrained model and a bag of embeddings.
+"""Frozen embeddings on labeled sets: similarity, SentEval, and Predict-and-Reconstruct's probes.
+Each score is given beside that of an untrained model and of a bag of embeddings.
 
-Vectors are (N, D), labels (N,).
+Embeddings are (N, D), labels (N,).
 """
 
-import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import pearsonr, spearmanr
 from sklearn.base import clone
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
 from sklearn.metrics.pairwise import paired_distances
 from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold, cross_val_predict
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
-from corpora.program import BadInput
+from common import BadInput, warn
 from evaluate import embed, mean
 from model import Model
 from tasks import sets
@@ -35,7 +33,8 @@ OF_CLASSES = {
 
 
 def measure(name, found, gold):
-    """A metric of N predictions, in percent or times 100; correlations with a constant are 0."""
+    """Return a metric of N predictions, in percent or times 100. The correlation with a constant is
+    0."""
     found = np.asarray(found)
     gold = np.asarray(gold)
     if name in OF_CLASSES:
@@ -47,70 +46,48 @@ def measure(name, found, gold):
 
 
 def majority(gold):
-    """Percent of the most frequent label."""
+    """Return the accuracy in percent of always predicting the most frequent label."""
     return 100 * max(Counter(gold).values()) / len(gold)
 
 
-# ---- similarities and few samples
-
-
 def similarities(u, v):
-    """(N, D), (N, D) -> {name: (N,)}, the higher the more alike, as older MTEB tried them."""
+    """Return MTEB's similarities of the rows of u and v: (N, D), (N, D) -> {name: (N,)}."""
     found = {"dot": (u * v).sum(1).numpy()}
     for kind in ("cosine", "euclidean", "manhattan"):
         found[kind] = -paired_distances(u.double().numpy(), v.double().numpy(), metric=kind)
     return found
 
 
-def pairs(u, v):
-    """[|u - v|; u * v]: (N, D), (N, D) -> (N, 2D). [Tai et al. 2015; SentEval]"""
-    return u if v is None else torch.cat([(u - v).abs(), u * v], 1)
-
-
-def few_shot(x, labels, queries, gold):
-    """Mean accuracy of regressions on 8 random rows of each class, 10 draws. [MTEB]"""
-    scores = []
-    for seed in range(42, 52):
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).numpy()
-        chosen = np.concatenate([order[labels[order] == one][:8] for one in np.unique(labels)])
-        classifier = LogisticRegression().fit(x[chosen], labels[chosen])
-        scores.append(measure("accuracy", classifier.predict(queries), gold))
-    return mean(scores)
-
-
 # ---- SentEval
 
 
-def logistic():
-    """scikit-learn's regression, C from 1/4 to 8 -> (classifier, grid)."""
-    return LogisticRegression(max_iter=1000), {"C": [2.0 ** power for power in range(-2, 4)]}
+def pair_features(u, v):
+    """Return [|u - v|; u * v]: (N, D), (N, D) -> (N, 2 D), or u without v. [Tai et al. 2015]"""
+    return u if v is None else torch.cat([(u - v).abs(), u * v], 1)
 
 
-def adam(hidden=()):
-    """SentEval's own classifier, linear or with layers of sigmoids -> (classifier, grid of L2).
+def classifier():
+    """Return SentEval's classifier and the grid of its L2 penalty: a linear layer, trained with
+    Adam. A twentieth of the rows selects the epoch, and training stops after 24 epochs without
+    improvement. [SentEval's code]"""
+    model = MLPClassifier((), activation="logistic", batch_size=64, early_stopping=True,
+                          validation_fraction=.05, n_iter_no_change=24, tol=1e-9,
+                          random_state=1111)
+    # scikit-learn divides the penalty by the rows of a batch.
+    return model, {"alpha": [64 * 10.0 ** power for power in range(-5, -1)]}
 
-    As in its code, a 20th of the rows chooses the state that is kept, and 24 epochs that are no
-    better are the last."""
-    classifier = MLPClassifier(hidden, activation="logistic", batch_size=64, early_stopping=True,
-                               validation_fraction=.05, n_iter_no_change=24, tol=1e-9,
-                               random_state=1111)
-    # scikit-learn divides its penalty by the rows of a batch.
-    return classifier, {"alpha": [64 * 10.0 ** power for power in range(-5, -1)]}
 
-
-def senteval(x, labels, valid=None, test=None, kind=logistic, k=10):
-    """SentEval's protocols: x (N, D), labels (N,), valid (x, labels), test (M, D) -> the classes of
-    the test rows or, without, of all.
-
-    The regularisation is chosen on the valid rows, or on k folds; without test rows each of k folds
-    is tested once. [SentEval's code]"""
-    model, grid = kind()
+def senteval(x, labels, valid=None, test=None, k=10):
+    """Return the classes predicted by SentEval's protocol: x (N, D), labels (N,), valid (x,
+    labels), test (M, D) -> (M,), or without test rows -> (N,) by k-fold cross-validation. The
+    penalty is chosen on the validation rows, or on k folds. [SentEval's code]"""
+    model, grid = classifier()
     folds = StratifiedKFold(k, shuffle=True, random_state=1111)
-    chooser = GridSearchCV(model, grid, cv=folds)
+    search = GridSearchCV(model, grid, cv=folds)
     if test is None:
-        return cross_val_predict(chooser, x, labels, cv=folds)
+        return cross_val_predict(search, x, labels, cv=folds)
     if valid is None:
-        return chooser.fit(x, labels).predict(test)
+        return search.fit(x, labels).predict(test)
     models = [clone(model).set_params(**one).fit(x, labels) for one in ParameterGrid(grid)]
     return max(models, key=lambda fitted: fitted.score(*valid)).predict(test)
 
@@ -123,8 +100,10 @@ EPOCHS = {  # (epochs, batch)
 
 
 class Probe(nn.Module):
-    """One text: LN, dropout .2, linear; two: LN each, [u; v; |u - v|; u * v], dropout .2, linear;
-    similarity: a cos + b of LN, dropout .1. [Predict-and-Reconstruct, sec. 4]"""
+    """The heads of Predict-and-Reconstruct [sec. 4], after a LayerNorm of each embedding.
+
+    single: a linear layer on u. pair: a linear layer on [u; v; |u - v|; u * v]. similarity:
+    a cos(u, v) + b, with learned a and b."""
 
     def __init__(self, width, classes, kind):
         super().__init__()
@@ -138,7 +117,7 @@ class Probe(nn.Module):
             self.linear = nn.Linear(width * (4 if kind == "pair" else 1), classes)
 
     def forward(self, u, v=None):
-        """(N, D) -> logits (N, classes), or (N, D), (N, D) -> scores (N,)."""
+        """Return logits (N, classes) for embeddings (N, D), or scores (N,) for two of them."""
         u = self.norm(u)
         if self.kind == "single":
             return self.linear(self.dropout(u))
@@ -149,17 +128,17 @@ class Probe(nn.Module):
         return self.scale * cosine + self.bias
 
     @torch.no_grad()
-    def says(self, u, v=None):
-        """Classes, or scores (N,)."""
+    def predict(self, u, v=None):
+        """Return classes or scores, (N,)."""
         found = self.eval()(u, v)
         return found if found.ndim == 1 else found.argmax(1)
 
 
 def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, lr=1e-3):
-    """Train and valid (u, v or None, labels), test (u, v) -> the classes, or scores, of the test
-    rows (N,) in the epoch whose `metric` of the valid rows is highest; the released code takes the
-    test rows for that. `weighted`: classes count n / (classes n_c). [Predict-and-Reconstruct,
-    sec. 4]"""
+    """Train a Probe and return its predictions for the test rows (N,). train, valid: (u, v or None,
+    labels); test: (u, v). The epoch is the one with the best `metric` on the validation rows; the
+    released code chooses it on the test rows. weighted: weight class c by n / (classes n_c).
+    [Predict-and-Reconstruct, sec. 4]"""
     u, v, labels = train
     labels = torch.as_tensor(labels)
     counts = torch.ones(1)  # a score has one output
@@ -172,67 +151,59 @@ def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False
         head = Probe(u.shape[1], len(counts), kind)
         adam = torch.optim.AdamW(head.parameters(), lr, weight_decay=.01, fused=True)
         best = -torch.inf
-        kept = None
+        predicted = None
         for _ in range(epochs):
             head.train()
             for rows in torch.randperm(len(labels)).split(batch):
                 adam.zero_grad()
                 loss(head(u[rows], None if v is None else v[rows]), labels[rows]).backward()
                 adam.step()
-            now = measure(metric, head.says(*valid[:2]), valid[2])
-            if now > best:
-                best = now
-                kept = head.says(*test[:2])
-    return kept
+            score = measure(metric, head.predict(*valid[:2]), valid[2])
+            if score > best:
+                best = score
+                predicted = head.predict(*test[:2])
+    return predicted
 
 
-# ---- what is asked of which set
+# ---- tasks
 
-CLASSES = "sst2 sst cola mr cr subj mpqa trec ag-news"
-SENTEVAL = "mr cr subj mpqa sst sst2 trec mrpc"
-SETS = {task: names.split() for task, names in {
-    "sts": "stsb sick", "pairs": "mrpc qqp pawsx rte xnli",
-    "senteval": SENTEVAL, "senteval-adam": SENTEVAL, "fewshot": CLASSES,
-    "mlp": CLASSES + " mrpc", "hybrid-probes": " ".join(EPOCHS)}.items()}
-IN_LANGUAGES = ("stsb", "pawsx", "xnli")                  # the other sets are English
-# The metric whose mean over a task's sets is its headline. SentEval's own SST-2 is `sst`, so GLUE's
-# does not count.
-HEADLINES = {"sts": "spearman", "pairs": "ap_cosine", "senteval": "accuracy",
-             "senteval-adam": "accuracy"}
+SETS = {"sts": ("stsb", "sick"), "pairs": ("mrpc", "qqp", "pawsx", "rte", "xnli"),
+        "senteval": ("mr", "cr", "subj", "mpqa", "sst", "sst2", "trec", "mrpc"),
+        "hybrid-probes": tuple(EPOCHS)}
+IN_LANGUAGES = ("stsb", "pawsx", "xnli")  # the other sets are English
+# The metric whose mean over a task's sets is reported first.
+HEADLINES = {"sts": "spearman", "pairs": "ap_cosine", "senteval": "accuracy"}
+CORRELATIONS = ("spearman", "pearson")
+METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("accuracy", "mcc"),
+           "stsb": CORRELATIONS, "sick": CORRELATIONS}
 
 
 @dataclass
-class TaskOptions:
-    """What the tasks of this folder are asked, as their flags say."""
+class Options:
+    """The flags that are for tasks of this package."""
     files: str = "data"
     sets: tuple | None = None  # None: all that are there
     langs: tuple = ("en",)
     limit: int | None = None
     controls: bool = True
     pool: str | None = None    # None: the task's or the model's
-    encoders: dict = field(default_factory=dict)  # made by `encoders`, one set a pooling
-    lines: list = field(default_factory=list)  # to read, which the command prints below the table
+    train_texts: set | None = None  # the texts that the model was trained on
 
 
 def splits(task, name):
-    """The splits that a task reads of a set, the reported one last."""
+    """Return the splits that a task reads of a set, the tested one last."""
     if task in ("sts", "pairs"):
         return ("test",)
-    is_senteval = task in ("senteval", "senteval-adam")
-    if is_senteval and name in ("mr", "cr", "subj", "mpqa"):
-        return ("train+valid+test",)                      # cross-validated
-    if task == "fewshot" or is_senteval and name in ("trec", "mrpc"):
+    if task == "senteval" and name in ("mr", "cr", "subj", "mpqa"):
+        return ("train+valid+test",)  # cross-validation over all rows
+    if task == "senteval" and name in ("trec", "mrpc"):
         return "train+valid", "test"
     return "train", "valid", "test"
 
 
-CORRELATIONS = ("spearman", "pearson")
-METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("accuracy", "mcc"),
-           "stsb": CORRELATIONS, "sick": CORRELATIONS}
-
-
 def score(task, name, parts):
-    """Parts [(u (N, D), v or None, labels (N,))] as `splits` names them -> {metric: number}."""
+    """Return {metric: number} of a task on a set. parts: (u (N, D), v or None, labels (N,)) for
+    each of its `splits`."""
     u, v, gold = parts[-1]
     if task == "sts":
         cosine = similarities(u, v)["cosine"]
@@ -241,93 +212,83 @@ def score(task, name, parts):
         found = {kind: 100 * average_precision_score(gold, values)
                  for kind, values in similarities(u, v).items()}
         return {"ap_cosine": found["cosine"], "ap_max": max(found.values())}
-    metrics = METRICS.get(name, ("accuracy",))
     if task == "hybrid-probes":
-        chooses = {"stsb": "spearman", "cola": "mcc"}.get(name, "accuracy")
-        kind = "similarity" if name == "stsb" else sets.find_set(name).kind
-        found = hybrid_probe(kind, parts[0], parts[1], (u, v), chooses, *EPOCHS[name],
+        chosen_by = {"stsb": "spearman", "cola": "mcc"}.get(name, "accuracy")
+        kind = "similarity" if name == "stsb" else "single" if v is None else "pair"
+        found = hybrid_probe(kind, parts[0], parts[1], (u, v), chosen_by, *EPOCHS[name],
                              weighted=name == "cola")
-        return {metric: measure(metric, found, gold) for metric in metrics}
-    heads = [(pairs(*part[:2]).double().numpy(), part[2].numpy()) for part in parts]
-    x, labels = heads[0]
-    test, _ = heads[-1]
-    if task == "fewshot":
-        return {"accuracy": few_shot(x, labels, test, gold)}
-    kinds = {"senteval": logistic, "senteval-adam": adam, "mlp": partial(adam, (50,))}
-    valid = heads[1] if len(heads) > 2 else None
-    found = senteval(x, labels, valid, None if len(parts) == 1 else test, kinds[task])
-    return {metric: measure(metric, found, gold) for metric in metrics}
+    else:
+        heads = [(pair_features(*part[:2]).double().numpy(), part[2].numpy()) for part in parts]
+        valid = heads[1] if len(heads) > 2 else None
+        found = senteval(*heads[0], valid, heads[-1][0] if len(heads) > 1 else None)
+    return {metric: measure(metric, found, gold) for metric in METRICS.get(name, ("accuracy",))}
 
 
-# ---- the tasks: each score beside its controls
-
-
-def encoders(evaluation, options, pool=None):
-    """{"model", "untrained" (seed 0), "bag": the mean of the input embeddings}: functions texts ->
-    (N, D), which remember what they have embedded."""
-    if pool not in options.encoders:
-        pooled = pool or evaluation.pool
-        found = {"model": remembering(evaluation, evaluation.model, pooled)}
-        if options.controls:
-            found["untrained"] = remembering(evaluation, untrained(evaluation.model), pooled)
-            found["bag"] = partial(bag, evaluation)
-        options.encoders[pool] = found
-    return options.encoders[pool]
+def make_encoders(evaluation, options, pool):
+    """Return {name: function of N texts -> (N, D)} for the model and its controls: "untrained", the
+    same model with fresh weights, and "bag", the mean of its token embeddings."""
+    encoders = {"model": remembering(evaluation, evaluation.model, pool)}
+    if options.controls:
+        encoders["untrained"] = remembering(evaluation, untrained(evaluation.model), pool)
+        encoders["bag"] = partial(bag, evaluation)
+    return encoders
 
 
 def untrained(model):
-    """A Model of the same shape with fresh weights, always the same ones."""
+    """Return a Model of the same shape with fresh weights, always the same ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Model(model.config).to(next(model.parameters()))
 
 
 def remembering(evaluation, model, pool):
+    """Return a function that embeds N texts, (N, D), and each text only once."""
     known = {}
 
-    def remember(texts):
+    def encode(texts):
         new = [text for text in dict.fromkeys(texts) if text not in known]
         if new:
-            known.update(zip(new, embed(model, evaluation.ids_of(new), pool)))
+            known.update(zip(new, embed(model, evaluation.encode_ids(new), pool)))
         return torch.stack([known[text] for text in texts])
-    return remember
+    return encode
 
 
 def bag(evaluation, texts):
+    """Return the mean token embedding of N texts, (N, D)."""
     weight = evaluation.model.embed.weight.detach().float().cpu()
     ids = [torch.from_numpy(row.astype(int)) for row in evaluation.tokenizer.encode(texts)]
     starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
     return F.embedding_bag(torch.cat(ids), weight, starts, mode="mean")
 
 
-def wanted(task, options):
-    """([(set, language)] that are there, why the others are not, a line each)."""
-    there = []
-    absent = []
-    for name in [name for name in SETS[task] if name in (options.sets or SETS[task])]:
+def find_sets(task, options):
+    """Return [(set, language)] of a task that are in --files. Raises BadInput if one of --sets is
+    missing, or if all are."""
+    found = []
+    reasons = []
+    for name in SETS[task]:
         for lang in options.langs if name in IN_LANGUAGES else ("en",):
-            parts = "+".join(splits(task, name)).split("+")
-            why = {sets.missing_rows(name, options.files, part, lang) for part in parts} - {""}
-            if why:
-                absent.append(min(why))
+            if options.sets and name not in options.sets:
+                continue
+            why = [sets.missing(name, options.files, one, lang)
+                   for split in splits(task, name) for one in split.split("+")]
+            if any(why):
+                reasons.append(next(filter(None, why)))
             else:
-                there.append((name, lang))
-    return there, absent
-
-
-def no_sets(task, evaluation, options):
-    """Why a task cannot be done, or ""."""
-    for name in options.sets or ():
-        sets.find_set(name)
-    if options.sets and not set(options.sets) & set(SETS[task]):
-        return f"has no set {', '.join(options.sets)}: its sets are {', '.join(SETS[task])}"
-    there, absent = wanted(task, options)
-    return f"has no rows: {absent[0]}" if absent and (options.sets or not there) else ""
+                found.append((name, lang))
+    if not (found or reasons):
+        raise BadInput(f"{task} has no set {', '.join(options.sets)}: its sets are "
+                       f"{', '.join(SETS[task])}")
+    if reasons and (options.sets or not found):
+        raise BadInput(f"{task}: {reasons[0]}")
+    for reason in reasons:
+        warn(f"{task}: {reason}")
+    return found
 
 
 def headline_means(results, names):
-    """{"mean": of the numbers of these names} or, where some are missing, {"mean/of_N": of N > 1};
-    the same of their controls."""
+    """Return {"mean": mean of the numbers of these names}, or {"mean/of_N"} if only N > 1 of them
+    are there, and the same for the controls."""
     found = {}
     for kind in ("", "/untrained", "/bag"):
         values = [results[name + kind] for name in names if name + kind in results]
@@ -338,25 +299,24 @@ def headline_means(results, names):
 
 
 def sentences(task, evaluation, options):
-    """A task on all sets that are there -> {"set/metric": number, "set/metric/untrained", ...}."""
-    there, absent = wanted(task, options)
-    for why in absent:
-        print(f"note: {task} goes without {why}", file=sys.stderr)
+    """Run a task of SETS on its sets. Return {"set/metric": number, "set/metric/untrained": ...}.
+    """
     results = {}
-    pool = "mean" if task == "hybrid-probes" and not options.pool else None  # the paper's
-    for name, lang in there:
-        label = name if lang == "en" else f"{name}-{lang}"
+    is_mean = task == "hybrid-probes" and not options.pool  # as in the paper
+    encoders = make_encoders(evaluation, options, "mean" if is_mean else evaluation.pool)
+    for name, lang in find_sets(task, options):
+        label = sets.label_of(name, lang)
         rows = [sets.read_set(name, options.files, split, lang) for split in splits(task, name)]
         if task == "pairs" and name == "xnli":
             rows = [positives(part) for part in rows]
         gold = rows[-1].labels
         if min(len(set(part.labels)) for part in rows) < 2:
-            raise BadInput(f"set {name} has rows of one label: there is nothing to tell apart")
+            raise BadInput(f"all rows of {label} have one label, so there is nothing to predict")
         found = {}
-        for kind, encode in encoders(evaluation, options, pool).items():
-            vectors = [(encode(part.first), part.second and encode(part.second),
-                        torch.tensor(part.labels)) for part in rows]
-            found[kind] = score(task, name, vectors)
+        for kind, encode in encoders.items():
+            parts = [(encode(part.first), part.second and encode(part.second),
+                      torch.tensor(part.labels)) for part in rows]
+            found[kind] = score(task, name, parts)
         for metric, value in found.pop("model").items():
             results[f"{label}/{metric}"] = value
             for kind, others in found.items():
@@ -366,13 +326,13 @@ def sentences(task, evaluation, options):
             if metric == "ap_cosine":
                 results[f"{label}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
         results[f"{label}/rows"] = len(gold)
+    # SentEval's own SST-2 is `sst`, so GLUE's does not count.
     names = [f"{name}/{HEADLINES.get(task)}" for name in SETS[task] if name != "sst2"]
     return headline_means(results, names) | results
 
 
 def positives(rows):
-    """The rows of three-way inference that are entailment (1) or contradiction (0), as MTEB asks
-    for `pairs`."""
+    """Return the rows that are entailment (now 1) or contradiction (now 0), as MTEB does."""
     kept = [row for row in zip(*rows) if row[2] != 1]
     first, second, labels = map(list, zip(*kept))
     return sets.Rows(first, second, [int(label == 0) for label in labels])
