@@ -76,7 +76,7 @@ def breaches(tree, file):
     found = []
     for module in reads(tree, file):
         other = module.split(".")[0]
-        upward = LAYERS.get(other, 0) >= LAYERS[own] and other != own
+        upward = LAYERS.get(other, -1) >= LAYERS[own] and other != own
         foreign = own in CLOSED and other not in LAYERS and other not in LIBRARIES
         if upward or foreign or other in NEVER_IMPORTED:
             found.append(module)
