@@ -24,7 +24,7 @@ import evaluate
 import train
 from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
 
-from .compare import EXPERIMENTS, ROOT, read_records
+from .compare import DATA, EXPERIMENTS, ROOT, read_records
 
 # Distinguishable without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -354,28 +354,30 @@ def experiment_picture(name, metric, labels, flops):
         raise BadInput(f"{name} has no {metric} along training: see python -m results show {name}")
     axis, = panels(height=2.8)[1]
     axis.figure.set_figwidth(5.4)
-    return lines(series, "compute, TFLOP" if flops else "training step", metric, axis=axis,
-                 title=f"{name}: {metric} along training (mean and range over seeds)")
+    y = {name: heading for heading, name in DATA["columns"].items()}.get(metric, metric)
+    return lines(series, "compute, TFLOP" if flops else "training step", y, axis=axis,
+                 title=f"{name}: {y} along training (mean and range over seeds)")
 
 
 def plot_command(words):
     parser = Parser("python -m results plot", "Draw a recorded experiment along training, or one "
-                    f"of {', '.join(PICTURES)}.")
+                    f"of the README's pictures: {', '.join(PICTURES)}.")
     parser.add_argument("name", metavar="NAME", help="an experiment, or a picture")
     parser.add_argument("--metric", default="retrieval/xsim", help="of an experiment "
                         "[retrieval/xsim]")
     parser.add_argument("--rows", type=comma_list, default=[], help="of an experiment [all]")
     parser.add_argument("--flops", action="store_true", help="against compute, not steps")
-    parser.add_argument("--out", type=Path, help="PNG file [results/NAME.png]")
+    parser.add_argument("--out", type=Path, help="PNG file [NAME.png, in results/ if a picture]")
     options = parser.parse_args(words)
-    if options.name not in [*PICTURES, *EXPERIMENTS]:
-        raise BadInput(f"there is no picture {options.name!r}"
-                       f"{did_you_mean(options.name, [*PICTURES, *EXPERIMENTS])}")
-    if options.name in PICTURES:
-        figure = PICTURES[options.name]()
+    name = options.name
+    if name in PICTURES:
+        figure, out = PICTURES[name](), ROOT / f"results/{name}.png"
+    elif name in EXPERIMENTS:
+        figure = experiment_picture(name, options.metric, options.rows, options.flops)
+        out = Path(f"{name}.png")
     else:
-        figure = experiment_picture(options.name, options.metric, options.rows, options.flops)
-    out = options.out or ROOT / f"results/{options.name}.png"
-    with atomic_file(out) as file:
+        raise BadInput(f"there is no picture {name!r}"
+                       f"{did_you_mean(name, [*PICTURES, *EXPERIMENTS])}")
+    with atomic_file(options.out or out) as file:
         file.write(png(figure))
-    print(out)
+    print(options.out or out)
