@@ -54,9 +54,11 @@ def clean(notebook, name):
 
 
 def last_picture(path):
-    """Return the last PNG that a notebook shows."""
+    """Return the last PNG that a notebook shows, or an empty one if it has not been run."""
     outputs = [output for cell in nbformat.read(path, as_version=4).cells
                for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+    if not outputs:
+        return Image.new("RGB", (1, 1), "white")
     return Image.open(io.BytesIO(base64.b64decode(outputs[-1].data["image/png"]))).convert("RGB")
 
 
@@ -119,7 +121,8 @@ def main(words=None):
         print(path.name, flush=True)
         notebook = nbformat.read(path, as_version=4)
         nbclient.NotebookClient(notebook, timeout=1800, kernel_name="python3",
-                                resources={"metadata": {"path": str(ROOT)}}).execute()
+                                resources={"metadata": {"path": str(ROOT)}},
+                                coalesce_streams=True).execute()
         nbformat.write(clean(notebook, path.stem), path)
     write_sheet(everything)
 
