@@ -1,4 +1,4 @@
-"""Text files as rows of texts: TSV, CSV, JSON Lines, plain text, and Moses files (one a language).
+"""Text files as rows of texts: TSV, CSV, JSON Lines, plain text and Moses (a file per language).
 
 A row holds the same content in several columns: two languages, or question and answer. To add a
 format, write a function like read_jsonl, which yields (line number, {column: text}), and add it to
@@ -366,7 +366,7 @@ class TextFiles:
         self.columns = tuple(columns)
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*columns, *default)))
-        self.kinds = None  # what each row is for, once somebody asks
+        self.kinds = None  # what each row is for: see find_kinds
         self.counts = Counter()  # what the last reading left out
 
     @property
@@ -486,8 +486,9 @@ def text_hash(text):
 def hold_out(texts):
     """Return (N,) uint8, TRAIN, EVAL or EXCLUDED, given the hashes (N, C) of all texts.
 
-    Held out are the rows with the smallest hashes: a tenth, but at most 200 or 1 %, and at most
-    1,000. Copies of them, and rows that share a text with them, are excluded from training:
+    The rows with the smallest hashes are held out: a tenth of them up to 200 rows, 1 % of more than
+    20,000, at most 1,000. Their copies, and rows that share a text with them, are excluded from
+    training:
 
         A cat.       Eine Katze.    EVAL
         a  CAT.      Ein Kater.     EXCLUDED   its first text is compared as "a cat."
@@ -496,7 +497,7 @@ def hold_out(texts):
         A bird.      Ein Vogel.     TRAIN
 
     Texts of very many rows, such as "Yes.", are not compared. If more than a fifth of the rows
-    would be held out or excluded, fewer rows are held out. Below 20 rows, none is."""
+    would be held out or excluded, fewer rows are held out; of fewer than 20 rows, none."""
     rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= min(2, texts.shape[1]))
     _, first, copies = np.unique(rows[whole], return_index=True, return_counts=True)

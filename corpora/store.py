@@ -3,7 +3,7 @@
     cache/NAME-KEY/kinds.bin              (N,) uint8: what each row is for (corpora.files)
                    TOKENIZER/tokens.bin   (T,) uint32: the ids of all texts, one after another
                              offsets.bin  (N * C + 1,) int64: where each text begins
-                             about.json   written last, so the folder is complete if it is there
+                             about.json   written last: if it exists, the others are complete
 
 KEY is a hash of the files' paths, sizes and times and of the columns; TOKENIZER is its hash. Two
 processes can build the same folder: they write equal files, and each replaces a file as a whole.

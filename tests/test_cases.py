@@ -127,7 +127,7 @@ def test_k8_the_delimiter_is_the_one_that_splits_the_header(case):
 
 
 @pytest.mark.parametrize("name, advice", NO_HEADER)
-def test_k8_a_table_without_a_header_is_told_how_to_get_one(name, advice):
+def test_k8_a_table_without_a_header_is_refused_with_an_example(name, advice):
     with pytest.raises(BadInput) as error:
         opened(name)
     assert f"{name}:1: " in str(error.value) and advice in str(error.value)

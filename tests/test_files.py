@@ -309,6 +309,11 @@ def test_no_text_of_a_held_out_row_is_trained_on(tmp_path, table, held_out, excl
                                 "rows that share a text with them are not trained on")
 
 
+def test_rows_with_too_little_text_are_not_held_out(tmp_path):
+    path = tsv(tmp_path / "a.tsv", [(f"en {i}", f"de {i}" if i % 4 else "") for i in range(400)])
+    assert len(rows(path, "test")) == 30 and len(rows(path, "train")) == 270
+
+
 @pytest.mark.parametrize("count", [1, 9, 10, 19])
 def test_too_few_rows_to_hold_some_out_are_refused_with_the_number_needed(tmp_path, count):
     path = tsv(tmp_path / "a.tsv", PAIRS[:count])
