@@ -119,15 +119,9 @@ def read_questions(name, folder, split):
     return dict(sorted(cells.items()))
 
 
-def gold_span(question, offsets):
-    """Return the first and the last token of the first answer, given the characters (first, last +
-    1) of each token; (0, -1) if the answer is not where the file says."""
-    start = question.start
-    end = start + len(question.answers[0])
-    inside = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
-    if not inside or question.context[start:end] != question.answers[0]:
-        return 0, -1
-    return inside[0], inside[-1]
+def has_answer(question):
+    """Is the first answer where the file says?"""
+    return question.context.startswith(question.answers[0], question.start)
 
 
 class Window(NamedTuple):
@@ -135,36 +129,42 @@ class Window(NamedTuple):
     row: np.ndarray  # its ids
     question: int    # number of the question
     at: int          # index of the first context token in the row
-    first: int       # index of that token in the context
-    count: int       # context tokens in the row
+    offsets: list    # (first character, last + 1) in the context, of each context token
 
 
 def make_windows(questions, tokenizer, middle, longest):
-    """Split the contexts of questions into Windows that fit into a row. Return the Windows, and the
-    character offsets of the tokens of each question's context."""
+    """Split the contexts of questions into Windows that fit into a row."""
     special = tokenizer.special
     most = longest - 2 - len(middle)
-    contexts = list(dict.fromkeys(question.context for question in questions))
-    encoded = tokenizer.inner.encode_batch(contexts, add_special_tokens=False)
-    encoded = dict(zip(contexts, encoded))
     question_ids = tokenizer.encode([question.question for question in questions])
     windows = []
     for number, (ids, question) in enumerate(zip(question_ids, questions)):
         start = [special.cls, *ids[:min(MAX_QUESTION, most // 3)], *middle]
-        context = encoded[question.context].ids
         room = longest - 1 - len(start)
-        stride = min(STRIDE, room // 2)
-        for first in range(0, max(1, len(context) - stride), room - stride):
-            last = min(first + room, len(context))
-            row = np.array([*start, *context[first:last], special.sep])
-            windows.append(Window(row, number, len(start), first, last - first))
-    return windows, [encoded[question.context].offsets for question in questions]
+        context = tokenizer.inner.encode(question.context, add_special_tokens=False)
+        context.truncate(room, stride=min(STRIDE, room // 2))
+        for part in (context, *context.overflowing):
+            row = np.array([*start, *part.ids, special.sep])
+            windows.append(Window(row, number, len(start), part.offsets))
+    return windows
+
+
+def gold_span(question, window):
+    """Return the indices in a row of the first and the last token of the first answer; (0, 0),
+    [CLS], if the window does not have the whole answer. [BERT-JEPA's code]"""
+    start = question.start
+    end = start + len(question.answers[0])
+    inside = [window.at + i for i, (first, last) in enumerate(window.offsets)
+              if first < end and last > start]
+    if not inside or window.offsets[0][0] > start or window.offsets[-1][1] < end:
+        return 0, 0
+    return inside[0], inside[-1]
 
 
 def best_span(outputs, window):
-    """Return (score, first, last token in the context) of the best answer in a window, given
-    outputs (tokens of the row, 2); score -inf without one. [BERT-JEPA's code]"""
-    start, end = outputs[window.at:window.at + window.count].numpy().T
+    """Return (score, first character, last + 1) of the best answer in a window, given outputs
+    (tokens of the row, 2); score -inf without one. [BERT-JEPA's code]"""
+    start, end = outputs[window.at:window.at + len(window.offsets)].numpy().T
     starts = np.argsort(-start, kind="stable")[:N_BEST]
     ends = np.argsort(-end, kind="stable")[:N_BEST]
     length = ends[None] - starts[:, None]  # (starts, ends) tokens, minus one
@@ -173,10 +173,10 @@ def best_span(outputs, window):
     if not score.size:
         return -math.inf, 0, 0
     i, j = np.unravel_index(score.argmax(), score.shape)
-    return score[i, j], window.first + starts[i], window.first + ends[j]
+    return score[i, j], window.offsets[starts[i]][0], window.offsets[ends[j]][1]
 
 
-def judge_answers(outputs, windows, questions, offsets, rules):
+def judge_answers(outputs, windows, questions, rules):
     """Return F1 and exact match in percent of the best answer among the windows of each question.
     """
     best = [(-math.inf, 0, 0)] * len(questions)
@@ -185,10 +185,8 @@ def judge_answers(outputs, windows, questions, offsets, rules):
         if span[0] > best[window.question][0]:
             best[window.question] = span
     totals = Counter()
-    for (score, first, last), question, characters in zip(best, questions, offsets):
-        text = ""
-        if score > -math.inf:
-            text = question.context[characters[first][0]:characters[last][1]].strip()
+    for (_, first, last), question in zip(best, questions):
+        text = question.context[first:last].strip()
         totals.update(qa_scores(text, question.answers, question.languages[0], rules))
     return {name: 100 * totals[name] / len(questions) for name in ("f1", "exact")}
 
@@ -201,33 +199,23 @@ def span_loss(outputs, targets, lengths):
 
 
 def answering(name, settings, flags, opened):
-    """Prepare questions about contexts. The target of a training window without the whole answer is
-    [CLS]. [BERT-JEPA's code]"""
+    """Prepare questions about contexts."""
     split = partial(make_windows, tokenizer=opened.tokenizer, middle=between(opened),
                     longest=settings.max_length)
 
     def test(questions):
         questions = sample(questions, flags.eval_limit)
-        windows, offsets = split(questions)
+        windows = split(questions)
         return [window.row for window in windows], partial(
-            judge_answers, windows=windows, questions=questions, offsets=offsets, rules=name)
+            judge_answers, windows=windows, questions=questions, rules=name)
 
     cells = read_questions(name, flags.files, "test") if name == "mlqa" else {}
     tests = {("squad", ""): test(read_questions("squad", flags.files, "test")["en-en"])}
     tests |= {(name, languages): test(questions) for languages, questions in cells.items()}
     questions = sample(read_questions("squad", flags.files, "train")["en-en"], flags.limit)
-    windows, offsets = split(questions)
-    spans = [gold_span(*pair) for pair in zip(questions, offsets)]
-    rows = []
-    targets = []
-    for window in windows:
-        first, last = spans[window.question]
-        if first > last:
-            continue
-        is_inside = window.first <= first and last < window.first + window.count
-        shift = window.at - window.first
-        rows.append(window.row)
-        targets.append((first + shift, last + shift) if is_inside else (0, 0))
-    if not rows:
+    windows = [window for window in split(questions) if has_answer(questions[window.question])]
+    if not windows:
         raise BadInput("no training question of squad has its answer at answer_start")
-    return Prepared(rows, torch.tensor(targets), 2, True, span_loss, tests)
+    targets = [gold_span(questions[window.question], window) for window in windows]
+    return Prepared([window.row for window in windows], torch.tensor(targets), 2, True, span_loss,
+                    tests)
