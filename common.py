@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import hashlib
 import inspect
 import json
@@ -114,6 +115,7 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"unknown flag {shown(word)}{near}")
 
 
+@functools.cache  # reading the source takes a tenth of a second
 def comments(config):
     """Return {field: help text} of a dataclass: the comment after the field, or the line above."""
     try:
