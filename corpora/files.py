@@ -216,8 +216,8 @@ def read_quoted(path, lines, start, delimiter):
         except StopIteration:
             return
         except csv.Error as error:
-            raise at_line(path, number, f"not CSV ({error}): a quote must open and close a whole "
-                          "cell, and quotes inside it are doubled") from None
+            raise at_line(path, number, f"not CSV ({shown(error)}): a quote must open and close a "
+                          "whole cell, and quotes inside it are doubled") from None
 
 
 def read_jsonl(path, langs=()):
