@@ -168,7 +168,8 @@ def validate(config, at_least_1="", at_least_0="", positive="", fraction=""):
             if not (type(value) in types or is_int and float in types):
                 names = " or ".join(one.__name__ for one in types)
                 raise BadInput(f"{name} is {shown(value)!r}: it must be of type {names}")
-            if is_int and abs(value) >= 2 ** 53 or type(value) is float and not math.isfinite(value):
+            is_float = type(value) is float
+            if is_int and abs(value) >= 2 ** 53 or is_float and not math.isfinite(value):
                 raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
     rules = ((at_least_1, lambda x: x >= 1, "at least 1"), (at_least_0, lambda x: x >= 0, "at "
              "least 0"), (positive, lambda x: x > 0, "above 0"),
