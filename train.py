@@ -422,7 +422,7 @@ class Run:
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
             load_checkpoint(self, saved)
-        self.finished = writes and self.step == train.steps and is_evaluated(self.folder)
+        self.finished = writes and self.step == train.steps and is_evaluated(self)
 
     def open_data(self, resumed):
         """Open the rows for training and evaluation."""
@@ -802,11 +802,15 @@ def differences(old, new, prefix=""):
             yield name, f"{prefix}{name} was {str(before)[:40]}, is {str(now)[:40]}"
 
 
-def is_evaluated(folder):
-    """Return whether the numbers in eval.json are those of model.pt."""
-    model = folder / "model.pt"
-    return model.exists() and evaluate.read_results(folder / "eval.json").get(
-        "model") == file_hash(model)[:8]
+def is_evaluated(run):
+    """Return whether eval.json has the numbers of model.pt, and model.pt is that of the last step.
+
+    After a kill between train.pt and model.pt, evaluate.py can have evaluated an older model.pt."""
+    is_logged = any("eval" in record and record["step"] == run.step
+                    for record in evaluate.read_log(run.folder))
+    model = run.folder / "model.pt"
+    known = evaluate.read_results(run.folder / "eval.json").get("model")
+    return is_logged and model.exists() and known == file_hash(model)[:8]
 
 
 # ---- command line

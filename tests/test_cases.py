@@ -16,6 +16,7 @@ import corpora
 import evaluate
 import train
 from common import BadInput, run_program
+from model import save
 
 CASES = Path(__file__).parent / "cases"
 SMALL = dict(width=16, layers=1, heads=2, ffn_dim=32, batch=8, vocab=300, steps=2, device="cpu")
@@ -255,6 +256,27 @@ def test_k11_after_an_interrupt_the_loop_continues_from_memory(case, monkeypatch
     assert evaluate.open_run("run").model_hash == evaluate.open_run("whole").model_hash
     steps = [record["step"] for record in evaluate.read_log("run")[1:] if "loss" in record]
     assert steps == sorted(set(steps)) and steps[-1] == 10
+
+
+def test_k11_a_kill_before_the_last_model_is_noticed_although_the_old_one_was_evaluated(
+        monkeypatch):
+    given = SMALL | dict(data=str(CASES / "k11_interrupt/data.tsv"), steps=4, save_every=2)
+    run = train.start("contrastive", out="run", **given)
+
+    def save_once(model, path):
+        if run.step == 4:  # like kill -9: after train.pt, before model.pt
+            raise MemoryError
+        save(model, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "save", save_once)
+        with pytest.raises(MemoryError):
+            list(run.steps())
+    assert evaluate.main(["run"]) is None
+    old = evaluate.open_run("run").model_hash
+    list(train.start("contrastive", out="run", **given).steps())
+    assert evaluate.open_run("run").model_hash != old
+    assert train.start("contrastive", out="run", **given).finished
 
 
 # ---- k12: advice that helps. tests/test_train.py has --langs en de, --warmup 500, and the flags of
