@@ -185,11 +185,19 @@ def validate(config, at_least_1="", at_least_0="", positive="", fraction=""):
 
 @contextlib.contextmanager
 def atomic_file(path):
-    """Open a binary file for writing that gets its name only when the block ends without error."""
+    """Open a binary file for writing that gets its name only when the block ends without error.
+    Raises BadInput if no such file can be created."""
     path = Path(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(part, "xb") as file:
+        if os.path.isdir(path):
+            raise OSError("it is a folder")
+        file = open(part, "xb")
+    except OSError as error:
+        raise BadInput(f"{shown(path)} cannot be written ({error.strerror or error}): choose "
+                       "another name") from None
+    try:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # otherwise a power cut can leave the name without the content
