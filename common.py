@@ -160,14 +160,14 @@ def validate(config, at_least_1="", at_least_0="", positive="", fraction=""):
         types = typing.get_args(kind) or (kind,)
         if typing.get_origin(kind) is typing.Literal:
             if value not in types:
-                raise BadInput(f"{name} is {shown(value)!r}: choose one of "
+                raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
                                f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
         elif typing.get_origin(kind) is not tuple:
             # bool is a subclass of int, and every int is a float here.
             is_int = type(value) is int
             if not (type(value) in types or is_int and float in types):
-                names = " or ".join(one.__name__ for one in types)
-                raise BadInput(f"{name} is {shown(value)!r}: it must be of type {names}")
+                names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
+                raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
             is_float = type(value) is float
             if is_int and abs(value) >= 2 ** 53 or is_float and not math.isfinite(value):
                 raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")

@@ -382,6 +382,8 @@ class Run:
 
     def __init__(self, objective_class, given, writes=True, command=""):
         """given: {flag: value}; writes: keep the run in the folder --out; command: for the log."""
+        # What follows looks these up, so their types are checked first.
+        TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
         self.init = evaluate.open_run(given["init"]) if given.get("init") else None
         self.objective_class = objective_class
         self.train, self.options, shape, self.notes = resolve_config(objective_class, given,
