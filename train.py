@@ -55,6 +55,7 @@ from common import (
     mean_over_ranks,
     read_torch,
     run_program,
+    shown,
     usable_device,
     usable_precision,
     validate,
@@ -825,7 +826,8 @@ def introduce(run, say):
         f"{train.batch} examples, {run.precision} on {run.device}")
     for note in run.notes + run.source.notes:
         say(note)
-    say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {', '.join(run.corpus.columns)}, and "
+    columns = shown(", ".join(run.corpus.columns))
+    say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {columns}, and "
         f"{run.held_out:,} {'in --eval-data' if train.eval_data else 'held out'}; vocabulary "
         f"{run.tokenizer.vocab:,}")
     truncated, count = run.corpus.count_truncated(train.max_length)
@@ -845,9 +847,10 @@ def finish(run, results, say):
     say("\n" + evaluate.table(results, run.untrained,
                               start="start" if run.train.init else "untrained"))
     for example in evaluate.examples(run.evaluation()):
-        say(f"  {example.query}\n    {'=' if example.right else '!'} {example.found}")
+        # A text of a file can have characters that control the terminal.
+        say(f"  {shown(example.query)}\n    {'=' if example.right else '!'} {shown(example.found)}")
         if not example.right:
-            say(f"    instead of {example.gold}")
+            say(f"    instead of {shown(example.gold)}")
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n"
         f"next: python evaluate.py {run.folder}")
 
