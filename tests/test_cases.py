@@ -211,6 +211,15 @@ def test_k6_characters_that_the_console_lacks_are_replaced(case, monkeypatch):
     assert "next: python evaluate.py" in printed
 
 
+def test_k6_characters_that_control_the_terminal_are_not_printed_raw(capsys):
+    rows = [f"The \x1b[31mbaker{i}\ta \x9b31mloaf{i}\n" for i in range(40)]
+    Path("data.tsv").write_text("x\x1b[2J\tde\n" + "".join(rows), encoding="utf-8")
+    words = "--objective contrastive --data data.tsv --langs x\x1b[2J,de"
+    assert run_on("k6_cp1252", words.replace("data.tsv", "./data.tsv")) == 0
+    printed = capsys.readouterr().out
+    assert r"rows of x\x1b[2J, de" in printed and r"\x1b[31mbaker" in printed
+
+
 # ---- k11: Jupyter's Stop. tests/test_train.py has an interrupt in a step, an error in the loop's
 # body, and a loop that is left
 
