@@ -554,7 +554,8 @@ def span_mask(ids, ratio, rng, special, mean_length=3):
     return np.repeat(is_span[:last], lengths[:last])[:len(ids)] & ~is_special(ids, special)
 
 
-# {value of --masking: its function}. A new masking is one function and one line here.
+# {value of --masking: its function}. A new masking is one function and one line here. It does
+# not get the bounds of the rows: each begins at a special.cls.
 MASKS = {"token": token_mask, "word": whole_word_mask, "span": span_mask}
 
 

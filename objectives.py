@@ -357,7 +357,7 @@ class Mlm(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
+        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
         mask_ratio: float = 0.15  # fraction of tokens to mask
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
 
@@ -511,7 +511,8 @@ class Mexma(Objective):
              + mlm_weight (CE_A + CE_B) / 2
              + koleo_weight (koleo(S_A) + koleo(S_B)) / 2
 
-    The paper sums over languages, so its alpha = 1, beta = 1/2, gamma = 0.005 are our defaults.
+    The paper sums over the two languages and we average. Its beta = 1/2 is our mlm_weight 1, and
+    its gamma = 0.005 is our koleo_weight 0.01.
     """
     name = "mexma"
     views = 2
@@ -526,7 +527,7 @@ class Mexma(Objective):
     class Config:
         align: Align = "mse"  # alignment loss between the two sentence embeddings
         align_weight: float = 1.0  # weight of the alignment loss
-        # align the embedding of sentence A's unmasked or masked text
+        # sentence A in the alignment loss: its full text (clean) or its masked text (dirty)
         align_views: Literal["clean", "dirty"] = "clean"
         mlm_weight: float = 1.0  # weight of the MLM loss (mean over both languages)
         koleo_weight: float = 0.01  # weight of KoLeo (mean over both languages)
@@ -534,7 +535,7 @@ class Mexma(Objective):
         koleo_input: Literal["unit", "raw"] = "unit"
         symmetrical: bool = True  # mask both languages; otherwise one, at random per example
         token_gradients: bool = True  # backpropagate the MLM loss into the token states too
-        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
+        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
         mask_first: float = 0.4  # fraction of the first text's tokens to mask
         mask_second: float = 0.4  # fraction of the second text's tokens to mask
         head_layers: int = 6  # number of layers of the unmasking head
@@ -671,7 +672,7 @@ class Bepa(Objective):
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
         # network that predicts the second embedding from the first
         predictor: Literal["identity", "linear", "mlp"] = "identity"
-        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
+        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
         mask_ratio: float = 0.15  # fraction of tokens to mask
 
         def __post_init__(self):
@@ -902,7 +903,7 @@ class Hybrid(Objective):
         # std of the predictor's initial weights (released code); 0: PyTorch's default
         predictor_std: float = 0.02
         mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # what is masked: single tokens, whole words or spans
+        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
 
         def __post_init__(self):
             validate(self, at_least_1="target_blocks predictor_width predictor_heads",

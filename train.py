@@ -91,10 +91,11 @@ class TrainConfig:
     block: int = 0  # join all lines and split them into rows of N tokens; 0: one row per line
     # pivot: the first column with a random other one; neighbours: two adjacent columns
     pairs: Literal["pivot", "neighbours"] = "pivot"
-    # system: begin every view with the system message of the chat
+    # decoders only; plain: ignore a chat's system message, system: begin every view with it
     chat: Literal["plain", "system"] = "plain"
-    size: str = "toy"  # model size: toy, small, base, large, hybrid
-    preset: str = ""  # named set of defaults; flags that you give override it
+    # toy, small, base, large or hybrid; all but toy also use the paper's settings
+    size: str = "toy"
+    preset: str = ""  # named set of defaults (see above); flags that you give override it
     init: str = ""  # run folder to start from (its weights and its tokenizer)
     lora_rank: int = 0  # LoRA rank; 0: full fine-tuning
     steps: int = 1000  # number of optimizer steps
@@ -167,7 +168,7 @@ def defaults(objective_class, size, preset=""):
     if preset and preset not in objective_class.presets:
         raise BadInput(f"preset {preset!r} is unknown: {objective_class.name} has "
                        f"{', '.join(objective_class.presets) or 'none'}")
-    # Each line overrides the ones before: dataclasses, model size, paper.
+    # Later lines override earlier ones.
     values = asdict(ModelConfig()) | SIZES.get(size, {}) | dict(pool=objective_class.pool)
     values |= DECODER if objective_class.causal else {}
     for config in (TrainConfig, objective_class.Config):
@@ -409,13 +410,13 @@ class Run:
             if isinstance(module, Block):
                 module.is_checkpointed = train.gradient_checkpointing
         dtype = getattr(torch, self.precision)
-        # How attention needs every batch to be prepared.
+        # Attention needs a plan for each batch. These are the kinds of plan.
         self.plans = set_attention(self.objective, train.attention, self.device, dtype.itemsize)
         self.autocast = functools.partial(torch.autocast, self.device.type, dtype,
                                           enabled=dtype != torch.float32)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.optimizer = make_optimizer(self.objective, train)
-        self.judged = evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
+        self.evaluator = evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
                                           train.max_length, views=objective_class.views)
         self.config = {"objective": objective_class.name, **asdict(train),
                        "model": asdict(self.model.config),
@@ -471,8 +472,9 @@ class Run:
         """Train to the last step. Yield a record every `every` steps (default: --log-every), and
         one for each evaluation.
 
-        When you leave the loop, by break, an exception or Ctrl-C, the run is saved after its last
-        complete step; the next loop continues from there."""
+        If you leave the loop (break, Ctrl-C, an exception in your code), a single process saves its
+        last complete step, and the next loop continues from there. Several processes keep their
+        last checkpoint."""
         train = self.train
         lock = open_folder(self)
         batches = None
@@ -504,7 +506,7 @@ class Run:
                 yield self.evaluate()
                 self.finished = True
         except (GeneratorExit, KeyboardInterrupt):
-            # Several processes stop at different steps, so there the last checkpoint counts.
+            # Several processes can stop at different steps, so they keep the last checkpoint.
             if self.world == 1 and self.step > self.saved_step:
                 with uninterrupted():  # a second Ctrl-C would leave a new train.pt, an old model.pt
                     save_checkpoint(self)
@@ -517,7 +519,8 @@ class Run:
                 os.close(lock)
 
     def prepare(self):
-        """Return the objective in training mode: compiled, and as one of several processes."""
+        """Set the objective to training mode and compile its blocks (--compile). Return it, wrapped
+        in DistributedDataParallel if there are several processes."""
         self.objective.train()
         if self.train.compile:
             compile_blocks(self.objective)
@@ -547,8 +550,8 @@ class Run:
         return micro_batches
 
     def train_step(self, micro_batches, forward):
-        """Run one optimizer step. Return {name: ()}: loss, loss terms, tokens and gradient norm,
-        averaged over micro-batches and processes. Nothing here waits for the GPU."""
+        """Run one optimizer step. Return {name: scalar}: loss, loss terms, tokens and gradient
+        norm, averaged over micro-batches and processes. Nothing here waits for the GPU."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.train)
         micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
@@ -612,12 +615,12 @@ class Run:
 
     def evaluation(self):
         """Return an evaluate.Evaluation of the model as it is now, on the held-out rows."""
-        return self.judged.with_fresh_cache()
+        return self.evaluator.with_fresh_cache()
 
     def scores(self):
-        """Evaluate on the held-out rows. Return {"task/metric": number}; rank 0 has them all."""
+        """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
         losses = self.validate()
-        return losses | evaluate.run(self.evaluation()) if self.rank == 0 else {}
+        return (losses | evaluate.run(self.evaluation())) if self.rank == 0 else {}
 
     def encode(self, texts):
         """Return the L2-normalized embeddings (N, D) of N texts, encoded as the first view is."""
@@ -639,7 +642,7 @@ class Run:
             if self.rank == 0:
                 warn(f"step {self.step}: {text}")
         if self.writes and self.step == self.train.steps:
-            evaluate.write_results(self.folder / "eval.json", results, self.judged.label,
+            evaluate.write_results(self.folder / "eval.json", results, self.evaluator.label,
                                    file_hash(self.folder / "model.pt"))
         return record
 
@@ -732,7 +735,8 @@ def identity(run):
 
 
 def frozen_names(run):
-    """Return the names of the weights that LoRA freezes: --init has them, a checkpoint need not."""
+    """Return the names of the weights that LoRA freezes. A checkpoint omits them, because the run
+    of --init has them."""
     return {f"model.{name}" for name, weight in run.model.named_parameters()
             if not weight.requires_grad}
 
@@ -801,7 +805,7 @@ def differences(old, new, prefix=""):
         before, now = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(now, dict):
             yield from differences(before, now, f"{prefix}{name}.")
-        elif before != now:  # of a hash the first digits are enough
+        elif before != now:  # the first digits identify a hash
             yield name, f"{prefix}{name} was {str(before)[:40]}, is {str(now)[:40]}"
 
 

@@ -52,7 +52,7 @@ class Mexma(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.position = nn.Embedding(V, D), nn.Parameter(0.05 * torch.randn(64, D))
-        self.embed.weight.data *= 0.05  # It makes the logits too: a std of 1 would be too large.
+        self.embed.weight.data *= 0.05  # The same matrix computes the logits, so its std is small.
         self.norm, self.bias = nn.LayerNorm(D, 1e-12), nn.Parameter(torch.zeros(V))
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.head = nn.ModuleList(Block() for _ in range(HEAD_LAYERS))
