@@ -194,9 +194,10 @@ def resolve_config(objective_class, given, init=None):
     if init:
         values |= dict(size=size, max_length=init.config["max_length"] or values["max_length"])
     values |= given | dict(out=given.get("out") or f"out/{objective_class.name}")
+    known = [*names(TrainConfig), *names(objective_class.Config), *SHAPE]
     for name in given:
-        if name not in (*names(TrainConfig), *names(objective_class.Config), *SHAPE):
-            raise BadInput(f"there is no setting {name}{did_you_mean(name, values)}")
+        if name not in known:
+            raise BadInput(f"there is no setting {name}{did_you_mean(name, known)}")
     for name in ("out", "init"):
         values[name] = os.path.expanduser(values[name])
     train = pick(TrainConfig, values)
