@@ -110,9 +110,11 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             raise BadInput(f"{shown(word)!r} is not expected here: separate several values with "
                            "commas, as in --langs en,de")
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        near = did_you_mean(word, flags, f": see {self.prog} --help")
-        raise BadInput(f"unknown flag {shown(word)}{near}")
+        # Without dashes, which would make all flags alike.
+        flags = [flag[2:] for action in self._actions for flag in action.option_strings
+                 if flag.startswith("--")]
+        near = did_you_mean(word.lstrip("-"), flags, f": see {self.prog} --help")
+        raise BadInput(f"unknown flag {shown(word)}{near.replace('mean ', 'mean --')}")
 
 
 @functools.cache  # reading the source takes a tenth of a second

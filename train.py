@@ -149,6 +149,8 @@ ELSEWHERE = {
     "epochs": "use --steps (epochs * rows / batch)",
     "gradient-accumulation-steps": "use --accumulate",
     "learning-rate": "use --lr",
+    "eval-steps": "use --eval-every",
+    "save-steps": "use --save-every",
     "wandb": "log.jsonl in the run's folder has all metrics",
     "config": "give the settings as flags; log.jsonl records them",
 }

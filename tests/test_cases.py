@@ -316,6 +316,7 @@ ADVICE = [
     ("k12_eval_limit_0", "--learning_rate=1e-3", 2, "use --lr"),
     ("k12_eval_limit_0", "--gradient_accumulation_steps 4", 2, "use --accumulate"),
     ("k12_eval_limit_0", "--bf16 true", 2, "use --precision bfloat16"),
+    ("k12_eval_limit_0", "--output-dir x", 2, "unknown flag --output-dir: see train.py --help"),
     ("k12_eval_limit_0", "--data data.tsv more.tsv", 2, "separate several values with commas"),
     ("k12_eval_limit_0", "--data data.tsv --warmup 2000", 2, "a fraction, from 0 to 1")]
 
