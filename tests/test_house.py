@@ -180,7 +180,7 @@ def commands():
     for block in re.findall(r"```sh\n(.*?)```", text, re.S):
         for line in block.replace("\\\n", " ").splitlines():
             for command in line.split("#")[0].split("&&"):
-                if re.match(r"\s*python (?!-m pytest)", command):
+                if re.match(r"\s*python (?!-m (pytest|minimal))", command):  # test_minimal.py
                     yield command.strip()
 
 
