@@ -469,7 +469,7 @@ class Batches:
             example = self.example(row, choice=choice)
             if self._is_new(example, seen):
                 return example
-        raise BadInput(f"--batch {self.batch} on {self.world} rank(s): {self.corpus.name} has only "
+        raise BadInput(f"--batch {self.batch} x {self.world}: {self.corpus.name} has only "
                        f"{len(seen) // self.views} rows that share no text, and the other rows of "
                        "a batch are negatives; use a smaller batch or more varied data")
 

@@ -507,7 +507,7 @@ class Evaluation:
         self.count = len(next(iter(self.texts.values())))  # N
         if self.count < 2:
             raise BadInput(f"{self.rows.name} has {self.count} rows to evaluate, and at least 2 "
-                           "are needed: try a larger --limit, a different --split or --data")
+                           "are needed: choose a larger limit, or other data")
 
     def with_fresh_cache(self):
         """Return an Evaluation of the same rows, for when the model has changed."""

@@ -6,6 +6,7 @@
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,8 @@ def main(argv):
         command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
         for argument, text in arguments.items():
-            command.add_argument(argument, metavar=argument.upper(), help=text)
+            command.add_argument(argument, metavar=argument.upper(), help=text,
+                                 type=os.path.expanduser)
     add = command.add_argument
     add("--out", required=True, metavar="FILE", help="array to write, .npy")
     add("--raw", action="store_true", help="do not L2-normalize the embeddings")

@@ -345,7 +345,7 @@ REFUSED = [
     ("RUN --limit 9 --tasks sts", "python -m tasks"),
     ("RUN --limit 9 --tasks generate", "needs a causal model"),
     ("RUN --langs en,xx", "xx"), ("RUN --split exam", "'exam'"),
-    ("RUN --data toy --limit 1", "at least 2 are needed: try a larger --limit"),
+    ("RUN --data toy --limit 1", "at least 2 are needed: choose a larger limit"),
     ("RUN --limit -1", "--limit must be"), ("RUN --max-new 0", "--max-new at least 1"),
     ("RUN --pool sum", "'sum'"), ("RUN --device abacus", "'abacus'"),
     ("RUN --data nowhere.tsv", "nowhere.tsv"), ("RUN --limti 3", "did you mean --limit?"),
