@@ -245,7 +245,7 @@ def test_chats_may_have_the_same_system_text_which_comes_last(table):
 
 @pytest.mark.parametrize("rows, arguments, options, message", [
     (REPEATS, (2, 11, 1), {"world": 2, "uses_in_batch_negatives": True},
-     "--batch 11 on 2 rank.*has only 20 rows"),
+     "--batch 11 x 2.*has only 20 rows"),
     (PAIRS, (2, 4, 0), {"system": True}, "--chat system: a has no system texts"),
     ([(text,) for text, _ in PAIRS], (2, 4, 1), {}, "a has the single column 'text'")])
 def test_rows_that_cannot_make_a_batch_are_refused(table, rows, arguments, options, message):
