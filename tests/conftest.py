@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,9 @@ from common import run_program  # noqa: E402
 from data import Tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
+# A shell that runs the tests in the background ignores SIGINT, and so would the programs that the
+# tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     # Triton reads this when the kernels are imported. --attention auto still uses SDPA on a CPU.
     os.environ["TRITON_INTERPRET"] = "1"
