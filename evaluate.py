@@ -768,9 +768,9 @@ def read_log(folder):
 def read_first(folder):
     """Return the first line of a run's log, which has its "config". Raises BadInput."""
     folder = Path(folder).expanduser()
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         top = folder.parts[0]
-        looks_like_hub = len(folder.parts) < 3 and top != "out" and not Path(top).exists()
+        looks_like_hub = len(folder.parts) < 3 and top != "out" and not os.path.exists(top)
         hint = (f"; import a Hugging Face model with python -m interop import {shown(folder)} "
                 f"out/{shown(folder.name)}")
         raise BadInput(f"there is no folder {shown(folder)}{hint if looks_like_hub else ''}")
@@ -866,9 +866,10 @@ def evaluation_of(opened, data=None, langs=(), split=None, limit=None, max_new=N
 def read_results(path):
     """Return the numbers that `write_results` wrote; {} for a missing or different file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return results if isinstance(results, dict) else {}
 
 
 def write_results(path, results, label, model_hash):
@@ -937,7 +938,7 @@ def main(argv):
     if options.json:
         print(json.dumps(results))
     else:
-        print(evaluation.label)
+        print(shown(evaluation.label))
         before = opened.untrained if path and not options.out else None
         start = "start" if opened.config.get("init") else "untrained"
         print(table(results, before, start=start))

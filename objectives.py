@@ -8,6 +8,7 @@ Axes: T tokens of the packed line, R rows, D width, N selected positions or comp
 import copy
 import importlib.util
 import math
+import os
 import re
 import sys
 import warnings
@@ -1075,6 +1076,8 @@ def find_objective(objective):
                            f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
                            f"{did_you_mean(objective, OBJECTIVES)}")
         objective = OBJECTIVES[objective]
+    elif not (isinstance(objective, type) and issubclass(objective, Objective)):
+        raise BadInput(f"objective {objective!r}: give a name, a file, or a class of Objective")
     if not objective.name or OBJECTIVES.get(objective.name, objective) is not objective:
         raise BadInput(f"the class {objective.__name__} needs a name of its own, which is also the "
                        "folder of its runs: add name = 'my_idea' to it")
@@ -1083,8 +1086,8 @@ def find_objective(objective):
 
 def objective_in_file(path, class_name):
     """Run a Python file and return the Objective that it defines. Raises BadInput."""
-    if not path.is_file():
-        raise BadInput(f"--objective {path}: this file does not exist")
+    if not os.path.isfile(path):
+        raise BadInput(f"--objective {shown(path)}: this file does not exist")
     # The prefix keeps the module apart from one of ours with the same name.
     spec = importlib.util.spec_from_file_location(f"objective_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
