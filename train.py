@@ -351,6 +351,32 @@ def adapt_init(init, objective_class, options):
                          model=add_tokens(init.model, new, init.tokenizer.vocab))
 
 
+def validation_batches(run, held_out):
+    """Return batches of the held-out rows and how many of them to evaluate; None and 0 if there
+    are too few distinct rows for in-batch negatives."""
+    size = min(run.train.batch // run.train.accumulate, max(1, len(held_out) // run.world))
+    if size < 2 and run.objective_class.uses_in_batch_negatives(run.options):
+        return None, 0
+    try:
+        batches = run.make_batches(held_out, size, 0)
+    except BadInput:
+        return None, 0
+    rows = min(run.train.eval_limit or len(held_out), len(held_out))
+    return batches, max(1, rows // (size * run.world))
+
+
+def prepare(run):
+    """Set the run's objective to training mode and compile its blocks (--compile). Return it,
+    wrapped in DistributedDataParallel if there are several processes."""
+    run.objective.train()
+    if run.train.compile:
+        compile_blocks(run.objective)
+    if run.world == 1:
+        return run.objective
+    ids = [run.device] if run.device.type == "cuda" else None
+    return DistributedDataParallel(run.objective, device_ids=ids)
+
+
 def average_denominators(micro_batches, world):
     """Give every micro-batch the mean number of target tokens over all micro-batches and processes.
     Averaging the losses then gives exactly the gradient of one large batch."""
@@ -450,13 +476,7 @@ class Run:
         if held_out.hash == self.corpus.hash:
             raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
                            "out, and rows will be held out")
-        self.validation, self.validation_steps = None, 0
-        size = min(train.batch // train.accumulate, max(1, self.held_out // self.world))
-        if size > 1 or not self.objective_class.uses_in_batch_negatives(self.options):
-            with contextlib.suppress(BadInput):  # too few distinct rows for in-batch negatives
-                self.validation = self.make_batches(held_out, size, 0)
-                rows = min(train.eval_limit or self.held_out, self.held_out)
-                self.validation_steps = max(1, rows // (size * self.world))
+        self.validation, self.validation_steps = validation_batches(self, held_out)
 
     def open_rows(self, source, split, tokenizer):
         train = self.train
@@ -484,7 +504,7 @@ class Run:
         try:
             if self.untrained is None:
                 yield self.evaluate()
-            forward = self.prepare()
+            forward = prepare(self)
             pending = []  # metrics of the steps since the last record, still on the device
             clock = time.perf_counter()
             # A background thread prepares the next batches while this one is being computed.
@@ -520,17 +540,6 @@ class Run:
             self.objective.eval()
             if lock is not None:
                 os.close(lock)
-
-    def prepare(self):
-        """Set the objective to training mode and compile its blocks (--compile). Return it, wrapped
-        in DistributedDataParallel if there are several processes."""
-        self.objective.train()
-        if self.train.compile:
-            compile_blocks(self.objective)
-        if self.world == 1:
-            return self.objective
-        ids = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(self.objective, device_ids=ids)
 
     def make_batch(self, step, training=True):
         """Return the micro-batches of a step, which depend on nothing but (seed, step, rank)."""
@@ -595,7 +604,7 @@ class Run:
         record = {"step": self.step, **mean, "lr": learning_rate(self.step - 1, self.train),
                   "tokens": self.tokens, "seconds": round(self.seconds, 3),
                   "tokens_per_second": round(tokens / max(seconds, 1e-9))}
-        self.log(record)
+        append_log(self, record)
         return record
 
     # ---- evaluation
@@ -638,23 +647,16 @@ class Run:
         if self.untrained is None:
             self.untrained = results
         record = {"step": self.step, "eval": results}
-        self.log(record)
+        append_log(self, record)
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
-            self.log({"step": self.step, "warning": text})
+            append_log(self, {"step": self.step, "warning": text})
             if self.rank == 0:
                 warn(f"step {self.step}: {text}")
         if self.writes and self.step == self.train.steps:
             evaluate.write_results(self.folder / "eval.json", results, self.evaluator.label,
                                    file_hash(self.folder / "model.pt"))
         return record
-
-    def log(self, record):
-        """Append a line to log.jsonl. NaN and infinity, which JSON lacks, become strings."""
-        if self.writes:
-            record = json.loads(json.dumps(record), parse_constant=str)
-            with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
 
 
 def add_terms(total, loss, terms, count):
@@ -706,6 +708,14 @@ def open_folder(run):
         check_finite(run)
         save(run.model, run.folder / "model.pt")
     return lock
+
+
+def append_log(run, record):
+    """Append a line to log.jsonl. NaN and infinity, which JSON lacks, become strings."""
+    if run.writes:
+        record = json.loads(json.dumps(record), parse_constant=str)
+        with open(run.folder / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def write_log(run, records):
