@@ -263,10 +263,9 @@ class Example(tuple):
 
 
 class Corpus:
-    """Rows of token ids. `hash` identifies them; `held_out` counts the rows of the file that are
-    kept for evaluation."""
+    """Rows of token ids, which `hash` identifies."""
 
-    def __init__(self, source, tokenizer, tokens, offsets, rows, identity, held_out=0, block=0,
+    def __init__(self, source, tokenizer, tokens, offsets, rows, identity, block=0,
                  max_length=128):
         self.name = source.name
         self.columns = tuple(source.columns)
@@ -279,7 +278,6 @@ class Corpus:
         self.offsets = offsets  # (cells + 1,) int64
         self.block = block
         self.rows = rows  # the numbers of this split's rows
-        self.held_out = held_out
         self.max_length = max_length
         self.hash = digest([identity, self.columns, tokenizer.hash, block])
 
@@ -379,7 +377,7 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         if not len(rows):
             raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} "
                            "tokens")
-    return Corpus(source, tokenizer, tokens, offsets, rows, identity, held_out, block, max_length)
+    return Corpus(source, tokenizer, tokens, offsets, rows, identity, block, max_length)
 
 
 def train_on_files(source, vocab, split):
