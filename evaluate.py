@@ -891,7 +891,7 @@ def make_parser(prog, description, tasks):
     parser = Parser(prog, description=description)
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, such as out/mexma")
-    add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)} [all that apply]")
+    add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)}")
     add("--data", help="rows to evaluate: toy, documents, regex, a file, or a folder of files "
         "CODE.devtest [the run's own data]")
     add("--langs", type=comma_list, default=[], help="columns to use, e.g. en,de; queries come "
@@ -928,7 +928,8 @@ def results_file(options, label):
 
 
 def main(argv):
-    parser = make_parser("evaluate.py", "Evaluate a run. python -m tasks has more tasks.", TASKS)
+    parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. python -m "
+                         "tasks has more tasks.", TASKS)
     options = parser.parse_args(argv)
     opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
