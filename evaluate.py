@@ -928,8 +928,8 @@ def results_file(options, label):
 
 
 def main(argv):
-    parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. python -m "
-                         "tasks has more tasks.", TASKS)
+    parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. "
+                         "python -m tasks has more tasks.", TASKS)
     options = parser.parse_args(argv)
     opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
