@@ -80,40 +80,25 @@ def run_program(main):
 # ---- flags: one for each field of a dataclass. The comment after a field is its help text.
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises BadInput and accepts --batch_size for --batch-size.
+    """An ArgumentParser that raises BadInput, and names the nearest flag for an unknown one."""
 
-    hints: {a word that is no flag here: what to use instead}."""
-
-    def __init__(self, prog, description, hints=(), **options):
+    def __init__(self, prog, description, **options):
         super().__init__(prog, description=description, allow_abbrev=False, **options)
-        self.hints = dict(hints)
 
     def error(self, message):
         raise BadInput(f"{shown(message)} (see {self.prog} --help)")
 
-    def parse_known_args(self, args=None, namespace=None):
-        words = sys.argv[1:] if args is None else args
-        words = [re.sub(r"^--[^=]+", lambda flag: flag[0].replace("_", "-"), word)
-                 for word in words]
-        return super().parse_known_args(words, namespace)
-
     def parse_args(self, args=None, namespace=None):
         options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.refuse(unknown[0].partition("=")[0])
-        return options
-
-    def refuse(self, word):
-        """Raise BadInput for a word of the command line that has no meaning."""
-        if hint := self.hints.get(word.lstrip("-")):
-            raise BadInput(f"{shown(word)} is not a flag here: {hint}")
+        if not unknown:
+            return options
+        word = unknown[0].partition("=")[0]
         if not word.startswith("-"):
             raise BadInput(f"{shown(word)!r} is not expected here: separate several values with "
                            "commas, as in --langs en,de")
         # Without dashes, which would make all flags alike.
-        flags = [flag[2:] for action in self._actions for flag in action.option_strings
-                 if flag.startswith("--")]
-        near = did_you_mean(word.lstrip("-"), flags, f": see {self.prog} --help")
+        flags = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
+        near = did_you_mean(word.strip("-"), flags, f": see {self.prog} --help")
         raise BadInput(f"unknown flag {shown(word)}{near.replace('mean ', 'mean --')}")
 
 
@@ -287,17 +272,13 @@ def usable_precision(name, device):
 def join_processes(device):
     """Return this process's rank, the number of processes and the device; 0 and 1 without
     torchrun."""
-    given = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    if any(given.values()) and not all(value.isdecimal() for value in given.values()):
-        raise BadInput(f"the environment has {given}: start several processes with torchrun, "
-                       "which sets all three, or unset them")
-    world = int(given["WORLD_SIZE"] or 1)
+    world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1:
         if device.type == "cuda":
-            device = torch.device("cuda", int(given["LOCAL_RANK"]))
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return int(given["RANK"] or 0), world, device
+    return int(os.environ.get("RANK", 0)), world, device
 
 
 def mean_over_ranks(values, world):

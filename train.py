@@ -1,7 +1,3 @@
-# /// script
-# requires-python = ">=3.11.4"
-# dependencies = ["torch==2.13.0", "tokenizers==0.23.3", "numpy==2.4.6", "tqdm==4.70.1"]
-# ///
 """Train an objective: settings, the training loop, checkpoints, resume.
 
     python train.py --objective mexma                 # built-in data, CPU, a few minutes
@@ -65,7 +61,6 @@ from corpora.optimizer import MuonAndAdamW, load_moments
 from model import (
     DECODER,
     SIZES,
-    Block,
     Model,
     ModelConfig,
     Packed,
@@ -141,20 +136,6 @@ SHAPE = ("width", "layers", "heads", "ffn_dim", "max_positions", "dropout", "poo
 # Settings that the model of --init brings.
 FIXED_BY_INIT = {"size", "vocab", *SHAPE} - {"dropout", "pool"}
 
-# Flags of other trainers, and what to use here.
-ELSEWHERE = {
-    "resume": "run the same command again to resume",
-    "fp16": "use --precision float16",
-    "bf16": "use --precision bfloat16",
-    "epochs": "use --steps (epochs * rows / batch)",
-    "gradient-accumulation-steps": "use --accumulate",
-    "learning-rate": "use --lr",
-    "eval-steps": "use --eval-every",
-    "save-steps": "use --save-every",
-    "wandb": "log.jsonl in the run's folder has all metrics",
-    "config": "give the settings as flags; log.jsonl records them",
-}
-
 
 def names(config):
     return [field.name for field in fields(config)]
@@ -190,16 +171,16 @@ def resolve_config(objective_class, given, init=None):
     for the user. given: {flag: value}; init: the RunFolder of --init, or None. Raises BadInput.
 
     Each layer overrides the one before: paper, toy scale, the run of --init, the user."""
-    size = init.config.get("size") if init else given.get("size", "toy")
-    paper, toy = defaults(objective_class, size, given.get("preset", ""))
-    values = paper | toy
-    if init:
-        values |= dict(size=size, max_length=init.config["max_length"] or values["max_length"])
-    values |= given | dict(out=given.get("out") or f"out/{objective_class.name}")
     known = [*names(TrainConfig), *names(objective_class.Config), *SHAPE]
     for name in given:
         if name not in known:
             raise BadInput(f"there is no setting {name}{did_you_mean(name, known)}")
+    size = init.config["size"] if init else given.get("size", "toy")
+    paper, toy = defaults(objective_class, size, given.get("preset", ""))
+    values = paper | toy | dict(size=size)
+    if init:
+        values["max_length"] = init.config["max_length"] or values["max_length"]
+    values |= given | dict(out=given.get("out") or f"out/{objective_class.name}")
     for name in ("out", "init"):
         values[name] = os.path.expanduser(values[name])
     train = pick(TrainConfig, values)
@@ -208,17 +189,17 @@ def resolve_config(objective_class, given, init=None):
     # The vocabulary size follows from the tokenizer, which does not exist yet.
     model = pick(ModelConfig, values | dict(
         vocab=1, causal=objective_class.causal, head=objective_class.model_head(options)))
+    # A row contains every text of an example, each with [CLS] and [SEP].
+    texts = objective_class.texts_per_row + (train.chat == "system")
+    longest = texts * (train.max_length + 2)
     if init:
         own = init.model.config
         model = replace(own, head=model.head, pool=given.get("pool", own.pool), dropout=(
             objective_class.paper | toy | given).get("dropout", own.dropout))
+    elif "max_positions" not in given:
+        model = replace(model, max_positions=max(model.max_positions, longest))
     notes = [f"  toy scale: {name} {value} (paper: {paper[name]})" for name, value in toy.items()
              if values[name] == value != paper[name]]
-    # A row contains every text of an example, each with [CLS] and [SEP].
-    texts = objective_class.texts_per_row + (train.chat == "system")
-    longest = texts * (train.max_length + 2)
-    if not init and "max_positions" not in given:
-        model = replace(model, max_positions=max(model.max_positions, longest))
     limit = model.max_tokens or model.max_positions
     if longest > limit:
         fits = limit // texts - 2
@@ -264,7 +245,7 @@ def parse(arguments):
     # Which other flags exist depends on the objective, and their defaults on size and preset.
     paper, toy = defaults(objective_class, known.size, known.preset)
     parser = Parser("train.py", "Train an objective. Run the same command again to resume.",
-                    ELSEWHERE, formatter_class=functools.partial(argparse.HelpFormatter, width=100))
+                    formatter_class=functools.partial(argparse.HelpFormatter, width=100))
     parser.add_argument("--objective", metavar="NAME", help=f"{', '.join(OBJECTIVES)}, or a file "
                         "such as gallery/stp.py; with --help shows its options [mexma]")
     presets = f" (--preset {', '.join(objective_class.presets)})" if objective_class.presets else ""
@@ -340,41 +321,10 @@ def adapt_init(init, objective_class, options):
         needed = "causal" if objective_class.causal else "bidirectional"
         raise BadInput(f"--init {init.folder}: {objective_class.name} needs a {needed} model: "
                        "choose another run")
-    if not all(weight.isfinite().all() for weight in init.model.parameters()):
-        raise BadInput(f"--init {init.folder}: its weights contain NaN or infinity: choose "
-                       "another run")
     tokenizer = init.tokenizer.with_tokens(objective_class.special_tokens(options))
     new = tokenizer.vocab - init.tokenizer.vocab
-    if not new:
-        return init
-    return init._replace(tokenizer=tokenizer,
-                         model=add_tokens(init.model, new, init.tokenizer.vocab))
-
-
-def validation_batches(run, held_out):
-    """Return batches of the held-out rows and how many of them to evaluate; None and 0 if there
-    are too few distinct rows for in-batch negatives."""
-    size = min(run.train.batch // run.train.accumulate, max(1, len(held_out) // run.world))
-    if size < 2 and run.objective_class.uses_in_batch_negatives(run.options):
-        return None, 0
-    try:
-        batches = run.make_batches(held_out, size, 0)
-    except BadInput:
-        return None, 0
-    rows = min(run.train.eval_limit or len(held_out), len(held_out))
-    return batches, max(1, rows // (size * run.world))
-
-
-def prepare(run):
-    """Set the run's objective to training mode and compile its blocks (--compile). Return it,
-    wrapped in DistributedDataParallel if there are several processes."""
-    run.objective.train()
-    if run.train.compile:
-        compile_blocks(run.objective)
-    if run.world == 1:
-        return run.objective
-    ids = [run.device] if run.device.type == "cuda" else None
-    return DistributedDataParallel(run.objective, device_ids=ids)
+    model = add_tokens(init.model, new, init.tokenizer.vocab) if new else init.model
+    return init._replace(tokenizer=tokenizer, model=model)
 
 
 def average_denominators(micro_batches, world):
@@ -383,6 +333,12 @@ def average_denominators(micro_batches, world):
     counts = torch.stack([one["loss_denominators"] for one in micro_batches]).mean(0)
     mean = mean_over_ranks(counts, world)
     return [one | {"loss_denominators": mean} for one in micro_batches]
+
+
+def add_terms(total, loss, terms, count):
+    """Add a loss and its terms, divided by the number of micro-batches, to the totals."""
+    for name, value in {"loss": loss.detach(), **terms}.items():
+        total[name] = total.get(name, 0) + value / count
 
 
 @contextlib.contextmanager
@@ -436,8 +392,7 @@ class Run:
         self.model = make_model(train, shape, self.init, self.corpus.special)
         self.objective = objective_class(self.model, self.options).to(self.device)
         for module in self.objective.modules():
-            if isinstance(module, Block):
-                module.is_checkpointed = train.gradient_checkpointing
+            module.is_checkpointed = train.gradient_checkpointing  # transformer blocks read this
         dtype = getattr(torch, self.precision)
         # Attention needs a plan for each batch. These are the kinds of plan.
         self.plans = set_attention(self.objective, train.attention, self.device, dtype.itemsize)
@@ -446,16 +401,16 @@ class Run:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.optimizer = make_optimizer(self.objective, train)
         self.evaluator = evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
-                                          train.max_length, views=objective_class.views)
+                                             train.max_length, views=objective_class.views)
         self.config = {"objective": objective_class.name, **asdict(train),
                        "model": asdict(self.model.config),
                        objective_class.name: asdict(self.options)}
         self.step, self.tokens, self.seconds, self.untrained = 0, 0, 0.0, None
         self.saved_step = 0  # the step of the checkpoint on disk
+        self.finished = False  # trained and evaluated
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
             load_checkpoint(self, saved)
-        self.finished = writes and self.step == train.steps and is_evaluated(self)
 
     def open_data(self, resumed):
         """Open the rows for training and evaluation."""
@@ -471,12 +426,15 @@ class Run:
         self.rows = corpora.evaluation_rows(
             train.eval_data or train.data, train.langs, "all" if train.eval_data else "valid",
             train.eval_limit, system=train.chat == "system")
-        held_out = self.open_rows(train.eval_data or self.source, "valid", self.tokenizer)
-        self.held_out = len(held_out)
-        if held_out.hash == self.corpus.hash:
+        self.held_out = self.open_rows(train.eval_data or self.source, "valid", self.tokenizer)
+        if self.held_out.hash == self.corpus.hash:
             raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
                            "out, and rows will be held out")
-        self.validation, self.validation_steps = validation_batches(self, held_out)
+        size = min(train.batch // train.accumulate, max(1, len(self.held_out) // self.world))
+        try:
+            self.validation = self.make_batches(self.held_out, size, 0)
+        except BadInput:  # too few distinct rows for in-batch negatives
+            self.validation = None
 
     def open_rows(self, source, split, tokenizer):
         train = self.train
@@ -504,7 +462,12 @@ class Run:
         try:
             if self.untrained is None:
                 yield self.evaluate()
-            forward = prepare(self)
+            forward = self.objective.train()
+            if train.compile:
+                compile_blocks(self.objective)
+            if self.world > 1:
+                ids = [self.device] if self.device.type == "cuda" else None
+                forward = DistributedDataParallel(self.objective, device_ids=ids)
             pending = []  # metrics of the steps since the last record, still on the device
             clock = time.perf_counter()
             # A background thread prepares the next batches while this one is being computed.
@@ -613,8 +576,9 @@ class Run:
         """Return {"validation/TERM": number}, the loss terms on held-out rows."""
         if not self.validation:
             return {}
+        rows = min(self.train.eval_limit or len(self.held_out), len(self.held_out))
         micro_batches = []
-        for step in range(self.validation_steps):
+        for step in range(max(1, rows // (self.validation.batch * self.world))):
             micro_batches += self.make_batch(step, training=False)
         micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
         total = {}
@@ -646,8 +610,6 @@ class Run:
         results = {name: value for name, value in scores.items() if math.isfinite(value)}
         if self.untrained is None:
             self.untrained = results
-        record = {"step": self.step, "eval": results}
-        append_log(self, record)
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
             append_log(self, {"step": self.step, "warning": text})
@@ -656,16 +618,12 @@ class Run:
         if self.writes and self.step == self.train.steps:
             evaluate.write_results(self.folder / "eval.json", results, self.evaluator.label,
                                    file_hash(self.folder / "model.pt"))
+        record = {"step": self.step, "eval": results}
+        append_log(self, record)
         return record
 
 
-def add_terms(total, loss, terms, count):
-    """Add a loss and its terms, divided by the number of micro-batches, to the totals."""
-    for name, value in {"loss": loss.detach(), **terms}.items():
-        total[name] = total.get(name, 0) + value / count
-
-
-# ---- the folder of a run: checkpoints, resume
+# ---- the folder of a run: log, checkpoints, resume
 
 
 def read_checkpoint(folder):
@@ -793,6 +751,10 @@ def load_checkpoint(run, saved):
     for name in ("step", "tokens", "seconds", "untrained"):
         setattr(run, name, saved[name])
     run.saved_step = run.step
+    # The last evaluation in the log is the last thing that a run writes.
+    written = all((run.folder / name).exists() for name in ("model.pt", "eval.json"))
+    run.finished = run.step == run.train.steps and written and any(
+        "eval" in one and one["step"] == run.step for one in evaluate.read_log(run.folder))
     torch.set_rng_state(saved["random"][run.rank]["cpu"])
     if run.device.type == "cuda":
         torch.cuda.set_rng_state(saved["random"][run.rank]["cuda"], run.device)
@@ -822,17 +784,6 @@ def differences(old, new, prefix=""):
             yield name, f"{prefix}{name} was {str(before)[:40]}, is {str(now)[:40]}"
 
 
-def is_evaluated(run):
-    """Return whether eval.json has the numbers of model.pt, and model.pt is that of the last step.
-
-    After a kill between train.pt and model.pt, evaluate.py can have evaluated an older model.pt."""
-    is_logged = any("eval" in record and record["step"] == run.step
-                    for record in evaluate.read_log(run.folder))
-    model = run.folder / "model.pt"
-    known = evaluate.read_results(run.folder / "eval.json").get("model")
-    return is_logged and model.exists() and known == file_hash(model)[:8]
-
-
 # ---- command line
 
 
@@ -845,7 +796,7 @@ def introduce(run, say):
         say(note)
     columns = shown(", ".join(run.corpus.columns))
     say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {columns}, and "
-        f"{run.held_out:,} {'in --eval-data' if train.eval_data else 'held out'}; vocabulary "
+        f"{len(run.held_out):,} {'in --eval-data' if train.eval_data else 'held out'}; vocabulary "
         f"{run.tokenizer.vocab:,}")
     truncated, count = run.corpus.count_truncated(train.max_length)
     if truncated:

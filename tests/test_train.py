@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,14 +162,6 @@ def test_gradient_checkpointing_changes_no_bit_of_a_step(pairs, objective):
     assert kept[1] < kept[0]
 
 
-def test_the_head_for_uv_has_the_core_s_requirements():
-    text = (ROOT / "train.py").read_text(encoding="utf-8")
-    head = text.split("# ///")[1].removeprefix(" script").replace("\n# ", "\n")
-    wanted = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    wanted = [line for line in wanted if "==" in line and not line.startswith(("pytest", "triton"))]
-    assert tomllib.loads(head)["dependencies"] == wanted
-
-
 def test_biases_norms_and_scalars_are_not_decayed(pairs):
     run = started(pairs, "mlm", steps=1, weight_decay=0.3)
     names = {id(p): name for name, p in run.objective.named_parameters()}
@@ -205,8 +196,7 @@ REFUSALS = [
     (f"--ffn-dim {2 ** 63}", "ffn_dim"),
     (f"--vocab {10 ** 9}", "vocab is 1000000000"), ("--lora-rank 4", "add --init"),
     ("--no-symmetrical", "add --align-views dirty"), (f"--out {'x' * 300}", "--out"),
-    ("--out /dev/null/x", "/dev/null/x"), *[(f"--{flag}", text) for flag, text in
-                                            train.ELSEWHERE.items()]]
+    ("--out /dev/null/x", "/dev/null/x"), ("--batch_size 8", "--batch_size")]
 
 
 @pytest.mark.parametrize("words, value", REFUSALS, ids=[words[:40] for words, _ in REFUSALS])
@@ -289,14 +279,6 @@ def test_a_console_without_unicode_gets_replacements(pairs, tmp_path):
         pairs, tmp_path / "run", "ntp", steps=1)], capture_output=True,
         env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("given", [dict(WORLD_SIZE="2"), dict(RANK="1"), dict(WORLD_SIZE="abc"),
-                                   dict(RANK="0", LOCAL_RANK="x", WORLD_SIZE="2")])
-def test_half_of_torchruns_environment_is_one_line(given, pairs, tmp_path, monkeypatch, refused):
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert "torchrun" in refused(command(pairs, tmp_path / "run"))
 
 
 # ---- an objective of a file
@@ -453,7 +435,7 @@ def test_the_validation_loss_is_that_of_fixed_batches_and_disturbs_nothing(pairs
     assert run.scores() == run.scores()
     # The same loss, one batch after the other.
     micro_batches = []
-    for step in range(run.validation_steps):
+    for step in range(20 // 8):  # --eval-limit // --batch
         micro_batches += run.make_batch(step, training=False)
     micro_batches = train.average_denominators(micro_batches, 1)
     with torch.no_grad():
@@ -915,9 +897,6 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(pairs, start
     saved["weights"]["embed.weight"] += 1
     torch.save(saved, first / "model.pt")
     assert "model of --init was" in refused([*words, "--steps", "4"])
-    saved["weights"]["embed.weight"].fill_(math.nan)
-    torch.save(saved, first / "model.pt")
-    assert "its weights contain NaN" in refused([*words[:3], "third", *words[4:]])
 
 
 def test_pooling_and_lengths_come_from_the_model_of_init(pairs, starts, tmp_path):
