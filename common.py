@@ -80,10 +80,13 @@ def run_program(main):
 # ---- flags: one for each field of a dataclass. The comment after a field is its help text.
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises BadInput, and names the nearest flag for an unknown one."""
+    """An ArgumentParser that raises BadInput, and for an unknown flag names the nearest one.
 
-    def __init__(self, prog, description, **options):
+    hints: {a word that is no flag here: what to use instead}."""
+
+    def __init__(self, prog, description, hints=(), **options):
         super().__init__(prog, description=description, allow_abbrev=False, **options)
+        self.hints = dict(hints)
 
     def error(self, message):
         raise BadInput(f"{shown(message)} (see {self.prog} --help)")
@@ -93,6 +96,8 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             return options
         word = unknown[0].partition("=")[0]
+        if hint := self.hints.get(word.strip("-").replace("_", "-")):
+            raise BadInput(f"{shown(word)} is not a flag here: {hint}")
         if not word.startswith("-"):
             raise BadInput(f"{shown(word)!r} is not expected here: separate several values with "
                            "commas, as in --langs en,de")

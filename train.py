@@ -137,6 +137,21 @@ SHAPE = ("width", "layers", "heads", "ffn_dim", "max_positions", "dropout", "poo
 FIXED_BY_INIT = {"size", "vocab", *SHAPE} - {"dropout", "pool"}
 
 
+# Flags of other trainers, and what to use here.
+ELSEWHERE = {
+    "resume": "run the same command again to resume",
+    "fp16": "use --precision float16",
+    "bf16": "use --precision bfloat16",
+    "epochs": "use --steps (epochs * rows / batch)",
+    "gradient-accumulation-steps": "use --accumulate",
+    "learning-rate": "use --lr",
+    "eval-steps": "use --eval-every",
+    "save-steps": "use --save-every",
+    "wandb": "log.jsonl in the run's folder has all metrics",
+    "config": "give the settings as flags; log.jsonl records them",
+}
+
+
 def names(config):
     return [field.name for field in fields(config)]
 
@@ -245,7 +260,7 @@ def parse(arguments):
     # Which other flags exist depends on the objective, and their defaults on size and preset.
     paper, toy = defaults(objective_class, known.size, known.preset)
     parser = Parser("train.py", "Train an objective. Run the same command again to resume.",
-                    formatter_class=functools.partial(argparse.HelpFormatter, width=100))
+                    ELSEWHERE, formatter_class=functools.partial(argparse.HelpFormatter, width=100))
     parser.add_argument("--objective", metavar="NAME", help=f"{', '.join(OBJECTIVES)}, or a file "
                         "such as gallery/stp.py; with --help shows its options [mexma]")
     presets = f" (--preset {', '.join(objective_class.presets)})" if objective_class.presets else ""
@@ -321,6 +336,9 @@ def adapt_init(init, objective_class, options):
         needed = "causal" if objective_class.causal else "bidirectional"
         raise BadInput(f"--init {init.folder}: {objective_class.name} needs a {needed} model: "
                        "choose another run")
+    if not all(weight.isfinite().all() for weight in init.model.parameters()):
+        raise BadInput(f"--init {init.folder}: its weights contain NaN or infinity: choose "
+                       "another run")
     tokenizer = init.tokenizer.with_tokens(objective_class.special_tokens(options))
     new = tokenizer.vocab - init.tokenizer.vocab
     model = add_tokens(init.model, new, init.tokenizer.vocab) if new else init.model
