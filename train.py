@@ -718,7 +718,7 @@ def describe(run):
 def identity(run):
     """Return what a run and the checkpoint that it resumes must have in common."""
     return {"config": run.config, "processes": run.world, "rows": run.corpus.hash,
-            "tokenizer": run.tokenizer.hash,
+            "held-out rows": run.held_out.hash, "tokenizer": run.tokenizer.hash,
             "model of --init": run.init.model_hash if run.init else "",
             "file of the objective": run.objective_class.file_hash}
 

@@ -543,6 +543,16 @@ def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(case, trained, ref
     assert contents(path.parent) == before and not os.path.exists("executed")
 
 
+def test_a_run_is_evaluated_on_the_same_rows_to_its_end(pairs, tmp_path, refused):
+    for name, count in (("valid", 30), ("other", 40)):
+        write_pairs(tmp_path / f"{name}.tsv", count)
+    words = command(pairs, tmp_path / "run", "mlm", steps=1, eval_limit=0)
+    assert train.main([*words, "--eval-data", "valid.tsv"]) == 0
+    assert "held-out rows was" in refused([*words, "--eval-data", "other.tsv", "--steps", 2])
+    (tmp_path / "valid.tsv").rename("moved.tsv")
+    assert train.main([*words, "--eval-data", "moved.tsv", "--steps", "2"]) == 0
+
+
 def test_a_folder_with_other_files_is_left_alone(pairs, tmp_path, refused):
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     for out in (tmp_path, tmp_path / "notes.txt" / "run"):
