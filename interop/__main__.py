@@ -22,8 +22,7 @@ def import_model(name, folder):
     from interop import huggingface  # here, because it takes five seconds
     config, prompts, equal = huggingface.import_model(name, folder)
     print(f"{folder}: {config.layers} layers of width {config.width}, pooling {config.pool}"
-          f"{', L2-normalized' * config.normalize}, at most "
-          f"{config.max_tokens or config.max_positions:,} tokens\n"
+          f"{', L2-normalized' * config.normalize}, at most {config.max_tokens:,} tokens\n"
           f"compared with sentence-transformers: equal {equal}")
     if prompts:
         print(f"not imported: the prompts {shown(', '.join(prompts))}; put them before your texts")
@@ -34,7 +33,7 @@ def export(run, folder):
     """Write a run as a folder for transformers and sentence-transformers."""
     from interop import huggingface
     equal = huggingface.export(run, folder)
-    print(f"{folder}: opened with sentence-transformers and compared: equal {equal}")
+    print(f"{folder}: compared with the run: equal {equal}")
 
 
 def encode(run, file, out, raw, device):
@@ -43,8 +42,6 @@ def encode(run, file, out, raw, device):
     if out.suffix != ".npy":
         raise BadInput(f"--out is {shown(out)}: the name must end in .npy")
     lines = [line for _, line in read_lines(file)]  # row i is line i, also if line i is empty
-    if not lines:
-        raise BadInput(f"{shown(file)} is empty: it must have a text on each line")
     run = evaluate.open_run(run, usable_device(device))
     make_folder(out.parent)
     embeddings = evaluate.encode(run.model, run.tokenizer, lines, run.first["affixes"][0],
@@ -58,22 +55,19 @@ def main(argv):
     parser = Parser("python -m interop", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="import|export|encode")
-    for name, function, arguments in (
-            ("import", import_model, {"name": "a folder, or a name on the Hugging Face hub",
-                                      "folder": "new folder to write"}),
-            ("export", export, {"run": "folder of a run, such as out/mexma",
-                                "folder": "new folder to write"}),
-            ("encode", encode, {"run": "folder of a run, such as out/mexma",
-                                "file": "text file in UTF-8, which can be compressed"})):
+    about = {"name": "a folder, or a name on the Hugging Face hub", "folder": "new folder to write",
+             "run": "folder of a run, such as out/mexma", "file": "text file in UTF-8"}
+    for name, function, arguments in (("import", import_model, ("name", "folder")),
+                                      ("export", export, ("run", "folder")),
+                                      ("encode", encode, ("run", "file"))):
         command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         command.set_defaults(function=function)
-        for argument, text in arguments.items():
-            command.add_argument(argument, metavar=argument.upper(), help=text,
+        for argument in arguments:
+            command.add_argument(argument, metavar=argument.upper(), help=about[argument],
                                  type=os.path.expanduser)
-    add = command.add_argument
-    add("--out", required=True, metavar="FILE", help="array to write, .npy")
-    add("--raw", action="store_true", help="do not L2-normalize the embeddings")
-    add("--device", help="cpu, cuda or cuda:1 [cuda if there is a GPU]")
+    command.add_argument("--out", required=True, metavar="FILE", help="array to write, .npy")
+    command.add_argument("--raw", action="store_true", help="do not L2-normalize the embeddings")
+    command.add_argument("--device", help="cpu, cuda or cuda:1 [cuda if there is a GPU]")
     options = vars(parser.parse_args(argv))
     options.pop("function")(**options)
 

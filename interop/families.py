@@ -37,82 +37,66 @@ def read_config(theirs):
     """Return the ModelConfig for a config of transformers. Raises BadInput for a family or a
     setting that our model lacks."""
     kind = theirs.model_type
-    if kind not in (*ENCODERS, *DECODERS):
-        raise BadInput(f"model_type is {shown(kind)!r}: choose a model of one of "
-                       f"{', '.join((*ENCODERS, *DECODERS))}")
+    known = (*ENCODERS, *DECODERS)
+    if kind not in known:
+        raise BadInput(f"model_type is {shown(kind)!r}: choose a model of {', '.join(known)}")
     encoder, gemma = kind in ENCODERS, kind == "gemma2"
     needed = {"hidden_activation" if gemma else "hidden_act":
               "gelu" if encoder else "gelu_pytorch_tanh" if gemma else "silu",
               "is_decoder": False, "attention_bias": False, "mlp_bias": False}
     for name, value in needed.items():
-        found = getattr(theirs, name, None)
-        if found not in (None, value):
+        found = getattr(theirs, name, value)
+        if found != value:
             raise BadInput(f"{name} is {shown(repr(found))}: our model has {value!r} only")
     names = OF_ENCODERS if encoder else OF_DECODERS
-    fields = {ours: getattr(theirs, name, None) for ours, name in names.items()}
-    fields = {ours: value for ours, value in fields.items() if value is not None}
+    fields = {ours: value for ours, name in names.items()
+              if (value := getattr(theirs, name, None)) is not None}
     if encoder:
         # RoBERTa's first position is the one after the id of the padding token.
         offset = 0 if kind == "bert" else theirs.pad_token_id + 1
         fields["max_positions"] -= offset
-        pair = "segments" if theirs.type_vocab_size > 1 else "sep"
         return ModelConfig(**fields, position_offset=offset,
-                           pair=pair if kind == "bert" else "sep-sep")
+                           pair="sep" if kind == "bert" else "sep-sep")
     rope = theirs.rope_parameters
-    scalings = {
-        "default": (),
-        "llama3": tuple(float(rope.get(name) or 0) for name in ROPE),
-        # Linear scaling is Llama 3's, with every frequency below the low one.
-        "linear": (float(rope.get("factor") or 1), 1.0, 2.0, 1.0)}
-    if rope["rope_type"] not in scalings:
-        raise BadInput(f"rope_type is {shown(rope['rope_type'])!r}: our model has "
-                       f"{', '.join(scalings)}")
+    if rope["rope_type"] not in ("default", "llama3"):
+        raise BadInput(f"rope_type is {shown(rope['rope_type'])!r}: our model has default, llama3")
+    scaled = rope["rope_type"] == "llama3"
     # In a text that fits into one sliding window, every token sees all tokens before it.
     window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
     return ModelConfig(**fields | DECODER | DECODERS[kind] | {
         "causal": True, "dropout": 0.0,
-        "rope_theta": float(rope["rope_theta"]), "rope_scaling": scalings[rope["rope_type"]],
+        "rope_theta": float(rope["rope_theta"]),
+        "rope_scaling": tuple(float(rope[name]) for name in ROPE) if scaled else (),
         "max_positions": min(theirs.max_position_embeddings, window),
         "embed_scale": theirs.hidden_size ** 0.5 if gemma else 1.0})
 
 
 def write_config(config, special):
     """Return a transformers config for our model, of the nearest family. Raises BadInput, with the
-    reason, if that cannot express the model."""
-    kind = "xlm-roberta" if config.pair == "sep-sep" else "bert"
+    reason, if that family cannot express the model."""
+    ours = compared_fields(config)
+    fields = asdict(config) | ours
+    names = OF_DECODERS if config.causal else OF_ENCODERS
+    settings = {name: fields[field] for field, name in names.items()} | {
+        "bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": special.pad}
     if config.causal:
-        fields = asdict(config).items()
-        kind = [name for name, own in DECODERS.items() if own.items() <= fields][-1]
-    theirs = AutoConfig.for_model(kind, **their_settings(kind, config, special))
+        kind = [name for name, own in DECODERS.items() if own.items() <= fields.items()][-1]
+        rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+        if config.rope_scaling:
+            rope |= {"rope_type": "llama3", **dict(zip(ROPE, config.rope_scaling))}
+        settings |= {"rope_parameters": rope, "query_pre_attn_scalar": config.key_dim}
+    elif config.pair == "sep":
+        kind = "bert"
+    else:
+        kind = "xlm-roberta"
+        settings["max_position_embeddings"] += config.position_offset
+    theirs = AutoConfig.for_model(kind, **settings)
     found = compared_fields(read_config(theirs))
-    lacking = [f"{name} {value}" for name, value in compared_fields(config).items()
-               if value != found[name]]
+    lacking = [f"{name} {value}" for name, value in ours.items() if value != found[name]]
     if lacking:
         raise BadInput("transformers has no class for this model: the nearest family, "
                        f"{kind}, cannot have {', '.join(lacking)}")
     return theirs
-
-
-def their_settings(kind, config, special):
-    """Return {name: value}, the settings of a transformers config."""
-    fields = asdict(config) | compared_fields(config)
-    names = OF_DECODERS if config.causal else OF_ENCODERS
-    settings = {name: fields[ours] for ours, name in names.items()} | {
-        "bos_token_id": special.cls, "eos_token_id": special.sep,
-        "pad_token_id": special.sep if special.pad is None else special.pad}
-    if not config.causal:
-        unused = 0 if kind == "bert" else config.position_offset
-        return settings | {"type_vocab_size": 1 + (config.pair == "segments"),
-                           "attention_probs_dropout_prob": 0.0,
-                           "max_position_embeddings": config.max_positions + unused}
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_scaling:
-        rope |= {"rope_type": "llama3", **dict(zip(ROPE, config.rope_scaling))}
-    return settings | {
-        "rope_parameters": rope, "query_pre_attn_scalar": config.key_dim,
-        "attn_logit_softcapping": config.attn_softcap or None,  # they would divide by zero
-        "final_logit_softcapping": config.logit_softcap or None,
-        "sliding_window": config.max_positions if kind == "gemma2" else None}
 
 
 def compared_fields(config):
@@ -169,10 +153,8 @@ def pairs(model, theirs):
     prefix = f"{theirs.base_model_prefix}."  # "bert." or "model."; a base model has none
     weights = {name.removeprefix(prefix): weight for name, weight in theirs.state_dict().items()}
     for key, ours in model.state_dict().items():
-        if key == "position_embedding.weight":
-            # BERT has no rows before position 0. A second table is for second texts.
-            ours = ours[model.config.position_offset if kind == "bert" else 0:]
-            ours = ours.chunk(2)[0] if model.config.pair == "segments" else ours
+        if key == "position_embedding.weight" and kind == "bert":
+            ours = ours[model.config.position_offset:]  # BERT has no rows before position 0
         key = key.replace("vocabulary_bias", "vocabulary.bias")
         number, module, suffix = re.fullmatch(r"(?:blocks\.(\d+))?(.+)\.(\w+)", key).groups()
         names = MODULES.get(kind, LLAMA)["*" * bool(number) + module]
@@ -188,13 +170,9 @@ def copy_in(theirs, model):
     for our, their in pairs(model, theirs):
         our.copy_(their)
     if not config.causal:
-        # Our positions include the vector of token type 0; those of second texts that of type 1.
+        # Our model has no token types. A text has type 0 at every position.
         types = theirs.base_model.embeddings.token_type_embeddings.weight
-        tables = model.position_embedding.weight[config.position_offset:]
-        first, *second = tables.split(config.max_positions)
-        for table in second:
-            table.copy_(first + types[1])
-        first += types[0]
+        model.position_embedding.weight += types[0]
     if theirs.config.model_type == "gemma2":
         shift_norms(model, 1)  # Gemma multiplies by 1 + weight
         # Gemma divides scores by the root of a setting, our model by the root of the head's size.
@@ -205,20 +183,13 @@ def copy_in(theirs, model):
 
 @torch.no_grad()
 def copy_out(model, theirs):
-    """Copy the weights of our model into a transformers model. Return the largest error that this
-    makes in the positions of second texts, for which BERT has one vector and our model a table."""
+    """Copy the weights of our model into a transformers model."""
     for our, their in pairs(model, theirs):
         their.copy_(our)
+    if not model.config.causal:
+        theirs.base_model.embeddings.token_type_embeddings.weight.zero_()
     if theirs.config.model_type == "gemma2":
         shift_norms(theirs, -1)
-    if model.config.causal:
-        return 0.0
-    types = theirs.base_model.embeddings.token_type_embeddings.weight.zero_()
-    if model.config.pair != "segments":
-        return 0.0
-    first, second = model.position_embedding.weight[model.config.position_offset:].chunk(2)
-    types[1] = (second - first).mean(0)
-    return (second - first - types[1]).abs().max().item()
 
 
 def shift_norms(model, number):

@@ -1,18 +1,16 @@
 """Read pretrained models into run folders, and write runs as folders for other libraries.
 
 transformers and sentence-transformers read and write the files. Both directions then compare our
-numbers with theirs, and a folder gets its name only if they are equal. Code and pickles in somebody
-else's folder are never loaded.
+numbers with theirs. A folder gets its name only if they are equal. Code and pickles are not loaded.
 """
 
 import contextlib
-import io
 import json
 import logging
 import os
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import tokenizers
@@ -25,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
-from common import BadInput, atomic_file, make_folder, shown, warn
+from common import BadInput, shown
 from data import Tokenizer
 from interop.families import copy_in, copy_out, read_config, write_config
 from model import Model, Packed, save
@@ -33,65 +31,56 @@ from model import Model, Packed, save
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 WEIGHTS = LOCAL | {"use_safetensors": True, "dtype": torch.float32}
 DOWNLOADS = ("*.json", "*model*.safetensors", "*.jinja", "*.txt", "*.model")
-GENERATION, TEMPLATE = "generation_config.json", "chat_template.jinja"
 POOLS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs: ours
 MODULES = re.compile(r"sentence_transformers\.\S*Transformer sentence_transformers\.\S*\.Pooling"
                      r"( sentence_transformers\.\S*\.Normalize)?")
-# Without this setting sentence-transformers puts every text into the chat template, if any.
-TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 SAMPLES = ["A dog runs.", "Ein Hund läuft schnell; 123 Kinder sehen zu!", "你好  no\nIt's me",
            " ".join(f"THE {number} old kings don't paint horses." for number in range(200))]
 
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+
 
 @contextlib.contextmanager
-def new_folder(folder):
-    """Yield a temporary folder that gets its name `folder` if the block ends without an error."""
+def new_folder(folder, what):
+    """Yield a temporary folder that gets its name `folder` if the block ends without an error.
+    Every error becomes BadInput: the libraries raise a dozen types for a bad file."""
     folder = Path(folder).absolute()
     if os.path.lexists(folder):
         raise BadInput(f"{shown(folder)} exists already: name a new folder")
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    make_folder(part, "the folder")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     try:
+        part.mkdir(parents=True)
         yield part
         os.rename(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def in_one_line(what):
-    """Turn any error in the block, such as the libraries' for a damaged file, into BadInput."""
-    try:
-        yield
     except BadInput as error:
         raise BadInput(f"{what}: {error}") from None
     except Exception as error:
         reason = shown(" ".join(str(error).split()))
         raise BadInput(f"{what}: {type(error).__name__}: {reason}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def special_tokens_around(tokenizer):
     """Return the ids that a tokenizer puts before a text and those after it, two tuples."""
     tokenizer.no_padding()
-    text = tokenizer.encode("a", add_special_tokens=False).ids
-    row = tokenizer.encode("a").ids
-    start = next(i for i in range(len(row)) if row[i:i + len(text)] == text)
-    return tuple(row[:start]), tuple(row[start + len(text):])
+    row = tokenizer.encode("a")
+    start = row.special_tokens_mask.index(0)
+    end = start + row.special_tokens_mask.count(0)
+    return tuple(row.ids[:start]), tuple(row.ids[end:])
 
 
 def compare(run, limit, library, theirs):
     """Raise BadInput unless a run has the token ids and embeddings of a SentenceTransformer and, if
     the transformers model `theirs` has a head, its logits. Return in words what is equal."""
-    before, after = affixes = run.first["affixes"][0]
+    before, after = run.first["affixes"][0]
     library.max_seq_length = limit = min(limit, 512)  # the last text is longer
-    with contextlib.redirect_stderr(io.StringIO()):  # a warning about that
-        rows = evaluate.encode_ids(run.model, run.tokenizer, SAMPLES, affixes,
-                                   limit - len(before) - len(after))
-    gold = [library.preprocess([text])["input_ids"][0].tolist() for text in SAMPLES]
-    for row, ids in zip(rows, gold):
+    longest = limit - len(before) - len(after)
+    rows = [[*before, *ids[:longest].tolist(), *after] for ids in run.tokenizer.encode(SAMPLES)]
+    for text, row in zip(SAMPLES, rows):
+        ids = library.preprocess([text])["input_ids"][0].tolist()
         if row != ids:
             raise BadInput(f"a text has the ids {row[:20]} here, and {ids[:20]} in transformers")
     compared = {"embeddings": (
@@ -116,13 +105,13 @@ def compare(run, limit, library, theirs):
 def import_model(name, folder):
     """Write a model, from a folder or the hub, as a run folder. Return its ModelConfig, the names
     of its prompts, which are not imported, and what is equal. Raises BadInput."""
-    with new_folder(folder) as part, in_one_line(f"cannot import {shown(name)}"):
+    with new_folder(folder, f"cannot import {shown(name)}") as part:
         path, inside = find_model(name)
         theirs, config = load_weights(inside)
         library = load_library(path)
         limit = min(library.max_seq_length, config.max_positions)
         config = replace(config, pool=POOLS[library[1].pooling_mode], normalize=len(library) > 2,
-                         max_tokens=limit if limit < config.max_positions else 0)
+                         max_tokens=limit)
         model = Model(config)
         copy_in(theirs, model)
         save(model, part / "model.pt")
@@ -130,60 +119,59 @@ def import_model(name, folder):
         around = special_tokens_around(inner)
         tokenizer = Tokenizer(inner, around)
         tokenizer.save(part / "tokenizer.json")
-        settings = {"data": "", "objective": "", "size": "imported", "model": asdict(config),
+        settings = {"data": "", "size": "imported",
                     "max_length": limit - len(around[0]) - len(around[1])}
         first = {"format": 5, "config": settings, "imported": str(name), "around": around,
                  "affixes": [around, around], "views": 2, "tokenizer_hash": tokenizer.hash}
-        with atomic_file(part / "log.jsonl") as file:
-            file.write((json.dumps(first) + "\n").encode())
-        (part / "hf").mkdir()
-        if isinstance(library.tokenizer.chat_template, str):
-            (part / "hf" / TEMPLATE).write_text(library.tokenizer.chat_template, encoding="utf-8")
-        for file in map(inside.joinpath, ("config.json", GENERATION, TEMPLATE)):
-            if file.is_file():
-                shutil.copy(file, part / "hf")
+        (part / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
+        # train.py hands these files on to the runs that start here, for their export.
+        kept = part / "hf"
+        kept.mkdir()
+        if isinstance(template := library.tokenizer.chat_template, str):
+            (kept / "chat_template.jinja").write_text(template, encoding="utf-8")
+        if (inside / "generation_config.json").is_file():
+            shutil.copy(inside / "generation_config.json", kept)
         equal = compare(evaluate.open_run(part), limit, library, theirs)
     return config, [prompt for prompt, text in library.prompts.items() if text], equal
 
 
 def find_model(name):
-    """Return a model's folder and the folder inside it that has the weights, usually the same one.
-    Raises BadInput for files that the libraries would misread or execute."""
+    """Return a model's folder, and the folder of its weights, usually the same one. Raises BadInput
+    for files that the libraries would misread or execute."""
     path = inside = Path(name)
     if not path.is_dir():
         path = inside = Path(snapshot_download(str(name), allow_patterns=DOWNLOADS))
+    # Names that start with a dot, such as ._config.json, are macOS's.
+    for file in (*path.glob("[!.]*.json"), *path.glob("*/[!.]*.json")):
+        try:
+            json.loads(file.read_bytes())
+        except ValueError as error:
+            raise BadInput(f"{shown(file)} is damaged: {shown(error)}") from None
     if (path / "modules.json").is_file():
-        with in_one_line(path / "modules.json"):
-            modules = json.loads((path / "modules.json").read_bytes())
-            kinds = " ".join(module["type"] for module in modules)
-            if not (path / "config.json").is_file():
-                inside = path / modules[0]["path"]
+        modules = json.loads((path / "modules.json").read_bytes())
+        kinds = " ".join(module["type"] for module in modules)
         if not MODULES.fullmatch(kinds):
-            raise BadInput(f"our model lacks one of the modules {shown(kinds)}; delete "
+            raise BadInput(f"our model lacks one of the modules {shown(kinds)}: delete "
                            "modules.json in a copy of the folder to import without them")
-    for file in (*path.glob("*.json"), *inside.glob("*.json")):
-        with in_one_line(shown(file)):
-            content = json.loads(file.read_bytes())
-            if file.name in ("config.json", "tokenizer_config.json"):
-                content.items()  # fails unless it is an object
-    files = sorted(inside.glob("*.safetensors"))
+        inside = path / modules[0]["path"]
+    files = sorted(inside.glob("[!.]*.safetensors"))
     if not files:
-        raise BadInput(f"{inside} has no .safetensors file. Pickles are not read, because they can "
-                       "execute code: convert them where you trust them, with save_pretrained()")
+        raise BadInput(f"{inside} has no .safetensors file; pickles are not read, because they can "
+                       "execute code: convert them with save_pretrained()")
     for file in files:
-        with in_one_line(shown(file)), safe_open(file, "pt") as tensors:
+        with safe_open(file, "pt") as tensors:
             for key in tensors.keys():
                 kind = tensors.get_slice(key).get_dtype()
                 # transformers would convert other numbers without a word.
                 if kind not in ("F64", "F32", "F16", "BF16") and "position_ids" not in key:
-                    raise BadInput(f"{shown(key)} has numbers of type {kind}, but our model has "
-                                   "floating-point numbers only")
+                    raise BadInput(f"{shown(key)} has numbers of type {kind}: only weights in "
+                                   "floating point can be imported")
     return path, inside
 
 
 def load_weights(path):
     """Return a transformers model, with its vocabulary head if the folder has one, and its
-    ModelConfig. Raises BadInput for weights that are missing, misshapen or not finite."""
+    ModelConfig. Raises BadInput for weights that are missing or have another shape."""
     config = read_config(transformers.AutoConfig.from_pretrained(path, **LOCAL))
     kind = transformers.AutoModelForCausalLM if config.causal else transformers.AutoModelForMaskedLM
     theirs, report = kind.from_pretrained(
@@ -192,20 +180,18 @@ def load_weights(path):
     wrong = sorted(map(str, (report["missing_keys"] - head) | set(report["mismatched_keys"])))
     if wrong:
         raise BadInput(f"weights are missing or have another shape: {shown(', '.join(wrong[:4]))}")
-    for name, weight in theirs.state_dict().items():
-        if not weight.isfinite().all():
-            raise BadInput(f"the weight {name} has NaN or infinity")
     if head:  # models for embeddings are often saved without
         return theirs.base_model, replace(config, tied=True)
     return theirs, replace(config, head="none" if config.causal else "transform")
 
 
 def load_library(path):
-    """Return a folder as a SentenceTransformer. Raises BadInput for settings that our model
-    lacks."""
+    """Return a folder as a SentenceTransformer. Raises BadInput if our model lacks a setting."""
     library = SentenceTransformer(str(path), device="cpu", model_kwargs=WEIGHTS, **LOCAL)
     if not (path / "modules.json").is_file():
-        library[0].modality_config = TEXT
+        # Otherwise sentence-transformers puts every text into the chat template, if there is one.
+        library[0].modality_config = {"text": {"method": "forward",
+                                               "method_output_name": "last_hidden_state"}}
     pooling = library[1]
     lacking = {"pooling_mode": pooling.pooling_mode not in [*POOLS] and pooling.pooling_mode,
                "include_prompt": not pooling.include_prompt and "false",
@@ -213,8 +199,8 @@ def load_library(path):
                "truncate_dim": library.truncate_dim}
     for name, value in lacking.items():
         if value:
-            raise BadInput(f"our model lacks {name} {shown(value)!r}; delete it in a copy of the "
-                           "folder to import the model without it")
+            raise BadInput(f"our model lacks {name} {shown(value)!r}: delete it in a copy of the "
+                           "folder to import without it")
     # Batches need a padding token. The attention mask hides it, so any token will do.
     tokenizer = library.tokenizer
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token or tokenizer.unk_token
@@ -225,76 +211,44 @@ def load_library(path):
 
 
 def export(name, folder):
-    """Write a run as a folder for AutoModel, SentenceTransformer and, if it is a decoder,
-    generate(). Return what is equal. Raises BadInput if no class of theirs can express the model.
-
-    A prompt of a decoder ends where its answer begins, but a text to embed may end in [PRED] or
-    [SEP]. If so, sentence-transformers gets a second folder, with a tokenizer of its own.
-    """
+    """Write a run as a folder for AutoModel and SentenceTransformer. Return what is equal. Raises
+    BadInput if no class of theirs can express the model."""
     run = evaluate.open_run(name)
-    config, special = run.model.config, run.tokenizer.special
-    kept = run.folder / "hf"
-    before, after = around = tuple(map(tuple, run.first["affixes"][0]))
-    prompt = (special.before, special.after if kept.is_dir() else ()) if config.causal else around
+    config = run.model.config
+    before, after = run.first["affixes"][0]
     longest = config.max_tokens or config.max_positions
     limit = min(longest, (run.config.get("max_length") or longest) + len(before) + len(after))
-    with new_folder(folder) as part, in_one_line(f"cannot export {shown(name)}"):
-        theirs = make_theirs(run)
+    with new_folder(folder, f"cannot export {shown(name)}") as part:
+        kind = transformers.AutoModelForCausalLM if config.causal else (
+            transformers.AutoModel if config.head == "none" else transformers.AutoModelForMaskedLM)
+        theirs = kind.from_config(write_config(config, run.tokenizer.special))
+        copy_out(run.model, theirs)
         theirs.save_pretrained(part)
-        their_tokenizer(run, around, limit).save_pretrained(part)
+        their_tokenizer(run, limit).save_pretrained(part)
         pooling = next(name for name, ours in POOLS.items() if ours == config.pool)
-        modules = [
-            # The name of a special token inside a text is text, as in data.Tokenizer.
-            Transformer(str(part), model_kwargs=WEIGHTS, modality_config=TEXT,
-                        module_output_name="token_embeddings",
-                        processing_kwargs={"text": {"split_special_tokens": True}}),
-            Pooling(config.width, pooling), *[Normalize()] * config.normalize]
-        modules[0].save_in_root = prompt == around  # otherwise in part/0_Transformer
+        modules = [Transformer(str(part), model_kwargs=WEIGHTS), Pooling(config.width, pooling),
+                   *[Normalize()] * config.normalize]
         # Without local_files_only the model card asks the hub for a model of this name.
         SentenceTransformer(modules=modules, device="cpu", **LOCAL).save_pretrained(str(part))
-        if prompt == around:
-            theirs.save_pretrained(part)  # sentence-transformers left out the head
-        else:
-            their_tokenizer(run, prompt, config.max_positions).save_pretrained(part)
-        for file in map(kept.joinpath, (GENERATION, TEMPLATE)):
-            if file.is_file():
-                shutil.copy(file, part)
-        library = SentenceTransformer(str(part), device="cpu", model_kwargs=WEIGHTS, **LOCAL)
-        return compare(run, limit, library, type(theirs).from_pretrained(part, **WEIGHTS))
+        theirs.save_pretrained(part)  # sentence-transformers left out the head
+        if (run.folder / "hf").is_dir():
+            shutil.copytree(run.folder / "hf", part, dirs_exist_ok=True)
+        return compare(run, limit, load_library(part), load_weights(part)[0])
 
 
-def make_theirs(run):
-    """Return a run as a model of transformers."""
-    config = run.model.config
-    kind = transformers.AutoModelForCausalLM if config.causal else (
-        transformers.AutoModel if config.head == "none" else transformers.AutoModelForMaskedLM)
-    theirs = kind.from_config(write_config(config, run.tokenizer.special)).eval()
-    error = copy_out(run.model, theirs)
-    if error > 1e-5:
-        warn("BERT adds one vector to all positions of a second text; the trained positions differ "
-             f"from that by up to {error:.1g}. Single texts are exact")
-    return theirs
-
-
-def their_tokenizer(run, around, limit):
-    """Return a run's tokenizer for transformers, which puts the ids `around` a text."""
-    config, special = run.model.config, run.tokenizer.special
+def their_tokenizer(run, limit):
+    """Return a run's tokenizer for transformers, which puts the run's ids around a text."""
+    special = run.tokenizer.special
     inner = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
+    around = tuple(map(tuple, run.first["affixes"][0]))
     if special_tokens_around(inner) != around:
-        first, last = [list(map(inner.id_to_token, ids)) for ids in around]
-        second = {"sep": ["$B", *last], "sep-sep": [*last, "$B", *last],
-                  "segments": [f"{piece}:1" for piece in ("$B", *last)]}
+        before, after = [list(map(inner.id_to_token, ids)) for ids in around]
         inner.post_processor = TemplateProcessing(
-            single=[*first, "$A", *last], pair=[*first, "$A", *last, *second[config.pair]],
-            special_tokens=[(piece, inner.token_to_id(piece)) for piece in {*first, *last}])
+            single=[*before, "$A", *after],
+            special_tokens=[(piece, inner.token_to_id(piece)) for piece in {*before, *after}])
     roles = {"cls": special.cls, "bos": special.cls, "sep": special.sep, "eos": special.sep,
              "pad": special.sep if special.pad is None else special.pad, "mask": special.mask}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, model_max_length=limit, clean_up_tokenization_spaces=False,
-        padding_side="left" if config.causal else "right",
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, model_max_length=limit,
+        padding_side="left" if run.model.config.causal else "right",
         **{f"{role}_token": inner.id_to_token(i) for role, i in roles.items() if i is not None})
-    if config.causal and not (run.folder / "hf").is_dir():
-        # Our own decoders read a chat as [CLS] question [SEP] answer [SEP].
-        tokenizer.chat_template = ("{{ bos_token }}{% for turn in messages %}"
-                                   "{{ turn.content + eos_token }}{% endfor %}")
-    return tokenizer

@@ -28,12 +28,11 @@ DECODER = SIZES | dict(num_key_value_heads=2, max_position_embeddings=96)
 # ---- tokenizers
 
 
-def template(tokenizer, single, pair=None):
+def template(tokenizer, single):
     """Put special tokens around the texts of a tokenizer: "[CLS] $A [SEP]"."""
-    names = {piece.split(":")[0] for piece in f"{single} {pair or ''}".split() if piece[0] != "$"}
+    names = sorted({*single.split()} - {"$A"})
     tokenizer.post_processor = TemplateProcessing(
-        single=single, pair=pair,
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in sorted(names)])
+        single=single, special_tokens=[(name, tokenizer.token_to_id(name)) for name in names])
     return tokenizer
 
 
@@ -46,7 +45,7 @@ def wordpiece(lowercase=True, single="[CLS] $A [SEP]"):
     trainer = trainers.WordPieceTrainer(vocab_size=300, show_progress=False,
                                         special_tokens=list(BERT_ROLES.values()))
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    return template(tokenizer, single, "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return template(tokenizer, single)
 
 
 def unigram():
@@ -59,7 +58,7 @@ def unigram():
     trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=names, unk_token="<unk>",
                                       show_progress=False)
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    return template(tokenizer, "<s> $A </s>", "<s> $A </s> </s> $B </s>")
+    return template(tokenizer, "<s> $A </s>")
 
 
 def byte_level(names, single=""):
@@ -183,7 +182,7 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
     "k4_weighted_mean": (lambda folder: sentence(bert(folder), "weightedmean_tokens"),
                          "our model lacks pooling_mode 'weightedmean'"),
     "k4_dense": (lambda folder: sentence(bert(folder), "mean_tokens", more=["Dense"]),
-                 "models.Dense; delete modules.json"),
+                 "models.Dense: delete modules.json"),
     "k5_no_head": (lambda folder: gpt(
         folder, "mistral", llama3(), LLAMA_ROLES, tie_word_embeddings=False), ""),
     "k5_no_head_qwen3": (lambda folder: save(
@@ -191,13 +190,15 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
     "k5_no_head_xlmr": (lambda folder: save(folder, "xlm-roberta", unigram(), XLMR_ROLES), ""),
     "k5_no_pooler": (lambda folder: bert(folder, head=True), ""),
     "k14_damaged_config": (lambda folder: damaged(folder, "config.json", '{"model_type": "bert",'),
-                           "theirs/config.json: JSONDecodeError"),
+                           "theirs/config.json is damaged"),
     "k14_no_object": (lambda folder: damaged(folder, "config.json", "[1, 2]"),
-                      "config.json: AttributeError: 'list' object"),
+                      "ValueError: Unrecognized model in"),
     "k14_tokenizer_config": (lambda folder: damaged(folder, "tokenizer_config.json", "\x00{"),
-                             "theirs/tokenizer_config.json: JSONDecodeError"),
+                             "theirs/tokenizer_config.json is damaged"),
     "k14_modules": (lambda folder: damaged(folder, "modules.json", '[{"type": 3}]'),
-                    "modules.json: TypeError"),
+                    "TypeError: sequence item 0"),
+    "k16_apple_double": (lambda folder: [damaged(folder, name, "\x00\x05\x16\x07") for name in (
+        "._config.json", "._model.safetensors")], ""),
     "k16_old_layout": (lambda folder: moved(folder, bert), ""),
     "k16_old_layout_decoder": (lambda folder: moved(folder, lambda inside: save(
         inside, "llama", llama3(), LLAMA_ROLES, head=True)), ""),
