@@ -201,9 +201,8 @@ class ModelConfig:
     # which hidden states make the sentence embedding
     pool: Literal["cls", "mean", "max", "last"] = "cls"
     normalize: bool = False  # L2-normalize sentence embeddings at inference (not during training)
-    # how two texts share a row: [CLS] a [SEP] b [SEP]; with two [SEP] between them (RoBERTa); or
-    # with positions of the second text in a second half of the learned table (BERT)
-    pair: Literal["sep", "sep-sep", "segments"] = "sep"
+    # how two texts share a row: [CLS] a [SEP] b [SEP], or with two [SEP] between them (RoBERTa)
+    pair: Literal["sep", "sep-sep"] = "sep"
 
     def __post_init__(self):
         validate(self, at_least_1="vocab width heads ffn_dim max_positions",
@@ -219,8 +218,6 @@ class ModelConfig:
         if self.positions == "rotary" and self.key_dim % 2:
             raise BadInput(f"positions is 'rotary', which needs an even head_dim, not "
                            f"{self.key_dim}")
-        if self.pair == "segments" and self.positions != "learned":
-            raise BadInput("pair is 'segments', which needs learned positions")
 
     @property
     def key_dim(self):
@@ -443,8 +440,7 @@ class Model(nn.Module):
         width = config.width
         self.embed = nn.Embedding(config.vocab, width)
         if config.positions == "learned":
-            halves = 2 if config.pair == "segments" else 1
-            positions = halves * config.max_positions + config.position_offset
+            positions = config.max_positions + config.position_offset
             self.position_embedding = nn.Embedding(positions, width)
         # One norm outside the blocks: after the embedding (post-norm), or after the last block.
         self.embed_norm = make_norm(config, post)

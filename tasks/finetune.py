@@ -10,7 +10,6 @@ token. The model is tested after the last epoch. Defaults are BERT-JEPA's [sec. 
 import json
 import math
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -36,12 +35,11 @@ class Finetuned(nn.Module):
     """An encoder and one linear layer, on the embedding of each row -> (R, outputs), or on each
     hidden state -> (T, outputs)."""
 
-    def __init__(self, encoder, outputs, on_tokens, sep, pool=None):
+    def __init__(self, encoder, outputs, on_tokens, pool=None):
         super().__init__()
         self.encoder = encoder
         self.config = encoder.config
         self.on_tokens = on_tokens
-        self.sep = sep
         self.pool = pool
         self.dropout = nn.Dropout(encoder.config.dropout)
         self.head = nn.Linear(encoder.config.width, outputs)
@@ -49,20 +47,10 @@ class Finetuned(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, packed):
-        if self.config.pair == "segments":
-            packed = replace(packed, positions=self.pair_positions(packed))
         states = self.encoder(packed)
         if not self.on_tokens:
             states = self.dropout(self.encoder.pool(states, packed, self.pool))
         return self.head(states)
-
-    def pair_positions(self, packed):
-        """Return positions (T,), shifted after the first [SEP] of each row: BERT's segment 1, whose
-        embeddings are the second half of the position table."""
-        is_sep = (packed.tokens == self.sep).long()
-        before = is_sep.cumsum(0) - is_sep  # (T,) [SEP]s before each token
-        first = before[packed.cu_seqlens[:-1].long()][packed.row_of_token()]
-        return packed.positions + self.config.max_positions * (before > first)
 
 
 def predict(model, rows):
@@ -105,10 +93,10 @@ def fit(model, prepared, settings, seed):
         print(f"seed {seed}, epoch {epoch + 1}: loss {total / len(starts):.4f}", file=sys.stderr)
 
 
-def run_once(encoder, prepared, settings, flags, sep):
+def run_once(encoder, prepared, settings, flags):
     """Fine-tune and test an encoder. Return {"set/metric" or "set/metric/language": number}."""
     torch.manual_seed(flags.seed)
-    model = Finetuned(encoder(), prepared.outputs, prepared.on_tokens, sep, flags.pool)
+    model = Finetuned(encoder(), prepared.outputs, prepared.on_tokens, flags.pool)
     model.to(flags.device)
     fit(model, prepared, settings, flags.seed)
     found = {}  # {"set/metric": {language: number}}
@@ -288,8 +276,7 @@ def main(words):
         results = {f"{name}/{key}": value for key, value in settings[name]._asdict().items()}
         results[f"{name}/train_rows"] = len(prepared[name].rows)
         for kind, encoder in encoders.items():
-            found = run_once(encoder, prepared[name], settings[name], flags,
-                             opened.tokenizer.special.sep)
+            found = run_once(encoder, prepared[name], settings[name], flags)
             results |= {metric + kind: value for metric, value in found.items()}
         report(results)
         every |= results

@@ -88,7 +88,7 @@ def test_several_tasks_have_glues_metrics_and_their_mean(new_run, tmp_path, ask)
 
 def test_a_head_reads_the_pooling_that_is_chosen(new_run):
     rows = [np.arange(5), np.arange(3)]
-    model = finetune.Finetuned(evaluate.open_run(new_run()).model, 2, False, 4, "cls").eval()
+    model = finetune.Finetuned(evaluate.open_run(new_run()).model, 2, False, "cls").eval()
     states = torch.stack([model.encoder(Packed.of([row]))[0] for row in rows])
     assert torch.allclose(model(Packed.of(rows)), model.head(states), atol=1e-6)
 

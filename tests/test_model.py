@@ -281,7 +281,6 @@ def test_the_sizes_of_papers_have_their_numbers_of_parameters():
     (lambda: replace(TINY, dropout=1.5), "dropout is 1.5: it must be a fraction, from 0 to 1"),
     (lambda: replace(TINY, width=0), "width is 0: it must be at least 1"),
     (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
-    (lambda: replace(LLAMA, pair="segments"), "pair is 'segments', which needs learned positions"),
     (lambda: Contrastive.Config(temperature=0), "temperature is 0"),
     (lambda: Mexma.Config(koleo_weight=-1.0), "koleo_weight is -1.0: it must be at least 0"),
     (lambda: Mexma.Config(mask_first=1.5), "mask_first is 1.5: it must be a fraction"),
