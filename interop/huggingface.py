@@ -72,11 +72,11 @@ def special_tokens_around(tokenizer):
     return tuple(row.ids[:start]), tuple(row.ids[end:])
 
 
-def compare(run, limit, library, theirs):
+def compare(run, library, theirs):
     """Raise BadInput unless a run has the token ids and embeddings of a SentenceTransformer and, if
     the transformers model `theirs` has a head, its logits. Return in words what is equal."""
     before, after = run.first["affixes"][0]
-    library.max_seq_length = limit = min(limit, 512)  # the last text is longer
+    limit = library.max_seq_length = min(library.max_seq_length, 512)  # the last text is longer
     longest = limit - len(before) - len(after)
     rows = [[*before, *ids[:longest].tolist(), *after] for ids in run.tokenizer.encode(SAMPLES)]
     for text, row in zip(SAMPLES, rows):
@@ -109,7 +109,7 @@ def import_model(name, folder):
         path, inside = find_model(name)
         theirs, config = load_weights(inside)
         library = load_library(path)
-        limit = min(library.max_seq_length, config.max_positions)
+        limit = library.max_seq_length = min(library.max_seq_length, config.max_positions)
         config = replace(config, pool=POOLS[library[1].pooling_mode], normalize=len(library) > 2,
                          max_tokens=limit)
         model = Model(config)
@@ -131,7 +131,7 @@ def import_model(name, folder):
             (kept / "chat_template.jinja").write_text(template, encoding="utf-8")
         if (inside / "generation_config.json").is_file():
             shutil.copy(inside / "generation_config.json", kept)
-        equal = compare(evaluate.open_run(part), limit, library, theirs)
+        equal = compare(evaluate.open_run(part), library, theirs)
     return config, [prompt for prompt, text in library.prompts.items() if text], equal
 
 
@@ -142,7 +142,7 @@ def find_model(name):
     if not path.is_dir():
         path = inside = Path(snapshot_download(str(name), allow_patterns=DOWNLOADS))
     # Names that start with a dot, such as ._config.json, are macOS's.
-    for file in (*path.glob("[!.]*.json"), *path.glob("*/[!.]*.json")):
+    for file in (*path.glob("[!.]*.json"), *path.glob("[!.]*/[!.]*.json")):
         try:
             json.loads(file.read_bytes())
         except ValueError as error:
@@ -215,16 +215,13 @@ def export(name, folder):
     BadInput if no class of theirs can express the model."""
     run = evaluate.open_run(name)
     config = run.model.config
-    before, after = run.first["affixes"][0]
-    longest = config.max_tokens or config.max_positions
-    limit = min(longest, (run.config.get("max_length") or longest) + len(before) + len(after))
     with new_folder(folder, f"cannot export {shown(name)}") as part:
         kind = transformers.AutoModelForCausalLM if config.causal else (
             transformers.AutoModel if config.head == "none" else transformers.AutoModelForMaskedLM)
         theirs = kind.from_config(write_config(config, run.tokenizer.special))
         copy_out(run.model, theirs)
         theirs.save_pretrained(part)
-        their_tokenizer(run, limit).save_pretrained(part)
+        their_tokenizer(run).save_pretrained(part)
         pooling = next(name for name, ours in POOLS.items() if ours == config.pool)
         modules = [Transformer(str(part), model_kwargs=WEIGHTS), Pooling(config.width, pooling),
                    *[Normalize()] * config.normalize]
@@ -233,14 +230,17 @@ def export(name, folder):
         theirs.save_pretrained(part)  # sentence-transformers left out the head
         if (run.folder / "hf").is_dir():
             shutil.copytree(run.folder / "hf", part, dirs_exist_ok=True)
-        return compare(run, limit, load_library(part), load_weights(part)[0])
+        return compare(run, load_library(part), load_weights(part)[0])
 
 
-def their_tokenizer(run, limit):
-    """Return a run's tokenizer for transformers, which puts the run's ids around a text."""
-    special = run.tokenizer.special
-    inner = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
+def their_tokenizer(run):
+    """Return a run's tokenizer for transformers, which puts the run's ids around a text and
+    truncates it where `encode` does."""
+    config, special = run.model.config, run.tokenizer.special
     around = tuple(map(tuple, run.first["affixes"][0]))
+    longest = config.max_tokens or config.max_positions
+    limit = min(longest, (run.config.get("max_length") or longest) + sum(map(len, around)))
+    inner = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
     if special_tokens_around(inner) != around:
         before, after = [list(map(inner.id_to_token, ids)) for ids in around]
         inner.post_processor = TemplateProcessing(
@@ -250,5 +250,5 @@ def their_tokenizer(run, limit):
              "pad": special.sep if special.pad is None else special.pad, "mask": special.mask}
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, model_max_length=limit,
-        padding_side="left" if run.model.config.causal else "right",
+        padding_side="left" if config.causal else "right",
         **{f"{role}_token": inner.id_to_token(i) for role, i in roles.items() if i is not None})

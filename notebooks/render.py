@@ -62,7 +62,6 @@ def write_pages(paths, folder):
         page = (f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{name}</title>\n'
                 f"<style>{STYLE}</style>\n<body>{body}</body></html>\n")
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
-    print(folder / "README.html")
 
 
 def main(words=None):
@@ -80,8 +79,7 @@ def main(words=None):
     for path in paths:
         print(path.name, flush=True)
         notebook = nbformat.read(path, as_version=4)
-        nbclient.NotebookClient(notebook, timeout=1800, kernel_name="python3",
-                                resources={"metadata": {"path": str(ROOT)}},
+        nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(ROOT)}},
                                 coalesce_streams=True).execute()
         nbformat.write(clean(notebook, path.stem), path)
 
