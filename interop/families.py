@@ -58,15 +58,15 @@ def read_config(theirs):
         return ModelConfig(**fields, position_offset=offset,
                            pair="sep" if kind == "bert" else "sep-sep")
     rope = theirs.rope_parameters
-    if rope["rope_type"] not in ("default", "llama3"):
+    scaling = {"default": (), "llama3": ROPE}.get(rope["rope_type"])
+    if scaling is None:
         raise BadInput(f"rope_type is {shown(rope['rope_type'])!r}: our model has default, llama3")
-    scaled = rope["rope_type"] == "llama3"
     # In a text that fits into one sliding window, every token sees all tokens before it.
     window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
     return ModelConfig(**fields | DECODER | DECODERS[kind] | {
         "causal": True, "dropout": 0.0,
         "rope_theta": float(rope["rope_theta"]),
-        "rope_scaling": tuple(float(rope[name]) for name in ROPE) if scaled else (),
+        "rope_scaling": tuple(float(rope[name]) for name in scaling),
         "max_positions": min(theirs.max_position_embeddings, window),
         "embed_scale": theirs.hidden_size ** 0.5 if gemma else 1.0})
 
@@ -85,11 +85,11 @@ def write_config(config, special):
         if config.rope_scaling:
             rope |= {"rope_type": "llama3", **dict(zip(ROPE, config.rope_scaling))}
         settings |= {"rope_parameters": rope, "query_pre_attn_scalar": config.key_dim}
-    elif config.pair == "sep":
-        kind = "bert"
     else:
-        kind = "xlm-roberta"
-        settings["max_position_embeddings"] += config.position_offset
+        kind = "bert" if config.pair == "sep" else "xlm-roberta"
+        settings["attention_probs_dropout_prob"] = 0.0  # as in our training
+        if kind == "xlm-roberta":
+            settings["max_position_embeddings"] += config.position_offset
     theirs = AutoConfig.for_model(kind, **settings)
     found = compared_fields(read_config(theirs))
     lacking = [f"{name} {value}" for name, value in ours.items() if value != found[name]]

@@ -93,7 +93,7 @@ def compare(run, library, theirs):
             compared["logits"] = (run.model.logits(states), gold)
     for name, (ours, gold) in compared.items():
         if not torch.allclose(ours, gold, rtol=0, atol=1e-4 * gold.abs().max().item()):
-            raise BadInput(f"the {name} differ by up to {(ours - gold).abs().max():.1g}, so the "
+            raise BadInput(f"the {name} differ by up to {(ours - gold).abs().max():.1g}: the two "
                            "libraries compute different models")
     return (f"{', '.join(['token ids', *compared])} of {len(SAMPLES)} texts, one of them truncated "
             f"at {limit} tokens")
@@ -119,10 +119,9 @@ def import_model(name, folder):
         around = special_tokens_around(inner)
         tokenizer = Tokenizer(inner, around)
         tokenizer.save(part / "tokenizer.json")
-        settings = {"data": "", "size": "imported",
-                    "max_length": limit - len(around[0]) - len(around[1])}
-        first = {"format": 5, "config": settings, "imported": str(name), "around": around,
-                 "affixes": [around, around], "views": 2, "tokenizer_hash": tokenizer.hash}
+        settings = {"data": "", "size": "imported", "max_length": limit - sum(map(len, around))}
+        first = {"format": evaluate.FORMAT, "config": settings, "imported": str(name), "views": 2,
+                 "around": around, "affixes": [around] * 2, "tokenizer_hash": tokenizer.hash}
         (part / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
         # train.py hands these files on to the runs that start here, for their export.
         kept = part / "hf"
@@ -152,7 +151,7 @@ def find_model(name):
         kinds = " ".join(module["type"] for module in modules)
         if not MODULES.fullmatch(kinds):
             raise BadInput(f"our model lacks one of the modules {shown(kinds)}: delete "
-                           "modules.json in a copy of the folder to import without them")
+                           "modules.json in a copy of the folder to import without it")
         inside = path / modules[0]["path"]
     files = sorted(inside.glob("[!.]*.safetensors"))
     if not files:
