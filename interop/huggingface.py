@@ -222,8 +222,10 @@ def export(name, folder):
         theirs.save_pretrained(part)
         their_tokenizer(run).save_pretrained(part)
         pooling = next(name for name, ours in POOLS.items() if ours == config.pool)
-        modules = [Transformer(str(part), model_kwargs=WEIGHTS), Pooling(config.width, pooling),
-                   *[Normalize()] * config.normalize]
+        # The name of a special token inside a text is text, as in data.Tokenizer.
+        transformer = Transformer(str(part), model_kwargs=WEIGHTS,
+                                  processing_kwargs={"text": {"split_special_tokens": True}})
+        modules = [transformer, Pooling(config.width, pooling), *[Normalize()] * config.normalize]
         # Without local_files_only the model card asks the hub for a model of this name.
         SentenceTransformer(modules=modules, device="cpu", **LOCAL).save_pretrained(str(part))
         theirs.save_pretrained(part)  # sentence-transformers left out the head
