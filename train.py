@@ -832,11 +832,8 @@ def finish(run, results, say):
     """Print the results before and after training, five examples, and the next command."""
     say("\n" + evaluate.table(results, run.untrained,
                               start="start" if run.train.init else "untrained"))
-    for example in evaluate.examples(run.evaluation()):
-        # A text of a file can have characters that control the terminal.
-        say(f"  {shown(example.query)}\n    {'=' if example.right else '!'} {shown(example.found)}")
-        if not example.right:
-            say(f"    instead of {shown(example.gold)}")
+    for line in evaluate.examples(run.evaluation()):
+        say(line)
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n"
         f"next: python evaluate.py {run.folder}")
 

@@ -76,7 +76,6 @@ class EvaluationRows(NamedTuple):
     system: list | None = None  # N texts that open a chat
     hard: tuple = ()  # (altered text, row of the first column it was made from, type of error)
     labelled: tuple | None = None  # (M texts, {property: the class of each})
-    graded: tuple = ()  # (text, text, similarity 0..5)
 
 
 def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
@@ -100,15 +99,15 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
     if not source.embedded or source.name == "regex":
         return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None)
     language = columns[0] if source.name == "toy" else "en"
-    known = {"labelled": toy.labelled(split, limit, language),
-             "graded": toy.graded_pairs(limit, language)}
+    labelled = toy.labelled(split, limit, language)
     if source.name == "documents":
-        return EvaluationRows(source.name, texts, **known)
+        return EvaluationRows(source.name, texts, labelled=labelled)
     # All sentences are in one style, so that a hard negative differs by its error alone.
     meanings = toy.meanings(split, limit)
     for name in columns:
         texts[name] = [toy.render(meaning, name) for meaning in meanings]
-    return EvaluationRows(source.name, texts, hard=toy.hard_negatives(meanings, language), **known)
+    hard = toy.hard_negatives(meanings, language)
+    return EvaluationRows(source.name, texts, None, hard, labelled)
 
 
 def _complete_rows(source, split, limit):

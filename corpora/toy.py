@@ -426,12 +426,6 @@ def graded(count: int, seed: int = 0) -> list[tuple[Meaning, Meaning, float]]:
     return pairs
 
 
-def graded_pairs(limit: int, language: str = "en") -> list[tuple[str, str, float]]:
-    """(text, text, similarity 0..5): a rank correlation with it needs no second language."""
-    pairs = graded(limit)
-    return [(render(one, language), render(two, language), score) for one, two, score in pairs]
-
-
 def labels(meaning: Meaning) -> dict:
     """All that a probe can be asked about a sentence, with the answers, true in every language."""
     many = meaning.subject_number > 1 or meaning.companion != ""

@@ -65,7 +65,7 @@ def make_evaluation(opened, flags):
                                    opened.first["affixes"], opened.config.get("max_length"),
                                    pool=flags.pool)
     evaluation = evaluate.evaluation_of(opened, flags.data, flags.langs, flags.split, flags.limit,
-                                        flags.max_new, flags.pool)
+                                        flags.pool)
     if flags.hard:
         gold = next(iter(evaluation.texts.values()))
         evaluation.hard = mining.hard_rows(flags.hard, flags.hard_types, gold)

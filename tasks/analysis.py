@@ -20,7 +20,6 @@ from evaluate import (
     cosines,
     embed,
     errors,
-    finite,
     knn,
     map_batches,
     mean,
@@ -245,7 +244,7 @@ def token_states(evaluation, rows, function=None):
         states = evaluation.model(packed).float().cpu().split(lengths)
         return map(function, packed.tokens.cpu().split(lengths), states) if function else states
 
-    return finite(map_batches(evaluation.model, rows, read))
+    return map_batches(evaluation.model, rows, read)
 
 
 def nearest_tokens(columns, states, special, chosen, queries=3, k=5):
@@ -452,7 +451,7 @@ def attention(evaluation):
         ends = packed.cu_seqlens[1:] - 1 if model.config.causal else packed.cu_seqlens[:-1]
         return [each.cpu() for each in attention_weights(model, packed, ends.long())]
 
-    each = {name: attention_entropy(finite(map_batches(model, rows, read)))
+    each = {name: attention_entropy(map_batches(model, rows, read))
             for name, rows in evaluation.ids.items()}
     scores = {"rows": evaluation.count}
     for metric in next(iter(each.values())):

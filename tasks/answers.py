@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common import BadInput, shown
 from data import tokenize_rows
-from evaluate import NotApplicable, exact, finite, map_batches, percent, starts_with
+from evaluate import NotApplicable, exact, map_batches, percent, starts_with
 
 # ---- GSM8K, NQ-Open, labels
 
@@ -198,9 +198,6 @@ def answer_scores(answers, judged, train_texts=None):
 
 def answer_task(name, evaluation, options):
     """Let a causal model answer the prompts, and judge the answers."""
-    if not evaluation.can_answer:
-        raise NotApplicable(f"{name} needs a causal model (objective ntp or llm-jepa) and two "
-                            "columns, prompt and answer: choose them with --langs a,b")
     answers = evaluation.answers
     return answer_scores(answers, JUDGES[name](answers, options), options.train_texts)
 
@@ -235,6 +232,6 @@ def hellaswag_letter(evaluation):
         last = model(packed)[packed.cu_seqlens[1:].long() - 1]  # (R, D)
         return model.logits(last)[:, letters].cpu()             # (R, 4)
 
-    chosen = [LETTERS[int(each.argmax())] for each in finite(map_batches(model, rows, read))]
+    chosen = [LETTERS[int(each.argmax())] for each in map_batches(model, rows, read)]
     right = [one == gold.strip() for one, gold in zip(chosen, golds)]
     return {"rows": len(golds), "accuracy": percent(right)}

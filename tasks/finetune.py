@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import evaluate
 from common import BadInput, Parser, comma_list, did_you_mean, shown, usable_device, warn
-from evaluate import finite, map_batches, mean
+from evaluate import map_batches, mean
 from model import Model, Packed, load
 from tasks import sets
 from tasks.probes import METRICS, headline_means, majority, measure
@@ -59,7 +59,7 @@ def predict(model, rows):
         outputs = model(packed).cpu()
         return outputs.split(packed.cu_seqlens.diff().tolist()) if model.on_tokens else outputs
 
-    return finite(map_batches(model, rows, read, 8192))
+    return map_batches(model, rows, read, 8192)
 
 
 def fit(model, prepared, settings, seed):

@@ -1,6 +1,4 @@
-"""What a causal model writes, and which answers are correct."""
-
-import math
+"""What a causal model writes, and how it is judged."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from test_evaluate import tiny
 
 import corpora
 import evaluate
-from common import BadInput
 from model import DECODER, Model, ModelConfig, Packed
 
 SHAPES = {  # test_model.py tests the cache of every shape
@@ -19,11 +16,11 @@ SHAPES = {  # test_model.py tests the cache of every shape
 }
 
 
-def writer(shape, dropout=.1):
+def writer(shape):
     """Return a random causal model whose next token depends on the whole prompt."""
     torch.manual_seed(4)
     values = dict(vocab=40, width=32, layers=2, heads=4, ffn_dim=64, max_positions=24, causal=True,
-                  tied=False, dropout=dropout)
+                  tied=False, dropout=.5)
     model = Model(ModelConfig(**values | SHAPES[shape])).double()
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -51,42 +48,16 @@ def test_generation_is_greedy_decoding_by_whole_forwards(shape):
     prompts = [rng.integers(40, size=length).tolist() for length in lengths]
     free, _ = evaluate.generate(model, prompts, -1, 9)
     assert free == [slow_generate(model, prompt, -1, 9)[0] for prompt in prompts]
-    assert len({*map(tuple, free)}) > 8
     often = [token for answer in free for token in answer[2:6]]
     stop = max(range(40), key=often.count)
+    prompts[8] = [*prompts[8][:-1], stop]  # a stop token in the prompt stops nothing
     wanted = [slow_generate(model, prompt, stop, 9) for prompt in prompts]
     assert 1 < sum(stopped for _, stopped in wanted) < 11
     assert wanted[6] == ([], False) and len(wanted[3][0]) <= 4  # no room; little room
+    model.train()  # generation turns dropout off, and on again
     for tokens_per_batch in (1, 40, 100, 10_000):
         assert list(zip(*evaluate.generate(model, prompts, stop, 9, tokens_per_batch))) == wanted
-    assert list(zip(*evaluate.generate(model, prompts[::-1], stop, 9)))[::-1] == wanted
-
-
-def test_generation_changes_nothing_and_refuses_nan():
-    model = writer("llama", dropout=.5).train()
-    state = torch.get_rng_state()
-    first = evaluate.generate(model, [[1, 2], [3]], 0, 5)
-    assert first == evaluate.generate(model, [[1, 2], [3]], 0, 5)  # no dropout
     assert all(module.training for module in model.modules())
-    assert torch.equal(state, torch.get_rng_state())
-    assert evaluate.generate(model, [], 0, 5) == ([], [])
-    assert evaluate.generate(model, [[1]], 0, 0) == ([[]], [False])
-    model.embed.weight.data.fill_(math.nan)
-    with pytest.raises(BadInput, match="has diverged"):
-        evaluate.generate(model, [[1]], 0, 5)
-
-
-@pytest.mark.parametrize("written, gold, exact, begins", [
-    ("(.*)(dog)", "(.*)(dog)", True, True),
-    ("  (.*)(dog)\n", "(.*)(dog) ", True, True),  # surrounding space is ignored
-    ("(.*)( dog)", "(.*)(dog)", False, False),  # space inside and case are not
-    ("(.*)(DOG)", "(.*)(dog)", False, False),
-    ("(.*)(dog)(.*)", "(.*)(dog)", False, True),
-    ("(.*)(do", "(.*)(dog)", False, False),
-    (" \n", "(.*)(dog)", False, False), ("", "", False, False), ("anything", "", False, False)])
-def test_which_answers_are_correct(written, gold, exact, begins):
-    assert evaluate.exact(written, gold) == exact
-    assert evaluate.starts_with(written, gold) == begins
 
 
 def test_the_scores_of_known_answers(tokenizer, monkeypatch):
@@ -94,7 +65,7 @@ def test_the_scores_of_known_answers(tokenizer, monkeypatch):
 
     def generate(model, prompts, stop, max_new):
         calls.append((prompts, stop, max_new))
-        texts = ["Katze", "Hunde sieben", "Katze sieht", ""]
+        texts = ["  Katze\n", "Hunde sieben", "Katze sieht", ""]
         return [ids.tolist() for ids in tokenizer.encode(texts)], [True, False, False, True]
 
     monkeypatch.setattr(evaluate, "generate", generate)

@@ -106,7 +106,7 @@ def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer,
         path.write_text("src\ttgt\n" + "".join(rows), encoding="utf-8")
     run = write_run(tmp_path / "run", tiny("last", causal=True), tokenizer, train,
                     eval_data=str(test))
-    flags = ["--tasks", "label,generate", "--max-new", "3", "--json"]
+    flags = ["--tasks", "label,generate", "--json"]
     found = ask(run, *flags)
     for task in ("label", "generate"):
         counts = [found[f"{task}/rows{name}"] for name in ("", "_new_prompt", "_unseen")]
@@ -122,7 +122,7 @@ def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer,
     ("--tasks matrics", "did you mean matrix?"), ("--tasks ", "--tasks is missing"),
     ("--limit 9", "--tasks is missing"), ("--tasks xyzzy", "there is no task 'xyzzy'"),
     ("--tasks matrix --langs en,xx", "xx"), ("--tasks matrix --langs en", "one text per row"),
-    ("--tasks gsm8k", "needs a causal model"), ("--tasks matrix --device abacus", "'abacus'"),
+    ("--tasks gsm8k", "need a causal model"), ("--tasks matrix --device abacus", "'abacus'"),
     ("--tasks linear", "needs a causal model and two columns"),
     ("--tasks retrieval --hard a.txt", "needed together"),
     ("--tasks tatoeba --files nowhere", "nowhere"),
