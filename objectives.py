@@ -1,6 +1,6 @@
-"""The training objectives: first the losses as pure functions, then one class per paper.
-
-In a class, read `collate`, which has all the randomness but dropout, together with `forward`.
+"""The training objectives: first the losses as pure functions, then one class per paper. Read a
+class from top to bottom: its equation, `collate`, which has all the randomness but dropout, and
+`forward`.
 
 Axes: T tokens of the packed line, R rows, D width, N selected positions or compared items.
 """
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common import BadInput, did_you_mean, file_hash, shown, validate
-from data import MASKS, add_special, apply_bert_masking, concat_ids, fixed_count_mask
+from data import add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
 from model import Block, ModelConfig, Packed, Regressor, Segment, initialize, sinusoids
 
@@ -82,7 +82,7 @@ def info_nce(x, y, temperature, intra_side_negatives=True, include_self=False, s
     cosine / temperature [van den Oord et al. 2018, eq. 4].
 
     intra_side_negatives: embeddings of the same side are negatives too, 2N - 2 in all
-    include_self: each embedding is its own negative too, so the loss stays above ln 2
+    include_self: each embedding is its own negative too; the loss then stays above ln 2
     symmetric: classify in both directions; otherwise classify only x's partners, among y
     """
     x = F.normalize(upcast(x), dim=-1)
@@ -139,7 +139,7 @@ def epps_pulley(z, slices=256, reach=3.0, points=17):
     where phi is the characteristic function of the projections [Epps & Pulley 1983; LeJEPA]."""
     z = upcast(z)
     directions = torch.randn(z.shape[1], slices, device=z.device, dtype=z.dtype)
-    directions = F.normalize(directions, dim=0)  # (D, slices)
+    directions = F.normalize(directions, dim=0)
     t = torch.linspace(0, reach, points, device=z.device, dtype=z.dtype)
     normal = (-t.square() / 2).exp()
     with no_autocast(z):
@@ -297,24 +297,18 @@ class Objective(nn.Module):
         return ""
 
 
-def check_heads(name, heads, width):
-    if width % heads:
-        raise BadInput(f"{name} is {heads}: the width {width} must be a multiple of it")
-
-
-def mask_chosen(rows, chosen, rng, special):
-    """Mask the chosen tokens (T,) bool as BERT does; return the rows, the target positions (N,) in
-    their line, and the targets (N,)."""
+def mask_rows(rows, ratio, rng, special, fixed_count=False):
+    """Mask a random fraction of all tokens as BERT does; with `fixed_count`, the same fraction of
+    every row. Return the masked rows, the target positions (N,) in their line, and the targets
+    (N,)."""
     line = np.concatenate(rows)
+    if fixed_count:
+        chosen = np.concatenate([fixed_count_mask(row, ratio, rng, special) for row in rows])
+    else:
+        chosen = token_mask(line, ratio, rng, special)  # (T,) bool
     masked = apply_bert_masking(line, chosen, rng, special)
     ends = np.cumsum([len(row) for row in rows])
     return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]
-
-
-def mask_rows(rows, masking, ratio, rng, special):
-    """Mask a random fraction of all tokens, by a masking of data.MASKS; return as mask_chosen."""
-    chosen = MASKS[masking](np.concatenate(rows), ratio, rng, special)
-    return mask_chosen(rows, chosen, rng, special)
 
 
 def token_targets(positions, targets, counts):
@@ -331,7 +325,9 @@ def shuffled_pairs(examples, rng):
     return [pair[::-1] if swap else pair for pair, swap in zip(examples, swapped)]
 
 
-Masking = Literal[tuple(MASKS)]  # the choices of --masking
+def check_heads(name, heads, width):
+    if width % heads:
+        raise BadInput(f"{name} is {heads}: the width {width} must be a multiple of it")
 
 
 # ---- baselines; `toy` settings are for small models from scratch that train in minutes on a CPU
@@ -358,7 +354,6 @@ class Mlm(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
         mask_ratio: float = 0.15  # fraction of tokens to mask
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
 
@@ -379,7 +374,7 @@ class Mlm(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        rows, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng, special)
+        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets, [len(targets)]))
 
     def forward(self, batch):
@@ -399,7 +394,6 @@ class Contrastive(Objective):
     @dataclass(frozen=True)
     class Config:
         temperature: float = 0.07  # softmax temperature
-        intra_language_negatives: bool = False  # also use negatives of the same language
 
         def __post_init__(self):
             validate(self, positive="temperature")
@@ -419,7 +413,7 @@ class Contrastive(Objective):
         states = self.model(batch["packed"])  # (T, D)
         embeddings = self.model.pool(states, batch["packed"])  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, self.config.intra_language_negatives)
+        loss = info_nce(x, y, self.config.temperature, intra_side_negatives=False)
         return loss, {"align": loss.detach()}
 
 
@@ -439,8 +433,8 @@ class Ntp(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        # tokens to predict. answer: the answer and [SEP]; all (released code): the Text too, but no
-        # [SEP]; all+eos: all three
+        # tokens to predict. answer: the answer and [SEP], the stop token; all (released code): Text
+        # and answer; all+eos: all three
         labels: Literal["answer", "all", "all+eos"] = "answer"
 
         def __post_init__(self):
@@ -526,24 +520,31 @@ class Mexma(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        align: Align = "mse"  # alignment loss between the two sentence embeddings
+        # loss that pulls the sentence embeddings of two translations
+        # together; info_nce, vicreg, barlow and sigreg also spread out the embeddings of a batch
+        align: Align = "mse"
         align_weight: float = 1.0  # weight of the alignment loss
-        # sentence A in the alignment loss: its full text (clean) or its masked text (dirty)
+        # text of the first sentence in the alignment loss: complete (clean) or masked (dirty)
         align_views: Literal["clean", "dirty"] = "clean"
-        mlm_weight: float = 1.0  # weight of the MLM loss (mean over both languages)
-        koleo_weight: float = 0.01  # weight of KoLeo (mean over both languages)
-        # KoLeo of L2-normalized (released code) or unnormalized (paper) embeddings
+        mlm_weight: float = 1.0  # weight of the loss on masked tokens (mean over both languages)
+        # weight of KoLeo, a loss that pushes each sentence embedding away from the nearest one of
+        # its batch and language (mean over both languages)
+        koleo_weight: float = 0.01
+        # what KoLeo, a loss that spreads sentence embeddings out, compares: L2-normalized (unit,
+        # released code) or unnormalized embeddings (raw, paper)
         koleo_input: Literal["unit", "raw"] = "unit"
-        symmetrical: bool = True  # mask both languages; otherwise one, at random per example
-        token_gradients: bool = True  # backpropagate the MLM loss into the token states too
-        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
+        # mask both sentences of a pair, and predict each with the other's embedding; with
+        # --no-symmetrical only one of the two, drawn at random
+        symmetrical: bool = True
+        # the loss on masked tokens trains the encoder of the masked sentence too; with
+        # --no-token-gradients only that of the other sentence, through its embedding
+        token_gradients: bool = True
         mask_first: float = 0.4  # fraction of the first text's tokens to mask
         mask_second: float = 0.4  # fraction of the second text's tokens to mask
         head_layers: int = 6  # number of layers of the unmasking head
         head_heads: int = 8  # number of attention heads of the unmasking head
         head_hidden: int = 3072  # feed-forward width of the unmasking head
-        temperature: float = 0.07  # softmax temperature of info_nce
-        intra_language_negatives: bool = False  # info_nce: also use negatives of the same language
+        temperature: float = 0.07  # softmax temperature of --align info_nce
 
         def __post_init__(self):
             validate(self, at_least_1="head_heads head_hidden", positive="temperature",
@@ -586,7 +587,7 @@ class Mexma(Objective):
         positions = []
         targets = []
         for clean, ratio in sides:
-            rows, where, what = mask_rows(clean, config.masking, ratio, rng, special)
+            rows, where, what = mask_rows(clean, ratio, rng, special)
             positions.append(where + sum(len(row) for row in masked))
             targets.append(what)
             masked += rows
@@ -616,7 +617,7 @@ class Mexma(Objective):
 
         first = all_gather_with_grad(a if c.align_views == "clean" else embeddings[:n])
         second = all_gather_with_grad(b)
-        aligned = align(c.align, first, second, c.temperature, c.intra_language_negatives)
+        aligned = align(c.align, first, second, c.temperature, intra_side_negatives=False)
 
         # As released, KoLeo compares the embeddings of one process.
         spread = torch.zeros_like(mlm)
@@ -647,7 +648,9 @@ class Bepa(Objective):
     """Masked-language modeling on translation pairs, and InfoNCE between the [CLS] embeddings of
     the two sentences [BERT-JEPA, arXiv 2601.00366, sec. 3].
 
-        loss = mlm + align_weight * align(predictor(CLS_1), CLS_2)
+        loss = mlm + align_weight * align(CLS_1, CLS_2)
+
+    The paper's predictor is the identity.
     """
     name = "bepa"
     views = 2
@@ -661,32 +664,23 @@ class Bepa(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        align: Align = "info_nce"  # alignment loss between the two [CLS] embeddings
+        # loss that pulls the [CLS] embeddings of two translations
+        # together; info_nce, vicreg, barlow and sigreg also spread out the embeddings of a batch
+        align: Align = "info_nce"
         align_weight: float = 1.0  # weight of the alignment loss (lambda in the paper)
-        temperature: float = 0.07  # softmax temperature of info_nce
-        include_self: bool = False  # info_nce: each embedding is its own negative (released code)
+        temperature: float = 0.07  # softmax temperature of --align info_nce
+        # --align info_nce uses each embedding as a negative of itself too (released code)
+        include_self: bool = False
         order: Literal["random", "given"] = "random"  # which sentence of a pair comes first
         # sentences in an MLM row: a translation pair, two of one language, or one
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"
         # what a [CLS] sees of the other sentence. hidden (paper): nothing, but positions count it;
         # masked (released code): a [MASK] for each token; clean: nothing
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
-        # network that predicts the second embedding from the first
-        predictor: Literal["identity", "linear", "mlp"] = "identity"
-        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
         mask_ratio: float = 0.15  # fraction of tokens to mask
 
         def __post_init__(self):
             validate(self, at_least_0="align_weight", fraction="mask_ratio", positive="temperature")
-
-    def __init__(self, model, config):
-        super().__init__(model, config)
-        d = model.config.width
-        self.predictor = nn.Identity()
-        if config.predictor == "linear":
-            self.predictor = nn.Linear(d, d)
-        if config.predictor == "mlp":
-            self.predictor = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
 
     # packed: the masked rows, then a row for each first and for each second [CLS] embedding
     # target_positions (M,), targets (M,): the masked tokens;  loss_denominators (1,): M
@@ -701,13 +695,9 @@ class Bepa(Objective):
             clean = monolingual_rows(examples, special)
         if config.packing == "separate":
             clean = first + second
-        if config.packing == "separate" and config.masking == "token":
-            # As released: exactly max(1, floor(ratio n)) of the n tokens of each sentence.
-            chosen = [fixed_count_mask(row, config.mask_ratio, rng, special) for row in clean]
-            rows, positions, targets = mask_chosen(clean, np.concatenate(chosen), rng, special)
-        else:
-            rows, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng,
-                                                 special)
+        # As released: of n tokens alone in a row, exactly max(1, floor(ratio n)) are masked.
+        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special,
+                                             fixed_count=config.packing == "separate")
         views, offsets = cls_rows(first, second, config.cls_view, special.mask)
         packed = Packed.of_segments([[Segment(row)] for row in rows] + views)
         return dict(packed=packed, **token_targets(positions, targets, [len(targets)]),
@@ -718,9 +708,7 @@ class Bepa(Objective):
         states = self.model(batch["packed"])  # (T, D)
         mlm = self.vocabulary_loss(states, batch)
 
-        x, y = states[batch["cls_index"]].chunk(2)  # (N, D) each
-        x = all_gather_with_grad(self.predictor(x))
-        y = all_gather_with_grad(y)
+        x, y = map(all_gather_with_grad, states[batch["cls_index"]].chunk(2))  # (N, D) each
         aligned = align(c.align, x, y, c.temperature, include_self=c.include_self)
 
         loss = mlm + c.align_weight * aligned
@@ -744,15 +732,15 @@ def monolingual_rows(examples, special):
 def cls_rows(first, second, cls_view, mask):
     """Return a row for each first, then for each second sentence's embedding, and the index of the
     [CLS] in each row."""
+    lengths = [len(a) for a in first]
     if cls_view == "masked":
         # As released: the other sentence is all [MASK], except for the first [CLS].
         rows = [concat_ids(a, np.full_like(b, mask)) for a, b in zip(first, second)]
         rows += [concat_ids(a[:1], np.full_like(a[1:], mask), b) for a, b in zip(first, second)]
-        return [[Segment(row)] for row in rows], [0] * len(first) + [len(a) for a in first]
+        return [[Segment(row)] for row in rows], [0] * len(first) + lengths
+    starts = lengths if cls_view == "hidden" else [0] * len(first)  # positions of the second [CLS]
     rows = [[Segment(a)] for a in first]
-    for a, b in zip(first, second):
-        start = len(a) if cls_view == "hidden" else 0  # the position of the second [CLS]
-        rows.append([Segment(b, positions=start + np.arange(len(b)))])
+    rows += [[Segment(b, positions=start + np.arange(len(b)))] for b, start in zip(second, starts)]
     return rows, [0] * len(rows)
 
 
@@ -779,12 +767,14 @@ class LlmJepa(Ntp):
         predictors: int = 1  # number of [PRED] tokens (k in the paper); 0: the last token predicts
         pred_position: Literal["append", "prepend"] = "append"  # [PRED]s after or before the Text
         reverse: bool = False  # predict the Text from the Code instead
-        align: Align = "cosine"  # JEPA loss between the two embeddings
-        temperature: float = 0.07  # softmax temperature of info_nce
+        # loss that pulls the embeddings of Text and Code
+        # together; info_nce, vicreg, barlow and sigreg also spread out the embeddings of a batch
+        align: Align = "cosine"
+        temperature: float = 0.07  # softmax temperature of --align info_nce
         jepa_dropout: float = 0.0  # fraction of batches that skip the JEPA loss
         view_end: bool = False  # end both views in [SEP] (released code: Gemma and OLMo-2)
-        # tokens to predict. answer: the answer and [SEP]; all (released code): the Text too, but no
-        # [SEP]; all+eos: all three
+        # tokens to predict. answer: the answer and [SEP], the stop token; all (released code): Text
+        # and answer; all+eos: all three
         labels: Literal["answer", "all", "all+eos"] = "answer"
 
         def __post_init__(self):
@@ -904,7 +894,6 @@ class Hybrid(Objective):
         # std of the predictor's initial weights (released code); 0: PyTorch's default
         predictor_std: float = 0.02
         mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # which tokens are masked: single tokens, whole words or spans
 
         def __post_init__(self):
             validate(self, at_least_1="target_blocks predictor_width predictor_heads",
@@ -950,8 +939,7 @@ class Hybrid(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        masked, positions, targets = mask_rows(clean, config.masking, config.mask_ratio, rng,
-                                               special)
+        masked, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         # As in I-JEPA, all blocks of a batch have the same size, as a fraction of the row.
         block_fraction = rng.uniform(config.target_low, config.target_high)
         context_fraction = rng.uniform(config.context_low, config.context_high)
@@ -1067,17 +1055,15 @@ OBJECTIVES = {"mexma": Mexma, "bepa": Bepa, "hybrid": Hybrid, "llm-jepa": LlmJep
 def find_objective(objective):
     """Return an Objective class: one of OBJECTIVES by its name, the class in a file "my_idea.py"
     (or "my_idea.py:MyIdea", if the file has several), or a class itself. Raises BadInput."""
-    file = isinstance(objective, str) and re.fullmatch(r"(.+\.py)(?::(\w+))?", objective)
-    if file:
-        objective = objective_in_file(Path(file[1]).expanduser(), file[2])
-    elif isinstance(objective, str):
-        if objective not in OBJECTIVES:
+    if isinstance(objective, str):
+        if file := re.fullmatch(r"(.+\.py)(?::(\w+))?", objective):
+            objective = objective_in_file(Path(file[1]).expanduser(), file[2])
+        elif objective in OBJECTIVES:
+            return OBJECTIVES[objective]
+        else:
             raise BadInput(f"objective {shown(objective)!r} is unknown: choose one of "
                            f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
                            f"{did_you_mean(objective, OBJECTIVES)}")
-        objective = OBJECTIVES[objective]
-    elif not (isinstance(objective, type) and issubclass(objective, Objective)):
-        raise BadInput(f"objective {objective!r}: give a name, a file, or a class of Objective")
     if not objective.name or OBJECTIVES.get(objective.name, objective) is not objective:
         raise BadInput(f"the class {objective.__name__} needs a name of its own, which is also the "
                        "folder of its runs: add name = 'my_idea' to it")
@@ -1093,13 +1079,12 @@ def objective_in_file(path, class_name):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there for the types of their fields
     spec.loader.exec_module(module)
-    classes = {name: value for name, value in vars(module).items()
-               if isinstance(value, type) and issubclass(value, Objective)
-               and value.__module__ == spec.name}  # not those that the file imports
-    if len(classes) == 1 and not class_name:
-        class_name = next(iter(classes))
-    if class_name not in classes:
+    # Not those that the file imports.
+    classes = {name: value for name, value in vars(module).items() if isinstance(value, type)
+               and issubclass(value, Objective) and value.__module__ == spec.name}
+    found = classes.get(class_name) if class_name or len(classes) != 1 else [*classes.values()][0]
+    if not found:
         raise BadInput(f"{path} defines the objectives {', '.join(classes) or '(none)'}: choose "
                        f"one, as in {path}:MyIdea")
-    classes[class_name].file_hash = file_hash(path)
-    return classes[class_name]
+    found.file_hash = file_hash(path)
+    return found

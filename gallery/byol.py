@@ -46,7 +46,7 @@ class Byol(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        rows, _, _ = mask_rows(clean + clean, "token", config.mask_ratio, rng, special)
+        rows, _, _ = mask_rows(clean + clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), loss_denominators=torch.zeros(0))
 
     def forward(self, batch):

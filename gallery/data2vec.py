@@ -48,7 +48,7 @@ class Data2Vec(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        rows, positions, targets = mask_rows(clean, "token", config.mask_ratio, rng, special)
+        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), clean=Packed.of(clean),
                     **token_targets(positions, targets, [len(targets)]))
 
