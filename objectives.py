@@ -230,11 +230,6 @@ class Objective(nn.Module):
     what `forward` needs. All randomness must come from `rng`: a resumed run repeats its batches.
 
     `forward(batch)` returns the loss () and {term: ()}, detached, with the same terms every time.
-
-    The mask is part of the batch. For example, this makes a causal mask a window of 64 tokens:
-
-        first = packed.key_ranges[:, 0]  # the first key that each token sees
-        first.copy_(torch.maximum(first, torch.arange(len(first)) - 63))
     """
     name = ""  # also the folder of its runs
     views = 1  # texts in an example
@@ -311,8 +306,9 @@ def mask_rows(rows, ratio, rng, special, fixed_count=False):
     return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]
 
 
-def token_targets(positions, targets, counts):
-    """Return the part of a batch that token losses need."""
+def token_targets(positions, targets, counts=None):
+    """Return the part of a batch that token losses need. `counts`: [N] for a single loss."""
+    counts = counts or [len(targets)]
     # train.py averages the denominators over micro-batches and processes: their gradients then add
     # up to exactly that of one big batch. At least 1: without targets the loss is 0.
     return dict(target_positions=torch.from_numpy(positions), targets=torch.from_numpy(targets),
@@ -375,7 +371,7 @@ class Mlm(Objective):
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
         rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
-        return dict(packed=Packed.of(rows), **token_targets(positions, targets, [len(targets)]))
+        return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
     def forward(self, batch):
         states = self.model(batch["packed"])  # (T, D)
@@ -492,7 +488,7 @@ def next_tokens(packed, rows, examples, labels, special):
         target_of[start:start + prompt_length] = targets[:prompt_length]
         target_of[answer_start:answer_start + len(answer.tokens)] = targets[prompt_length:]
     positions = np.flatnonzero(target_of >= 0)
-    return token_targets(positions, target_of[positions], [len(positions)])
+    return token_targets(positions, target_of[positions])
 
 
 # ---- MEXMA
@@ -520,8 +516,8 @@ class Mexma(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        # loss that pulls the sentence embeddings of two translations
-        # together; info_nce, vicreg, barlow and sigreg also spread out the embeddings of a batch
+        # loss that pulls the sentence embeddings of two translations together; info_nce, vicreg,
+        # barlow and sigreg also spread out the embeddings of a batch
         align: Align = "mse"
         align_weight: float = 1.0  # weight of the alignment loss
         # text of the first sentence in the alignment loss: complete (clean) or masked (dirty)
@@ -530,14 +526,14 @@ class Mexma(Objective):
         # weight of KoLeo, a loss that pushes each sentence embedding away from the nearest one of
         # its batch and language (mean over both languages)
         koleo_weight: float = 0.01
-        # what KoLeo, a loss that spreads sentence embeddings out, compares: L2-normalized (unit,
-        # released code) or unnormalized embeddings (raw, paper)
+        # input of KoLeo, a loss that spreads out sentence embeddings: L2-normalized (unit, released
+        # code) or not (raw, paper)
         koleo_input: Literal["unit", "raw"] = "unit"
-        # mask both sentences of a pair, and predict each with the other's embedding; with
-        # --no-symmetrical only one of the two, drawn at random
+        # mask both sentences of a pair, and predict each with the embedding of the other; with
+        # --no-symmetrical only one of the two, at random
         symmetrical: bool = True
-        # the loss on masked tokens trains the encoder of the masked sentence too; with
-        # --no-token-gradients only that of the other sentence, through its embedding
+        # the loss on masked tokens also trains the encoder on the masked sentence; with
+        # --no-token-gradients only on the other sentence, through its embedding
         token_gradients: bool = True
         mask_first: float = 0.4  # fraction of the first text's tokens to mask
         mask_second: float = 0.4  # fraction of the second text's tokens to mask
@@ -551,8 +547,8 @@ class Mexma(Objective):
                      at_least_0="align_weight mlm_weight koleo_weight head_layers",
                      fraction="mask_first mask_second")
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
-                raise BadInput("no-symmetrical encodes one masked and one clean sentence: "
-                               "add --align-views dirty or --align none")
+                raise BadInput("no-symmetrical encodes the first sentence only masked: add "
+                               "--align-views dirty or --align none")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -578,24 +574,20 @@ class Mexma(Objective):
     def collate(examples, rng, config, special):
         if not config.symmetrical:
             examples = shuffled_pairs(examples, rng)  # A can be either language
-        clean_a = [add_special(first, special) for first, _ in examples]
-        clean_b = [add_special(second, special) for _, second in examples]
-        sides = [(clean_a, config.mask_first)]
+        a = [add_special(first, special) for first, _ in examples]
+        b = [add_special(second, special) for _, second in examples]
+        masked, positions, targets = mask_rows(a, config.mask_first, rng, special)
+        per_side = [len(targets)]
+        clean = b
         if config.symmetrical:
-            sides.append((clean_b, config.mask_second))
-        masked = []
-        positions = []
-        targets = []
-        for clean, ratio in sides:
-            rows, where, what = mask_rows(clean, ratio, rng, special)
-            positions.append(where + sum(len(row) for row in masked))
-            targets.append(what)
-            masked += rows
-        clean = clean_a + clean_b if config.symmetrical else clean_b
-        per_side = [len(what) for what in targets]
+            masked_b, positions_b, targets_b = mask_rows(b, config.mask_second, rng, special)
+            positions = concat_ids(positions, sum(map(len, masked)) + positions_b)
+            targets = concat_ids(targets, targets_b)
+            per_side.append(len(targets_b))
+            masked += masked_b
+            clean = a + b
         return dict(packed=Packed.of(masked + clean), head_packed=Packed.of(masked),
-                    **token_targets(concat_ids(*positions), concat_ids(*targets), per_side),
-                    targets_per_side=per_side)
+                    **token_targets(positions, targets, per_side), targets_per_side=per_side)
 
     def forward(self, batch):
         c = self.config
@@ -649,8 +641,6 @@ class Bepa(Objective):
     the two sentences [BERT-JEPA, arXiv 2601.00366, sec. 3].
 
         loss = mlm + align_weight * align(CLS_1, CLS_2)
-
-    The paper's predictor is the identity.
     """
     name = "bepa"
     views = 2
@@ -664,8 +654,8 @@ class Bepa(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        # loss that pulls the [CLS] embeddings of two translations
-        # together; info_nce, vicreg, barlow and sigreg also spread out the embeddings of a batch
+        # loss that pulls the [CLS] embeddings of two translations together; info_nce, vicreg,
+        # barlow and sigreg also spread out the embeddings of a batch
         align: Align = "info_nce"
         align_weight: float = 1.0  # weight of the alignment loss (lambda in the paper)
         temperature: float = 0.07  # softmax temperature of --align info_nce
@@ -700,7 +690,7 @@ class Bepa(Objective):
                                              fixed_count=config.packing == "separate")
         views, offsets = cls_rows(first, second, config.cls_view, special.mask)
         packed = Packed.of_segments([[Segment(row)] for row in rows] + views)
-        return dict(packed=packed, **token_targets(positions, targets, [len(targets)]),
+        return dict(packed=packed, **token_targets(positions, targets),
                     cls_index=packed.cu_seqlens[len(rows):-1].long() + torch.tensor(offsets))
 
     def forward(self, batch):
@@ -767,8 +757,8 @@ class LlmJepa(Ntp):
         predictors: int = 1  # number of [PRED] tokens (k in the paper); 0: the last token predicts
         pred_position: Literal["append", "prepend"] = "append"  # [PRED]s after or before the Text
         reverse: bool = False  # predict the Text from the Code instead
-        # loss that pulls the embeddings of Text and Code
-        # together; info_nce, vicreg, barlow and sigreg also spread out the embeddings of a batch
+        # loss that pulls the embeddings of Text and Code together; info_nce, vicreg, barlow and
+        # sigreg also spread out the embeddings of a batch
         align: Align = "cosine"
         temperature: float = 0.07  # softmax temperature of --align info_nce
         jepa_dropout: float = 0.0  # fraction of batches that skip the JEPA loss
@@ -786,8 +776,8 @@ class LlmJepa(Ntp):
     def __init__(self, model, config):
         super().__init__(model, config)
         if config.align in IN_BATCH and config.jepa_dropout and num_processes() > 1:
-            raise BadInput(f"--jepa-dropout with --align {config.align} needs a single process: "
-                           "the loss gathers embeddings, and each process skips different steps")
+            # Each process would skip other steps, and the loss gathers embeddings.
+            raise BadInput(f"--jepa-dropout with --align {config.align} needs a single process")
 
     @staticmethod
     def special_tokens(config):
@@ -797,8 +787,7 @@ class LlmJepa(Ntp):
     def affixes(config, special):
         end = (special.sep,) if config.view_end else ()
         preds = special.preds[:config.predictors]
-        chat = special.chat
-        before = [chat.start + chat.user, chat.start + chat.assistant]
+        before = [ids for ids, _ in Ntp.affixes(config, special)]
         after = [end, end]
         predicting = int(config.reverse)  # the view that predicts the other
         if config.pred_position == "prepend":
@@ -1018,11 +1007,10 @@ class Hybrid(Objective):
             return (f"{init_weight:.0%} of the teacher is still its initialization: "
                     "lower --momentum, or train longer")
         lam = self.lam().item()
-        if self.config.balance != "learned" or 0.05 <= lam <= 0.95:
-            return ""
-        starved = "mlm" if lam > 0.5 else "latent"
-        return (f"the learned lambda is {lam:.3f}, so the {starved} loss has almost no weight: "
-                "--balance fixed keeps lambda constant")
+        if self.config.balance == "learned" and not 0.05 <= lam <= 0.95:
+            return (f"the learned lambda is {lam:.3f}, so the {'mlm' if lam > 0.5 else 'latent'} "
+                    "loss has almost no weight: --balance fixed keeps lambda constant")
+        return ""
 
 
 def draw_blocks(length, block_fraction, context_fraction, config, rng):
@@ -1059,14 +1047,14 @@ def find_objective(objective):
         if file := re.fullmatch(r"(.+\.py)(?::(\w+))?", objective):
             objective = objective_in_file(Path(file[1]).expanduser(), file[2])
         elif objective in OBJECTIVES:
-            return OBJECTIVES[objective]
+            objective = OBJECTIVES[objective]
         else:
             raise BadInput(f"objective {shown(objective)!r} is unknown: choose one of "
                            f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
                            f"{did_you_mean(objective, OBJECTIVES)}")
     if not objective.name or OBJECTIVES.get(objective.name, objective) is not objective:
-        raise BadInput(f"the class {objective.__name__} needs a name of its own, which is also the "
-                       "folder of its runs: add name = 'my_idea' to it")
+        raise BadInput(f"the class {objective.__name__} needs a name of its own, for the folder of "
+                       "its runs: add name = 'my_idea' to it")
     return objective
 
 
@@ -1079,12 +1067,12 @@ def objective_in_file(path, class_name):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there for the types of their fields
     spec.loader.exec_module(module)
-    # Not those that the file imports.
     classes = {name: value for name, value in vars(module).items() if isinstance(value, type)
-               and issubclass(value, Objective) and value.__module__ == spec.name}
-    found = classes.get(class_name) if class_name or len(classes) != 1 else [*classes.values()][0]
-    if not found:
+               and issubclass(value, Objective) and value.__module__ == spec.name}  # not imported
+    if len(classes) == 1 and not class_name:
+        class_name, = classes
+    if class_name not in classes:
         raise BadInput(f"{path} defines the objectives {', '.join(classes) or '(none)'}: choose "
                        f"one, as in {path}:MyIdea")
-    found.file_hash = file_hash(path)
-    return found
+    classes[class_name].file_hash = file_hash(path)
+    return classes[class_name]

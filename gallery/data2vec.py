@@ -50,7 +50,7 @@ class Data2Vec(Objective):
         clean = [add_special(ids, special) for ids, in examples]
         rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), clean=Packed.of(clean),
-                    **token_targets(positions, targets, [len(targets)]))
+                    **token_targets(positions, targets))
 
     def forward(self, batch):
         positions = batch["target_positions"]
