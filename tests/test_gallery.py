@@ -1,14 +1,12 @@
-"""The promises of an objective, kept by every file of gallery/, also by one that is added later."""
+"""Every file of gallery/, also one that is added later: a stopped run, and its loss by hand. The
+promises of all objectives are in test_objectives.py."""
 
-from dataclasses import fields
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from test_house import write_pairs
 from test_objectives import (
+    GALLERY,
     assert_near,
     batch_of,
     build,
@@ -20,79 +18,28 @@ from test_objectives import (
     run_blocks,
     seeded,
     slow_sigreg,
+    small,
+    teacher_weights,
 )
 from test_train import assert_same_run, settings
 
 import train
-from model import each_tensor
-from objectives import Teacher, find_objective
 
-FILES = sorted((Path(__file__).parent.parent / "gallery").glob("*.py"))
-SMALL = dict(hidden=12, projected=6, top_layers=2)  # small values of the files' own options
-every = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-
-
-def small(objective_class):
-    names = {field.name for field in fields(objective_class.Config)}
-    return {name: value for name, value in SMALL.items() if name in names}
-
-
-def make(file, dtype=torch.float64):
-    """Return the objective of a file, small, with teachers that differ from their students."""
-    objective_class = find_objective(str(file))
-    objective = build(objective_class, dtype, **small(objective_class))
-    for parameter in teacher_weights(objective):
-        parameter.add_(0.1 * torch.randn_like(parameter))
-    return objective
-
-
-def teacher_weights(objective):
-    return [parameter for module in objective.modules() if isinstance(module, Teacher)
-            for parameter in module.parameters()]
+every = pytest.mark.parametrize("name", GALLERY)
 
 
 @every
-def test_collate_depends_on_its_examples_and_generator_alone(file):
-    objective = make(file)
-    before = (np.random.get_state()[1].copy(), torch.get_rng_state())
-    one, two = (each_tensor(batch_of(objective, 0), torch.Tensor.tolist) for _ in range(2))
-    assert one == two
-    assert (np.random.get_state()[1] == before[0]).all()
-    assert torch.equal(torch.get_rng_state(), before[1])
-
-
-@every
-def test_the_loss_is_finite_and_gradients_are_where_they_belong(file):
-    objective = make(file, torch.float32)
-    loss, terms = objective(batch_of(objective))
-    loss.backward()
-    assert loss.shape == () and loss.isfinite() and terms
-    assert all(term.shape == () and term.isfinite() for term in terms.values())
-    assert not any(term.requires_grad for term in terms.values())
-    teachers = teacher_weights(objective)
-    for name, parameter in objective.named_parameters():
-        has_gradient = parameter.grad is not None and bool(parameter.grad.abs().sum())
-        assert has_gradient != any(parameter is one for one in teachers), name
-    # The optimizer does not train a teacher, and a step moves it.
-    assert not any(parameter.requires_grad for parameter in teachers)
-    before = [parameter.clone() for parameter in teachers]
-    objective.after_step(0.5)
-    assert not any(torch.equal(one, other) for one, other in zip(before, teachers))
-
-
-@every
-def test_a_run_that_was_stopped_equals_one_that_was_not(file, tmp_path):
+def test_a_run_that_was_stopped_equals_one_that_was_not(name, tmp_path):
     write_pairs(tmp_path / "pairs.tsv", 400)
     given = dict(settings(tmp_path / "pairs.tsv", ""), steps=4, save_every=2,
-                 **small(find_objective(str(file))))
-    whole = train.start(str(file), out=tmp_path / "whole", **given)
-    list(whole.steps())
-    stopped = train.start(str(file), out=tmp_path / "parts", **given)
+                 **small(GALLERY[name]))
+    list(train.start(GALLERY[name], out=tmp_path / "whole", **given).steps())
+    stopped = train.start(GALLERY[name], out=tmp_path / "parts", **given)
     for record in stopped.steps(every=1):
         if record["step"] == 2:
             break
     del stopped
-    list(train.start(str(file), out=tmp_path / "parts", **given).steps())
+    list(train.start(GALLERY[name], out=tmp_path / "parts", **given).steps())
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -209,13 +156,13 @@ BY_HAND = {"stp": slow_stp, "nextlat": slow_nextlat, "data2vec": slow_data2vec,
 
 
 @every
-def test_the_loss_and_its_gradients_are_what_its_formula_gives_on_three_rows(file):
-    if file.stem not in BY_HAND:
-        pytest.fail(f"gallery/{file.name} has no entry in BY_HAND of tests/test_gallery.py: add "
-                    f"{file.stem!r} with a function (objective, batch) that computes its loss on "
-                    "three rows, plainly and in float64")
-    objective = make(file)
-    batch = batch_of(objective, 0, examples(type(objective), 3))
-    losses = [seeded(objective, batch)[0], seeded(BY_HAND[file.stem], objective, batch)]
+def test_the_loss_and_its_gradients_are_what_its_formula_gives_on_three_rows(name):
+    assert name in BY_HAND, (f"add {name!r} to BY_HAND, with a function (objective, batch) that "
+                             "computes its loss on three rows, plainly and in float64")
+    objective = build(GALLERY[name])
+    for parameter in teacher_weights(objective):
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    batch = batch_of(objective, 0, examples(GALLERY[name], 3))
+    losses = [seeded(objective, batch)[0], seeded(BY_HAND[name], objective, batch)]
     assert_near(losses[:1], losses[1:], 1e-9)
     assert_near(*(gradients(loss, objective) for loss in losses), 1e-8)

@@ -2,7 +2,8 @@
 loss with its gradients against a plain padded recomputation in float64."""
 
 import math
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -14,10 +15,9 @@ import torch.nn.functional as F
 import data
 import objectives
 from common import BadInput
-from model import SIZES, Model, ModelConfig, Packed, Segment, each_tensor
+from model import Model, ModelConfig, each_tensor
 from objectives import (
     IN_BATCH,
-    MEXMA,
     OBJECTIVES,
     Align,
     Bepa,
@@ -27,6 +27,7 @@ from objectives import (
     Mexma,
     Mlm,
     Ntp,
+    Teacher,
     align,
     draw_blocks,
     find_objective,
@@ -42,15 +43,20 @@ def make_special(vocab, pad=0, cls=2, sep=3, mask=4, preds=(), ids=range(5)):
 
 SPECIAL = make_special(60, preds=(57, 58, 59), ids=[0, 1, 2, 3, 4, 57, 58, 59])
 SHAPE = ModelConfig(vocab=60, width=16, layers=2, heads=2, ffn_dim=32, max_positions=64, dropout=0)
-LLAMA = dict(norm="rmsnorm", norm_position="pre", activation="swiglu", bias=False)
-SMALL = {Mexma: dict(head_layers=2, head_heads=4, head_hidden=24, koleo_weight=0.5),
-         Hybrid: dict(predictor_width=12, predictor_layers=2, predictor_heads=3, predictor_std=0.0,
-                      min_keep=2)}
+SMALL = dict(head_layers=2, head_heads=4, head_hidden=24, koleo_weight=0.5, predictor_width=12,
+             predictor_layers=2, predictor_heads=3, predictor_std=0.0, min_keep=2, hidden=12,
+             projected=6, top_layers=2)
+
+
+def small(objective_class):
+    """Return small values of those options that an objective has."""
+    names = {field.name for field in fields(objective_class.Config)}
+    return {name: value for name, value in SMALL.items() if name in names}
 
 
 def build(objective_class, dtype=torch.float64, shape=SHAPE, **options):
     torch.manual_seed(0)
-    config = objective_class.Config(**{**SMALL.get(objective_class, {}), **options})
+    config = objective_class.Config(**small(objective_class) | options)
     shape = replace(shape, causal=objective_class.causal, pool=objective_class.pool,
                     head=objective_class.model_head(config))
     return objective_class(Model(shape), config).to(dtype)
@@ -77,12 +83,21 @@ def gradients(loss, objective):
     return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 
 
+def seeded(loss, *args, **options):
+    """A loss with the random numbers of seed 0: sigreg draws directions."""
+    torch.manual_seed(0)
+    return loss(*args, **options)
+
+
 def assert_near(results, expected, bound):
     for one, other in zip(results, expected, strict=True):
         assert (one - other).abs().max() <= bound
 
 
-every = pytest.mark.parametrize("objective_class", OBJECTIVES.values(), ids=list(OBJECTIVES))
+GALLERY = {path.stem: find_objective(str(path))
+           for path in sorted((Path(__file__).parent.parent / "gallery").glob("*.py"))}
+BOTH = OBJECTIVES | GALLERY
+every = pytest.mark.parametrize("objective_class", BOTH.values(), ids=list(BOTH))
 
 
 # ---- promises
@@ -101,34 +116,38 @@ def test_collate_depends_on_its_examples_and_generator_alone(objective_class):
         assert one["packed"].tokens != other["packed"].tokens
 
 
+def teacher_weights(objective):
+    return [parameter for module in objective.modules() if isinstance(module, Teacher)
+            for parameter in module.parameters()]
+
+
 @every
-def test_one_step_gives_a_finite_loss_and_a_gradient_to_every_trainable_parameter(objective_class):
+def test_a_step_gives_a_finite_loss_trains_everything_but_teachers_and_moves_them(objective_class):
     objective = build(objective_class, torch.float32)
-    loss, terms = objective(batch_of(objective))
+    teachers = teacher_weights(objective)
+    for parameter in teachers:
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    batch = batch_of(objective)
+    loss, terms = seeded(objective, batch)
     loss.backward()
     assert loss.shape == () and loss.isfinite() and terms
-    assert all(term.shape == () and term.isfinite() for term in terms.values())
-    assert not any(term.requires_grad for term in terms.values())
-    missing = [name for name, p in objective.named_parameters()
-               if p.requires_grad and (p.grad is None or not p.grad.abs().sum())]
-    assert missing == []
-
-
-@every
-def test_half_precision_gives_the_same_loss_to_its_precision(objective_class):
-    objective = build(objective_class, torch.float32)
-    batch = batch_of(objective)
+    for term in terms.values():
+        assert term.shape == () and term.isfinite() and not term.requires_grad
+    for name, parameter in objective.named_parameters():
+        has_gradient = parameter.grad is not None and bool(parameter.grad.abs().sum())
+        is_teacher = any(parameter is one for one in teachers)
+        assert has_gradient == parameter.requires_grad != is_teacher, name
     with torch.autocast("cpu", torch.bfloat16):
-        half, _ = objective(batch)
-    assert half.dtype == torch.float32 and abs(half - objective(batch)[0]) < 0.15
-
-
-FIXED = dict(balance="fixed")
+        half, _ = seeded(objective, batch)
+    assert half.dtype == torch.float32 and abs(half - loss) < 0.15
+    before = [parameter.clone() for parameter in teachers]
+    objective.after_step(0.5)
+    assert not any(torch.equal(one, other) for one, other in zip(before, teachers))
 
 
 @pytest.mark.parametrize("objective_class, options, which", [
-    (Mlm, {}, 0), (Ntp, {}, 0), (Hybrid, FIXED | dict(balance_start=0.0), 0),
-    (Hybrid, FIXED | dict(balance_start=1.0), 1)])
+    (Mlm, {}, 0), (Ntp, {}, 0), (Hybrid, dict(balance="fixed", balance_start=0.0), 0),
+    (Hybrid, dict(balance="fixed", balance_start=1.0), 1)])
 def test_accumulated_token_losses_give_the_gradient_of_one_big_batch(objective_class, options,
                                                                      which):
     objective, items = build(objective_class, **options), examples(objective_class, 8)
@@ -141,43 +160,9 @@ def test_accumulated_token_losses_give_the_gradient_of_one_big_batch(objective_c
     assert_near(gradients(shared, objective), gradients(whole, objective), 1e-8)
 
 
-PUBLISHED = [
-    (Mexma, "", "A.3", dict(steps=300_000, batch=300, accumulate=2)),  # on each of eight GPUs
-    (Mexma, "", "A.5", dict(max_length=200, mask_first=0.4, mask_second=0.4, lr_start=0.1)),
-    (Mexma, "", "A.2, A.4", dict(head_layers=6, align_weight=1, mlm_weight=1, koleo_weight=0.01)),
-    (Mexma, "", "code", dict(koleo_input="unit", head_heads=8, clip=1.2, weight_decay=0)),
-    (Contrastive, "", "MEXMA, 5.2", dict(MEXMA, intra_language_negatives=False, batch=1200)),
-    (Bepa, "", "A.3", dict(batch=16, lr=2e-5, weight_decay=0.01, max_length=(256 - 4) / 2,
-                           align_weight=1, mask_ratio=0.15, steps=87_500, warmup=500 / 87_500)),
-    (Hybrid, "", "table 1", dict(lr=5e-5, batch=64, weight_decay=0.05, momentum=0.996, min_keep=32,
-                                 target_low=0.1, target_high=0.25, target_blocks=2)),
-    (Hybrid, "", "4.1", dict(max_length=512, predictor_layers=6, predictor_width=512)),
-    (Hybrid, "", "code", dict(predictor_std=0.02, predictor_heads=8, clip=0)),
-    (Mlm, "", "BERT, A.2", dict(batch=256, lr=1e-4, max_length=512 - 2, mask_ratio=0.15)),
-    (Mlm, "hybrid", "Predict and Reconstruct, 4.1", dict(Hybrid.paper, regressor=True)),
-    (LlmJepa, "", "code", dict(max_length=512, batch=128, steps=248, warmup=0, clip=1)),
-    (LlmJepa, "", "table 12", dict(lr=2e-5, jepa_weight=1, predictors=1, gamma=1)),
-    (LlmJepa, "scratch", "table 2", dict(lr=8e-5, jepa_weight=2, predictors=3)),
-    (Ntp, "scratch", "table 2", dict(lr=8e-5))]
-
-
-@pytest.mark.parametrize("objective_class, preset, section, values", PUBLISHED, ids=str)
-def test_a_default_is_what_the_paper_says(objective_class, preset, section, values):
-    found = {field.name: field.default for field in fields(objective_class.Config)}
-    found |= objective_class.paper | objective_class.presets.get(preset, ({}, {}))[0]
-    assert {name: found[name] for name in values} == values
-
-
-def test_the_size_of_hybrid_is_that_of_the_paper():
-    values = dict(width=512, layers=6, heads=8, norm_position="pre", positions="sinusoidal",
-                  dropout=0.0)  # Predict and Reconstruct, sec. 4.1
-    found = asdict(ModelConfig()) | SIZES["hybrid"]
-    assert {name: found[name] for name in values} == values
-
-
 def test_uses_in_batch_negatives_tells_whether_examples_are_compared():
-    found = {one.name for one in OBJECTIVES.values() if one.uses_in_batch_negatives(one.Config())}
-    assert found == {"contrastive", "mexma", "bepa"}  # mexma: because of KoLeo
+    found = {one for one in OBJECTIVES.values() if one.uses_in_batch_negatives(one.Config())}
+    assert found == {Contrastive, Mexma, Bepa}  # Mexma: because of KoLeo
     for one, options in ((Mexma, dict(koleo_weight=0.0)), (Bepa, {}), (LlmJepa, {})):
         assert {kind for kind in get_args(Align)
                 if one.uses_in_batch_negatives(one.Config(align=kind, **options))} == set(IN_BATCH)
@@ -197,9 +182,8 @@ TWO = CLASS.format("A", "Mlm", "a") + CLASS.format("B", "Mlm", "b")
 def test_an_objective_that_cannot_be_used_is_one_line(text, name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "idea.py").write_text(text)
-    with pytest.raises(BadInput, match=message) as error:
+    with pytest.raises(BadInput, match=f"^[^\n]*{message}[^\n]*$"):
         find_objective(name)
-    assert "\n" not in str(error.value)
 
 
 def test_an_objective_is_found_by_name_by_file_and_by_class(tmp_path):
@@ -229,12 +213,6 @@ def test_koleo_has_its_closed_forms_and_duplicates_stay_finite():
         assert abs(value - expected) < 0.1
         value.backward()
         assert twins.grad.isfinite().all() and twins.grad.sum(0).abs().max() < 1e-2
-
-
-def seeded(loss, *args, **options):
-    """A loss with the random numbers of seed 0: sigreg draws directions."""
-    torch.manual_seed(0)
-    return loss(*args, **options)
 
 
 @pytest.mark.parametrize("kind", get_args(Align))
@@ -316,7 +294,7 @@ def slow_mlm(objective, batch, items):
 
 def slow_contrastive(objective, batch, items):
     x, _ = encode(objective.model, rows_of(batch["packed"]))
-    return slow_info_nce(*x[:, 0].chunk(2), within=objective.config.intra_language_negatives)
+    return slow_info_nce(*x[:, 0].chunk(2), within=False)
 
 
 def slow_mexma(objective, batch, items):
@@ -336,7 +314,7 @@ def slow_mexma(objective, batch, items):
         offset += int(real.sum())
     a, b = cls[-2:]
     first = cls[0] if c.align_views == "dirty" else a
-    options = dict(within=c.intra_language_negatives) if c.align == "info_nce" else {}
+    options = dict(within=False) if c.align == "info_nce" else {}
     return (c.align_weight * slow_align(c.align, first, b, **options)
             + c.mlm_weight * sum(losses) / len(losses)
             + c.koleo_weight * (slow_koleo(a, c.koleo_input) + slow_koleo(b, c.koleo_input)) / 2)
@@ -415,7 +393,7 @@ def slow_bepa(objective, batch, items):
         positions = [list(range(s, s + len(row))) for s, row in zip(shift, seconds)]
         y = encode(model, seconds, positions)[0][:, 0]
     options = dict(include_self=c.include_self) if c.align == "info_nce" else {}
-    return mlm + c.align_weight * slow_align(c.align, objective.predictor(x), y, **options)
+    return mlm + c.align_weight * slow_align(c.align, x, y, **options)
 
 
 def prompts_of(items):
@@ -503,18 +481,16 @@ def slow_hybrid(objective, batch, items):
 
 VARIANTS = {
     (Mlm, slow_mlm): [{}, dict(regressor=True)],
-    (Contrastive, slow_contrastive): [{}, dict(intra_language_negatives=True)],
+    (Contrastive, slow_contrastive): [{}],
     (Mexma, slow_mexma): [
         {}, dict(align_weight=3.0, mlm_weight=0.7), dict(token_gradients=False),
         dict(koleo_weight=0.0), dict(align_views="dirty"), dict(align="info_nce"),
-        dict(align="info_nce", intra_language_negatives=True), dict(koleo_input="raw"),
-        dict(symmetrical=False, align_views="dirty"), dict(symmetrical=False, align="none"),
-        dict(mask_first=0.8, mask_second=0.1), dict(masking="word")],
+        dict(koleo_input="raw"), dict(symmetrical=False, align_views="dirty"),
+        dict(symmetrical=False, align="none"), dict(mask_first=0.8, mask_second=0.1)],
     (Bepa, slow_bepa): [
         {}, dict(include_self=True), dict(packing="monolingual"), dict(packing="separate"),
         dict(cls_view="masked"), dict(cls_view="clean", align="vicreg"),
-        dict(predictor="linear", align="cosine"), dict(align="mse_unit"),
-        dict(predictor="mlp", align="sigreg", align_weight=0.3), dict(masking="span")],
+        dict(align="cosine"), dict(align="mse_unit"), dict(align="sigreg", align_weight=0.3)],
     (Ntp, slow_ntp): [{}, dict(labels="all"), dict(labels="all+eos")],
     (LlmJepa, slow_llm_jepa): [
         {}, dict(predictors=0), dict(predictors=3, reverse=True),
@@ -523,7 +499,7 @@ VARIANTS = {
     (Hybrid, slow_hybrid): [
         {}, dict(teacher_norm=True, align="smooth_l1"), dict(align="vicreg", balance="fixed"),
         dict(align="barlow"), dict(align="mse", balance="scheduled", balance_end=1.0),
-        dict(allow_overlap=True, masking="word"), dict(target_blocks=3, masking="span")],
+        dict(allow_overlap=True), dict(target_blocks=3)],
 }
 CASES = [(*pair, options) for pair, several in VARIANTS.items() for options in several]
 
@@ -562,7 +538,8 @@ def alignments(items):
         losses = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(objectives, "info_nce",
-                          lambda *args, to=losses: to.append(info_nce(*args)) or to[0])
+                          lambda *args, to=losses, **options: (
+                              to.append(info_nce(*args, **options)) or to[0]))
             objective(batch_of(objective, items=rows))
         gradient, = torch.autograd.grad(losses[0], objective.model.embed.weight)
         results.append((losses[0].detach(), gradient))
@@ -674,56 +651,14 @@ def test_monolingual_rows_have_two_sentences_of_one_language():
         columns = rng.choice(5, 2, replace=False)
         views = [rng.integers(5 + 10 * column, 15 + 10 * column, 4) for column in columns]
         items.append(data.Example(views, columns))
-    objective = build(Bepa, packing="monolingual", mask_ratio=0.0)
-    lengths = []
-    for row in rows_of(batch_of(objective, 0, items)["packed"])[:-128]:
-        languages = [(token - 5) // 10 for token in row if token > 4]
-        assert len(set(languages)) == 1
-        lengths.append(len(languages))
+    rows = objectives.monolingual_rows(items, SPECIAL)
+    languages = [[(token - 5) // 10 for token in row if token > 4] for row in rows]
+    assert all(len(set(one)) == 1 for one in languages)
+    lengths = [len(one) for one in languages]
     assert sum(lengths) == 128 * 4 and lengths.count(4) <= 5 and set(lengths) <= {4, 8}
 
 
 # ---- next-token prediction and llm-jepa
-
-
-def separate_rows(batch, items, config, rows):
-    """LLM-JEPA's batch with the views in rows of their own: one for both, or one for each."""
-    (text_before, text_after), (code_before, code_after) = LlmJepa.affixes(config, SPECIAL)
-    answers = [objectives.prompt_and_answer(item, SPECIAL) for item in items]
-    starts = [objectives.row_start(item, SPECIAL) for item in items]
-    texts = [np.array([*start, *text_before[1:], *item[0], *text_after])
-             for start, item in zip(starts, items)]
-    codes = [np.array([*code_before[1:], *item[1], *code_after]) for item in items]
-    if rows == 2:
-        views = [[Segment(text, True), Segment(code, True, prefix=(0, len(start)))]
-                 for text, code, start in zip(texts, codes, starts)]
-    else:
-        views = [[Segment(text, True)] for text in texts]
-        views += [[Segment(np.append(start, code), True)] for start, code in zip(starts, codes)]
-    packed = Packed.of_segments(answers + views)
-    ends = packed.cu_seqlens[1:].long()[len(items):]
-    lengths = torch.tensor([len(code) for code in codes])
-    index = torch.stack([ends - lengths, ends]) if rows == 2 else ends.view(2, -1)
-    return batch | dict(packed=packed, vector_index=index - 1) | objectives.next_tokens(
-        packed, answers, items, config.labels, SPECIAL)
-
-
-@pytest.mark.parametrize("rows", [2, 3])
-@pytest.mark.parametrize("options, positions, system", [
-    (dict(predictors=0), "learned", True), (dict(predictors=1, reverse=True), "rotary", False),
-    (dict(predictors=3), "rotary", True), (dict(predictors=3, view_end=True), "learned", False),
-    (dict(predictors=3, pred_position="prepend"), "rotary", True),
-    (dict(predictors=1, pred_position="prepend", reverse=True, view_end=True), "learned", True)])
-def test_one_row_of_segments_equals_separate_rows_in_loss_and_gradient(options, positions, system,
-                                                                      rows):
-    objective = build(LlmJepa, shape=replace(SHAPE, positions=positions, **LLAMA), **options)
-    items = examples(LlmJepa, 7, system=system)
-    batch = batch_of(objective, items=items)
-    other = separate_rows(batch, items, objective.config, rows)
-    assert len(batch["packed"].tokens) < len(other["packed"].tokens)
-    losses = [objective(one)[0] for one in (batch, other)]
-    assert_near(losses[:1], losses[1:], 1e-12)
-    assert_near(*(gradients(loss, objective) for loss in losses), 1e-12)
 
 
 @pytest.mark.parametrize("system", [False, True])
@@ -828,32 +763,19 @@ def test_no_prediction_depends_on_a_target_block_and_every_target_does():
         assert not torch.equal(objective.teacher(changed["clean"])[batch["target_index"]], target)
 
 
-def test_the_baseline_of_hybrid_is_hybrid_without_its_latent_loss():
-    """mlm with hybrid's head, and hybrid with lambda 0: the same weights, rows and masks."""
-    hybrid = build(Hybrid, balance="fixed", balance_start=0.0)
-    baseline = build(Mlm, regressor=True)
-    baseline.load_state_dict(hybrid.state_dict(), strict=False)
-    items = examples(Hybrid, 9)
-    losses = [one(batch_of(one, 3, items))[0] for one in (baseline, hybrid)]
-    assert abs(losses[0] - losses[1]) < 1e-12
-
-
 def test_hybrid_warns_about_an_extreme_lambda_and_a_teacher_that_is_still_random():
     objective = build(Hybrid)
     assert objective.warning() == ""
     for value, starved in ((4.0, "mlm"), (-4.0, "latent")):
         torch.nn.init.constant_(objective.balance, value)
         assert f"the {starved} loss has almost no weight" in objective.warning()
-    assert build(Hybrid, balance="fixed", balance_start=1.0).warning() == ""
     objective.after_step(1.0)
     assert "100% of the teacher is still its initialization" in objective.warning()
 
 
 def test_the_teacher_has_no_gradient_no_dropout_and_follows_the_schedule():
-    objective = build(Hybrid, torch.float32, replace(SHAPE, dropout=0.5))
-    objective.train()
+    objective = build(Hybrid, torch.float32, replace(SHAPE, dropout=0.5)).train()
     batch, teacher = batch_of(objective), objective.teacher
-    assert not any(p.requires_grad for p in teacher.parameters())
     states = teacher(batch["clean"])
     assert torch.equal(states, teacher(batch["clean"])) and not states.requires_grad
     with torch.no_grad():
