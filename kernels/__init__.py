@@ -5,7 +5,7 @@
     schedule.py        which tiles our kernels visit: NumPy, once a batch
     cross_entropy.py   the loss over a large vocabulary, without its logits
 
-Here: which back end computes attention over the packed line, and what it needs to know of a batch.
+This file chooses the back end of attention, and the plan that it needs of a batch.
 """
 
 import functools
@@ -38,14 +38,13 @@ def why_not(device, head_dim=None, softcap=0.0):
 
 
 def choose_back_end(requested, device, head_dim, softcap=0.0):
-    """Return what computes attention: "sdpa"; "triton"; or "auto", if our kernels can run and were
-    not requested by name: then SDPA takes the batches whose mask they do not support. Raises
-    BadInput if "triton" is requested and cannot run."""
+    """Return what computes attention: "sdpa", "triton", or "auto": our kernels, and SDPA for masks
+    that they do not support. Raises BadInput if "triton" is requested and cannot run."""
     if requested == "sdpa" or (requested == "auto" and device.type != "cuda"):
         return "sdpa"
     reason = why_not(device, head_dim, softcap)
     if reason and requested == "triton":
-        raise BadInput(f"--attention triton cannot be used: {reason}; use --attention auto")
+        raise BadInput(f"--attention triton cannot run: {reason}; use --attention auto")
     return "sdpa" if reason else requested
 
 
@@ -57,8 +56,7 @@ def plan_needed(back_end, heads, kv_heads, head_dim, element_size):
 
 
 def make_plan(need, key_ranges, cu_seqlens, device):
-    """Return what a back end needs to know of a batch, from its mask: key_ranges (T, 4), cu_seqlens
-    (R+1,).
+    """Return the plan of a batch, from its mask: key_ranges (T, 4), cu_seqlens (R+1,).
 
     `need` "sdpa" gives a Padded; (back end, query heads per KV head, head size, bytes per
     activation) gives a schedule.Plan with the tiles of `device`. For a mask that our kernels do not
@@ -82,11 +80,7 @@ def make_plan(need, key_ranges, cu_seqlens, device):
 
 def packed_attention(qkv, heads, kv_heads, packed, back_end=None, softcap=0.0):
     """Compute attention under the mask of a Packed, from heads of q, k, v:
-    (T, (H + 2 Hkv) K) -> (T, H K).
-
-    The softmax's scale is 1 / sqrt(K); `softcap` is that of padded.sdpa. Without a back end of
-    `choose_back_end`, it is chosen here.
-    """
+    (T, (H + 2 Hkv) K) -> (T, H K). The scale is 1 / sqrt(K); `softcap` is that of padded.sdpa."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     if back_end is None:
         back_end = choose_back_end("auto", qkv.device, head_dim, softcap)

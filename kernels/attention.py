@@ -1,4 +1,4 @@
-"""Attention over one packed line, on a GPU: definition, forward, backward, and the operation.
+"""Attention over one packed line, on a GPU: forward, backward, and the operation.
 
     token i may attend to key j   iff   key_ranges[i,0] <= j < key_ranges[i,1]
                                   or    key_ranges[i,2] <= j < key_ranges[i,3]
@@ -19,25 +19,6 @@ import triton
 import triton.language as tl
 
 from .schedule import Tiles
-
-# ---- the definition
-
-
-def reference(qkv, heads, kv_heads, key_ranges):
-    """Compute attention with the dense mask: (T, (H + 2 Hkv) K), key_ranges (T, 4) -> (T, H K).
-    The tests compare the kernels with it in float64. A token that sees nothing gets 0."""
-    head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
-    index = torch.arange(len(qkv), device=qkv.device)
-    parts = qkv.unflatten(1, (-1, head_dim)).transpose(0, 1)
-    q, k, v = parts.split([heads, kv_heads, kv_heads])  # (heads, T, K)
-    k = k.repeat_interleave(heads // kv_heads, 0)
-    v = v.repeat_interleave(heads // kv_heads, 0)
-    low, high, low2, high2 = key_ranges.long().T[..., None]  # (T, 1) each
-    visible = (low <= index) & (index < high) | (low2 <= index) & (index < high2)  # (T, T)
-    scores = (q @ k.mT / math.sqrt(head_dim)).masked_fill(~visible, -1e30)
-    weights = scores.softmax(-1) * visible
-    return (weights @ v).transpose(0, 1).flatten(1)
-
 
 # ---- what all kernels share
 

@@ -38,7 +38,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         ctx.grads = []
         for x, needed in zip((states, weight, bias), ctx.needs_input_grad[:3], strict=True):
-            ctx.grads.append(zeros_like_upcast(x) if needed else None)
+            # At least float32: the gradients of all chunks are added up.
+            wide = torch.promote_types(x.dtype, torch.float32) if needed else None
+            ctx.grads.append(torch.zeros_like(x, dtype=wide) if needed else None)
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
             states = states.to(dtype)
@@ -51,10 +53,6 @@ class LinearCrossEntropy(torch.autograd.Function):
         grads = [x if x is None else x.mul_(grad) for x in ctx.grads]
         ctx.grads = None
         return *grads, None, None
-
-
-def zeros_like_upcast(x):
-    return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def add_chunks(states, weight, bias, targets, softcap, grads):

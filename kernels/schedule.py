@@ -33,8 +33,7 @@ class Tiles(NamedTuple):
 
     @staticmethod
     def unflat(numbers):
-        parts = ((0, 3), (3, 7), (7, 11), (11, 15))
-        return Tiles(*(tuple(numbers[start:end]) for start, end in parts))
+        return Tiles(numbers[:3], numbers[3:7], numbers[7:11], numbers[11:])
 
 
 # {(GPU, bytes of a number, largest head size): (medium rows, long rows)}. The numbers are fixed:
@@ -88,46 +87,34 @@ class Plan(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """The S segments that a mask was made of. They tile the line of T tokens; a padding token is a
-    segment of its own."""
+    """The S segments that a mask was made of. They tile the line of T tokens."""
 
     bounds: np.ndarray  # (S + 1,) first token of each segment, and T
-    empty: np.ndarray  # (S,) is it padding, which sees nothing and is not seen?
     causal: np.ndarray  # (S,)
     low: np.ndarray  # (S,) first and last+1 token of the segment's prefix, or 0, 0
     high: np.ndarray  # (S,)
 
-    def widths(self):
-        return np.diff(self.bounds)
-
     def per_token(self, values):
-        return np.repeat(values, self.widths())
+        return np.repeat(values, np.diff(self.bounds), 0)
 
 
 def segments(key_ranges):
     """Find the Segments of a mask key_ranges (T, 4). Raises ValueError if it has other rules than
     those of model.Segment."""
     tokens = len(key_ranges)
-    if key_ranges.min(initial=0) < 0 or key_ranges.max(initial=0) > tokens:
+    if key_ranges.min() < 0 or key_ranges.max() > tokens:
         raise ValueError(f"an interval of key_ranges leaves the line of {tokens} tokens")
-    low, high, _, _ = key_ranges.T
-    # All tokens of a segment see from its first token on; padding sees nothing.
-    empty = low >= high
-    begins = np.ones(tokens, bool)
-    begins[1:] = (low[1:] != low[:-1]) | empty[1:] | empty[:-1]
-    first = np.flatnonzero(begins)
-    bounds = np.append(first, tokens)
-    empty = empty[first]
+    # All tokens of a segment see from its first token on.
+    first = np.flatnonzero(np.diff(key_ranges[:, 0], prepend=-1))
     low, high, low2, high2 = key_ranges[first].T
     shared = low2 < high2
-    causal = ~empty & (high == first + 1)
-    mask = Segments(bounds, empty, causal, low2 * shared, high2 * shared)
+    causal = high == first + 1
+    mask = Segments(np.append(first, tokens), causal, low2 * shared, high2 * shared)
     # The ranges of a segment's first token must be of this form, and hold for all its tokens.
-    expected = np.repeat(key_ranges[first], mask.widths(), 0)
-    if causal.any():
-        np.copyto(expected[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
-    own = (low == first) & (causal | (high == bounds[1:]))
-    if not ((own | empty & ~shared).all() and np.array_equal(expected, key_ranges)):
+    expected = mask.per_token(key_ranges[first])
+    np.copyto(expected[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
+    own = (low == first) & (causal | (high == mask.bounds[1:])) & (mask.high <= first)
+    if not (own.all() and np.array_equal(expected, key_ranges)):
         raise ValueError("it does not consist of segments and prefixes")
     return mask
 
@@ -144,20 +131,13 @@ def transposed(mask):
     """Return as Pieces, for each key, the stretch of queries whose prefix it is in. Raises
     ValueError if these queries are not consecutive."""
     bounds = mask.bounds
-    if not mask.high.any():  # no prefixes
-        return Pieces(bounds[:1], bounds[:1], bounds[:1])
-    # Between two neighboring ends of prefixes, every key is in the same prefixes.
+    # Between two neighboring ends of prefixes, every key is in the prefixes of the same segments.
     starts = np.unique(np.concatenate([bounds[:1], mask.low, mask.high]))  # (P,)
-    begin = np.searchsorted(starts, mask.low)
-    counts = np.searchsorted(starts, mask.high) - begin  # (S,) pieces of each segment's prefix
-    segment = np.repeat(np.arange(len(counts)), counts)  # one entry for each piece of a prefix
-    piece = np.arange(len(segment)) + np.repeat(begin - counts.cumsum() + counts, counts)
-    first = np.full(len(starts), len(counts))
-    last = np.zeros(len(starts), np.int64)
-    np.minimum.at(first, piece, segment)
-    np.maximum.at(last, piece, segment + 1)
-    some = last > 0
-    if (np.bincount(piece, minlength=len(starts)) != last - first)[some].any():
+    seen = (mask.low <= starts[:, None]) & (starts[:, None] < mask.high)  # (P, S)
+    first = seen.argmax(1)
+    last = seen.shape[1] - seen[:, ::-1].argmax(1)
+    some = seen.any(1)
+    if (seen.sum(1) != last - first)[some].any():
         raise ValueError("segments that share a prefix are not next to each other in the row")
     return Pieces(starts, np.where(some, bounds[first], 0), np.where(some, bounds[last], 0))
 
@@ -167,31 +147,23 @@ def query_ranges(mask):
     own segment and from segments whose prefix it is in. Return the second also as Pieces."""
     bounds = mask.bounds
     shared = transposed(mask)
-    own = np.stack([bounds[:-1], bounds[1:]], 1).astype(np.int32)
-    own[mask.empty] = 0
-    seen_by = np.repeat(np.pad(own, ((0, 0), (0, 2))), mask.widths(), 0)
-    if mask.causal.any():
-        np.copyto(seen_by[:, 0], np.arange(len(seen_by)), where=mask.per_token(mask.causal))
-    if mask.high.any():
-        widths = np.diff(shared.starts, append=bounds[-1])
-        seen_by[:, 2] = np.repeat(shared.low, widths)
-        seen_by[:, 3] = np.repeat(shared.high, widths)
+    seen_by = np.zeros((bounds[-1], 4), np.int32)
+    seen_by[:, :2] = mask.per_token(np.stack([bounds[:-1], bounds[1:]], 1))
+    np.copyto(seen_by[:, 0], np.arange(len(seen_by)), where=mask.per_token(mask.causal))
+    widths = np.diff(shared.starts, append=bounds[-1])
+    seen_by[:, 2] = np.repeat(shared.low, widths)
+    seen_by[:, 3] = np.repeat(shared.high, widths)
     return seen_by, shared
 
 
 def groups(mask):
     """Return the bounds (N + 1,) of the smallest groups of tokens that see no token of another
-    group. A padding token is a group of its own."""
+    group."""
     bounds = mask.bounds
-    shares = mask.low < mask.high
-    low = np.where(shares, np.minimum(bounds[:-1], mask.low), bounds[:-1])
-    high = np.maximum(bounds[1:], mask.high)
-    # The last token that segments up to this one see, and the first that later segments see.
-    highest = np.maximum.accumulate(high)
+    low = np.where(mask.low < mask.high, mask.low, bounds[:-1])
+    # The first token that a segment and all later ones see.
     lowest = np.minimum.accumulate(low[::-1])[::-1]
-    cut = (highest[:-1] <= bounds[1:-1]) & (lowest[1:] >= bounds[1:-1])
-    if (mask.empty[:-1] & ~cut).any():
-        raise ValueError("a row has padding inside")
+    cut = lowest[1:] >= bounds[1:-1]
     return np.concatenate([bounds[:1], bounds[1:-1][cut], bounds[-1:]])
 
 
@@ -298,8 +270,8 @@ def keys_seen(mask, groups):
     """Return how many keys the tokens of some groups (N, 2) see on average; 0 without groups."""
     if not len(groups):
         return 0.0
-    n = mask.widths().astype(np.int64)
+    n = np.diff(mask.bounds).astype(np.int64)
     seen = np.where(mask.causal, n * (n + 1) // 2, n * n) + n * (mask.high - mask.low)
-    seen = np.append(0, np.where(mask.empty, 0, seen).cumsum())
+    seen = np.append(0, seen.cumsum())
     first, last = np.searchsorted(mask.bounds, groups).T
     return (seen[last] - seen[first]).sum() / np.diff(groups).sum()

@@ -19,7 +19,7 @@ from objectives import OBJECTIVES
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from test_model import LAYOUTS  # noqa: E402
+from test_model import LAYOUTS, oracle  # noqa: E402
 from test_objectives import SHAPE, batch_of, build  # noqa: E402
 
 from kernels import attention, schedule  # noqa: E402
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SMALL = TILES["other", 4, 64][0]
 NONE_LOCAL = SMALL._replace(local=(0, 4, 4))  # every row takes the general path
-PADDED = "prefix, answer, isolated segment, padded"
+SHARED = "prefix, answer, isolated segment"
 
 
 def moved(plan):
@@ -45,28 +45,19 @@ def segment(length, causal=False, prefix=None):
 APART = [segment(5), segment(3, True, (0, 5)), segment(4), segment(3, True, (0, 5))]
 
 
-def lines_of(objective):
-    batch = batch_of(objective)
-    return batch, {name: value for name, value in batch.items() if isinstance(value, Packed)}
-
-
 def collated():
-    """Return the mask of every Packed that an objective's collate makes, by name."""
-    masks = {}
+    """Return every Packed that an objective's collate makes, by name."""
+    lines = {}
     for name, objective_class in OBJECTIVES.items():
         options = dict(predictors=3) if name == "llm-jepa" else {}
-        _, lines = lines_of(build(objective_class, **options))
-        masks |= {f"{name} {key}": packed.key_ranges for key, packed in lines.items()}
-    return masks
+        for key, value in batch_of(build(objective_class, **options)).items():
+            if isinstance(value, Packed):
+                lines[f"{name} {key}"] = value
+    return lines
 
 
-EVERY = {name: Packed.of_segments(rows).key_ranges for name, rows in LAYOUTS.items()
-         if name != "many lengths"}
-EVERY["nothing but padding"] = torch.zeros(5, 4, dtype=torch.int32)
-for name in ("prefix, answer, isolated segment", "far prefix"):
-    visible = Packed.of_segments(LAYOUTS[name]).key_ranges
-    EVERY[name + ", padded"] = torch.cat([visible, visible.new_zeros(-len(visible) % 103, 4)])
-EVERY |= collated()
+EVERY = {name: Packed.of_segments(rows) for name, rows in LAYOUTS.items()
+         if name != "many lengths"} | collated()
 every = pytest.mark.parametrize("name", EVERY)
 
 
@@ -103,7 +94,7 @@ def assert_visits_once(table, local, seen, size, longest):
     SMALL, NONE_LOCAL, TILES["9.0", 2, 64][1],
     SMALL._replace(local=(0, 4, 4), forward=(16, 8, 4, 2), keys=(8, 16, 4, 2))])
 def test_a_plan_visits_every_visible_pair_once(name, tiles, group_size):
-    key_ranges = EVERY[name].numpy()
+    key_ranges = EVERY[name].key_ranges.numpy()
     plan = schedule.plan(key_ranges, group_size, tiles, tiles)
     visible = mask(key_ranges)
     assert np.array_equal(mask(plan.query_ranges), visible.T)
@@ -120,7 +111,8 @@ APART_RANGES = Packed.of_segments([APART]).key_ranges.numpy()
     (APART_RANGES, 1, "not next to each other"),
     ([[0, 3, 0, 0]], 1, "leaves the line of 1"),
     ([[0, 2, 0, 0], [0, 1, 0, 0]], 1, "segments and prefixes"),
-    ([[0, 1, 0, 0], [0, 0, 0, 0], [2, 3, 0, 1]], 1, "padding inside"),
+    ([[0, 1, 0, 0], [0, 0, 0, 0]], 1, "segments and prefixes"),
+    ([[0, 1, 1, 2], [1, 2, 0, 0]], 1, "segments and prefixes"),
     ([[0, 1, 0, 0]], 64, "64 query heads")])
 def test_a_mask_that_the_kernels_do_not_support_is_refused(key_ranges, group_size, message):
     with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
@@ -141,24 +133,24 @@ def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, message):
 # ---- the kernels
 
 
-def both(key_ranges, heads, kv_heads, size, dtype=torch.float32, tiles=(SMALL, SMALL)):
+def both(packed, heads, kv_heads, size, dtype=torch.float32, tiles=(SMALL, SMALL)):
     """Return our states and gradient, and those of the definition in float64, from a strided view
     and with memory that is filled with NaN."""
     torch.manual_seed(0)
     width = (heads + 2 * kv_heads) * size
-    plan = moved(schedule.plan(key_ranges.numpy(), heads // kv_heads, *tiles))
-    key_ranges = key_ranges.to(DEVICE)
-    wide = torch.randn(len(key_ranges), width + 16).to(DEVICE, dtype)
+    plan = moved(schedule.plan(packed.key_ranges.numpy(), heads // kv_heads, *tiles))
+    packed = packed.to(DEVICE)
+    wide = torch.randn(len(packed.tokens), width + 16).to(DEVICE, dtype)
     qkv = wide[:, 8:8 + width].requires_grad_()
-    weight = torch.randn(len(key_ranges), heads * size).to(DEVICE, dtype)
+    weight = torch.randn(len(packed.tokens), heads * size).to(DEVICE, dtype)
     torch.use_deterministic_algorithms(True)  # then torch.empty returns NaN
     try:
-        states = attention.attention(qkv, heads, kv_heads, key_ranges, plan)
+        states = attention.attention(qkv, heads, kv_heads, packed.key_ranges, plan)
         ours = (states, *torch.autograd.grad(states, qkv, weight))
     finally:
         torch.use_deterministic_algorithms(False)
     exact = qkv.detach().double().requires_grad_()
-    states = attention.reference(exact, heads, kv_heads, key_ranges)
+    states = oracle(exact, heads, kv_heads, packed)
     return ours, (states, *torch.autograd.grad(states, exact, weight.double()))
 
 
@@ -169,7 +161,7 @@ def assert_close(results, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("name, tiles", [
-    *((name, SMALL) for name in EVERY), ("bidirectional", NONE_LOCAL), (PADDED, NONE_LOCAL)])
+    *((name, SMALL) for name in EVERY), ("bidirectional", NONE_LOCAL), (SHARED, NONE_LOCAL)])
 def test_states_and_gradients_equal_the_definition_on_every_layout(name, tiles):
     assert_close(both(EVERY[name], 2, 1, 32, tiles=(tiles, tiles)))
 
@@ -178,7 +170,7 @@ def test_states_and_gradients_equal_the_definition_on_every_layout(name, tiles):
     (2, 2, 16), (8, 1, 16), (3, 1, 16), (4, 2, 64), (2, 1, 128)])
 def test_head_sizes_and_shared_heads_agree(heads, kv_heads, size):
     tiles = TILES["other", 4, 64 if size <= 64 else 128]
-    assert_close(both(EVERY[PADDED], heads, kv_heads, size, tiles=tiles))
+    assert_close(both(EVERY[SHARED], heads, kv_heads, size, tiles=tiles))
 
 
 # The interpreter gets bfloat16 wrong.
@@ -187,38 +179,34 @@ def test_head_sizes_and_shared_heads_agree(heads, kv_heads, size):
 @pytest.mark.parametrize("row", [key for key in TILES if key[1] == 2], ids=str)
 @pytest.mark.parametrize("long", [False, True])
 def test_every_row_of_the_table_agrees_within_the_precision_of_sixteen_bits(row, long, dtype):
-    rows = [*LAYOUTS["prefix, answer, isolated segment"], [segment(140, long)]]
-    key_ranges = Packed.of_segments(rows).key_ranges
-    assert_close(both(key_ranges, 2, 1, row[2], dtype, (TILES[row][long],) * 2), dtype)
+    packed = Packed.of_segments([*LAYOUTS[SHARED], [segment(140, long)]])
+    assert_close(both(packed, 2, 1, row[2], dtype, (TILES[row][long],) * 2), dtype)
 
 
-def test_the_same_input_gives_the_same_bits_and_padding_zeros_without_a_gradient():
-    key_ranges = EVERY[PADDED]
-    ours, _ = both(key_ranges, 4, 2, 32)
-    again, _ = both(key_ranges, 4, 2, 32)
-    padding = (key_ranges == 0).all(1).to(DEVICE)
-    assert padding.sum() == 9
-    for one, other in zip(ours, again, strict=True):
-        assert torch.equal(one, other) and torch.isfinite(one).all() and not one[padding].any()
+def test_the_same_input_gives_the_same_bits():
+    for one, other in zip(*(both(EVERY[SHARED], 4, 2, 32)[0] for _ in range(2)), strict=True):
+        assert torch.equal(one, other)
+
+
+def line_of(packed):
+    """Return random heads of a line, for 4 query heads and 2 KV heads of size 32, and its plan."""
+    plan = moved(schedule.plan(packed.key_ranges.numpy(), 2, SMALL, SMALL))
+    return torch.randn(len(packed.tokens), 8 * 32).to(DEVICE), packed.key_ranges.to(DEVICE), plan
 
 
 def test_what_a_token_may_not_see_does_not_change_it():
-    key_ranges = EVERY["prefix, answer, isolated segment"]
-    plan = moved(schedule.plan(key_ranges.numpy(), 2, SMALL, SMALL))
-    qkv = torch.randn(len(key_ranges), 8 * 32).to(DEVICE)
-    before = attention.attention(qkv, 4, 2, key_ranges.to(DEVICE), plan)
+    qkv, key_ranges, plan = line_of(EVERY[SHARED])
+    before = attention.attention(qkv, 4, 2, key_ranges, plan)
     qkv[10] += 1
-    after = attention.attention(qkv, 4, 2, key_ranges.to(DEVICE), plan)
-    blind = torch.from_numpy(~mask(key_ranges.numpy())[:, 10])
+    after = attention.attention(qkv, 4, 2, key_ranges, plan)
+    blind = torch.from_numpy(~mask(key_ranges.cpu().numpy())[:, 10])
     assert torch.equal(before[blind], after[blind])
     assert (before[~blind] != after[~blind]).any(1).all()
 
 
 def test_the_operation_is_one_node_for_the_compiler():
-    key_ranges = EVERY["prefix, answer, isolated segment"]
-    plan = moved(schedule.plan(key_ranges.numpy(), 2, SMALL, SMALL))
-    key_ranges = key_ranges.to(DEVICE)
-    qkv = torch.randn(len(key_ranges), 8 * 32, device=DEVICE, requires_grad=True)
+    qkv, key_ranges, plan = line_of(EVERY[SHARED])
+    qkv.requires_grad_()
     arguments = (qkv, 4, 2, key_ranges, *plan[:5], plan.tiles.flat())
     torch.library.opcheck(attention.forward, arguments, test_utils=(
         "test_schema", "test_faketensor", "test_autograd_registration"))
@@ -226,11 +214,9 @@ def test_the_operation_is_one_node_for_the_compiler():
     def run(qkv):
         return attention.attention(qkv * 2, 4, 2, key_ranges, plan) * 2
 
-    states = run(qkv)
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(qkv)
-    assert torch.equal(compiled, states)
-    gradients = [torch.autograd.grad(out.sum(), qkv)[0] for out in (compiled, states)]
-    assert torch.equal(*gradients)
+    outputs = run(qkv), torch.compile(run, fullgraph=True, backend="aot_eager")(qkv)
+    assert torch.equal(*outputs)
+    assert torch.equal(*(torch.autograd.grad(out.sum(), qkv)[0] for out in outputs))
 
 
 # ---- two back ends
@@ -243,17 +229,15 @@ def results(objective_class, back_end):
         shape = replace(shape, kv_heads=2, **DECODER)
     narrow = dict(predictor_width=48) if objective_class.name == "hybrid" else {}
     objective = build(objective_class, torch.float32, shape, **narrow).to(DEVICE)
-    needs = set_attention(objective, back_end, DEVICE, 4)
-    group_size = 2 if objective_class.causal else 1
-    assert needs == {"sdpa" if back_end == "sdpa" else ("triton", group_size, 16, 4)}
-    batch, lines = lines_of(objective)
-    for packed in lines.values():
-        for need in needs:
-            packed.plan(need, DEVICE)
+    need, = set_attention(objective, back_end, DEVICE, 4)
+    batch = batch_of(objective)
+    lines = [value for value in batch.values() if isinstance(value, Packed)]
+    for packed in lines:
+        packed.plan(need, DEVICE)
     loss, terms = objective(each_tensor(batch, lambda x: x.to(DEVICE)))
     loss.backward()
     # No layer had to make another plan.
-    assert all(packed.plans.keys() == needs for packed in lines.values())
+    assert all(packed.plans.keys() == {need} for packed in lines)
     return [*terms.values(), *(p.grad for p in objective.parameters() if p.grad is not None)]
 
 
@@ -273,31 +257,26 @@ def test_auto_is_sdpa_on_a_cpu_and_the_kernels_are_taken_when_requested():
     assert set_attention(Model(ModelConfig(attn_softcap=5.0)), "auto", DEVICE, 2) == {"sdpa"}
 
 
-def sliding_window(rows, window):
-    """Pack rows whose tokens see `window` tokens, themselves included."""
-    packed = Packed.of(rows, causal=True)
-    first = torch.maximum(packed.key_ranges[:, 0], packed.key_ranges[:, 1] - window)
-    packed.key_ranges[:, 0] = first
-    return packed.to(DEVICE)
-
-
 def test_auto_falls_back_to_sdpa_for_a_mask_that_the_kernels_lack_with_one_warning(capsys):
-    rows = [np.arange(1, 90), np.arange(1, 12)]
     model = Model(ModelConfig(width=64, heads=2)).to(DEVICE).eval()
     states = {}
     for back_end in ("sdpa", "auto", "triton"):
         for block in model.blocks:
             block.attention.back_end = back_end  # set_attention says "auto" on a GPU alone
-        if back_end != "triton":
-            for _ in range(2):
-                states[back_end] = model(sliding_window(rows, 4))
+        window = Packed.of([np.arange(1, 90), np.arange(1, 12)], causal=True)
+        first, last, *_ = window.key_ranges.T
+        first.copy_(torch.maximum(first, last - 4))  # a token sees itself and three more
+        if back_end == "triton":
+            with pytest.raises(BadInput, match="use --attention auto or sdpa"):
+                model(window.to(DEVICE))
+        else:
+            for _ in range(2):  # two batches, one warning
+                states[back_end] = model(replace(window, plans={}).to(DEVICE))
     assert torch.equal(states["auto"], states["sdpa"])
     warning, = capsys.readouterr().err.splitlines()
     assert "warning: the Triton kernels do not support the mask" in warning
-    with pytest.raises(BadInput, match="use --attention auto or sdpa"):
-        model(sliding_window(rows, 4))
     # Masks that the kernels support do use them.
-    plain = Packed.of(rows, causal=True).to(DEVICE)
+    plain = Packed.of([np.arange(1, 90)], causal=True).to(DEVICE)
     assert isinstance(plain.plan(("auto", 1, 32, 4)), schedule.Plan)
     kernels.warn_once.cache_clear()
 

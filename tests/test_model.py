@@ -91,7 +91,7 @@ def oracle(qkv, heads, kv_heads, packed, softcap=0.0):
     """Compute dense masked attention, one head at a time, by the definition of key_ranges."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     q, k, v = qkv.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], 1)
-    key = torch.arange(len(qkv))
+    key = torch.arange(len(qkv), device=qkv.device)
     a, b, c, d = packed.key_ranges.long().T[..., None]
     visible = (a <= key) & (key < b) | (c <= key) & (key < d)
     out = []
