@@ -171,7 +171,8 @@ class ModelConfig:
     kv_heads: int = 0  # number of key and value heads; 0: as many as heads
     head_dim: int = 0  # K, size of an attention head; 0: width / heads
     ffn_dim: int = 512  # width of the feed-forward layer
-    max_positions: int = 512  # longest segment in tokens, [CLS] and [SEP] included
+    # number of positions that the model has: no text, with [CLS] and [SEP], can be longer in tokens
+    max_positions: int = 512
     max_tokens: int = 0  # longest row that the model was made for; 0: max_positions
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
     # where the norms are: post, after the residual sum (BERT); pre, before each sublayer (Llama);
@@ -328,10 +329,13 @@ class Attention(nn.Module):
 
     def forward(self, x, packed, angles=None, cache=None):
         qkv = self.project(x, angles)
-        if isinstance(packed, DecodeStep):
-            return self.out(cache.attend(qkv, packed, self.softcap))
         if cache is not None:
-            cache.add(qkv, packed.row_of_token(), packed.positions)
+            q, kv = qkv.unflatten(1, (-1, self.head_dim)).split([self.heads, 2 * self.kv_heads], 1)
+            cache.kv[packed.row_of_token(), packed.positions] = kv  # (T, 2 Hkv, K)
+        if isinstance(packed, DecodeStep):
+            visible = cache.kv[:, :packed.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
+            k, v = visible.chunk(2, 1)
+            return self.out(sdpa(q[:, :, None], k, v, packed.mask, self.softcap).flatten(1))
         heads = (self.heads, self.kv_heads)
         return self.out(kernels.packed_attention(qkv, *heads, packed, self.back_end, self.softcap))
 
@@ -488,10 +492,9 @@ class Model(nn.Module):
     def decode(self, tokens, positions, caches):
         """Decode one token per row, (R,) at positions (R,), with the KV cache; return the logits of
         the next tokens (R, V)."""
-        rows = torch.arange(len(tokens), device=tokens.device)
         keys = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
         mask = keys <= positions[:, None]  # (R, M)
-        step = DecodeStep(rows, positions, mask[:, None, None])
+        step = DecodeStep(positions, mask[:, None, None])
         x, angles = self.embed_tokens(tokens, positions)  # (R, D)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, step, angles, cache)
@@ -556,43 +559,28 @@ def compile_blocks(module):
 
 class DecodeStep(NamedTuple):
     """Instead of a Packed: one new token for each of R rows that are in the cache."""
-    rows: torch.Tensor  # (R,) 0, 1, ...
     positions: torch.Tensor  # (R,) position of the new token in its row
     mask: torch.Tensor  # (R, 1, 1, M) bool: the positions that it attends to, up to its own
 
+    def row_of_token(self):
+        return torch.arange(len(self.positions), device=self.positions.device)
+
 
 class KeyValueCache:
-    """The keys and values of one layer for R rows. Token i of a row is at index i, so there is no
-    padding before or between tokens."""
+    """The keys and values of one layer for R rows: `kv` (R, M, 2 Hkv, K). Token i of a row is at
+    index i, so there is no padding before or between tokens."""
 
-    def __init__(self, attention, rows, longest, like):
-        self.heads = attention.heads
-        self.kv_heads = attention.kv_heads
-        self.head_dim = attention.head_dim
-        # Initialize with zeros: masked slots must be finite, because 0 * NaN is NaN.
-        self.kv = like.new_zeros(rows, longest, 2 * self.kv_heads, self.head_dim)
+    def __init__(self, kv):
+        self.kv = kv
 
     @staticmethod
     def of(model, rows, longest):
         """Return one cache for each block of a model, for `rows` rows of at most `longest`
         tokens."""
-        like = model.embed.weight
-        return [KeyValueCache(block.attention, rows, longest, like) for block in model.blocks]
-
-    def add(self, qkv, rows, positions):
-        """Store the keys and values of T tokens, and return their queries:
-        (T, (H + 2 Hkv) K) -> (T, H, K)."""
-        heads = qkv.unflatten(-1, (-1, self.head_dim))
-        q, kv = heads.split([self.heads, 2 * self.kv_heads], 1)  # (T, heads, K)
-        self.kv[rows, positions] = kv
-        return q
-
-    def attend(self, qkv, step, softcap=0.0):
-        """Compute attention of a DecodeStep: (R, (H + 2 Hkv) K) -> (R, H K)."""
-        q = self.add(qkv, step.rows, step.positions)
-        visible = self.kv[:, :step.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
-        k, v = visible.chunk(2, 1)
-        return sdpa(q[:, :, None], k, v, step.mask, softcap).flatten(1)
+        # Zeros: masked slots must be finite, because 0 * NaN is NaN.
+        return [KeyValueCache(model.embed.weight.new_zeros(
+                    rows, longest, 2 * block.attention.kv_heads, block.attention.head_dim))
+                for block in model.blocks]
 
     def keep(self, rows):
         """Keep these rows alone, when the others are finished."""
