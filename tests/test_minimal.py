@@ -24,6 +24,12 @@ def words(rows):
     return [row[row > 3].numpy() for row in rows]
 
 
+def collate(objective, page, *views):
+    """The batch of the class for the rows of a page: a list of rows of ids for each view."""
+    return objective.collate([Example(texts) for texts in zip(*views)], np.random.default_rng(0),
+                             objective.config, special_tokens(page))
+
+
 def pad(rows, length):
     """Rows of numbers -> (N, length), filled with 0."""
     grid = torch.zeros(len(rows), length, dtype=torch.int64)
@@ -83,12 +89,10 @@ def assert_equal(page_loss, objective, batch, pairs):
 def test_mexma(monkeypatch):
     page = mexma.Mexma().double()
     model = Model(ModelConfig(vocab=mexma.V, max_positions=64, norm_epsilon=1e-12, dropout=0.0))
-    config = Mexma.Config(align="cosine", align_weight=2.0, koleo_weight=1.0, head_layers=2,
-                          head_heads=4, head_hidden=512)
-    objective = Mexma(model, config).double()
+    objective = Mexma(model, Mexma.Config(align="cosine", align_weight=2.0, koleo_weight=1.0,
+                                          head_layers=2, head_heads=4, head_hidden=512)).double()
     a, b = map(mexma.tokenize, zip(*mexma.pairs[:12]))
-    examples = [Example(pair) for pair in zip(words(a), words(b))]
-    batch = Mexma.collate(examples, np.random.default_rng(0), config, special_tokens(mexma))
+    batch = collate(objective, mexma, words(a), words(b))
     rows, chosen = masked_rows(batch, 24, max(a.shape[1], b.shape[1]))
     masks = iter([(rows[:12, :a.shape[1]], chosen[:12, :a.shape[1]]),
                   (rows[12:, :b.shape[1]], chosen[12:, :b.shape[1]])])
@@ -103,12 +107,10 @@ def test_mexma(monkeypatch):
 def test_bert_jepa(monkeypatch):
     page = bert_jepa.Bert().double()
     model = Model(ModelConfig(vocab=bert_jepa.V, max_positions=128, dropout=0.0, head="transform"))
-    config = Bepa.Config(cls_view="clean", order="given")
-    objective = Bepa(model, config).double()
+    objective = Bepa(model, Bepa.Config(cls_view="clean", order="given")).double()
     a, b = zip(*bert_jepa.pairs[:12])
-    examples = [Example(np.array(bert_jepa.tokenize(text)[1:-1]) for text in pair)
-                for pair in zip(a, b)]
-    batch = Bepa.collate(examples, np.random.default_rng(0), config, special_tokens(bert_jepa))
+    views = [[np.array(bert_jepa.tokenize(text)[1:-1]) for text in texts] for texts in (a, b)]
+    batch = collate(objective, bert_jepa, *views)
     monkeypatch.setattr(bert_jepa, "mask_words", lambda x: masked_rows(batch, 12, x.shape[1]))
     pairs = [(page.embed.weight, model.embed.weight),
              (page.position, model.position_embedding.weight),
@@ -122,11 +124,9 @@ def test_llm_jepa():
     page = llm_jepa.Decoder().double()
     model = Model(ModelConfig(vocab=llm_jepa.V, max_positions=256, norm_position="pre",
                               causal=True, pool="last", dropout=0.0))
-    config = LlmJepa.Config()
-    objective = LlmJepa(model, config).double()
+    objective = LlmJepa(model, LlmJepa.Config()).double()
     texts, codes = zip(*llm_jepa.tokenize(llm_jepa.pairs[:12]))
-    examples = [Example(map(np.array, pair)) for pair in zip(texts, codes)]
-    batch = LlmJepa.collate(examples, np.random.default_rng(0), config, special_tokens(llm_jepa))
+    batch = collate(objective, llm_jepa, map(np.array, texts), map(np.array, codes))
     pairs = [(page.embed.weight, model.embed.weight),
              (page.position, model.position_embedding.weight),
              *linears((page.norm, model.final_norm)), *blocks(page.blocks, model.blocks)]
@@ -149,12 +149,10 @@ def test_predict_and_reconstruct(monkeypatch):
     page = page.double()
     model = Model(ModelConfig(vocab=predict_and_reconstruct.V, max_positions=64, dropout=0.0,
                               norm_position="pre", positions="sinusoidal"))
-    config = Hybrid.Config(min_keep=0, predictor_width=64, predictor_layers=2, predictor_heads=4,
-                           predictor_std=0.0)
-    objective = Hybrid(model, config).double()
+    objective = Hybrid(model, Hybrid.Config(min_keep=0, predictor_width=64, predictor_layers=2,
+                                            predictor_heads=4, predictor_std=0.0)).double()
     x = predict_and_reconstruct.tokenize(predict_and_reconstruct.sentences[:12])
-    batch = Hybrid.collate([Example([ids]) for ids in words(x)], np.random.default_rng(0), config,
-                           special_tokens(predict_and_reconstruct))
+    batch = collate(objective, predict_and_reconstruct, words(x))
     # The tokens of the contexts, and of two blocks for each row.
     context = torch.zeros(12, 1, x.shape[1], dtype=torch.bool)
     block = torch.zeros(24, x.shape[1], dtype=torch.bool)

@@ -1,7 +1,6 @@
 """model.py: the packed line, attention against a dense float64 oracle, the transformer, generation,
 LoRA, files."""
 
-import itertools
 import math
 import os
 from dataclasses import asdict, replace
@@ -14,12 +13,10 @@ import torch.nn.functional as F
 import kernels
 from common import BadInput
 from kernels.cross_entropy import linear_cross_entropy
-from kernels.padded import length_buckets
 from model import (
     DECODER,
     SIZES,
     KeyValueCache,
-    LowRank,
     Model,
     ModelConfig,
     Packed,
@@ -27,6 +24,7 @@ from model import (
     add_lora,
     add_tokens,
     load,
+    plain_weights,
     save,
 )
 from objectives import Contrastive, Hybrid, LlmJepa, Mexma
@@ -144,42 +142,21 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
 
 
 @pytest.mark.parametrize("softcap", [0, 1.5])
-@pytest.mark.parametrize("name", ["bidirectional", "prefix, answer, isolated segment"])
-def test_a_cpu_that_computes_in_bfloat16_keeps_attention_in_float32(name, softcap):
-    packed = Packed.of_segments(LAYOUTS[name])
+@pytest.mark.parametrize("is_autocast", [True, False])
+def test_a_cpu_that_computes_in_bfloat16_keeps_attention_in_float32(is_autocast, softcap):
+    packed = Packed.of_segments(LAYOUTS["prefix, answer, isolated segment"])
     # The inputs are bfloat16 numbers; the comparison is of what attention makes of them.
     qkv = torch.randn(len(packed.tokens), 8 * 8).bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        out = kernels.packed_attention(qkv, 4, 2, packed, softcap=softcap)
+    weight = torch.randn_like(out)
+    ours = (out, *torch.autograd.grad((out * weight).sum(), qkv))
     exact = qkv.detach().double().requires_grad_()
-    expected = oracle(exact, 4, 2, packed, softcap)
-    weight = torch.randn_like(expected).bfloat16()
-    (expected_grad,) = torch.autograd.grad((expected * weight.double()).sum(), exact)
-    for is_autocast in (True, False):
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
-            out = kernels.packed_attention(qkv, 4, 2, packed, softcap=softcap)
-        assert out.dtype == torch.bfloat16
-        (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
+    states = oracle(exact, 4, 2, packed, softcap)
+    for one, other in zip(ours, (states, *torch.autograd.grad((states * weight).sum(), exact))):
+        assert one.dtype == torch.bfloat16
         # Only the results are rounded, by half of the last of bfloat16's eight binary digits.
-        assert ((out - expected).abs() <= expected.abs() * 2 ** -8 + 1e-6).all()
-        assert ((grad - expected_grad).abs() <= expected_grad.abs() * 2 ** -8 + 1e-6).all()
-
-
-def area(lengths, buckets):
-    return sum((last - first) * lengths[last - 1] ** 2 for first, last in buckets)
-
-
-def test_length_buckets_cover_every_row_once_and_are_the_cheapest():
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        lengths = np.sort(rng.integers(1, 12, rng.integers(1, 9)))
-        buckets = length_buckets(lengths, 3)
-        assert buckets[0][0] == 0 and buckets[-1][1] == len(lengths) and len(buckets) <= 3
-        assert all(left[1] == right[0] for left, right in itertools.pairwise(buckets))
-        costs = []
-        for i in range(len(lengths)):
-            for j in range(i, len(lengths)):  # cut before i and before j
-                cuts = sorted({0, i, j, len(lengths)})
-                costs.append(area(lengths, itertools.pairwise(cuts)))
-        assert area(lengths, buckets) == min(costs)
+        assert ((one - other).abs() <= other.abs() * 2 ** -8 + 1e-6).all()
 
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
@@ -278,16 +255,13 @@ def test_the_sizes_of_papers_have_their_numbers_of_parameters():
 @pytest.mark.parametrize("make, message", [
     (lambda: Packed.of([[5, 6], []]), "an empty row"),
     (lambda: replace(TINY, kv_heads=3), "heads is 4.* kv_heads 3"),
-    (lambda: replace(TINY, dropout=1.5), "dropout is 1.5: it must be a fraction, from 0 to 1"),
-    (lambda: replace(TINY, width=0), "width is 0: it must be at least 1"),
     (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
-    (lambda: Contrastive.Config(temperature=0), "temperature is 0"),
+    (lambda: Contrastive.Config(temperature=0), "temperature is 0: it must be above 0"),
     (lambda: Mexma.Config(koleo_weight=-1.0), "koleo_weight is -1.0: it must be at least 0"),
     (lambda: Mexma.Config(mask_first=1.5), "mask_first is 1.5: it must be a fraction"),
     (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7: the width 16"),
     (lambda: LlmJepa.Config(predictors=11), "predictors is 11"),
     (lambda: Hybrid.Config(target_blocks=4), "target_blocks 4 .* no context"),
-    (lambda: Hybrid.Config(predictor_heads=7), "predictor_heads is 7: the width 512"),
     (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, message):
     with pytest.raises(BadInput, match=f"^[^\n]*{message}[^\n]*$"):
@@ -297,51 +271,27 @@ def test_a_value_that_cannot_work_is_refused_in_one_line(make, message):
 # ---- LoRA, new tokens, files
 
 
-def merged(weight, adapters, sizes):
-    """Compute W + 2 B A of each projection."""
-    parts = weight.split(sizes)
-    return torch.cat([part + 2 * b @ a for part, a, b in zip(parts, *adapters, strict=True)])
-
-
-@pytest.mark.parametrize("shape, sizes", [
-    (TINY, dict(qkv=[16, 16, 16], out=[16], up=[32], down=[16])),
-    (LLAMA, dict(qkv=[16, 8, 8], out=[16], up=[32, 32], down=[16]))], ids=["bert", "llama"])
-def test_lora_trains_an_adapter_of_each_projection_and_saves_merged_weights(shape, sizes, tmp_path):
+@pytest.mark.parametrize("shape, projections", [(TINY, 6), (LLAMA, 7)], ids=["bert", "llama"])
+def test_lora_trains_an_adapter_of_each_projection_and_saves_merged_weights(shape, projections,
+                                                                            tmp_path):
     model = Model(shape).double().eval()
     packed = Packed.of([[5, 6, 7, 49], [8, 9]])
-    before, frozen = model(packed), {name: p.clone() for name, p in model.named_parameters()}
+    before, embedding = model(packed), model.embed.weight.clone()
     add_lora(model, 2, new_ids=[48, 49]).eval()
     assert torch.equal(model(packed), before)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert len(trained) == 1 + 2 * 2 * sum(map(len, sizes.values()))
+    assert len(trained) == 1 + 2 * 2 * projections
     for name, p in trained.items():
         if ".a." in name:  # uniform within +-1 / sqrt(in)
             assert 0.7 < p.abs().max() * p.shape[1] ** 0.5 <= 1 and p.min() < 0 < p.max()
         torch.nn.init.normal_(p)
-    expected = frozen | {"embed.weight": torch.cat([frozen["embed.weight"][:48], model.embed.rows])}
-    for name, module in model.named_modules():
-        kind = name.rpartition(".")[2]
-        if kind in sizes:
-            adapters = (module.a, module.b)
-            weight = merged(frozen[f"{name}.weight"], adapters, sizes[kind])
-            expected[f"{name}.weight"] = weight
-            x = torch.randn(5, weight.shape[1], dtype=torch.float64)
-            assert_close([module(x)], [F.linear(x, weight, frozen.get(f"{name}.bias"))])
     plain = Model(shape).double().eval()
-    plain.load_state_dict(expected)
+    plain.load_state_dict(plain_weights(model))
     assert_close([model(packed)], [plain(packed)])
+    assert (plain.embed.weight != embedding).any(1).nonzero().flatten().tolist() == [48, 49]
     save(model, tmp_path / "model.pt")
-    for name, weight in load(tmp_path / "model.pt").named_parameters():
-        assert torch.equal(weight, expected[name].float()), name
-
-
-def test_lora_draws_a_dropout_mask_for_each_projection():
-    module = LowRank(torch.nn.Linear(4096, 4, False), [2, 2], 1)
-    for p in (module.linear.weight, *module.a, *module.b):
-        torch.nn.init.ones_(p)
-    q, *_, k = (module(torch.ones(4096)) - 4096) / (2 * 4096)  # the mean of the kept inputs / 0.9
-    assert q != k and abs(q - 1) < 0.03 and abs(k - 1) < 0.03
-    assert module.eval()(torch.ones(4096)).tolist() == [3 * 4096] * 4
+    for name, weight in load(tmp_path / "model.pt").state_dict().items():
+        assert torch.equal(weight, plain.state_dict()[name].float()), name
 
 
 def test_lora_of_llama_at_rank_512_trains_the_fraction_that_the_paper_counts():
@@ -374,7 +324,6 @@ def test_a_saved_model_rebuilds_alone_and_exactly(tmp_path):
     model = Model(replace(TINY, pool="mean")).eval()
     packed = Packed.of([[5, 6, 7], [8, 9]])
     save(model, tmp_path / "model.pt")
-    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
     again = load(tmp_path / "model.pt")
     assert again.config == model.config and torch.equal(again(packed), model(packed))
     config = asdict(model.config)
@@ -383,22 +332,17 @@ def test_a_saved_model_rebuilds_alone_and_exactly(tmp_path):
     assert load(tmp_path / "model.pt").config == model.config
 
 
-CONFIG = asdict(TINY)
-
-
-@pytest.mark.parametrize("name, saved, message", [
-    ("version", {"config": CONFIG | {"flavor": 1}, "weights": {}}, "of this version .*flavor"),
-    ("empty", {"config": None, "weights": {}}, "is not a model of this version"),
-    ("code", {"config": os.system}, "is not a checkpoint of tensors and plain values"),
-    ("cut", {"config": CONFIG, "weights": {}}, "it is damaged or of another kind"),
-    ("nothing", None, "does not exist")])
+@pytest.mark.parametrize("saved, message", [
+    ({"config": asdict(TINY) | {"flavor": 1}, "weights": {}}, "of this version .*flavor"),
+    ({"config": None, "weights": {}}, "is not a model of this version"),
+    ({"config": os.system}, "is not a checkpoint of tensors and plain values"),
+    (b"PK cut", "it is damaged or of another kind"), (None, "does not exist")], ids=str)
 def test_a_file_that_is_not_a_model_is_one_line_and_nothing_in_it_is_executed(
-        name, saved, message, tmp_path):
+        saved, message, tmp_path):
     path = tmp_path / "model.pt"
-    if saved:
+    if isinstance(saved, bytes):
+        path.write_bytes(saved)
+    elif saved:
         torch.save(saved, path)
-    if name == "cut":
-        path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(BadInput, match=f"^[^\n]*{message}[^\n]*$") as error:
+    with pytest.raises(BadInput, match=f"^[^\n]*{path}[^\n]*{message}[^\n]*$"):
         load(path)
-    assert str(path) in str(error.value)
