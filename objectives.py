@@ -516,11 +516,11 @@ class Mexma(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        # loss that pulls the sentence embeddings of two translations together; info_nce, vicreg,
-        # barlow and sigreg also spread out the embeddings of a batch
+        # loss that pulls the sentence embeddings of two translations together (mse_unit: MSE after
+        # L2 normalization); info_nce, vicreg, barlow, sigreg: also spread out those of a batch
         align: Align = "mse"
         align_weight: float = 1.0  # weight of the alignment loss
-        # text of the first sentence in the alignment loss: complete (clean) or masked (dirty)
+        # first sentence in the alignment loss: the original (clean) or its masked copy (dirty)
         align_views: Literal["clean", "dirty"] = "clean"
         mlm_weight: float = 1.0  # weight of the loss on masked tokens (mean over both languages)
         # weight of KoLeo, a loss that pushes each sentence embedding away from the nearest one of
@@ -529,15 +529,15 @@ class Mexma(Objective):
         # input of KoLeo, a loss that spreads out sentence embeddings: L2-normalized (unit, released
         # code) or not (raw, paper)
         koleo_input: Literal["unit", "raw"] = "unit"
-        # mask both sentences of a pair, and predict each with the embedding of the other; with
-        # --no-symmetrical only one of the two, at random
+        # mask both sentences of a pair, and predict the masked tokens of each with the embedding of
+        # the other; --no-symmetrical: only those of one, chosen at random
         symmetrical: bool = True
-        # the loss on masked tokens also trains the encoder on the masked sentence; with
-        # --no-token-gradients only on the other sentence, through its embedding
+        # backpropagate the loss on masked tokens into the hidden states of the masked sentence;
+        # --no-token-gradients: only into the embedding of the other sentence
         token_gradients: bool = True
         mask_first: float = 0.4  # fraction of the first text's tokens to mask
         mask_second: float = 0.4  # fraction of the second text's tokens to mask
-        head_layers: int = 6  # number of layers of the unmasking head
+        head_layers: int = 6  # number of layers of the unmasking head, which predicts masked tokens
         head_heads: int = 8  # number of attention heads of the unmasking head
         head_hidden: int = 3072  # feed-forward width of the unmasking head
         temperature: float = 0.07  # softmax temperature of --align info_nce
@@ -654,8 +654,8 @@ class Bepa(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        # loss that pulls the [CLS] embeddings of two translations together; info_nce, vicreg,
-        # barlow and sigreg also spread out the embeddings of a batch
+        # loss that pulls the [CLS] embeddings of two translations together (mse_unit: MSE after L2
+        # normalization); info_nce, vicreg, barlow, sigreg: also spread out those of a batch
         align: Align = "info_nce"
         align_weight: float = 1.0  # weight of the alignment loss (lambda in the paper)
         temperature: float = 0.07  # softmax temperature of --align info_nce
@@ -757,8 +757,8 @@ class LlmJepa(Ntp):
         predictors: int = 1  # number of [PRED] tokens (k in the paper); 0: the last token predicts
         pred_position: Literal["append", "prepend"] = "append"  # [PRED]s after or before the Text
         reverse: bool = False  # predict the Text from the Code instead
-        # loss that pulls the embeddings of Text and Code together; info_nce, vicreg, barlow and
-        # sigreg also spread out the embeddings of a batch
+        # loss that pulls the embeddings of Text and Code together (mse_unit: MSE after L2
+        # normalization); info_nce, vicreg, barlow, sigreg: also spread out those of a batch
         align: Align = "cosine"
         temperature: float = 0.07  # softmax temperature of --align info_nce
         jepa_dropout: float = 0.0  # fraction of batches that skip the JEPA loss
@@ -862,19 +862,21 @@ class Hybrid(Objective):
 
     @dataclass(frozen=True)
     class Config:
-        # latent loss, between predicted and target hidden states
+        # latent loss, between the predicted hidden states and those of the teacher
         align: Literal["cosine", "smooth_l1", "mse", "vicreg", "barlow"] = "cosine"
-        # how lambda, the weight of the latent loss, is set
+        # lambda, the weight of the latent loss: a learned parameter, fixed at --balance-start, or
+        # scheduled from there to --balance-end
         balance: Literal["learned", "fixed", "scheduled"] = "learned"
         balance_start: float = 0.5  # lambda at step 0
         balance_end: float = 0.5  # lambda at the last step, if it is scheduled
-        target_blocks: int = 2  # number of target blocks per row
-        target_low: float = 0.10  # smallest block, as a fraction of the row
-        target_high: float = 0.25  # largest block, as a fraction of the row
-        context_low: float = 0.65  # smallest context, as a fraction of the row
-        context_high: float = 0.85  # largest context, as a fraction of the row
-        min_keep: int = 32  # a context with fewer tokens becomes all tokens outside the blocks
-        allow_overlap: bool = False  # let blocks lie inside the context (released code)
+        target_blocks: int = 2  # number of blocks per row whose hidden states are predicted
+        target_low: float = 0.10  # smallest predicted block, as a fraction of the row
+        target_high: float = 0.25  # largest predicted block, as a fraction of the row
+        context_low: float = 0.65  # smallest context to predict from, as a fraction of the row
+        context_high: float = 0.85  # largest context to predict from, as a fraction of the row
+        # a context with fewer tokens becomes all tokens outside the predicted blocks
+        min_keep: int = 32
+        allow_overlap: bool = False  # let the context contain predicted blocks (released code)
         momentum: float = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
         teacher_norm: bool = False  # apply layer norm to the teacher's states (released code)
         predictor_width: int = 512  # width of the predictor (released config: 192)
@@ -948,15 +950,15 @@ class Hybrid(Objective):
             for block in blocks:
                 where = concat_ids(context, block)
                 predict.append([Segment(np.zeros_like(where), positions=where)])
-                is_mask.append(np.arange(len(where)) >= len(context))
-                context_index.append(context_start + np.arange(len(context)))
-                target_index.append(row_start + block)
-        is_mask = torch.from_numpy(np.concatenate(is_mask))
-        target_index = torch.from_numpy(concat_ids(*target_index))
+                is_mask += [False] * len(context) + [True] * len(block)
+                context_index += range(context_start, context_start + len(context))
+                target_index += (row_start + block).tolist()
+        is_mask = torch.tensor(is_mask)
         return dict(packed=packed, clean=Packed.of(clean), predict=Packed.of_segments(predict),
-                    context_index=torch.from_numpy(concat_ids(*context_index)),
+                    context_index=torch.tensor(context_index),
                     context_slots=(~is_mask).nonzero().flatten(),
-                    target_index=target_index, mask_index=is_mask.nonzero().flatten(),
+                    target_index=torch.tensor(target_index),
+                    mask_index=is_mask.nonzero().flatten(),
                     **token_targets(positions, targets, [len(targets), len(target_index)]))
 
     def forward(self, batch):
