@@ -9,7 +9,6 @@ import copy
 import importlib.util
 import math
 import os
-import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -38,12 +37,6 @@ def mse(x, y):
 def mse_unit(x, y):
     """Return the MSE of the L2-normalized embeddings [BERT-JEPA's code]."""
     return mse(F.normalize(upcast(x), dim=-1), F.normalize(upcast(y), dim=-1))
-
-
-def smooth_l1(x, y):
-    """Return the mean of d^2 / 2 where d = |x - y| is below 1, and of d - 1/2 elsewhere
-    [I-JEPA's code]."""
-    return F.smooth_l1_loss(upcast(x), upcast(y))
 
 
 def cosine_distance(x, y):
@@ -157,7 +150,7 @@ def sigreg(x, y, fraction=0.05):
 
 IN_BATCH = ("info_nce", "vicreg", "barlow", "sigreg")  # these compare the items of a batch
 LOSSES = {"mse": mse, "mse_unit": mse_unit, "cosine": cosine_distance, "l2": l2_distance,
-          "smooth_l1": smooth_l1, "vicreg": vicreg, "barlow": barlow_twins, "sigreg": sigreg}
+          "vicreg": vicreg, "barlow": barlow_twins, "sigreg": sigreg}
 Align = Literal[(*LOSSES, "info_nce", "none")]  # the choices of --align
 
 
@@ -863,7 +856,7 @@ class Hybrid(Objective):
     @dataclass(frozen=True)
     class Config:
         # latent loss, between the predicted hidden states and those of the teacher
-        align: Literal["cosine", "smooth_l1", "mse", "vicreg", "barlow"] = "cosine"
+        align: Literal["cosine", "mse", "vicreg", "barlow"] = "cosine"
         # lambda, the weight of the latent loss: a learned parameter, fixed at --balance-start, or
         # scheduled from there to --balance-end
         balance: Literal["learned", "fixed", "scheduled"] = "learned"
@@ -1043,25 +1036,24 @@ OBJECTIVES = {"mexma": Mexma, "bepa": Bepa, "hybrid": Hybrid, "llm-jepa": LlmJep
 
 
 def find_objective(objective):
-    """Return an Objective class: one of OBJECTIVES by its name, the class in a file "my_idea.py"
-    (or "my_idea.py:MyIdea", if the file has several), or a class itself. Raises BadInput."""
-    if isinstance(objective, str):
-        if file := re.fullmatch(r"(.+\.py)(?::(\w+))?", objective):
-            objective = objective_in_file(Path(file[1]).expanduser(), file[2])
-        elif objective in OBJECTIVES:
-            objective = OBJECTIVES[objective]
-        else:
+    """Return an Objective class: one of OBJECTIVES by its name, the last one that a file such as
+    "my_idea.py" defines, or a class itself. Raises BadInput."""
+    if isinstance(objective, str) and objective.endswith(".py"):
+        objective = objective_in_file(Path(objective).expanduser())
+    elif isinstance(objective, str):
+        if objective not in OBJECTIVES:
             raise BadInput(f"objective {shown(objective)!r} is unknown: choose one of "
                            f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
                            f"{did_you_mean(objective, OBJECTIVES)}")
+        objective = OBJECTIVES[objective]
     if not objective.name or OBJECTIVES.get(objective.name, objective) is not objective:
         raise BadInput(f"the class {objective.__name__} needs a name of its own, for the folder of "
                        "its runs: add name = 'my_idea' to it")
     return objective
 
 
-def objective_in_file(path, class_name):
-    """Run a Python file and return the Objective that it defines. Raises BadInput."""
+def objective_in_file(path):
+    """Run a Python file and return the last Objective that it defines. Raises BadInput."""
     if not os.path.isfile(path):
         raise BadInput(f"--objective {shown(path)}: this file does not exist")
     # The prefix keeps the module apart from one of ours with the same name.
@@ -1069,12 +1061,9 @@ def objective_in_file(path, class_name):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there for the types of their fields
     spec.loader.exec_module(module)
-    classes = {name: value for name, value in vars(module).items() if isinstance(value, type)
-               and issubclass(value, Objective) and value.__module__ == spec.name}  # not imported
-    if len(classes) == 1 and not class_name:
-        class_name, = classes
-    if class_name not in classes:
-        raise BadInput(f"{path} defines the objectives {', '.join(classes) or '(none)'}: choose "
-                       f"one, as in {path}:MyIdea")
-    classes[class_name].file_hash = file_hash(path)
-    return classes[class_name]
+    classes = [value for value in vars(module).values() if isinstance(value, type)
+               and issubclass(value, Objective) and value.__module__ == spec.name]  # not imported
+    if not classes:
+        raise BadInput(f"{path} defines no objective: write a subclass of Objective")
+    classes[-1].file_hash = file_hash(path)
+    return classes[-1]

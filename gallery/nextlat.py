@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common import validate
-from objectives import Ntp, no_autocast, smooth_l1, upcast
+from objectives import Ntp, no_autocast, upcast
 
 
 class NextLat(Ntp):
@@ -57,7 +57,7 @@ class NextLat(Ntp):
         token = self.model.embed(batch["packed"].tokens[index + 1])  # (M, D)
         predicted = states[index] + self.f(torch.cat([states[index], token], -1))
         target = states[index + 1].detach()
-        latent = smooth_l1(predicted, target)
+        latent = F.smooth_l1_loss(upcast(predicted), upcast(target))
 
         _, head, _ = self.model.head(target)  # (V, D)
         with no_autocast(states):
