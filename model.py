@@ -213,12 +213,9 @@ class ModelConfig:
         if not self.head_dim and self.width % self.heads:
             raise BadInput(f"width is {self.width}: without a head_dim it must be a multiple of "
                            f"heads {self.heads}")
-        if self.heads % (self.kv_heads or self.heads):
-            raise BadInput(f"heads is {self.heads}: it must be a multiple of kv_heads "
-                           f"{self.kv_heads}")
         if self.positions == "rotary" and self.key_dim % 2:
-            raise BadInput(f"positions is 'rotary', which needs an even head_dim, not "
-                           f"{self.key_dim}")
+            raise BadInput(f"positions is 'rotary': width / heads is {self.key_dim}, and it must "
+                           "be even")
 
     @property
     def key_dim(self):

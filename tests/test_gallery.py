@@ -1,10 +1,9 @@
-"""Every file of gallery/, also one that is added later: a stopped run, and its loss by hand. The
-promises of all objectives are in test_objectives.py."""
+"""The loss of every file of gallery/, by hand, on three rows in float64. That these objectives keep
+the promises of all objectives is in test_objectives.py."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from test_house import write_pairs
 from test_objectives import (
     GALLERY,
     assert_near,
@@ -17,33 +16,10 @@ from test_objectives import (
     rows_of,
     run_blocks,
     seeded,
+    slow_info_nce,
     slow_sigreg,
-    small,
     teacher_weights,
 )
-from test_train import assert_same_run, settings
-
-import train
-
-every = pytest.mark.parametrize("name", GALLERY)
-
-
-@every
-def test_a_run_that_was_stopped_equals_one_that_was_not(name, tmp_path):
-    write_pairs(tmp_path / "pairs.tsv", 400)
-    given = dict(settings(tmp_path / "pairs.tsv", ""), steps=4, save_every=2,
-                 **small(GALLERY[name]))
-    list(train.start(GALLERY[name], out=tmp_path / "whole", **given).steps())
-    stopped = train.start(GALLERY[name], out=tmp_path / "parts", **given)
-    for record in stopped.steps(every=1):
-        if record["step"] == 2:
-            break
-    del stopped
-    list(train.start(GALLERY[name], out=tmp_path / "parts", **given).steps())
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
-
-
-# ---- the losses by hand, on three rows in float64
 
 
 def states_of(model, packed):
@@ -134,12 +110,7 @@ def slow_lejepa(objective, batch):
 
 def slow_simcse(objective, batch):
     x, _ = encode(objective.model, rows_of(batch["packed"]))
-    z = objective.projector(x[:, 0])
-    total = 0
-    for i in range(3):
-        cosines = torch.stack([1 - far(z[i], z[3 + j]) for j in range(3)])
-        total -= (cosines / 0.05).log_softmax(0)[i]
-    return total / 3
+    return slow_info_nce(*objective.projector(x[:, 0]).chunk(2), 0.05, symmetric=False)
 
 
 def slow_byol(objective, batch):
@@ -155,7 +126,7 @@ BY_HAND = {"stp": slow_stp, "nextlat": slow_nextlat, "data2vec": slow_data2vec,
            "lejepa": slow_lejepa, "simcse": slow_simcse, "byol": slow_byol}
 
 
-@every
+@pytest.mark.parametrize("name", GALLERY)
 def test_the_loss_and_its_gradients_are_what_its_formula_gives_on_three_rows(name):
     assert name in BY_HAND, (f"add {name!r} to BY_HAND, with a function (objective, batch) that "
                              "computes its loss on three rows, plainly and in float64")

@@ -254,8 +254,7 @@ def test_the_sizes_of_papers_have_their_numbers_of_parameters():
 
 @pytest.mark.parametrize("make, message", [
     (lambda: Packed.of([[5, 6], []]), "an empty row"),
-    (lambda: replace(TINY, kv_heads=3), "heads is 4.* kv_heads 3"),
-    (lambda: replace(LLAMA, head_dim=5), "even head_dim, not 5"),
+    (lambda: replace(LLAMA, head_dim=5), "width / heads is 5, and it must be even"),
     (lambda: Contrastive.Config(temperature=0), "temperature is 0: it must be above 0"),
     (lambda: Mexma.Config(koleo_weight=-1.0), "koleo_weight is -1.0: it must be at least 0"),
     (lambda: Mexma.Config(mask_first=1.5), "mask_first is 1.5: it must be a fraction"),

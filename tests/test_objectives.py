@@ -245,12 +245,9 @@ def run_blocks(blocks, x, real, heads, causal=False, pre=False):
             ahead = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
             scores = scores.masked_fill(ahead, -1e30)
         attended = b.attention.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        if pre:
-            x = x + attended
-            x = x + b.mlp.down(F.gelu(b.mlp.up(b.norm2(x))))
-        else:
-            x = b.norm1(x + attended)
-            x = b.norm2(x + b.mlp.down(F.gelu(b.mlp.up(x))))
+        x = x + attended if pre else b.norm1(x + attended)
+        inner = b.mlp.down(F.gelu(b.mlp.up(b.norm2(x) if pre else x)))
+        x = x + inner if pre else b.norm2(x + inner)
     return x
 
 
@@ -273,20 +270,18 @@ def slow_koleo(x, kind):
     return -((x - x[near] + 1e-8).norm(dim=1) + 1e-8).log().mean()
 
 
-def slow_logits(objective, states):
-    """The logits of BERT's vocabulary head, or W2 LN(GELU(W1 z))."""
+def slow_mlm(objective, batch, items, count=None):
+    """MLM on the first `count` rows, by BERT's vocabulary head or by W2 LN(GELU(W1 z))."""
     model, head = objective.model, objective.mlm_head
-    if head is not None:
-        x = F.gelu(states @ head.transform.weight.T + head.transform.bias)
+    x, real = encode(model, rows_of(batch["packed"])[:count])
+    x = x[real][batch["target_positions"]]
+    if head is None:
+        hidden = model.transform_norm(F.gelu(model.transform(x)))
+        logits = hidden @ model.embed.weight.T + model.vocabulary_bias
+    else:
+        x = F.gelu(x @ head.transform.weight.T + head.transform.bias)
         x = F.layer_norm(x, x.shape[-1:], head.norm.weight, head.norm.bias)
-        return x @ head.vocabulary.weight.T + head.vocabulary.bias
-    hidden = model.transform_norm(F.gelu(model.transform(states)))
-    return hidden @ model.embed.weight.T + model.vocabulary_bias
-
-
-def slow_mlm(objective, batch, items):
-    x, real = encode(objective.model, rows_of(batch["packed"]))
-    logits = slow_logits(objective, x[real][batch["target_positions"]])
+        logits = x @ head.vocabulary.weight.T + head.vocabulary.bias
     return F.cross_entropy(logits, batch["targets"])
 
 
@@ -312,8 +307,7 @@ def slow_mexma(objective, batch, items):
         offset += int(real.sum())
     a, b = cls[-2:]
     first = cls[0] if c.align_views == "dirty" else a
-    options = dict(within=False) if c.align == "info_nce" else {}
-    return (c.align_weight * slow_align(c.align, first, b, **options)
+    return (c.align_weight * slow_align(c.align, first, b, within=False)
             + c.mlm_weight * sum(losses) / len(losses)
             + c.koleo_weight * (slow_koleo(a, c.koleo_input) + slow_koleo(b, c.koleo_input)) / 2)
 
@@ -376,9 +370,7 @@ def slow_align(kind, x, y, **options):
 def slow_bepa(objective, batch, items):
     c, rows, model = objective.config, rows_of(batch["packed"]), objective.model
     n = len(batch["cls_index"]) // 2
-    states, real = encode(model, rows[:-2 * n])
-    logits = slow_logits(objective, states[real][batch["target_positions"]])
-    mlm = F.cross_entropy(logits, batch["targets"])
+    mlm = slow_mlm(objective, batch, items, -2 * n)
     firsts, seconds = rows[-2 * n:-n], rows[-n:]
     x = encode(model, firsts)[0][:, 0]
     if c.cls_view == "masked":  # the second [CLS] comes after [CLS] T1 [SEP]
@@ -389,8 +381,7 @@ def slow_bepa(objective, batch, items):
         shift = [len(row) if c.cls_view == "hidden" else 0 for row in firsts]
         positions = [list(range(s, s + len(row))) for s, row in zip(shift, seconds)]
         y = encode(model, seconds, positions)[0][:, 0]
-    options = dict(include_self=c.include_self) if c.align == "info_nce" else {}
-    return mlm + c.align_weight * slow_align(c.align, x, y, **options)
+    return mlm + c.align_weight * slow_align(c.align, x, y, include_self=c.include_self)
 
 
 def prompts_of(items):
@@ -428,8 +419,7 @@ def slow_llm_jepa(objective, batch, items):
         states, _ = encode(objective.model, rows)
         embeddings.append(torch.stack([states[i, len(row) - 1] for i, row in enumerate(rows)]))
     source, target = embeddings[::-1] if c.reverse else embeddings
-    options = dict(symmetric=False) if c.align == "info_nce" else {}
-    jepa = slow_align(c.align, source, target, **options)
+    jepa = slow_align(c.align, source, target, symmetric=False)
     return c.gamma * slow_ntp(objective, batch, items) + c.jepa_weight * jepa
 
 
@@ -449,9 +439,7 @@ def slow_hybrid(objective, batch, items):
     c, model = objective.config, objective.model
     clean, rows = rows_of(batch["clean"]), rows_of(batch["packed"])
     n = len(clean)
-    states, real = encode(model, rows[:n])
-    logits = slow_logits(objective, states[real][batch["target_positions"]])
-    mlm = F.cross_entropy(logits, batch["targets"])
+    mlm = slow_mlm(objective, batch, items, n)
     packed, predict = batch["packed"], batch["predict"]
     where = [one.tolist() for one in packed.positions.split(packed.cu_seqlens.diff().tolist())[n:]]
     contexts, _ = encode(model, rows[n:], where)
