@@ -943,15 +943,15 @@ class Hybrid(Objective):
             for block in blocks:
                 where = concat_ids(context, block)
                 predict.append([Segment(np.zeros_like(where), positions=where)])
-                is_mask += [False] * len(context) + [True] * len(block)
-                context_index += range(context_start, context_start + len(context))
-                target_index += (row_start + block).tolist()
-        is_mask = torch.tensor(is_mask)
+                is_mask.append(np.arange(len(where)) >= len(context))
+                context_index.append(context_start + np.arange(len(context)))
+                target_index.append(row_start + block)
+        is_mask = torch.from_numpy(np.concatenate(is_mask))
+        target_index = torch.from_numpy(concat_ids(*target_index))
         return dict(packed=packed, clean=Packed.of(clean), predict=Packed.of_segments(predict),
-                    context_index=torch.tensor(context_index),
+                    context_index=torch.from_numpy(concat_ids(*context_index)),
                     context_slots=(~is_mask).nonzero().flatten(),
-                    target_index=torch.tensor(target_index),
-                    mask_index=is_mask.nonzero().flatten(),
+                    target_index=target_index, mask_index=is_mask.nonzero().flatten(),
                     **token_targets(positions, targets, [len(targets), len(target_index)]))
 
     def forward(self, batch):
