@@ -286,8 +286,8 @@ class Objective(nn.Module):
 
 
 def mask_rows(rows, ratio, rng, special, fixed_count=False):
-    """Mask a random fraction of all tokens as BERT does; with `fixed_count`, the same fraction of
-    every row. Return the masked rows, the target positions (N,) in their line, and the targets
+    """Mask a random fraction of all tokens as BERT does; with `fixed_count`, exactly this fraction
+    of every row. Return the masked rows, the target positions (N,) in their line, and the targets
     (N,)."""
     line = np.concatenate(rows)
     if fixed_count:
@@ -678,7 +678,7 @@ class Bepa(Objective):
             clean = monolingual_rows(examples, special)
         if config.packing == "separate":
             clean = first + second
-        # As released: of n tokens alone in a row, exactly max(1, floor(ratio n)) are masked.
+        # As released: of a sentence of n tokens in its own row, max(1, floor(ratio n)) are masked.
         rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special,
                                              fixed_count=config.packing == "separate")
         views, offsets = cls_rows(first, second, config.cls_view, special.mask)
