@@ -462,9 +462,9 @@ class Model(nn.Module):
         self.apply(lambda module: initialize(module, std))
 
     def forward(self, packed, layers=None, caches=None):
-        """Return the hidden states (T, D) of the last layer, after the final norm. A list `layers`
-        receives the states after every block, (T, D) each. `caches`, from KeyValueCache.of, receive
-        the keys and values of plain rows."""
+        """Return the hidden states (T, D) of the last layer, after the final norm; (R, D) of a
+        DecodeStep. A list `layers` receives the states after every block, (T, D) each. `caches`,
+        from KeyValueCache.of, receive the keys and values of plain rows."""
         x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, packed, angles, cache)
@@ -491,11 +491,8 @@ class Model(nn.Module):
         the next tokens (R, V)."""
         keys = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
         mask = keys <= positions[:, None]  # (R, M)
-        step = DecodeStep(positions, mask[:, None, None])
-        x, angles = self.embed_tokens(tokens, positions)  # (R, D)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, step, angles, cache)
-        return self.logits(self.final_norm(x))
+        step = DecodeStep(tokens, positions, mask[:, None, None])
+        return self.logits(self(step, caches=caches))
 
     def head(self, states):
         """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
@@ -556,6 +553,7 @@ def compile_blocks(module):
 
 class DecodeStep(NamedTuple):
     """Instead of a Packed: one new token for each of R rows that are in the cache."""
+    tokens: torch.Tensor  # (R,)
     positions: torch.Tensor  # (R,) position of the new token in its row
     mask: torch.Tensor  # (R, 1, 1, M) bool: the positions that it attends to, up to its own
 
@@ -574,10 +572,12 @@ class KeyValueCache:
     def of(model, rows, longest):
         """Return one cache for each block of a model, for `rows` rows of at most `longest`
         tokens."""
-        # Zeros: masked slots must be finite, because 0 * NaN is NaN.
-        return [KeyValueCache(model.embed.weight.new_zeros(
-                    rows, longest, 2 * block.attention.kv_heads, block.attention.head_dim))
-                for block in model.blocks]
+        caches = []
+        for layer in (block.attention for block in model.blocks):
+            shape = (rows, longest, 2 * layer.kv_heads, layer.head_dim)
+            # Zeros: masked slots must be finite, because 0 * NaN is NaN.
+            caches.append(KeyValueCache(model.embed.weight.new_zeros(shape)))
+        return caches
 
     def keep(self, rows):
         """Keep these rows alone, when the others are finished."""
