@@ -22,7 +22,7 @@ from .padded import Padded, pad_plan, padded_attention
 warn_once = functools.cache(warn)
 
 
-def why_not(device, head_dim=None, softcap=0.0):
+def why_not(device, head_dim, softcap):
     """Return why our kernels cannot run on a torch.device with such heads, or "" if they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (on Linux: pip install triton)"
@@ -31,7 +31,7 @@ def why_not(device, head_dim=None, softcap=0.0):
     # Triton's own switch, for tests on a CPU: its kernels run as Python.
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton needs a CUDA GPU, and the device is {device}"
-    if head_dim is not None and head_dim not in schedule.HEAD_SIZES:
+    if head_dim not in schedule.HEAD_SIZES:
         known = ", ".join(map(str, schedule.HEAD_SIZES))
         return f"the kernels support heads of size {known}, not {head_dim}"
     return "the kernels do not cap attention scores" if softcap else ""

@@ -119,7 +119,7 @@ def test_a_mask_that_the_kernels_do_not_support_is_refused(key_ranges, group_siz
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: schedule.choose_tiles((9, 0), 24, 2), "heads have 24 numbers of 2 bytes"),
+    (lambda: schedule.choose_tiles((9, 0), 32, 8), "numbers have 8 bytes"),
     (lambda: Packed.of_segments([APART]).plan(("triton", 1, 32, 4)), "use --attention auto or"),
     (lambda: attention.attention(torch.zeros(96, 4).T, 1, 1, None, None), "make it contiguous"),
     (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4), "not 24"),
