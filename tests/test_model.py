@@ -284,6 +284,8 @@ def test_lora_trains_an_adapter_of_each_projection_and_saves_merged_weights(shap
         if ".a." in name:  # uniform within +-1 / sqrt(in)
             assert 0.7 < p.abs().max() * p.shape[1] ** 0.5 <= 1 and p.min() < 0 < p.max()
         torch.nn.init.normal_(p)
+    out = model.blocks[0].attention.out
+    assert_close([out.weight], [out.linear.weight + 2 * out.b[0] @ out.a[0]])  # alpha = 2 rank
     plain = Model(shape).double().eval()
     plain.load_state_dict(plain_weights(model))
     assert_close([model(packed)], [plain(packed)])
