@@ -704,11 +704,11 @@ def monolingual_rows(examples, special):
     waiting = {}  # {column: a sentence that waits for its partner}
     for example in examples:
         for column, ids in zip(example.columns, example):
-            before = waiting.pop(column, None)
-            if before is None:
-                waiting[column] = add_special(ids, special)
+            row = add_special(ids, special)
+            if column in waiting:
+                rows.append(concat_ids(waiting.pop(column), row))
             else:
-                rows.append(concat_ids(before, add_special(ids, special)))
+                waiting[column] = row
     return rows + list(waiting.values())
 
 
