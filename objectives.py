@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common import BadInput, did_you_mean, file_hash, shown, validate
-from data import add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
+from data import MASKS, add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
 from model import Block, ModelConfig, Packed, Regressor, Segment, initialize, sinusoids
 
@@ -285,18 +285,19 @@ class Objective(nn.Module):
         return ""
 
 
-def mask_rows(rows, ratio, rng, special, fixed_count=False):
-    """Mask a random fraction of all tokens as BERT does; with `fixed_count`, exactly this fraction
-    of every row. Return the masked rows, the target positions (N,) in their line, and the targets
-    (N,)."""
+def mask_rows(rows, ratio, rng, special, choose=token_mask):
+    """Mask a random fraction of all tokens as BERT does. `choose` is a function of data.MASKS, or
+    fixed_count_mask for the same fraction of every row. Return the masked rows, the target
+    positions (N,) in their line, and the targets (N,)."""
     line = np.concatenate(rows)
-    if fixed_count:
-        chosen = np.concatenate([fixed_count_mask(row, ratio, rng, special) for row in rows])
-    else:
-        chosen = token_mask(line, ratio, rng, special)  # (T,) bool
+    parts = rows if choose is fixed_count_mask else [line]
+    chosen = np.concatenate([choose(part, ratio, rng, special) for part in parts])  # (T,) bool
     masked = apply_bert_masking(line, chosen, rng, special)
     ends = np.cumsum([len(row) for row in rows])
     return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]
+
+
+Masking = Literal[tuple(MASKS)]  # the choices of --masking
 
 
 def token_targets(positions, targets, counts=None):
@@ -344,6 +345,7 @@ class Mlm(Objective):
     @dataclass(frozen=True)
     class Config:
         mask_ratio: float = 0.15  # fraction of tokens to mask
+        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
 
         def __post_init__(self):
@@ -363,7 +365,8 @@ class Mlm(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
+        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special,
+                                             MASKS[config.masking])
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
     def forward(self, batch):
@@ -383,6 +386,8 @@ class Contrastive(Objective):
     @dataclass(frozen=True)
     class Config:
         temperature: float = 0.07  # softmax temperature
+        # the other sentences of the same language are in-batch negatives too
+        intra_language_negatives: bool = False
 
         def __post_init__(self):
             validate(self, positive="temperature")
@@ -402,7 +407,7 @@ class Contrastive(Objective):
         states = self.model(batch["packed"])  # (T, D)
         embeddings = self.model.pool(states, batch["packed"])  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, intra_side_negatives=False)
+        loss = info_nce(x, y, self.config.temperature, self.config.intra_language_negatives)
         return loss, {"align": loss.detach()}
 
 
@@ -528,12 +533,15 @@ class Mexma(Objective):
         # backpropagate the loss on masked tokens into the hidden states of the masked sentence;
         # --no-token-gradients: only into the embedding of the other sentence
         token_gradients: bool = True
+        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
         mask_first: float = 0.4  # fraction of the first text's tokens to mask
         mask_second: float = 0.4  # fraction of the second text's tokens to mask
         head_layers: int = 6  # number of layers of the unmasking head, which predicts masked tokens
         head_heads: int = 8  # number of attention heads of the unmasking head
         head_hidden: int = 3072  # feed-forward width of the unmasking head
         temperature: float = 0.07  # softmax temperature of --align info_nce
+        # --align info_nce uses the other sentences of the same language as in-batch negatives too
+        intra_language_negatives: bool = False
 
         def __post_init__(self):
             validate(self, at_least_1="head_heads head_hidden", positive="temperature",
@@ -569,11 +577,13 @@ class Mexma(Objective):
             examples = shuffled_pairs(examples, rng)  # A can be either language
         a = [add_special(first, special) for first, _ in examples]
         b = [add_special(second, special) for _, second in examples]
-        masked, positions, targets = mask_rows(a, config.mask_first, rng, special)
+        choose = MASKS[config.masking]
+        masked, positions, targets = mask_rows(a, config.mask_first, rng, special, choose)
         per_side = [len(targets)]
         clean = b
         if config.symmetrical:
-            masked_b, positions_b, targets_b = mask_rows(b, config.mask_second, rng, special)
+            masked_b, positions_b, targets_b = mask_rows(b, config.mask_second, rng, special,
+                                                         choose)
             positions = concat_ids(positions, sum(map(len, masked)) + positions_b)
             targets = concat_ids(targets, targets_b)
             per_side.append(len(targets_b))
@@ -602,7 +612,7 @@ class Mexma(Objective):
 
         first = all_gather_with_grad(a if c.align_views == "clean" else embeddings[:n])
         second = all_gather_with_grad(b)
-        aligned = align(c.align, first, second, c.temperature, intra_side_negatives=False)
+        aligned = align(c.align, first, second, c.temperature, c.intra_language_negatives)
 
         # As released, KoLeo compares the embeddings of one process.
         spread = torch.zeros_like(mlm)
@@ -661,6 +671,7 @@ class Bepa(Objective):
         # masked (released code): a [MASK] for each token; clean: nothing
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
         mask_ratio: float = 0.15  # fraction of tokens to mask
+        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
 
         def __post_init__(self):
             validate(self, at_least_0="align_weight", fraction="mask_ratio", positive="temperature")
@@ -678,9 +689,10 @@ class Bepa(Objective):
             clean = monolingual_rows(examples, special)
         if config.packing == "separate":
             clean = first + second
-        # As released: of a sentence of n tokens in its own row, max(1, floor(ratio n)) are masked.
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special,
-                                             fixed_count=config.packing == "separate")
+        choose = MASKS[config.masking]
+        if config.packing == "separate" and choose is token_mask:
+            choose = fixed_count_mask  # as released: max(1, floor(ratio n)) of a row's n tokens
+        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special, choose)
         views, offsets = cls_rows(first, second, config.cls_view, special.mask)
         packed = Packed.of_segments([[Segment(row)] for row in rows] + views)
         return dict(packed=packed, **token_targets(positions, targets),
@@ -878,6 +890,7 @@ class Hybrid(Objective):
         # std of the predictor's initial weights (released code); 0: PyTorch's default
         predictor_std: float = 0.02
         mask_ratio: float = 0.15  # fraction of tokens to mask
+        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
 
         def __post_init__(self):
             validate(self, at_least_1="target_blocks predictor_width predictor_heads",
@@ -923,7 +936,8 @@ class Hybrid(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        masked, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
+        masked, positions, targets = mask_rows(clean, config.mask_ratio, rng, special,
+                                               MASKS[config.masking])
         # As in I-JEPA, all blocks of a batch have the same size, as a fraction of the row.
         block_fraction = rng.uniform(config.target_low, config.target_high)
         context_fraction = rng.uniform(config.context_low, config.context_high)

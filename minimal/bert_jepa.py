@@ -106,4 +106,4 @@ def main():
 if __name__ == "__main__":
     main()
 # Not on this page, but in objectives.py: --align, --include-self, --order, --packing, --cls-view,
-# and dropout. Its batches are one line of tokens, unpadded.
+# --masking, and dropout. Its batches are one line of tokens, unpadded.

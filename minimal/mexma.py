@@ -107,4 +107,4 @@ def main():
 if __name__ == "__main__":
     main()
 # Not on this page, but in objectives.py: --align, --align-views, --koleo-input, --no-symmetrical,
-# --no-token-gradients, and dropout. Its batches are packed into one line, unpadded.
+# --no-token-gradients, --masking, and dropout. Its batches are packed into one line, unpadded.

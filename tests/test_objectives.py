@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import data
 import objectives
 from common import BadInput
-from model import Model, ModelConfig, each_tensor
+from model import Model, ModelConfig, Packed, Segment, each_tensor
 from objectives import (
     IN_BATCH,
     OBJECTIVES,
@@ -46,6 +46,9 @@ SHAPE = ModelConfig(vocab=60, width=16, layers=2, heads=2, ffn_dim=32, max_posit
 SMALL = dict(head_layers=2, head_heads=4, head_hidden=24, koleo_weight=0.5, predictor_width=12,
              predictor_layers=2, predictor_heads=3, predictor_std=0.0, min_keep=2, hidden=12,
              projected=6, top_layers=2)
+
+
+LLAMA = dict(norm="rmsnorm", norm_position="pre", activation="swiglu", bias=False)
 
 
 def small(objective_class):
@@ -634,6 +637,45 @@ def test_monolingual_rows_have_two_sentences_of_one_language():
 
 
 # ---- next-token prediction and llm-jepa
+
+
+def separate_rows(batch, items, config, rows):
+    """LLM-JEPA's batch with the views in rows of their own: one for both, or one for each."""
+    (text_before, text_after), (code_before, code_after) = LlmJepa.affixes(config, SPECIAL)
+    answers = [objectives.prompt_and_answer(item, SPECIAL) for item in items]
+    starts = [objectives.row_start(item, SPECIAL) for item in items]
+    texts = [np.array([*start, *text_before[1:], *item[0], *text_after])
+             for start, item in zip(starts, items)]
+    codes = [np.array([*code_before[1:], *item[1], *code_after]) for item in items]
+    if rows == 2:
+        views = [[Segment(text, True), Segment(code, True, prefix=(0, len(start)))]
+                 for text, code, start in zip(texts, codes, starts)]
+    else:
+        views = [[Segment(text, True)] for text in texts]
+        views += [[Segment(np.append(start, code), True)] for start, code in zip(starts, codes)]
+    packed = Packed.of_segments(answers + views)
+    ends = packed.cu_seqlens[1:].long()[len(items):]
+    lengths = torch.tensor([len(code) for code in codes])
+    index = torch.stack([ends - lengths, ends]) if rows == 2 else ends.view(2, -1)
+    return batch | dict(packed=packed, vector_index=index - 1) | objectives.next_tokens(
+        packed, answers, items, config.labels, SPECIAL)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+@pytest.mark.parametrize("options, positions, system", [
+    (dict(predictors=0), "learned", True), (dict(predictors=1, reverse=True), "rotary", False),
+    (dict(predictors=3, view_end=True), "rotary", True),
+    (dict(predictors=1, pred_position="prepend", reverse=True, view_end=True), "learned", True)])
+def test_one_row_of_segments_equals_separate_rows_in_loss_and_gradient(options, positions, system,
+                                                                      rows):
+    objective = build(LlmJepa, shape=replace(SHAPE, positions=positions, **LLAMA), **options)
+    items = examples(LlmJepa, 7, system=system)
+    batch = batch_of(objective, items=items)
+    other = separate_rows(batch, items, objective.config, rows)
+    assert len(batch["packed"].tokens) < len(other["packed"].tokens)
+    losses = [objective(one)[0] for one in (batch, other)]
+    assert_near(losses[:1], losses[1:], 1e-12)
+    assert_near(*(gradients(loss, objective) for loss in losses), 1e-12)
 
 
 @pytest.mark.parametrize("system", [False, True])
