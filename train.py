@@ -701,9 +701,9 @@ def write_log(run, records):
 
 def describe(run):
     """Return the first line of the log."""
-    files = [*getattr(run.source, "paths", ())]
+    files = [*run.source.paths]
     if run.train.eval_data:
-        files += getattr(corpora.open_text(run.train.eval_data, run.train.langs), "paths", ())
+        files += corpora.open_text(run.train.eval_data, run.train.langs).paths
     special = run.corpus.special
     return {"format": evaluate.FORMAT, "config": run.config, "command": run.command,
             "parameters": sum(p.numel() for p in run.objective.parameters()),

@@ -4,15 +4,13 @@
     evaluation_rows(spec)    the rows that an evaluation reads
 """
 
-import itertools
 import os
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from common import BadInput, comma_list, did_you_mean, shown, warn
 from corpora import toy
-from corpora.files import TextFiles, check_langs, folder_files, normalized
+from corpora.files import TextFiles, normalized
 
 EMBEDDED = ("toy", "documents", "regex")
 EMBEDDED_VOCAB = 4096  # nearly one token for every word form of the five languages
@@ -25,28 +23,30 @@ class EmbeddedText:
 
     embedded = True
     notes = []
+    paths = []
 
     def __init__(self, name, langs=(), count=20_000, seed=0):
         self.name = name
         self.count = count
         self.seed = seed
-        known = {"toy": toy.LANGUAGES, "regex": ("english", "regex")}.get(name, ("text",))
-        check_langs(langs, known, name)
-        self.columns = tuple(langs or known)
+        self.known = {"toy": toy.LANGUAGES, "regex": ("english", "regex")}.get(name, ("text",))
+        if not set(langs) <= set(self.known):
+            raise BadInput(f"--langs {shown(','.join(langs))}: {name} has the columns "
+                           f"{', '.join(self.known)}")
+        self.columns = tuple(langs or self.known)
         self.num_text_columns = len(self.columns)
 
     def rows(self, split):
         """Return tuples of texts, one for each column. The splits share no row."""
         count = self.count if split == "train" else min(self.count, HELD_OUT_ROWS)
         if self.name == "toy":
-            rows = toy.toy(split, count, self.seed)
-            return [tuple(map(row.get, self.columns)) for row in rows]
-        if self.name == "regex":
-            order = [("english", "regex").index(column) for column in self.columns]
+            rows = [row.values() for row in toy.toy(split, count, self.seed)]
+        elif self.name == "regex":
             rows = toy.regex(split, count, self.seed)
-            return [tuple(map(row.__getitem__, order)) for row in rows]
-        texts = toy.documents(split, min(count, DOCUMENTS[split]), self.seed)
-        return [(text,) for text in texts]
+        else:
+            count = min(count, DOCUMENTS[split])
+            rows = [(text,) for text in toy.documents(split, count, self.seed)]
+        return [tuple(map(dict(zip(self.known, row)).get, self.columns)) for row in rows]
 
 
 def open_text(spec, langs=(), count=20_000, seed=0):
@@ -56,17 +56,21 @@ def open_text(spec, langs=(), count=20_000, seed=0):
     if spec in EMBEDDED:
         return EmbeddedText(spec, langs, count, seed)
     if isinstance(spec, (str, Path)):
-        whole = os.path.expanduser(spec)
-        if os.path.isdir(whole):
-            return TextFiles(folder_files(whole), langs)
-        spec = [whole] if os.path.lexists(whole) else comma_list(str(spec))
-    if not spec:
-        raise BadInput("--data names no file: give the path of one")
-    if len(spec) == 1 and not os.path.lexists(spec[0]) and Path(spec[0]).name == str(spec[0]):
-        near = did_you_mean(spec[0], EMBEDDED, "; give the path of a file")
-        raise BadInput(f"--data {shown(spec[0])} is neither a file nor one of "
-                       f"{', '.join(EMBEDDED)}{near}")
-    return TextFiles(spec, langs)
+        spec = [spec] if os.path.lexists(os.path.expanduser(spec)) else comma_list(str(spec))
+    paths = [Path(os.path.expanduser(path)) for path in spec]
+    if len(paths) == 1 and os.path.isdir(paths[0]):
+        folder = paths[0]
+        # Names that begin with a dot, such as ._CODE.devtest, are macOS's own files.
+        paths = sorted(folder.glob("[!.]*.devtest*")) or sorted(folder.glob("[!.]*.dev*"))
+        paths.sort(key=lambda path: not path.name.startswith("eng_Latn"))
+        if not paths:
+            raise BadInput(f"{shown(folder)} is a folder without files CODE.devtest or CODE.dev: "
+                           "name its files, as in --data corpus.de,corpus.en")
+    if len(paths) < 2 and not any(map(os.path.lexists, paths)):
+        name = "".join(map(str, spec))
+        raise BadInput(f"--data {shown(name)!r} is neither a file nor one of {', '.join(EMBEDDED)}"
+                       + did_you_mean(name, EMBEDDED))
+    return TextFiles(paths, langs)
 
 
 class EvaluationRows(NamedTuple):
@@ -80,89 +84,72 @@ class EvaluationRows(NamedTuple):
 
 def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
     """Return at most `limit` rows (0: all) of a split: "train", "valid", "test", or "all" rows of a
-    file. `system` adds the system texts of chats. Rows with an empty column are left out, with a
-    warning."""
+    file. `system` adds the system texts of chats."""
     if split not in ("train", "valid", "test", "all"):
         raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
     source = open_text(spec, langs, limit or 20_000)
     if system and "system" not in source.columns:
-        raise BadInput(f"{shown(spec)} has no system texts, and --chat system opens every row with "
-                       "one: add them, or choose other rows")
+        raise BadInput(f"{shown(spec)} has no system texts, which --chat system needs")
     columns = source.columns[:source.num_text_columns]
     if source.embedded:
         split = "test" if split == "all" else split
         limit = limit or HELD_OUT_ROWS
-        rows = source.rows(split)[:limit] if source.name != "toy" else []
-    else:
-        rows = _complete_rows(source, split, limit)
+    if source.embedded and source.name == "toy":
+        # All sentences are in one style, so that a hard negative differs by its error alone.
+        meanings = toy.meanings(split, limit)
+        texts = {name: [toy.render(meaning, name) for meaning in meanings] for name in columns}
+        return EvaluationRows("toy", texts, hard=toy.hard_negatives(meanings, columns[0]),
+                              labelled=toy.labelled(split, limit, columns[0]))
+    rows = source.rows(split)[:limit] if source.embedded else complete_rows(source, split, limit)
     texts = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
-    if not source.embedded or source.name == "regex":
-        return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None)
-    language = columns[0] if source.name == "toy" else "en"
-    labelled = toy.labelled(split, limit, language)
-    if source.name == "documents":
-        return EvaluationRows(source.name, texts, labelled=labelled)
-    # All sentences are in one style, so that a hard negative differs by its error alone.
-    meanings = toy.meanings(split, limit)
-    for name in columns:
-        texts[name] = [toy.render(meaning, name) for meaning in meanings]
-    hard = toy.hard_negatives(meanings, language)
-    return EvaluationRows(source.name, texts, None, hard, labelled)
+    found = EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None)
+    if source.embedded and source.name == "documents":
+        return found._replace(labelled=toy.labelled(split, limit))
+    return found
 
 
-def _complete_rows(source, split, limit):
-    """Return at most `limit` rows of files that have a text in every column."""
-    rows, partial, more = [], 0, False
+def complete_rows(source, split, limit):
+    """Return at most `limit` rows of files that have a text in every column. Warn of others."""
+    columns = source.columns[:source.num_text_columns]
+    rows, partial = [], 0
     for row in source.rows(split):
-        if not all(row[:source.num_text_columns]):
-            partial += 1
-        elif limit and len(rows) == limit:
-            more = True
-            break
-        else:
+        if all(row[:len(columns)]):
             rows.append(row)
+        else:
+            partial += 1
+        if limit and len(rows) > limit:
+            break
     if partial:
-        columns = ", ".join(source.columns[:source.num_text_columns])
-        warn(f"{partial:,} rows of {source.name} have an empty text among {shown(columns)} and are "
-             "left out of all scores; fewer --langs keep more")
+        warn(f"{partial:,} rows of {source.name} have an empty text among "
+             f"{shown(', '.join(columns))} and are left out of all scores; fewer --langs keep more")
     # The rows of "valid" are for a training, which prints the notes itself.
     if split != "valid":
         for note in source.notes:
             warn(note)
-        if more:
+        if limit and len(rows) > limit:
             warn(f"only the first {limit:,} rows of {source.name} are evaluated; --limit 0 (of "
                  "train.py: --eval-limit 0) evaluates all")
-    return rows
+    return rows[:limit or None]
 
 
-def _rows_trained_on(spec, langs, holdout):
+def rows_trained_on(spec, langs=(), holdout=True):
+    """Yield the rows that a training on `spec` reads. `holdout`: it had no --eval-data."""
     source = open_text(spec, langs)
     for row in source.rows("train" if holdout or source.embedded else "all"):
         yield row[:source.num_text_columns]
 
 
-def train_texts(spec, langs=(), holdout=True):
-    """Return the set of all texts that a training on `spec` reads."""
-    rows = _rows_trained_on(spec, langs, holdout)
-    return {text.strip() for row in rows for text in row if text}
-
-
 def count_trained_on(spec, rows, langs=(), holdout=True):
-    """Count how many of some rows (tuples of texts) a training on `spec` reads.
-
-    A row counts if all of its texts are in one training row, in any column and compared by
-    `normalized`. `holdout`: the training held rows out, because it had no --eval-data."""
+    """Count how many of some rows (tuples of texts) a training on `spec` reads: those of which all
+    texts are in one training row, in any column and compared by `normalized`."""
     wanted = [set(map(normalized, row)) - {""} for row in rows]
-    commonness = Counter(itertools.chain.from_iterable(wanted))
-    # Rows are looked up by the rarest of their texts, so that few rows have to be compared.
-    by_text = {}
-    for texts in filter(None, wanted):
-        by_text.setdefault(min(texts, key=commonness.get), []).append(texts)
-    found = 0
-    for row in _rows_trained_on(spec, langs, holdout):
+    by_text = {}  # {longest text: numbers of rows}, because a long text is in few rows
+    for index, texts in enumerate(wanted):
+        if texts:
+            by_text.setdefault(max(texts, key=len), []).append(index)
+    found = set()
+    for row in rows_trained_on(spec, langs, holdout):
         texts = set(map(normalized, row))
         for text in texts & by_text.keys():
-            others = [one for one in by_text[text] if not one <= texts]
-            found += len(by_text[text]) - len(others)
-            by_text[text] = others
-    return found
+            found.update(index for index in by_text[text] if wanted[index] <= texts)
+    return len(found)

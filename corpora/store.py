@@ -22,25 +22,17 @@ from tqdm import tqdm
 
 from common import atomic_file, digest, make_folder
 
-LAYOUT = 7  # version of the files and of how rows are read and held out
+LAYOUT = 8  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 
 def cache_folder(source):
     """Return the cache folder of TextFiles; it may not exist yet."""
-    files = []
-    for path in source.paths:
-        found = os.stat(path)
-        files.append([os.path.realpath(path), found.st_size, found.st_mtime_ns])
+    files = [(os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns)
+             for path in source.paths]
     key = digest([LAYOUT, files, source.columns, source.names])[:10]
     name = re.sub(r"[^\w.+-]", "_", source.name)[:40]
     return Path("cache", f"{name}-{key}")
-
-
-def load_kinds(source):
-    """Return what each row of TextFiles is for, or None if the cache does not have it."""
-    path = cache_folder(source) / "kinds.bin"
-    return np.fromfile(path, np.uint8) if path.exists() else None
 
 
 def encoded(source, tokenizer, holdout=True):
@@ -48,18 +40,16 @@ def encoded(source, tokenizer, holdout=True):
 
     Returns tokens (T,), offsets (N * C + 1,), the rows' kinds (N,), and a hash of all three. The
     kinds are empty without `holdout`."""
-    folder = cache_folder(source)
+    folder = cache_folder(source) / tokenizer.hash[:10]
     make_folder(folder, "the cache")
     kinds = source.find_kinds() if holdout else np.zeros(0, np.uint8)
-    if holdout and not (folder / "kinds.bin").exists():
-        with atomic_file(folder / "kinds.bin") as file:
+    if holdout and not (folder.parent / "kinds.bin").exists():
+        with atomic_file(folder.parent / "kinds.bin") as file:
             file.write(kinds)
-    folder = folder / tokenizer.hash[:10]
     if not (folder / "about.json").exists():
-        make_folder(folder, "the cache")
         _write(source, tokenizer, folder)
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    source.counts, source.known = Counter(about["counts"]), dict.fromkeys(about["known"])
+    source.counts = Counter(about["counts"])
     # A memory map reads from disk what is asked for, and no more.
     tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
     offsets = np.memmap(folder / "offsets.bin", np.int64, "r").view(np.ndarray)
@@ -82,6 +72,5 @@ def _write(source, tokenizer, folder):
     content.update(offsets)
     with atomic_file(folder / "offsets.bin") as file:
         file.write(offsets)
-    about = {"hash": content.hexdigest(), "counts": source.counts, "known": list(source.known)}
     with atomic_file(folder / "about.json") as file:
-        file.write(json.dumps(about).encode())
+        file.write(json.dumps({"hash": content.hexdigest(), "counts": source.counts}).encode())

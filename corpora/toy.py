@@ -1,10 +1,9 @@
 """The embedded corpora: sentences of five languages made from meanings, and regular expressions.
 
-A `Meaning` is a small record, which a small grammar of each language turns into a sentence: the
+A `Meaning` is a small record, and a small grammar of each language turns it into a sentence. So the
 sentences are exact translations, an edited record is an exact hard negative, and every label of a
-probe is known. Agreement, case and word order are right.
-
-Everything is a function of the seed, byte for byte, on every machine.
+probe is known. Agreement, case and word order are correct. The same seed gives the same bytes on
+every machine.
 """
 
 import re
@@ -31,7 +30,7 @@ TENSES = ("past", "present", "future")
 
 
 class Meaning(NamedTuple):
-    """Who does what to whom, where, when and why. "" is none. A name is one, without adjective."""
+    """Who does what to whom, where, when and why; "" is none. A name has number 1, no adjective."""
     subject: str = ""         # a name or an animate
     subject_number: int = 1   # 1..9
     subject_adjective: str = ""
@@ -51,7 +50,7 @@ class Meaning(NamedTuple):
     swapped: int = 0          # 1: the object acts on the subject; see `negatives`
 
 
-# What each field counts in the similarity of two meanings: the core more than its circumstances.
+# The weight of each field in the similarity of two meanings.
 WEIGHTS = (4, 1, 1, 1, 4, 1, 2, 4, 1, 1, 2, 2, 1, 1, 1, 2, 4)
 
 
@@ -59,7 +58,8 @@ WEIGHTS = (4, 1, 1, 1, 4, 1, 2, 4, 1, 1, 2, 2, 1, 1, 1, 2, 4)
 
 
 def _draw_noun(stream, section, names, taken):
-    """(noun, number, adjective): none of `taken`, a name in `names` percent of the cases."""
+    """Return (noun, number, adjective). The noun is not in `taken`; in `names` percent of the cases
+    it is a name."""
     named = stream.chance(names)
     noun = taken[0]
     while noun in taken:
@@ -89,13 +89,13 @@ def _draw(stream):
         noun, number, _ = _draw_noun(stream, "animates", 50, taken + other[:1])
         link = stream.pick(("because", "because", "although"))
         cause = (link, noun, number, stream.pick(concepts("causes")))
-    # At least one adjunct: bare sentences are too alike.
+    # At least one adjunct, because bare sentences are too similar.
     place = stream.pick(concepts("places")) if stream.chance(60) or not (time or cause[0]) else ""
     return Meaning(*subject, companion, verb, tense, negated, *other, place, time, *cause)
 
 
 def _walk(split, seed, salt="meanings"):
-    """Endless meanings of one split, no two alike, and so no two sentences."""
+    """Yield different meanings of one split without end."""
     stream = Stream(salt, split, seed)
     seen = set()
     while True:
@@ -106,7 +106,7 @@ def _walk(split, seed, salt="meanings"):
 
 
 def meanings(split: str, count: int, seed: int = 0) -> list[Meaning]:
-    """`count` different meanings. A meaning alone decides its split."""
+    """Return `count` different meanings. The split of a meaning depends on nothing else."""
     return list(islice(_walk(split, seed), count))
 
 
@@ -188,7 +188,8 @@ PHRASES = {"en": _english, "de": _german, "fr": _french, "es": _spanish, "ru": _
 
 @lru_cache(1 << 16)
 def _phrase(language, noun, number, adjective, case, rare=False, rare_adjective=False):
-    """(noun phrase, gender). `case`: subject, object, or denied (the object of a negated verb)."""
+    """Return (noun phrase, gender). `case`: subject, object, or denied, the object of a negated
+    verb."""
     section = section_of(noun)
     forms = word_forms(language, section, noun, rare)
     if section == "names":
@@ -204,7 +205,7 @@ def _phrase(language, noun, number, adjective, case, rare=False, rare_adjective=
 
 @lru_cache(1 << 15)
 def _conjugate(language, section, concept, tense, many, gender, negated=0, rare=False):
-    """(finite verb with its negation, what German puts last). `section`: verbs or causes."""
+    """Return (finite verb with its negation, what German puts last). `section`: verbs or causes."""
     forms = word_forms(language, section, concept, rare)
     when = TENSES.index(tense)
     if language in ("fr", "es"):
@@ -242,12 +243,12 @@ ELISION = re.compile(r"\b(l|d|n|qu|puisqu)[ea] (?=[aeiouyhéèêâîœ])(?!huit)
 
 
 def _is_rare(bits, first, eighths=2):
-    """Is the rare synonym taken? Three bits from `first` on decide it."""
+    """Return whether three of the bits, from `first` on, choose the rare synonym."""
     return bits >> first & 7 < eighths
 
 
 def _clause(language, meaning, bits, opening):
-    """The cause with its link. The sentence's own subject becomes a pronoun."""
+    """Return the cause with its link. The subject of the sentence becomes a pronoun."""
     entry = meaning.link + "_first" if opening else meaning.link
     link = word(language, "links", entry, _is_rare(bits, 0, 3))
     noun, gender = _phrase(language, meaning.cause_subject, meaning.cause_number, "", "subject",
@@ -261,7 +262,7 @@ def _clause(language, meaning, bits, opening):
 
 
 def _core(language, meaning, bits, known):
-    """(who acts, verb, what German puts last, acted on)."""
+    """Return (who acts, verb, what German puts last, who or what is acted on)."""
     case = "denied" if meaning.negated else "object"
     cases = (case, "subject") if meaning.swapped else ("subject", case)
     rare = [_is_rare(bits, first) for first in (0, 3, 6, 9, 13)]
@@ -286,18 +287,18 @@ def _core(language, meaning, bits, known):
 
 
 def render(meaning: Meaning, language: str, style=0, known=False, opener="") -> str:
-    """The sentence of a meaning. Styles: other synonyms, another order; mostly other strings.
+    """Return the sentence of a meaning. A style chooses synonyms and word order.
 
-    `known`: the subject is a pronoun. `opener`: a text to begin with.
-    """
-    # Style draws from fields that `negatives` never edits: an edit changes no synonym, no order.
+    `known`: the subject is a pronoun. `opener`: a text to begin with."""
+    # The style depends on fields that `negatives` never edits, so that an edit changes neither
+    # synonyms nor word order.
     base = hash64("style", meaning.verb, meaning.place, meaning.time, meaning.subject_adjective,
                   meaning.object_adjective)
     base = mix(base + LANGUAGES.index(language) * GOLDEN & MASK)
     bits = mix(base + style & MASK)
     one, verb, last, two = _core(language, meaning, bits, known)
 
-    # What comes first turns with the style: neighbouring styles are different strings.
+    # Neighboring styles begin with different parts, so that they are different strings.
     given = [field for field in ("time", "link", "place") if getattr(meaning, field)]
     front = "opener" if opener else ["subject", *given][((base & 7) + style) % (1 + len(given))]
     said = {"subject": "", "opener": opener}
@@ -330,10 +331,9 @@ def render(meaning: Meaning, language: str, style=0, known=False, opener="") -> 
     return text[0].upper() + text[1:] + "."
 
 
-# A notebook begins more than one run.
-@lru_cache(4)
+@lru_cache(4)  # a notebook starts several runs
 def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
-    """A parallel corpus: rows of {language: sentence}, each in its own style."""
+    """Return a parallel corpus: rows of {language: sentence}, each in its own style."""
     stream = Stream("styles", split, seed)
     rows = []
     for meaning in meanings(split, count, seed):
@@ -350,10 +350,9 @@ def _nouns(meaning):
 
 
 def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
-    """(error type, meaning with one field edited), every edit [xsim++: Chen et al. 2023].
+    """Return (error type, meaning with one field edited) for every edit [xsim++: Chen et al. 2023].
 
-    In one style, an edit changes the edited words, and what must agree with them, alone.
-    """
+    In one style, an edit changes only the edited words and what must agree with them."""
     stream = Stream("negatives", *meaning)
     edits = []
     people = _nouns(meaning)
@@ -380,7 +379,7 @@ def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
 
 
 def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
-    """(altered text, its row, error type) of every edit that changes its sentence."""
+    """Return (altered text, its row, error type) of every edit that changes its sentence."""
     found = []
     for row, meaning in enumerate(meanings):
         gold = render(meaning, language)
@@ -392,7 +391,7 @@ def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
 
 
 def similarity(left: Meaning, right: Meaning) -> float:
-    """5 x the weighted share of equal fields among those that either meaning fills."""
+    """Return 5 x the weighted fraction of equal fields, among those that one of the two fills."""
     same = total = 0
     for one, other, weight, unsaid in zip(left, right, WEIGHTS, Meaning()):
         if one != unsaid or other != unsaid:
@@ -402,14 +401,14 @@ def similarity(left: Meaning, right: Meaning) -> float:
 
 
 def _shape(meaning):
-    """Meanings of one shape can trade any field and stay well formed."""
+    """Return the kinds of the nouns. Meanings of one shape can exchange any field."""
     nouns = (meaning.subject, meaning.object, meaning.cause_subject)
     return [noun and section_of(noun) for noun in nouns]
 
 
 @lru_cache(4)
 def graded(count: int, seed: int = 0) -> list[tuple[Meaning, Meaning, float]]:
-    """(meaning of the test split, one that shares some of its fields, their similarity)."""
+    """Return (meaning of the test split, one that shares some of its fields, their similarity)."""
     stream = Stream("graded", seed)
     pairs = []
     for base in islice(_walk("test", seed, "graded"), count):
@@ -427,7 +426,7 @@ def graded(count: int, seed: int = 0) -> list[tuple[Meaning, Meaning, float]]:
 
 
 def labels(meaning: Meaning) -> dict:
-    """All that a probe can be asked about a sentence, with the answers, true in every language."""
+    """Return the properties of a sentence that a probe can predict, in every language."""
     many = meaning.subject_number > 1 or meaning.companion != ""
     found = {"number": "plural" if many else "singular", "negation": meaning.negated}
     for field in ("tense", "subject", "verb", "object", "place", "time", "link"):
@@ -436,7 +435,7 @@ def labels(meaning: Meaning) -> dict:
 
 
 def labelled(split: str, limit: int, language: str = "en"):
-    """(texts, {property: [the class of each text]}): what a linear probe is asked."""
+    """Return (texts, {property: [the class of each text]}) for a linear probe."""
     rows = meanings(split, limit)
     facts = [labels(meaning) for meaning in rows]
     classes = {}
@@ -448,8 +447,10 @@ def labelled(split: str, limit: int, language: str = "en"):
 # ---- documents
 
 
+@lru_cache(4)
 def documents(split: str, count: int, seed: int = 0) -> list[str]:
-    """English stories, 130 to 390 words and marks: one hero, one other, one place, one tense."""
+    """Return English stories of 130 to 390 words and punctuation marks. A story has one hero, one
+    other character, one place and one tense."""
     stream = Stream("documents", split, seed)
     walk = _walk(split, seed, "documents")
     texts = []
@@ -477,7 +478,7 @@ def documents(split: str, count: int, seed: int = 0) -> list[str]:
 
 
 def _scene(stream, split, first, hero, other):
-    """A later sentence: mostly the hero acts; the place is seldom said again."""
+    """Return the meaning of a later sentence: mostly the hero acts, and few repeat the place."""
     while True:
         meaning = _draw(stream)
         subject = hero if stream.chance(70) else other
@@ -497,15 +498,14 @@ def _scene(stream, split, first, hero, other):
 # ---- regular expressions
 
 
-ITEMS = ("join", "chain", "repeat", "refuse")  # what is said of a line
+ITEMS = ("join", "chain", "repeat", "refuse")  # kinds of operators
 
 
 def _tree(stream, depth, kinds):
-    """(operator, operands, n): a random tree of at most `depth` operators above its atoms.
+    """Return (operator, operands, n), a random tree of at most `depth` operators above its atoms.
 
-    No two targets share a wording: only a first operand may be said at length; a later one is
-    short, or a join that says where it begins (either, both).
-    """
+    So that no two targets share a wording, only a first operand may be long. A later one is short,
+    or a join that says where it begins (either, both)."""
     kinds = ("atom",) if depth == 0 or stream.chance(25) else kinds
     name = stream.pick(concepts("regex", *kinds))
     kind, (patterns, _) = lexicon()["regex"][name]
@@ -513,14 +513,15 @@ def _tree(stream, depth, kinds):
     operands = []
     while "{%d}" % len(operands) in patterns[0]:
         operand = _tree(stream, depth - 1, ("join", "refuse") if operands else inner)
-        # Nobody says: a vowel or a vowel.
+        # No "a vowel or a vowel".
         if operand not in operands:
             operands.append(operand)
     return name, operands, str(2 + stream.below(6)) if kind == "repeat" else ""
 
 
 def _fill(template, operands, number):
-    """Operands for {0}.., the number for {n}; str.format would take the braces of a pattern."""
+    """Insert operands for {0} to {2} and the number for {n}. Patterns have braces of their own,
+    which str.format would read."""
     text = re.sub(r"\{([012])\}", lambda match: operands[int(match[1])], template)
     return text.replace("{n}", number)
 
@@ -542,11 +543,11 @@ def _wording(tree, stream, later=False):
     return _fill(wording, texts, number)
 
 
+@lru_cache(4)
 def regex(split: str, count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """(English, regular expression), all different, in the manner of NL-RX [Locascio et al. 2016].
+    """Return different pairs (English, regular expression) like NL-RX's [Locascio et al. 2016].
 
-    The dialect has & (and) and ~ (not). The split of a row depends on its target alone.
-    """
+    The dialect has & (and) and ~ (not). The split of a row depends on its target alone."""
     stream = Stream("regex", split, seed)
     rows = {}
     while len(rows) < count:

@@ -1,5 +1,5 @@
-"""What the embedded corpora are made of: the words of words.txt, and chance that is the same on
-every machine."""
+"""What the embedded corpora are made of: the words of words.txt, and random numbers that are the
+same on every machine."""
 
 import re
 from functools import lru_cache
@@ -9,13 +9,13 @@ from pathlib import Path
 from common import BadInput
 
 LANGUAGES = ("en", "de", "fr", "es", "ru")
-SPLITS = {"train": range(8), "valid": (8,), "test": (9,)}    # tenths of all that can be said
+SPLITS = {"train": range(8), "valid": (8,), "test": (9,)}  # tenths of all possible rows
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(value: int) -> int:
-    """The output function of splitmix64 [Steele, Lea & Flood 2014]."""
+    """Return the output function of splitmix64 [Steele, Lea & Flood 2014]."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
     return value ^ value >> 31
@@ -23,7 +23,7 @@ def mix(value: int) -> int:
 
 @lru_cache(1 << 12, typed=True)
 def hash64(*parts) -> int:
-    """64 bits that depend on the parts alone, unlike Python's salted hash()."""
+    """Return 64 bits that depend on the parts alone, unlike Python's salted hash()."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -46,7 +46,8 @@ class Stream:
 
 
 def in_split(split: str, *parts) -> bool:
-    """Is this thing in the split? Its parts alone decide it, so splits never overlap."""
+    """Return whether something is in a split. This depends on its parts alone, so that splits never
+    overlap."""
     if split not in SPLITS:
         raise BadInput(f"split {split!r} is unknown: choose from {', '.join(SPLITS)}")
     return hash64("split", *parts) % 10 in SPLITS[split]
@@ -54,11 +55,11 @@ def in_split(split: str, *parts) -> bool:
 
 @lru_cache(None)
 def lexicon() -> dict[str, dict[str, tuple]]:
-    """words.txt: section -> concept -> (CLASS or "", [a column's synonyms, the common first])."""
+    """Read words.txt: {section: {concept: (CLASS or "", [synonyms of a column, common first])}}."""
     lines = []
     for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith(" "):
-            lines[-1] += line                         # goes on with the row above
+            lines[-1] += line  # it continues the row above
         elif line and not line.startswith("#"):
             lines.append(line)
     sections = {}
@@ -85,7 +86,7 @@ def section_of(noun: str) -> str:
 
 @lru_cache(None)
 def word(language: str, section: str, concept: str, rare: bool = False) -> str:
-    """A cell: the common synonym or, where there is one, the rare one."""
+    """Return a cell: the common synonym or, if there is one, the rare one."""
     return lexicon()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
 
 

@@ -77,8 +77,9 @@ def texts_trained_on(config):
     if not config.get("data"):
         return None
     try:
-        return corpora.train_texts(config["data"], comma_list(config.get("langs", "")),
-                                   not config.get("eval_data"))
+        rows = corpora.rows_trained_on(config["data"], comma_list(config.get("langs", "")),
+                                       not config.get("eval_data"))
+        return {text.strip() for row in rows for text in row if text}
     except BadInput as error:
         warn(f"the scores on unseen rows are left out: {error}")
         return None

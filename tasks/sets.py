@@ -89,7 +89,7 @@ def read_rows(path, classes):
     reader = READERS[next(suffix for suffix in path.suffixes[::-1] if suffix in READERS)]
     rows = []
     for number, row in reader(path, ("text", "label")):
-        if row is None:  # a repeated header
+        if not row:  # a repeated header
             continue
         try:
             label = float(row["label"])
