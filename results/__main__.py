@@ -6,8 +6,8 @@
     python -m results plot NAME               draw an experiment along training, or a picture
     python -m results inspect --objective X   print one batch as text, and its attention mask
     python -m results flops --objective X     compute of a step; --match RUN: equal compute
-    python -m results peers                   training and encoding against other libraries
-    python -m results gpu                     attention, training steps and tile sizes on a GPU
+    python -m results peers                   training steps against transformers
+    python -m results gpu                     attention, tile sizes and training steps on a GPU
     python -m results mixtures PUBLIC FOLDER  make the data files of the experiments
     python -m results readme                  write recorded numbers into both README.md
 

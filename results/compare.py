@@ -28,16 +28,15 @@ SEEDS = 3  # a claim with fewer common seeds is not tested
 # ---- records: one line for each run, with the name of its experiment
 
 
-@functools.lru_cache(1)
-def parsed(path, changed):
-    """Return the lines of the file. `changed` is its time, so that it is read again when needed."""
+@functools.cache
+def parsed(path):
     with lzma.open(path, "rt", encoding="utf-8") as file:
         return list(map(json.loads, file))
 
 
 def read_records(experiment=None):
     """Return the recorded runs, all or those of one experiment, in the order of its jobs."""
-    records = parsed(RECORDS, RECORDS.stat().st_mtime_ns)
+    records = parsed(RECORDS)
     if experiment is None:
         return records
     records = [record for record in records if record["experiment"] == experiment]
@@ -47,11 +46,13 @@ def read_records(experiment=None):
 
 def keep_records(new):
     """Add records to the file, each in place of one of the same experiment, label and seed."""
+    parsed.cache_clear()  # another process may have written the file
     kept = {(one["experiment"], one["label"], one["seed"]): one for one in [*read_records(), *new]}
     ordered = sorted(kept.values(), key=lambda record: record["experiment"])
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
     with atomic_file(RECORDS) as file:
         file.write(lzma.compress(text.encode(), preset=9))
+    parsed.cache_clear()
 
 
 def by_label(records, metric):
@@ -113,7 +114,7 @@ def p_text(p):
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-# ---- tables
+# ---- one experiment
 
 
 def markdown(heads, rows):
@@ -122,13 +123,13 @@ def markdown(heads, rows):
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
-def table_lines(records, columns, rows=None, published=None):
+def table_lines(records, columns, rows, published=None):
     """Return a table of mean ± std over seeds.
 
     columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name]};
     published {heading: texts}. Columns that nobody measured are left out."""
     table = []
-    for heading, row in (rows or {one["label"]: one["label"] for one in records}).items():
+    for heading, row in rows.items():
         label, ending = (row, "") if isinstance(row, str) else row
         table.append([heading, *(
             mean_std(list(by_label(records, metric + ending).get(label, {}).values()))
@@ -159,7 +160,20 @@ def times_lines(record):
     heads = list(dict.fromkeys(key for row in record["table"].values() for key in row))
     rows = [[side, *(row.get(key, "-") for key in heads)] for side, row in record["table"].items()]
     return [f"## {record['label']}", "", *markdown(["", *heads], rows), "",
-            f"torch {record['torch']}, {record['device']}", ""]
+            f"torch {record['torch']}, {record['device']}"]
+
+
+def command_lines(records):
+    """Return the commands of each row, those of its first seed."""
+    rows = {}
+    for record in records:
+        rows.setdefault(record["label"], []).append(record)
+    lines = []
+    for label, (first, *others) in rows.items():
+        seeds = ", ".join(str(record["seed"]) for record in (first, *others))
+        lines.append(f"- {label} (commit {first.get('commit')}, seed{'s' * bool(others)} {seeds}):")
+        lines += [f"  `{first[key]}`" for key in ("train", "test") if key in first]
+    return lines
 
 
 def show(name, metrics=None):
@@ -171,25 +185,23 @@ def show(name, metrics=None):
                        "results show)")
     experiment = EXPERIMENTS.get(name, {"about": "Recorded only: this experiment was a search for "
                                         "hyperparameters, or a better one has replaced it."})
-    lines = [f"# {name}", "", *filter(None, [experiment.get("finding"), experiment["about"]]), ""]
     tables = experiment.get("tables", [{"columns": DATA["columns"]}])
     if isinstance(tables, str):  # those of another experiment
         tables = EXPERIMENTS[tables]["tables"]
     if metrics:
         tables = [{"columns": dict(zip(metrics, metrics))}]
+    blocks = [[f"# {name}"], [experiment[key] for key in ("finding", "about") if key in experiment]]
     for table in tables:
         rows = {record["label"]: record["label"] for record in records} | table.get("rows", {})
-        body = table_lines(records, table["columns"], rows, table.get("published"))
-        title = [f"## {table['title']}", ""] if body and "title" in table else []
-        lines += [*title, *body, ""]
-    if "pairs" in experiment:
-        lines += [*test_lines(records, metrics or experiment["tested"], experiment["pairs"]), ""]
-    first = {record["label"]: record for record in reversed(records)}  # of the first seed
-    for record in reversed(first.values()):
-        lines += times_lines(record) if "table" in record else [
-            f"- {record['label']} (commit {record['commit']}):", f"  `{record['train']}`",
-            f"  `{record['test']}`"]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+        lines = table_lines(records, table["columns"], rows, table.get("published"))
+        if lines and "title" in table:
+            blocks.append([f"## {table['title']}"])
+        blocks.append(lines)
+    blocks.append(test_lines(records, metrics or experiment.get("tested", ()),
+                             experiment.get("pairs", {})))
+    blocks += [times_lines(record) for record in records if "table" in record]
+    blocks.append(command_lines([record for record in records if "table" not in record]))
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
 def show_command(words):
@@ -198,8 +210,7 @@ def show_command(words):
     parser.add_argument("--metrics", type=comma_list, help="columns, such as retrieval/xsim")
     options = parser.parse_args(words)
     if options.name:
-        print(show(options.name, options.metrics), end="")
-        return
+        return print(show(options.name, options.metrics), end="")
     recorded = [record["experiment"] for record in read_records()]
     for name in dict.fromkeys([*EXPERIMENTS, *recorded]):
         finding = EXPERIMENTS.get(name, {}).get("finding", "(recorded only)")
@@ -215,11 +226,9 @@ def judge(claims):
     The verdict is better or worse if p is below 0.05 after Holm's correction over all claims,
     no significant difference otherwise, and not tested if there is no baseline or there are fewer
     than three common seeds."""
-    records = read_records()
     judged = {}
     for claim in claims:
-        own = [one for one in records if one["experiment"] == claim["experiment"]]
-        scores = by_label(own, claim["metric"])
+        scores = by_label(read_records(claim["experiment"]), claim["metric"])
         ours, baseline = scores.get(claim["ours"], {}), scores.get(claim.get("baseline"), {})
         seeds = len(ours.keys() & baseline.keys()) if "baseline" in claim else len(ours)
         test = paired_test(ours, baseline) if seeds >= SEEDS else None
@@ -227,9 +236,12 @@ def judge(claims):
     corrected = holm({name: one["test"]["p"] for name, one in judged.items() if one["test"]})
     for claim in claims:
         one = judged[claim["id"]]
-        one["holm"] = corrected.get(claim["id"], 1.0)
-        one["verdict"] = "no significant difference" if one["test"] else "not tested"
-        if one["holm"] < LEVEL:
+        one["holm"] = corrected.get(claim["id"])
+        if one["test"] is None:
+            one["verdict"] = "not tested"
+        elif one["holm"] >= LEVEL:
+            one["verdict"] = "no significant difference"
+        else:
             is_better = (one["test"]["difference"] > 0) == (claim["better"] == "higher")
             one["verdict"] = "better" if is_better else "worse"
     return judged

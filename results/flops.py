@@ -36,8 +36,8 @@ def batch_flops(objective, batch):
         attention += factor * config.heads * config.key_dim * packed.visible_pairs()
 
     nothing = {op: lambda *shapes, **options: 0 for op in flop_registry if "attention" in str(op)}
-    blocks = [module for module in objective.modules() if isinstance(module, Block)]
-    hooks = [block.register_forward_pre_hook(count_attention) for block in blocks]
+    hooks = [module.register_forward_pre_hook(count_attention) for module in objective.modules()
+             if isinstance(module, Block)]
     with FlopCounterMode(display=False, custom_mapping=nothing) as counter:
         objective(to_device(batch, objective.model.embed.weight.device))[0].backward()
     for hook in hooks:
@@ -68,25 +68,22 @@ def matching_steps(flops, words):
 
 
 def run_flops(folder):
-    """Return all FLOPs of a finished run, counted again from the command in its log."""
+    """Return all FLOPs of a run until now, counted again from the command in its log."""
     first = evaluate.read_first(folder)
     # The flags follow train.py, which may have been called by a path.
     words = shlex.split(first.get("command", ""))
     words = list(itertools.dropwhile(lambda word: not word.endswith("train.py"), words))[1:]
     if not words:
         raise BadInput(f"{folder} was not trained by train.py: its log has no command")
-    flops, steps = step_flops(words)
-    done = max(record.get("step", 0) for record in evaluate.read_log(folder))
-    if done < steps:
-        raise BadInput(f"{folder} is at step {done} of {steps}: finish it first")
-    return flops * steps * first["processes"]
+    steps = max(record.get("step", 0) for record in evaluate.read_log(folder))
+    return step_flops(words)[0] * steps * first["processes"]
 
 
 def flops_command(words):
     parser = Parser("python -m results flops", "Compute of a training step. Accepts every flag of "
                     "train.py.")
     parser.add_argument("--match", metavar="RUN", help="print the number of steps that has the "
-                        "compute of this finished run")
+                        "compute of this run")
     options, words = parser.parse_known_args(words)
     if options.match:
         flops = run_flops(options.match)

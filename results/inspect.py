@@ -1,7 +1,7 @@
 """Print one batch of an objective: its rows as text, and the attention mask of one row.
 
     python -m results inspect --objective llm-jepa --data regex     # and any other flag of train.py
-    python -m results inspect --objective hybrid --part predict --row 1 --step 3
+    python -m results inspect --objective hybrid --part predict --row 1
 
 objectives.py explains the keys of a batch, above the objective's collate.
 """
@@ -53,35 +53,24 @@ def row_lines(packed, texts, row):
 
 
 def mask_lines(packed, texts, row):
-    """Return the mask of a row: one line per query, one column per key. The middle of a long row is
-    left out."""
-    start, end = packed.cu_seqlens[row:row + 2].tolist()
-    mask = packed.mask(row)
-    shown = list(range(end - start))
-    hidden = len(shown) - GRID
-    if hidden > 0:
-        shown[GRID // 2:-GRID // 2] = []
+    """Return the mask of a row's first tokens: one line per query, one column per key."""
+    start = int(packed.cu_seqlens[row])
     lines = []
-    for number, query in enumerate(shown):
-        if hidden > 0 and number == GRID // 2:
-            lines.append(f"     ... {hidden} tokens are not drawn")
-        marks = "".join("#" if mask[query, key] else "." for key in shown)
-        position = int(packed.positions[start + query])
-        lines.append(f"{position:>4} {texts[start + query][:28]:<28} {marks}")
+    for query, keys in enumerate(packed.mask(row)[:GRID, :GRID].tolist(), start):
+        marks = "".join("#" if sees else "." for sees in keys)
+        lines.append(f"{int(packed.positions[query]):>4} {texts[query][:28]:<28} {marks}")
     return lines
 
 
 def inspect_command(words):
     parser = Parser("python -m results inspect", "Print one batch of an objective. Accepts every "
-                    "flag of train.py.")
+                    "flag of train.py; --batch is 2.")
     parser.add_argument("--row", type=int, default=0, help="row whose mask is drawn [0]")
-    parser.add_argument("--rows", type=int, default=2, help="number of examples in the batch [2]")
-    parser.add_argument("--step", type=int, default=0, help="training step of the batch [0]")
     parser.add_argument("--part", default="packed", help="which line of the batch: packed, "
                         "head_packed, clean or predict [packed]")
     options, rest = parser.parse_known_args(words)
-    run = train.Run(*train.parse([*rest, "--batch", str(options.rows)]), writes=False)
-    batch, *_ = run.make_batch(max(0, options.step))
+    run = train.Run(*train.parse(["--batch", "2", *rest]), writes=False)
+    batch, *_ = run.make_batch(0)
     parts = [name for name, value in batch.items() if isinstance(value, Packed)]
     if options.part not in parts:
         raise BadInput(f"--part {options.part}: this batch has {', '.join(parts)}")
@@ -91,12 +80,13 @@ def inspect_command(words):
     texts = token_texts(batch, options.part, run.tokenizer)
     visible = packed.visible_pairs() / len(packed.tokens) ** 2
     print(f"{run.objective.name}: {len(packed)} rows, {len(packed.tokens)} tokens in one packed "
-          f"line; {visible:.0%} of all pairs see each other", "",
-          "ROWS, one segment per line; →word: predict this word here", "", sep="\n")
+          f"line; {visible:.0%} of all pairs see each other\n\n"
+          "ROWS, one segment per line; →word: predict this word here\n")
     for row in range(len(packed)):
         print(*row_lines(packed, texts, row), sep="\n")
-    print("", f"MASK of row {options.row}: a line is a query, a column a key, # is visible", "",
-          *mask_lines(packed, texts, options.row), "", "KEYS of the batch", "", sep="\n")
+    print(f"\nMASK of row {options.row}, at most {GRID} tokens: a line is a query, a column a key, "
+          "# is visible\n")
+    print(*mask_lines(packed, texts, options.row), "\nKEYS of the batch\n", sep="\n")
     for name, value in batch.items():
         size = tuple(value.shape) if hasattr(value, "shape") else value
         if isinstance(value, Packed):

@@ -19,20 +19,23 @@ from common import BadInput, Parser, atomic_file, make_folder
 # {column: its name at Tatoeba, at NTREX}
 LANGUAGES = {"de": ("deu", "deu"), "fr": ("fra", "fra"), "ru": ("rus", "rus"),
              "zh": ("cmn", "zho-CN"), "tr": ("tur", "tur")}
+NTREX = ["eng", *(name for _, name in LANGUAGES.values())]
 PAIRS = 20_000  # of Tatoeba, for each language
 # The test sets, and the columns with sentences; {} is a language.
-TESTS = {"parallel/ntrex": ["eng", *(name for _, name in LANGUAGES.values())],
-         "parallel/multi30k_val": ["en", "de", "fr"],
-         "parallel/multi30k_test_2016_flickr": ["en", "de", "fr"],
-         "tasks/stsb_multi_dev": ["s1_{}", "s2_{}"],
-         "tasks/xnli_dev_17way": ["premise_{}", "hypothesis_{}"],
-         "tasks/pawsx_dev": ["s1_{}", "s2_{}"]}
+TESTS = {"parallel/ntrex": NTREX, "parallel/multi30k_val": ["{}"],
+         "parallel/multi30k_test_2016_flickr": ["{}"], "tasks/stsb_multi_dev": ["s1_{}", "s2_{}"],
+         "tasks/pawsx_dev": ["s1_{}", "s2_{}"],
+         "tasks/xnli_dev_17way": ["premise_{}", "hypothesis_{}"]}
+
+
+def lines_of(path):
+    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        yield from file
 
 
 def tsv_rows(path):
     """Yield the rows of a .tsv.xz file with a header, as dicts."""
-    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+    yield from csv.DictReader(lines_of(path), delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def plain(text):
@@ -40,29 +43,29 @@ def plain(text):
     return " ".join(text.casefold().split())
 
 
-def test_sentences(folder):
+def test_sentences(public):
     """Return the set of all sentences of TESTS and of Tatoeba's test sets."""
     sentences = set()
     for name, columns in TESTS.items():
         kept = {column.format(language) for column in columns for language in ("en", *LANGUAGES)}
-        for row in tsv_rows(folder / f"{name}.tsv.xz"):
+        for row in tsv_rows(public / f"{name}.tsv.xz"):
             sentences.update(plain(text) for column, text in row.items() if column in kept)
-    for path in sorted((folder / "parallel/tatoeba_laser_v1").glob("*.tsv.xz")):
+    for path in (public / "parallel/tatoeba_laser_v1").glob("*.tsv.xz"):
         for row in tsv_rows(path):
             sentences.update(map(plain, row.values()))
     return sentences
 
 
-def encoder_rows(folder, chance):
+def encoder_rows(public, chance):
     """Return the lines of encoders_train.tsv: rows that share no sentence with a test set."""
-    tests = test_sentences(folder)
+    tests = test_sentences(public)
     rows = []
     sources = {f"tatoeba_pairs/eng-{tatoeba}": {"en": "eng", name: tatoeba}
                for name, (tatoeba, _) in LANGUAGES.items()}
     sources["multi30k_train"] = {name: name for name in ("en", "de", "fr")}
     for path, columns in sources.items():
         pairs = ({name: row[column] for name, column in columns.items()}
-                 for row in tsv_rows(folder / f"parallel/{path}.tsv.xz"))
+                 for row in tsv_rows(public / f"parallel/{path}.tsv.xz"))
         kept = [row for row in pairs if tests.isdisjoint(map(plain, row.values()))]
         if path.startswith("tatoeba"):
             kept = chance.sample(kept, min(PAIRS, len(kept)))
@@ -86,20 +89,18 @@ def decoder_rows(lines):
     return lines[:1920], tested[:4000]
 
 
-def other_files(folder):
+def other_files(public):
     """Return {file: lines} of all files but encoders_train.tsv."""
-    columns = ["eng", *(ntrex for _, ntrex in LANGUAGES.values())]
     news = ["\t".join(["en", *LANGUAGES])]
-    for row in tsv_rows(folder / "parallel/ntrex.tsv.xz"):
-        news.append("\t".join(row[name] for name in columns))
-    with lzma.open(folder / "text/enwiki_train.jsonl.xz", "rt", encoding="utf-8") as file:
-        articles = [json.loads(line)["text"].split("\n") for line in file]
+    news += ["\t".join(row[name] for name in NTREX)
+             for row in tsv_rows(public / "parallel/ntrex.tsv.xz")]
+    articles = [json.loads(line)["text"].split("\n")
+                for line in lines_of(public / "text/enwiki_train.jsonl.xz")]
     held_out = articles[::50]
     del articles[::50]
     train, valid = ([text for text in itertools.chain(*part) if len(text) > 100]  # no headings
                     for part in (articles, held_out))
-    with lzma.open(folder / "llm/synth_train.jsonl.xz", "rt", encoding="utf-8") as file:
-        commands = file.read().splitlines()
+    commands = [line.rstrip("\n") for line in lines_of(public / "llm/synth_train.jsonl.xz")]
     random.Random(0).shuffle(commands)
     trained, tested = decoder_rows(commands)
     return {"encoders_valid.tsv": news[:501], "encoders_test.tsv": news[:1] + news[501:],
@@ -115,11 +116,10 @@ def mixtures_command(words):
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="for the new files")
     options = parser.parse_args(words)
     if not (options.public / "parallel").is_dir():
-        raise BadInput(f"{options.public} has no folder parallel: give the folder with parallel, "
-                       "text, tasks and llm that results/REPRODUCE.md describes")
+        raise BadInput(f"{options.public} has no folder parallel: REPRODUCE.md describes the files")
     make_folder(options.folder, "FOLDER")
-    rows = encoder_rows(options.public, random.Random(0))
-    for name, lines in ({"encoders_train.tsv": rows} | other_files(options.public)).items():
+    files = {"encoders_train.tsv": encoder_rows(options.public, random.Random(0))}
+    for name, lines in (files | other_files(options.public)).items():
         with atomic_file(options.folder / name) as file:
             file.writelines(f"{line}\n".encode() for line in lines)
         print(f"{options.folder / name}: {len(lines):,} lines")

@@ -12,8 +12,10 @@ import io
 import textwrap
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import torch
+from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -24,13 +26,19 @@ import evaluate
 import train
 from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
 
-from .compare import DATA, EXPERIMENTS, ROOT, read_records
+from .compare import DATA, EXPERIMENTS, read_records
 
 # Distinguishable without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 GREY = "#E8E8E8"
 MONO = "DejaVu Sans Mono"  # comes with matplotlib
 SMALL = 7  # font size of tick labels; axis labels have one point more
+matplotlib.rcParams.update({
+    "figure.dpi": 160, "font.size": SMALL, "axes.labelsize": SMALL + 1, "axes.titlesize": SMALL + 1,
+    "legend.title_fontsize": SMALL + 1, "figure.titlesize": SMALL + 1.5, "lines.linewidth": 1.4,
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    # When the colors repeat, lines are dashed.
+    "axes.prop_cycle": cycler(color=2 * COLOURS, linestyle=7 * ["-"] + 7 * ["--"])})
 
 
 class Picture(Figure):
@@ -53,58 +61,48 @@ def png(figure):
 def panels(rows=1, columns=1, height=2.2, titles=()):
     """Return a Picture and its axes, row by row: 3.6 inches wide for one column, 5.4 for more."""
     width = 3.6 if columns == 1 else 5.4
-    figure = Picture(figsize=(width, height * rows), dpi=160, layout="constrained")
+    figure = Picture(figsize=(width, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(which="both", labelsize=SMALL)
-        # When the colors repeat, lines are dashed.
-        axis.set_prop_cycle(color=2 * COLOURS, linestyle=7 * ["-"] + 7 * ["--"])
-    for axis, title in zip(axes, titles, strict=False):
-        axis.set_title(title, fontsize=SMALL + 1)
+    for axis, title in zip(axes, titles):
+        axis.set_title(title)
     return figure, axes
+
+
+def inches(axis):
+    return axis.figure.get_size_inches()[0] / axis.get_gridspec().ncols
 
 
 def finish(axis, x, y, title=""):
     """Label the axes, put title and legend above the plot, and return the Figure."""
-    axis.set_xlabel(x, fontsize=SMALL + 1)
-    axis.set_ylabel(y, fontsize=SMALL + 1)
-    title = title or axis.get_title()
+    axis.set(xlabel=x, ylabel=y)
+    title = textwrap.fill(title or axis.get_title(), int(15 * inches(axis)))
     labels = axis.get_legend_handles_labels()[1]
-    inches = axis.figure.get_size_inches()[0] / axis.get_gridspec().ncols
-    axis.set_title("" if labels else textwrap.fill(title, int(15 * inches)), fontsize=SMALL + 1)
+    axis.set_title("" if labels else title)
     if labels:
-        columns = max(1, int(16 * inches / (max(map(len, labels)) + 9)))
-        axis.legend(title=textwrap.fill(title, int(15 * inches)) or None, title_fontsize=SMALL + 1,
-                    fontsize=SMALL, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1),
-                    borderaxespad=0.2, alignment="left", frameon=False)
+        columns = max(1, int(16 * inches(axis) / (max(map(len, labels)) + 9)))
+        axis.legend(title=title or None, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1),
+                    borderaxespad=0.2, alignment="left")
     return axis.figure
 
 
 def headline(figure, text):
     """Write what a picture with several panels shows above them, and return the Figure."""
-    text = textwrap.fill(text, int(14 * figure.get_size_inches()[0]))
-    figure.suptitle(text, x=0.02, ha="left", fontsize=SMALL + 1.5)
+    figure.suptitle(textwrap.fill(text, int(14 * figure.get_size_inches()[0])), x=0.02, ha="left")
     return figure
 
 
-# ---- tables of colors
-
-
-def name_ticks(axis, rows, columns):
-    """Write names beside the rows and below the columns of a table; "" is no name."""
-    for names, ticks in ((rows, axis.yaxis), (columns, axis.xaxis)):
+def name_ticks(axis, columns, rows=()):
+    """Write names below the columns, vertically if there is no room, and beside the rows; "" is no
+    name."""
+    for names, ticks in ((columns, axis.xaxis), (rows, axis.yaxis)):
         marks = [index for index, name in enumerate(names) if name]
         if marks:
             ticks.set_ticks(marks, [names[index] for index in marks])
-    turn_ticks(axis, columns)
+    letters = sum(len(name) + 1 for name in columns if name)
+    axis.tick_params("x", rotation=90 if letters > 12 * inches(axis) else 0)
 
 
-def turn_ticks(axis, names):
-    """Write the names below an axis vertically if there is no room."""
-    inches = axis.figure.get_size_inches()[0] / axis.get_gridspec().ncols
-    letters = sum(len(name) + 1 for name in names if name)
-    axis.tick_params("x", rotation=90 if letters > 12 * inches else 0)
+# ---- tables of colors
 
 
 def heat(table, rows=(), columns=(), x="", y="", label="", low=None, high=None, axis=None,
@@ -113,16 +111,14 @@ def heat(table, rows=(), columns=(), x="", y="", label="", low=None, high=None, 
     table = torch.as_tensor(table).double()
     axis = axis or panels(height=3)[1][0]
     image = axis.imshow(table.numpy(), cmap="cividis", vmin=low, vmax=high)
-    name_ticks(axis, rows, columns)
+    name_ticks(axis, columns, rows)
     if table.numel() <= 100:
         for row, column in table.isfinite().nonzero().tolist():
             value = float(table[row, column])
-            axis.text(column, row, f"{value:.3g}", ha="center", va="center", fontsize=SMALL,
+            axis.text(column, row, f"{value:.3g}", ha="center", va="center",
                       color="black" if image.norm(value) > 0.5 else "white")
     if label:
-        bar = axis.figure.colorbar(image, ax=axis, shrink=0.9)
-        bar.set_label(label, fontsize=SMALL + 1)
-        bar.ax.tick_params(labelsize=SMALL)
+        axis.figure.colorbar(image, ax=axis, shrink=0.9, label=label)
     return finish(axis, x, y, title)
 
 
@@ -140,12 +136,6 @@ def mask(visible, tokens=(), axis=None, groups=0, title=""):
     return finish(axis, "key", "query", title)
 
 
-def similarity(x, y, label="cosine", low=0.0, axis=None, title=""):
-    """Draw the cosine of each of (N, D) with each of (M, D); below `low` the color is the same."""
-    cosine = evaluate.unit(x) @ evaluate.unit(y).T  # (N, M)
-    return heat(cosine, (), (), "sentence", "sentence", label, low, 1, axis, title)
-
-
 # ---- lines, bars, histograms
 
 
@@ -155,7 +145,7 @@ def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
     axis = axis or panels()[1][0]
     for label, (positions, values) in series.items():
         values = torch.as_tensor(values).double().reshape(-1, len(positions))
-        line, = axis.plot(positions, values.mean(0), label=label, linewidth=1.4)
+        line, = axis.plot(positions, values.mean(0), label=label)
         axis.fill_between(positions, *values.aminmax(dim=0), color=line.get_color(), alpha=0.2,
                           linewidth=0)
     for label, value in levels:
@@ -171,18 +161,15 @@ def bars(groups, y, x="", axis=None, title=""):
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     width = 0.8 / len(labels)
     for number, label in enumerate(labels):
-        shift = width * (number - (len(labels) - 1) / 2)
-        name = label if len(labels) > 1 else None
-        for position, group in enumerate(groups.values()):
-            if label in group:
-                value = group[label] if isinstance(group[label], tuple) else (group[label],)
-                axis.bar(position + shift, value[0], 0.9 * width, color=COLOURS[number % 7],
-                         label=name)
-                axis.vlines(position + shift, value[-2:][0], value[-1], color="black",
-                            linewidth=1.2)
-                name = None  # one entry of the legend is enough
-    axis.set_xticks(range(len(groups)), groups)
-    turn_ticks(axis, groups)
+        found = {position: group[label] for position, group in enumerate(groups.values())
+                 if label in group}
+        positions = np.array(list(found)) + width * (number - (len(labels) - 1) / 2)
+        values, low, high = zip(*(value if isinstance(value, tuple) else (value,) * 3
+                                  for value in found.values()))
+        axis.bar(positions, values, 0.9 * width, color=COLOURS[number % 7],
+                 label=label if len(labels) > 1 else None)
+        axis.vlines(positions, low, high, color="black", linewidth=1.2)
+    name_ticks(axis, list(groups))
     return finish(axis, x, y, title)
 
 
@@ -210,13 +197,6 @@ def spectrum(embeddings, center=True, axis=None, title=""):
     return lines(series, "index, largest first", "singular value", (), "log", axis, title)
 
 
-def differences(pairs, axis=None, title=""):
-    """Draw the singular values of Text - Code of {label: (Texts (N, D), Codes (N, D))}
-    [LLM-JEPA, fig. 3 left]."""
-    return spectrum({label: text - code for label, (text, code) in pairs.items()}, False, axis,
-                    title)
-
-
 def pca(embeddings, axis=None, title="", joined=0):
     """Draw {language: (N, D)} in the plane of their first two principal components, one color per
     language; a gray line joins the translations of each of the first `joined` sentences."""
@@ -237,10 +217,9 @@ def cosines(embeddings, axis=None, title=""):
     """Draw the cosines of translations and of unrelated sentences, of {language: (N, D)} with the
     first language."""
     first, *others = [evaluate.unit(z) for z in embeddings.values()]
-    tables = [other @ first.T for other in others]  # (N, N) each
+    tables = torch.stack([other @ first.T for other in others])  # (L - 1, N, N)
     unrelated = ~torch.eye(len(first), dtype=torch.bool)
-    values = {"translations": torch.cat([table.diagonal() for table in tables]),
-              "unrelated": torch.cat([table[unrelated] for table in tables])}
+    values = {"translations": tables.diagonal(dim1=1, dim2=2), "unrelated": tables[:, unrelated]}
     return histogram(values, "cosine", 40, (-1, 1), axis, title)
 
 
@@ -251,30 +230,28 @@ def words(rows):
     """Draw {label: [(word, color), ...]} as lines of text. A color is None, the number of a group,
     or a weight from 0.0 to 1.0: the darker, the more."""
     start = max(map(len, rows)) + 2  # characters before the words, of 84 in a line
-    placed = []
-    height = 0
-    for label, row in rows.items():
-        placed.append((0, height, label, None))
-        column = start
-        for text, color in row:
-            if column + len(text) > 84:
-                column = start
-                height += 1
-            placed.append((column, height, text, color))
-            column += len(text) + 1
-        height += 1.5
-    figure = Picture(figsize=(5.4, 0.2 * height), dpi=160)
-    axis = figure.add_axes([0.01, 0, 0.98, 1])
-    axis.set(xlim=(0, 84), ylim=(height - 0.7, -0.8))
+    figure = Picture(figsize=(5.4, 1))
+    axis = figure.add_axes([0.01, 0, 0.98, 1], xlim=(0, 84))
     axis.set_axis_off()
-    for column, line, text, color in placed:
-        is_weight = isinstance(color, float)
-        paint = COLOURS[0 if is_weight or color is None else color % 7]
-        box = dict(boxstyle="square,pad=0.15", linewidth=0,
-                   facecolor=(paint, color if is_weight else 0.4))
-        axis.text(column, line, text, fontsize=SMALL + 0.5, family=MONO, va="center",
-                  color="white" if is_weight and color > 0.6 else "black",
-                  bbox=None if color is None else box)
+    font = dict(fontsize=SMALL + 0.5, family=MONO, va="center")
+    line = 0
+    for label, row in rows.items():
+        axis.text(0, line, label, **font)
+        column = start
+        for word, color in row:
+            if column + len(word) > 84:
+                column = start
+                line += 1
+            is_weight = isinstance(color, float)
+            box = None if color is None else dict(
+                boxstyle="square,pad=0.15", linewidth=0,
+                facecolor=(COLOURS[0], color) if is_weight else (COLOURS[color % 7], 0.4))
+            axis.text(column, line, word, bbox=box, **font,
+                      color="white" if is_weight and color > 0.6 else "black")
+            column += len(word) + 1
+        line += 1.5
+    axis.set_ylim(line - 0.7, -0.8)
+    figure.set_figheight(0.2 * line)
     return figure
 
 
@@ -282,12 +259,11 @@ def cells(rows, arrows=(), notes=()):
     """Draw {label: {column: (text, color)}}, each row a line of cells; arrows [(column, from row,
     to row)], notes [(column, row, text)]. Row 0 is at the top; rows may be fractions."""
     columns = 1 + max(column for row in rows.values() for column in row)
-    figure = Picture(figsize=(0.47 * (columns + 3.2), 0.48 * len(rows)), dpi=160)
-    axis = figure.add_axes([0, 0, 1, 1])
-    axis.set(xlim=(-3, columns + 0.2), ylim=(len(rows) - 0.6, -0.5))
+    figure = Picture(figsize=(0.47 * (columns + 3.2), 0.48 * len(rows)))
+    axis = figure.add_axes([0, 0, 1, 1], xlim=(-3, columns + 0.2), ylim=(len(rows) - 0.6, -0.5))
     axis.set_axis_off()
     for number, (label, row) in enumerate(rows.items()):
-        axis.text(-2.9, number, label, fontsize=SMALL, va="center")
+        axis.text(-2.9, number, label, va="center")
         for column, (text, color) in row.items():
             axis.add_patch(Rectangle((column + 0.04, number - 0.22), 0.92, 0.44, linewidth=0,
                                      facecolor=color, alpha=1 if color == GREY else 0.45))
@@ -296,9 +272,10 @@ def cells(rows, arrows=(), notes=()):
     for column, start, end in arrows:
         way = 0.24 if end > start else -0.24
         axis.annotate("", (column + 0.5, end - way), (column + 0.5, start + way),
-                      arrowprops=dict(arrowstyle="->", linewidth=0.8, shrinkA=0, shrinkB=0))
+                      arrowprops=dict(arrowstyle="->", linewidth=0.8, mutation_scale=10, shrinkA=0,
+                                      shrinkB=0))
     for column, row, text in notes:
-        axis.text(column, row, text, fontsize=SMALL, va="center", style="italic",
+        axis.text(column, row, text, va="center", style="italic",
                   bbox=dict(facecolor="white", linewidth=0, pad=1))
     return figure
 
@@ -309,30 +286,29 @@ def cells(rows, arrows=(), notes=()):
 def embeddings_picture():
     """Draw the embeddings of sentences in five languages before and after the default training."""
     run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=25)
-    figure, axes = panels(1, 2, 3)
-    for axis, title in zip(axes, ("before training", f"after {run.train.steps} steps")):
-        if axis is axes[1]:
-            list(run.steps())
-        pca(run.evaluation().embeddings, axis, title, joined=25)
+    figure, (before, after) = panels(1, 2, 3)
+    pca(run.evaluation().embeddings, before, "before training", joined=25)
+    list(run.steps())
+    pca(run.evaluation().embeddings, after, f"after {run.train.steps} steps", joined=25)
     return headline(figure, "25 sentences in five languages: training brings the translations of a "
                     "sentence, joined by a line, together")
 
 
 def health_picture():
     """Draw loss, RankMe and the cosine of unrelated sentences while an encoder collapses."""
-    figure, axes = panels(1, 3, 2)
-    shown = {"validation/align": "alignment loss (held out)", "geometry/rankme": "RankMe",
-             "geometry/cosine/same": "cosine of unrelated\nsentences"}
+    logs = {}
     for label, flags in (("alignment alone", dict(mlm_weight=0.0, koleo_weight=0.0)),
                          ("all of MEXMA", {})):
         run = train.start("mexma", data="toy", steps=150, eval_every=15, eval_limit=200, **flags)
-        log = [record for record in run.steps() if "eval" in record]
-        for axis, (metric, name) in zip(axes, shown.items()):
-            values = [record["eval"][metric] for record in log]
-            lines({label: ([record["step"] for record in log], values)}, "training step", name,
-                  axis=axis)
-    for axis in axes[1:]:
-        axis.get_legend().remove()
+        logs[label] = {record["step"]: record["eval"] for record in run.steps() if "eval" in record}
+    figure, axes = panels(1, 3, 2)
+    for axis, (metric, name) in zip(axes, (
+            ("validation/align", "alignment loss (held out)"), ("geometry/rankme", "RankMe"),
+            ("geometry/cosine/same", "cosine of unrelated\nsentences"))):
+        lines({label: (list(log), [scores[metric] for scores in log.values()])
+               for label, log in logs.items()}, "training step", name, axis=axis)
+        if axis is not axes[0]:
+            axis.get_legend().remove()
     return headline(figure, "With the alignment loss alone an encoder collapses: the loss falls to "
                     "zero, RankMe to one, and the cosine of unrelated sentences rises to one")
 
@@ -340,7 +316,7 @@ def health_picture():
 PICTURES = {"embeddings": embeddings_picture, "health": health_picture}
 
 
-def experiment_picture(name, metric, labels, flops):
+def experiment_picture(name, metric, labels=(), flops=False):
     """Draw a metric of recorded runs along training, against steps or compute."""
     series = {}
     for record in read_records(name):
@@ -367,17 +343,16 @@ def plot_command(words):
                         "[retrieval/xsim]")
     parser.add_argument("--rows", type=comma_list, default=[], help="of an experiment [all]")
     parser.add_argument("--flops", action="store_true", help="against compute, not steps")
-    parser.add_argument("--out", type=Path, help="PNG file [NAME.png, in results/ if a picture]")
+    parser.add_argument("--out", type=Path, help="PNG file [NAME.png]")
     options = parser.parse_args(words)
-    name = options.name
-    if name in PICTURES:
-        figure, out = PICTURES[name](), ROOT / f"results/{name}.png"
-    elif name in EXPERIMENTS:
-        figure = experiment_picture(name, options.metric, options.rows, options.flops)
-        out = Path(f"{name}.png")
+    if options.name in PICTURES:
+        figure = PICTURES[options.name]()
+    elif options.name in EXPERIMENTS:
+        figure = experiment_picture(options.name, options.metric, options.rows, options.flops)
     else:
-        raise BadInput(f"there is no picture {name!r}"
-                       f"{did_you_mean(name, [*PICTURES, *EXPERIMENTS])}")
-    with atomic_file(options.out or out) as file:
+        raise BadInput(f"there is no picture {options.name!r}"
+                       f"{did_you_mean(options.name, [*PICTURES, *EXPERIMENTS])}")
+    out = options.out or Path(f"{options.name}.png")
+    with atomic_file(out) as file:
         file.write(png(figure))
-    print(options.out or out)
+    print(out)

@@ -15,14 +15,11 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 import evaluate
-from common import BadInput, Parser, comma_list, lock_folder, make_folder
+from common import BadInput, Parser
 
 from .compare import DATA, EXPERIMENTS, ROOT, keep_records, read_records
 from .flops import matching_steps, run_flops, step_flops
@@ -57,16 +54,13 @@ def jobs_of(name, seeds=None):
     return jobs
 
 
-def call(command, files, log):
-    """Run a command with one thread and return its stdout; a log keeps everything it prints. Raises
-    BadInput if it fails."""
-    words = [word.replace("FILES", str(files)) for word in command.split()]
-    with open(log, "a", encoding="utf-8") as file:
-        done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, text=True, stderr=file,
-                              env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
-        file.write(done.stdout)
+def call(command, files):
+    """Run a command with one thread and return its stdout. Raises BadInput if it fails."""
+    words = command.replace("FILES", str(files)).split()
+    done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode:
-        raise BadInput(f"{command} ended with status {done.returncode}: see {log}")
+        raise BadInput(f"{command} ended with status {done.returncode}")
     return done.stdout
 
 
@@ -75,11 +69,11 @@ def with_steps(job, jobs, files):
     match = re.search(r"MATCH\[(.*?)\]", job.train)
     if not match:
         return job.train
-    other = next(one for one in jobs if (one.label, one.seed) == (match[1], job.seed))
-    words = [text.replace("FILES", str(files)).split()[2:]
-             for text in (other.train, job.train.replace(match[0], "1"))]
-    flops, steps = step_flops(words[0])
-    return job.train.replace(match[0], str(matching_steps(flops * steps, words[1])))
+    other, = [one.train for one in jobs if (one.label, one.seed) == (match[1], job.seed)]
+    theirs, ours = [command.replace("FILES", str(files)).split()[2:]
+                    for command in (other, job.train.replace(match[0], "1"))]
+    flops, steps = step_flops(theirs)
+    return job.train.replace(match[0], str(matching_steps(flops * steps, ours)))
 
 
 def curve_of(log):
@@ -95,10 +89,9 @@ def curve_of(log):
     return curve
 
 
-def record_of(job, train, scores, seconds):
+def record_of(job, train, scores):
     """Return the record of a run that has been trained and measured."""
     log = evaluate.read_log(ROOT / job.folder)
-    first = log[0]
     last = ([line for line in log if "loss" in line] or [{}])[-1]
     ended = ([line["eval"] for line in log if "eval" in line] or [{}])[-1]
     last = last | {name: one for name, one in ended.items() if name.startswith("validation/")}
@@ -106,10 +99,10 @@ def record_of(job, train, scores, seconds):
                             capture_output=True, text=True)
     record = {"label": job.label, "seed": job.seed, "train": train, "test": job.tests,
               "commit": commit.stdout.strip()}
-    record |= {key: first.get(key)
+    record |= {key: log[0].get(key)
                for key in ("torch", "python", "device", "parameters", "precision")}
-    record |= {key: last.get(key) for key in ("tokens", "seconds")}
-    record |= {"steps": last.get("step"), "test_seconds": seconds}
+    record |= {"tokens": last.get("tokens"), "seconds": last.get("seconds"),
+               "steps": last.get("step")}
     if "train.py" in train:
         record["flops"] = run_flops(ROOT / job.folder)
     return record | {"last": last, "curve": curve_of(log), "eval": scores}
@@ -117,23 +110,23 @@ def record_of(job, train, scores, seconds):
 
 def execute(name, job, files):
     """Train and measure one job and record it."""
-    log = ROOT / f"{job.folder}.txt"
-    make_folder(log.parent)
     for folder, command in EXPERIMENTS[name].get("setup", {}).items():
         if not (ROOT / folder).exists():  # a pretrained model that the runs start from
-            call(command, files, log)
+            call(command, files)
     train = with_steps(job, jobs_of(name, [job.seed]), files)
     # A finished training ends at once; an import would refuse the folder.
     if "train.py" in train or not (ROOT / job.folder).exists():
-        call(train, files, log)
-    begun = time.perf_counter()
+        call(train, files)
     scores = {}
     for test in job.tests.split(" && "):
         prefix, _, command = test.rpartition(": ")
-        for metric, number in json.loads(call(f"{command} --json", files, log)).items():
+        for metric, number in json.loads(call(f"{command} --json", files)).items():
             scores[f"{prefix}/{metric}".lstrip("/")] = number
-    record = record_of(job, train, scores, round(time.perf_counter() - begun))
-    keep_records([{"experiment": name, **record}])
+    keep_records([{"experiment": name, **record_of(job, train, scores)}])
+
+
+def seeds(text):
+    return [int(word) for word in text.split(",")]
 
 
 def run_command(name, words):
@@ -141,23 +134,19 @@ def run_command(name, words):
     experiment = EXPERIMENTS[name]
     parser = Parser(f"python -m results {name}", experiment["about"])
     parser.add_argument("--files", type=Path, metavar="FOLDER", help=experiment.get("files"))
-    parser.add_argument("--seeds", type=comma_list, help="seeds [those of the experiment]")
+    parser.add_argument("--seeds", type=seeds, help="such as 0,1 [those of the experiment]")
     parser.add_argument("--again", action="store_true", help="also run what is recorded")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     options = parser.parse_args(words)
-    if not all(seed.isdecimal() for seed in options.seeds or ()):
-        raise BadInput(f"--seeds {','.join(options.seeds)}: give numbers, such as 0,1,2")
     recorded = {(one["label"], one["seed"]) for one in read_records(name)}
-    jobs = [job for job in jobs_of(name, [int(seed) for seed in options.seeds or ()])
+    jobs = [job for job in jobs_of(name, options.seeds)
             if options.again or (job.label, job.seed) not in recorded]
     if options.list:
         print(*(f"{job.train} && {job.tests}" for job in jobs), sep="\n")
         return
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
         raise BadInput(f"--files {options.files}: give the folder with {experiment['files']}")
-    make_folder(ROOT / OUT)
-    lock = lock_folder(ROOT / OUT)
-    for job in tqdm(jobs, disable=not sys.stderr.isatty()):
+    for number, job in enumerate(jobs, 1):
+        print(f"run {number} of {len(jobs)}: {job.label}, seed {job.seed}", file=sys.stderr)
         execute(name, job, options.files.absolute() if options.files else None)
-    os.close(lock)
     print(f"python -m results show {name}")

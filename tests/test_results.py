@@ -1,9 +1,9 @@
 """Records, statistics, the board of claims, the pages, experiments, and the tools beside them."""
 
 import contextlib
-import functools
 import io
 import json
+import lzma
 import re
 
 import numpy as np
@@ -11,11 +11,10 @@ import pytest
 import torch
 from scipy import stats
 
-import common
 import evaluate
 import train
 from results import compare, flops, inspect, mixtures, plots, run
-from results.__main__ import COMMANDS, main
+from results.__main__ import main
 from tasks import __main__ as tasks
 from tasks import finetune, probes
 
@@ -33,18 +32,26 @@ def pairs(tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture
+def own_records(tmp_path, monkeypatch):
+    """A file without records, to write to."""
+    path = tmp_path / "records.jsonl.xz"
+    path.write_bytes(lzma.compress(b""))
+    monkeypatch.setattr(compare, "RECORDS", path)
+
+
 def as_words(flags):
     return [word for name, value in flags.items()
             for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-# ---- statistics
+# ---- statistics and the board
 
 
 @pytest.mark.parametrize("values, text", [
     ([59.1, 60.2, 60.3], "59.87 ± 0.67"), ([700, 700], "700"), ([0.97], "0.9700"),
-    ([2276, 2279], "2,278"), ([0.7810, 0.7812], "0.78110 ± 0.00014"), ([100.0, 100.0], "100.0"),
-    ([240.0, 204.0], "222 ± 25"), ([], "-")])
+    ([0.7810, 0.7812], "0.78110 ± 0.00014"), ([100.0, 100.0], "100.0"), ([], "-"),
+    ([240.0, 204.0], "222 ± 25")])
 def test_a_deviation_has_two_digits(values, text):
     assert compare.mean_std(values) == text
 
@@ -57,50 +64,24 @@ def test_a_paired_test_uses_common_seeds():
     assert compare.paired_test({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0}) is None
 
 
-# ---- the board
-
-# What the third edition found: {claim: baseline, method, p}. Claim 5 has another measure since.
-FOUND = {"1": ("84.84 ± 0.26", "84.46 ± 0.55", "0.158"),
-         "2": ("84.84 ± 0.26", "83.33 ± 0.79", "0.012"),
-         "3": ("59.9 ± 1.4", "58.3 ± 2.5", "0.548"),
-         "4": ("84.84 ± 0.26", "83.98 ± 0.21", "0.010"),
-         "9": ("0.9684 ± 0.0030", "0.0483 ± 0.0059", "< 0.001"),
-         "10": ("15.70 ± 0.39", "54.08 ± 0.65", "< 0.001"),
-         "12": ("98.15 ± 0.55", None, "< 0.001"),
-         "13": ("84.84 ± 0.26", "40.51 ± 0.84", "< 0.001"),
-         "14": ("40.35 ± 0.47", "40.51 ± 0.84", "0.655"),
-         "15": ("45.6 ± 1.2", "42.5 ± 2.5", "0.273"),
-         "16": ("84.95 ± 0.25", "84.90 ± 0.13", "0.580")}
-
-
-def test_claims_come_out_of_the_records_with_the_numbers_that_they_had():
-    judged = compare.judge(compare.DATA["claims"])
-    for number, (baseline, ours, p) in FOUND.items():
-        one = judged[number]
-        assert compare.mean_std(list(one["baseline"].values())) == baseline
-        assert ours in (None, compare.mean_std(list(one["ours"].values())))
-        assert p == ("< 0.001" if p[0] == "<" else compare.p_text(one["test"]["p"]))
-        assert p[0] != "<" or one["test"]["p"] < 0.001
-
-
 def test_verdicts_are_those_of_scipy_and_of_holm_as_he_puts_it():
-    judged = compare.judge(compare.DATA["claims"])
-    ps = {}
+    claims = compare.DATA["claims"]
+    judged = compare.judge(claims)
+    tests = {}
     for number, one in judged.items():
         seeds = sorted(one["ours"].keys() & one["baseline"].keys())
         if len(seeds) >= 3:
-            ps[number] = stats.ttest_rel([one["ours"][seed] for seed in seeds],
-                                         [one["baseline"][seed] for seed in seeds]).pvalue
+            tests[number] = stats.ttest_rel(*([one[side][seed] for seed in seeds]
+                                              for side in ("ours", "baseline")))
+    verdicts = dict.fromkeys(judged, "not tested")
     rejects = True  # in the order of p, stop at the first above 0.05 / (m - k)
-    for rank, number in enumerate(sorted(ps, key=ps.get)):
-        rejects = rejects and ps[number] < 0.05 / (len(ps) - rank)
-        assert (judged[number]["verdict"] in ("better", "worse")) == rejects
-    assert {one["verdict"] for name, one in judged.items() if name not in ps} <= {"not tested"}
-    better = {claim["id"]: claim["better"] for claim in compare.DATA["claims"]}
-    for number in ps:
-        rose = judged[number]["test"]["difference"] > 0
-        assert judged[number]["verdict"] != ("worse" if rose == (better[number] == "higher")
-                                             else "better")
+    for rank, number in enumerate(sorted(tests, key=lambda number: tests[number].pvalue)):
+        rejects = rejects and tests[number].pvalue < 0.05 / (len(tests) - rank)
+        higher, = [claim["better"] == "higher" for claim in claims if claim["id"] == number]
+        is_better = higher == (tests[number].statistic > 0)
+        verdicts[number] = ("better" if is_better else "worse") if rejects else (
+            "no significant difference")
+    assert {number: one["verdict"] for number, one in judged.items()} == verdicts
 
 
 # ---- records and pages
@@ -112,20 +93,6 @@ def test_a_record_has_an_identity_a_command_and_a_commit():
     assert len(keys) == len(records) >= 798
     assert all(one["commit"] and one["train"] and one["test"] for one in records
                if "table" not in one)
-    names = {name for one in records for name in one.get("eval", {})}
-    assert not [name for name in names if name.startswith("places") or "/length" in name]
-
-
-def test_a_new_record_replaces_that_of_the_same_run(tmp_path, monkeypatch):
-    first = [one for one in compare.read_records("collapse") if one["label"] == "MSE alone"][0]
-    path = tmp_path / "records.jsonl.xz"
-    path.write_bytes(compare.RECORDS.read_bytes())
-    monkeypatch.setattr(compare, "RECORDS", path)
-    count = len(compare.read_records())
-    compare.keep_records([first | {"steps": 7}, first | {"seed": 99}])
-    assert len(compare.read_records()) == count + 1
-    values = compare.by_label(compare.read_records("collapse"), "steps")["MSE alone"]
-    assert values[first["seed"]] == 7
 
 
 @pytest.mark.parametrize("name", sorted({*compare.EXPERIMENTS, *(
@@ -133,45 +100,53 @@ def test_a_new_record_replaces_that_of_the_same_run(tmp_path, monkeypatch):
 def test_every_experiment_can_be_shown(name):
     text = compare.show(name)
     assert text.startswith(f"# {name}\n")
-    assert ("\n| --- |" in text) == bool(compare.read_records(name))
-    if name in compare.EXPERIMENTS:
-        assert compare.EXPERIMENTS[name]["finding"].endswith((".", "?"))
+    records = compare.read_records(name)
+    assert ("\n| --- |" in text) == bool(records)
+    for record in records:  # one command for all seeds
+        assert "table" in record or text.count(f"\n- {record['label']} (commit ") == 1
+
+
+def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
+    one = {"experiment": "odd", "label": "a", "seed": 0, "eval": {"x": 1.0}}
+    compare.keep_records([one, one | {"seed": 1}])
+    compare.keep_records([one | {"eval": {"x": 2.0}}])
+    assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
+    # An experiment may have other keys than those of today.
+    monkeypatch.setitem(compare.EXPERIMENTS, "odd", {"unknown": 1, "pairs": {"a": "b"}})
+    assert "1.5" in compare.show("odd", ["x"])
 
 
 def cited(text):
-    """Return the experiments that a text names in `...`, and the numbers of its prose."""
+    """Return the output of the experiments that a text names in `...`, and the decimals of its
+    prose."""
     names = [name for part in re.findall(r"`([^`]+)`", text) for name in part.split()
-             if name in compare.EXPERIMENTS or name in ("encoders-v1",)]
+             if name in (*compare.EXPERIMENTS, "encoders-v1")]
     prose = "\n".join(line for line in text.splitlines() if not line.startswith(("|", "<!--")))
-    return names, re.findall(r"-?\d+\.\d+", re.sub(r"`[^`]*`|\(http.*?\)", "", prose))
+    numbers = re.findall(r"-?\d+\.\d+", re.sub(r"`[^`]*`|\(http.*?\)", "", prose))
+    return "".join(map(compare.show, names)), numbers
 
 
 def test_pages_have_the_recorded_numbers():
-    """Tables are those that `readme` writes, and a decimal number of the prose is in the output of
-    a command that its section names, or on the board."""
+    """Tables are those that `readme` writes. A decimal of the prose, or a mean of REPRODUCE, is in
+    the output of a command that is named beside it, or on the board."""
     board = "\n".join(compare.board_lines())
     for page in ("README.md", "results/README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert compare.filled(text) == text
-    findings, _, _ = text.partition("## What others found")
-    for section in re.split(r"^##", findings, flags=re.M)[2:]:
-        names, numbers = cited(section)
-        shown = board + "".join(map(compare.show, names))
-        assert [number for number in numbers if number not in shown] == []
-    for claim in compare.DATA["claims"]:
-        names, numbers = cited(claim["note"])
-        shown = board + "".join(map(compare.show, [claim["experiment"], *names]))
-        assert [number for number in numbers if number not in shown] == []
-    reproduce = (ROOT / "results/REPRODUCE.md").read_text(encoding="utf-8")
-    for row in re.findall(r"^\|.*\|$", reproduce.partition("## Published")[0], re.M):
-        ours = row.split("|")[-2]
-        shown = board + "".join(map(compare.show, cited(ours)[0]))
-        exact = re.findall(r"\d+\.\d+ ± \d+\.\d+", ours)
-        assert [number for number in exact if number not in shown] == []
+    passages = re.split(r"^##+ ", text.partition("## What others found")[0], flags=re.M)[1:]
+    passages += [f"{claim['note']} `{claim['experiment']}`" for claim in compare.DATA["claims"]]
+    for passage in passages:
+        shown, numbers = cited(passage)
+        assert [number for number in numbers if number not in shown + board] == [], passage
+    text = (ROOT / "results/REPRODUCE.md").read_text(encoding="utf-8")
+    for ours in re.findall(r"\| ([^|]*) \|$", text.partition("## Published")[0], re.M):
+        shown, _ = cited(ours)
+        for number in re.findall(r"\d+\.\d+ ± \d+\.\d+", ours):
+            assert number in shown + board, ours
 
 
-def check_test(words):
-    """Parse the command of evaluate.py or of python -m tasks, and look up its tasks."""
+def parse_test(words):
+    """Parse a command of evaluate.py or of python -m tasks, and look up its tasks."""
     program, *words = words[1:] if words[0] == "-m" else words
     if words[0] == "finetune":
         return finetune.parse_flags(words[1:])
@@ -181,38 +156,26 @@ def check_test(words):
     assert set(flags.tasks or ()) <= known.keys(), flags.tasks
 
 
-def test_every_experiment_has_commands_that_train_understands(monkeypatch):
+@pytest.mark.parametrize("name", [name for name, one in compare.EXPERIMENTS.items()
+                                  if one.get("jobs")])
+def test_an_experiment_has_commands_that_the_programs_understand(name):
     """And that name data, optimizer, learning rate and steps, so that no default changes them."""
-    monkeypatch.setattr(common, "comments", functools.cache(common.comments))  # it is slow
-    for name, experiment in compare.EXPERIMENTS.items():
-        parsed = set()
-        for job in run.jobs_of(name, [7]) if experiment["jobs"] else ():
-            assert "RUN" not in job.train + job.tests and job.tests.startswith(("python ", "cls: "))
-            for test in job.tests.split(" && "):
-                check_test(test.rpartition(": ")[2].split()[1:])
-            if "train.py" not in job.train:
-                continue
-            match = re.search(r"MATCH\[(.*?)\]", job.train)
-            assert not match or match[1] in experiment["jobs"]
+    for job in run.jobs_of(name, [7]):
+        for test in job.tests.split(" && "):
+            parse_test(re.sub("^\\w+: ", "", test).split()[1:])
+        if "train.py" in job.train:
             words = re.sub(r"MATCH\[.*?\]", "5", job.train).split()[2:]
-            objective_class = train.find_objective(words[words.index("--objective") + 1])
-            known = {*train.names(train.TrainConfig), *train.SHAPE, "objective",
-                     *train.names(objective_class.Config)}
-            flags = {re.sub("^no_", "", word[2:].replace("-", "_")) for word in words
-                     if word.startswith("--")}
-            assert {"data", "optimizer", "lr", "steps"} <= flags <= known, job.train
-            if objective_class not in parsed:  # parsing is slow
-                parsed.add(objective_class)
-                _, given = train.parse(words)
-                assert given["seed"] == 7 and given["out"] == str(job.folder)
-                train.resolve_config(objective_class, {
-                    key: value for key, value in given.items() if key not in ("init", "lora_rank")})
+            objective_class, given = train.parse(words)
+            assert {"data", "optimizer", "lr", "steps"} <= given.keys()
+            assert given["seed"] == 7 and given["out"] == str(job.folder)
+            given = {key: given[key] for key in given if key not in ("init", "lora_rank")}
+            train.resolve_config(objective_class, given)
 
 
 # ---- the runner
 
 
-def call_here(command, files, log):
+def call_here(command, files):
     """Do what run.call does, without a process."""
     words = command.split()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -220,11 +183,8 @@ def call_here(command, files, log):
     return printed.getvalue()
 
 
-def test_the_runner_records_what_is_missing_and_matches_compute(pairs, tmp_path, monkeypatch,
-                                                                capsys):
-    path = tmp_path / "records.jsonl.xz"
-    path.write_bytes(compare.RECORDS.read_bytes())
-    monkeypatch.setattr(compare, "RECORDS", path)
+def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pairs, tmp_path,
+                                                                monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "OUT", tmp_path / "out")
     monkeypatch.setattr(run, "call", call_here)
@@ -247,15 +207,12 @@ def test_the_runner_records_what_is_missing_and_matches_compute(pairs, tmp_path,
 # ---- inspect, compute, plots, mixtures
 
 
-REFUSED = [("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
-           ("plot x", "no picture 'x'"),
-           ("inspect --row 99 --data PAIRS", "packed has rows 0 to 7"),
-           ("inspect --part clean --data PAIRS", "this batch has packed, head_packed"),
-           ("flops --match nowhere --data PAIRS", "nowhere"),
-           ("encoders", "--files None: give the folder"), ("collapse --seeds x", "--seeds x")]
-
-
-@pytest.mark.parametrize("words, error", REFUSED)
+@pytest.mark.parametrize("words, error", [
+    ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
+    ("plot x", "no picture 'x'"), ("inspect --row 99 --data PAIRS", "packed has rows 0 to 7"),
+    ("inspect --part clean --data PAIRS", "this batch has packed, head_packed"),
+    ("flops --match nowhere --data PAIRS", "nowhere"),
+    ("encoders", "--files None: give the folder"), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words.replace("PAIRS", pairs))
 
@@ -296,27 +253,15 @@ def test_every_picture_has_a_title_and_axes():
     drawn = [plots.lines({"a": ([0, 1], [2.0, 3.0])}, "step", "loss", title="T"),
              plots.bars({"g": {"a": 1.0, "b": (2.0, 1.5, 2.5)}}, "y", "x", title="T"),
              plots.heat(torch.eye(3), "abc", "abc", "x", "y", title="T"),
-             plots.histogram({"a": torch.randn(50)}, "cosine", title="T"),
              plots.mask(torch.eye(4).bool(), title="T"), plots.spectrum(z, title="T"),
-             plots.similarity(z["en"], z["de"], title="T"), plots.pca(z, title="T", joined=3),
-             plots.cosines(z, title="T"), plots.differences({"a": tuple(z.values())}, title="T"),
-             plots.experiment_picture("encoders", "retrieval/xsim", ["mexma", "bepa"], False)]
+             plots.pca(z, title="T", joined=3), plots.cosines(z, title="T"),
+             plots.experiment_picture("encoders", "retrieval/xsim", ["mexma", "bepa"])]
     for figure in drawn:
         axis = figure.axes[0]
         legend = axis.get_legend()
         title = legend.get_title().get_text() if legend else axis.get_title()
         assert title == "T" or title.startswith("encoders: xsim %")
         assert axis.get_xlabel() and axis.get_ylabel() and plots.png(figure)[:4] == b"\x89PNG"
-    clouds = [np.array(one.get_offsets()) for one in drawn[7].axes[0].collections]
-    assert [len(one) for one in clouds] == [20, 20] and len(drawn[7].axes[0].lines) == 3
-    ends = [one["curve"]["700"]["retrieval/xsim"] for one in compare.read_records("encoders")
-            if one["label"] == "mexma"]
-    assert drawn[-1].axes[0].lines[0].get_xydata()[-1].tolist() == pytest.approx(
-        [700, np.mean(ends)])
-    texts = plots.cells({"row": {0: ("a", plots.GREY), 2: ("b", plots.COLOURS[0])}},
-                        [(0, 0, 0.5)], [(1, 0.5, "note")]).axes[0].texts
-    assert {"row", "a", "b", "note"} <= {text.get_text() for text in texts}
-
 
 def test_the_tested_rows_share_no_text_with_a_trained_one_or_one_another():
     lines = [json.dumps({"user": f"u{row}", "assistant": f"a{row}"}) for row in range(1920)]
@@ -324,9 +269,3 @@ def test_the_tested_rows_share_no_text_with_a_trained_one_or_one_another():
         lines.append(json.dumps({"user": user, "assistant": assistant}))
     trained, tested = mixtures.decoder_rows(lines)
     assert trained == lines[:1920] and tested == [lines[1922], lines[1924]]
-
-
-def test_every_command_is_in_the_help(capsys):
-    main([])
-    text = capsys.readouterr().out
-    assert all(f"python -m results {name}" in text for name in COMMANDS)
