@@ -1,39 +1,32 @@
-"""Evaluate a run by the protocols of the papers.
+"""Evaluate a run by the protocols of the papers. tasks/README.md says what each task measures."""
 
-    python -m tasks out/x --tasks matrix,tokens,attention      # on the run's own test rows
-    python -m tasks out/x --tasks sts,senteval --files data    # on data sets with labels
-    python -m tasks out/y --tasks gsm8k                        # answers of a causal model
-    python -m tasks finetune out/x --task mrpc                 # trains the model: see --help
-"""
-
-import argparse
+import contextlib
 import json
+from dataclasses import replace
 from functools import partial
 
 import corpora
 import evaluate
-from common import BadInput, comma_list, run_program, usable_device, warn
-from tasks import analysis, answers, finetune, mining, probes
+from common import BadInput, comma_list, did_you_mean, run_program, shown, usable_device
+from tasks import analysis, answers, finetune, mining, probes, sets
 
 
-def make_tasks(options):
-    """Return {task: function of an Evaluation}, given probes.Options."""
-    return evaluate.TASKS | {
-        "matrix": mining.matrix, "bucc": mining.bucc,
-        "tatoeba": partial(mining.tatoeba, options=options),
+def make_tasks(flags=None):
+    """Return {task: function of an Evaluation}, given the flags of the command."""
+    tasks = {name: partial(probes.sentences, name, flags=flags) for name in probes.SETS}
+    return evaluate.TASKS | tasks | {
+        "matrix": mining.matrix, "bucc": mining.bucc, "tatoeba": mining.tatoeba,
         "poolings": analysis.poolings, "spectrum": analysis.spectra,
-        "gap": partial(analysis.gap, options=options), "frequencies": analysis.frequencies,
+        "gap": partial(analysis.gap, flags=flags), "frequencies": analysis.frequencies,
         "linear": analysis.linear, "embedding-position": analysis.embedding_position,
         "tokens": analysis.tokens, "attention": analysis.attention, "uniform": analysis.uniform,
         "hellaswag-letter": answers.hellaswag_letter,
-        **{name: partial(probes.sentences, name, options=options) for name in probes.SETS},
-        **{name: partial(answers.answer_task, name, options=options) for name in answers.JUDGES}}
+        **{name: partial(answers.answer_task, name, flags=flags) for name in answers.JUDGES}}
 
 
 def parse_flags(words):
-    parser = evaluate.make_parser("python -m tasks", __doc__, make_tasks(probes.Options()))
-    parser.epilog = "tasks/README.md says what each task measures and needs."
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = evaluate.make_parser("python -m tasks", f"{__doc__} python -m tasks finetune trains "
+                                  "the model first.", make_tasks())
     add = parser.add_argument
     add("--files", default="data", help="folder of the data sets [data]")
     add("--sets", type=comma_list, help="data sets to use, e.g. sst2,mrpc [all that are there]")
@@ -43,74 +36,58 @@ def parse_flags(words):
         help="skip the untrained model and the bag of embeddings")
     add("--hard", help="xsim++: altered sentences of the first language, one per line")
     add("--hard-types", help="xsim++: JSON file with the source and the type of each of them")
-    options = parser.parse_args(words)
-    if not options.tasks:
+    flags = parser.parse_args(words)
+    if not flags.tasks:
         raise BadInput("--tasks is missing: python -m tasks --help lists them")
-    if bool(options.hard) != bool(options.hard_types):
-        raise BadInput("--hard and --hard-types are needed together")
-    return options
-
-
-def reads_only_sets(flags):
-    """Do all tasks read --files, and none the rows of --data?"""
-    return set(flags.tasks) <= {"tatoeba", *probes.SETS, *(["gap"] if flags.sets else [])}
+    for name in flags.sets or ():
+        if name not in sets.CLASSES:
+            raise BadInput(f"there is no set {shown(name)!r} among {', '.join(sets.CLASSES)}"
+                           f"{did_you_mean(name, sets.CLASSES)}")
+    flags.of_sets = set(flags.tasks) <= probes.SETS.keys()  # no task reads the rows of --data
+    flags.train_texts = None
+    return flags
 
 
 def make_evaluation(opened, flags):
     """Return the Evaluation of a RunFolder on the rows that the flags choose."""
-    if reads_only_sets(flags):
+    if flags.of_sets:
         name = f"data sets of {flags.files}, pool {flags.pool}, limit {flags.limit}"
-        return evaluate.Evaluation(opened.model, opened.tokenizer,
-                                   corpora.EvaluationRows(name, {"": ["", ""]}),
-                                   opened.first["affixes"], opened.config.get("max_length"),
-                                   pool=flags.pool)
+        rows = corpora.EvaluationRows(name, {"": ["", ""]})
+        return evaluate.Evaluation(opened.model, opened.tokenizer, rows, opened.first["affixes"],
+                                   opened.config.get("max_length"), pool=flags.pool)
     evaluation = evaluate.evaluation_of(opened, flags.data, flags.langs, flags.split, flags.limit,
                                         flags.pool)
     if flags.hard:
         gold = next(iter(evaluation.texts.values()))
-        evaluation.hard = mining.hard_rows(flags.hard, flags.hard_types, gold)
+        hard = mining.hard_rows(flags.hard, flags.hard_types, gold)
+        evaluation = replace(evaluation, rows=evaluation.rows._replace(hard=hard))
     return evaluation
-
-
-def texts_trained_on(config):
-    """Return the set of all texts that a run was trained on, or None if they are not here."""
-    if not config.get("data"):
-        return None
-    try:
-        rows = corpora.rows_trained_on(config["data"], comma_list(config.get("langs", "")),
-                                       not config.get("eval_data"))
-        return {text.strip() for row in rows for text in row if text}
-    except BadInput as error:
-        warn(f"the scores on unseen rows are left out: {error}")
-        return None
 
 
 def main(words):
     if words[:1] == ["finetune"]:
         return finetune.main(words[1:])
     flags = parse_flags(words)
-    options = probes.Options(flags.files, flags.sets, flags.task_langs, flags.limit,
-                             not flags.no_controls, flags.pool)
     opened = evaluate.open_run(flags.run, usable_device(flags.device))
     for name in set(flags.tasks) & set(probes.SETS):
-        probes.find_sets(name, options)  # a missing table should not be found after an hour
+        probes.read_sets(name, flags)  # a missing table should not be found after an hour
     evaluation = make_evaluation(opened, flags)
-    if set(flags.tasks) & set(answers.JUDGES):
-        options.train_texts = texts_trained_on(opened.config)
-    is_own = not (flags.hard or reads_only_sets(flags))
-    label = evaluation.rows.name if reads_only_sets(flags) else evaluation.label
+    config = opened.config
+    if config.get("data") and set(flags.tasks) & set(answers.JUDGES):
+        with contextlib.suppress(BadInput):  # the data may be on another machine
+            rows = corpora.rows_trained_on(config["data"], comma_list(config.get("langs", "")),
+                                           not config.get("eval_data"))
+            flags.train_texts = {text.strip() for row in rows for text in row if text}
+    label = evaluation.rows.name if flags.of_sets else evaluation.label
+    is_own = not (flags.hard or flags.of_sets)  # then eval.json gets the numbers
     path = evaluate.results_file(flags, label) if flags.out or is_own else None
-    results = evaluate.run(evaluation, flags.tasks, make_tasks(options))
-    results |= mining.list_means(results)
+    results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
     if flags.json:
         print(json.dumps(results))
     else:
         for task in flags.tasks:
-            scores = {name: x for name, x in results.items() if name.startswith(f"{task}/")}
-            before = {name.removesuffix("/untrained"): scores.pop(name)
-                      for name in [*scores] if name.endswith("/untrained")}
-            about = evaluate.METRICS if task in evaluate.TASKS else {}
-            print(evaluate.table(scores, before, about))
+            print(evaluate.table({name: value for name, value in results.items()
+                                  if name.startswith(f"{task}/")}))
     if path:
         evaluate.write_results(path, results, label, opened.model_hash)
 

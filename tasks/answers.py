@@ -9,32 +9,23 @@ import hashlib
 import itertools
 import re
 import sqlite3
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from common import BadInput, shown
+from common import BadInput, shown, warn
 from data import tokenize_rows
 from evaluate import NotApplicable, exact, map_batches, percent, starts_with
 
 # ---- GSM8K, NQ-Open, labels
 
-CURRENCY = "[ \t]*(?:US)?[$\u20ac\u00a3\u00a5\u20b9]?[ \t]*"
-SIGN = "([-+\u2212]?)"
-NUMBER = re.compile(rf"####[ \t]*{SIGN}{CURRENCY}{SIGN}([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
-GOES_ON = re.compile(r"[ \t]*[-+*/^:][ \t$]*[0-9]|[eE][-+]?[0-9]|[.,]?[0-9]")
+NUMBER = re.compile(r" *(-?\d*\.?\d+)(?!\.?\d| *[-+*/^] *\d)")  # not the 7 of 7/2
 
 
 def gsm8k_answer(text):
-    """Return the number after ####: "#### $-1,080.50." -> "-1080.5". None if there is no number, or
-    an expression such as 7/2. [Cobbe et al. 2021]"""
-    found = NUMBER.search(text)
-    if not found or "####" in text[:found.start()] or GOES_ON.match(text, found.end()):
-        return None
-    whole, _, rest = found[3].replace(",", "").partition(".")
-    digits = (whole.lstrip("0") or "0") + ("." + rest.rstrip("0")).rstrip(".")
-    negative = (found[1] + found[2]).strip("+") and digits != "0"
-    return f"-{digits}" if negative else digits
+    """Return the number after the first ####, 1080.5 of "#### $1,080.50.". None if there is none,
+    or an expression such as 7/2. [Cobbe et al. 2021]"""
+    found = NUMBER.match(re.sub("[$,]", "", text.partition("####")[2]))
+    return float(found[1]) if found else None
 
 
 def gsm8k_correct(generated, gold, released=False):
@@ -45,28 +36,21 @@ def gsm8k_correct(generated, gold, released=False):
         return (found and found[1]) == (wanted and wanted[1])
     answer = gsm8k_answer(gold)
     if answer is None:
-        raise BadInput(f"gold {shown(gold[-60:])!r} does not end in #### and a number, as the "
-                       "solutions of GSM8K do")
+        raise BadInput(f"the gold text {shown(gold[-60:])!r} does not end in #### and a number")
     return gsm8k_answer(generated) == answer
 
 
 def nq_correct(generated, gold, released=False):
     """Is one of the gold answers "a; b" a substring of the generated text [LLM-JEPA, sec. 5.1]?
     released: is one of the "; "-separated pieces of the generated text a substring of gold?"""
-    answers = [answer.strip() for answer in gold.split("; ") if answer.strip()]
-    if not answers:
-        raise BadInput(f"gold {shown(gold)!r} has no answer: remove such rows")
     if released:
         return any(part in gold for part in generated.strip().split("; "))
-    return any(answer in generated for answer in answers)
+    return any(answer.strip() in generated for answer in gold.split("; ") if answer.strip())
 
 
-def label_prefix(generated, label, labels):
-    """Is this the longest of the labels (Good, Good enough, ...) that the text begins with, in
-    whole words? [LLM-JEPA, sec. A.7: startswith]"""
-    longest = sorted(map(re.escape, labels), key=len, reverse=True)
-    found = re.match(rf"({'|'.join(longest)})(?!\w)", generated.strip())
-    return bool(found) and found[1] == label
+def label_correct(generated, gold):
+    """Does the generated text begin with the label, in whole words? [LLM-JEPA, sec. A.7]"""
+    return bool(re.match(re.escape(gold.strip()) + r"(?!\w)", generated.strip()))
 
 
 # ---- Spider: SQL is judged by what it returns
@@ -74,132 +58,109 @@ def label_prefix(generated, label, labels):
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
          sqlite3.SQLITE_RECURSIVE}
 STEPS = 20_000_000   # of SQLite's virtual machine, for one query
-ROWS = 100_000       # that a query may return
 HEAP = 500_000_000   # bytes that SQLite may use
-
-
-def allow_reading(action, *_):
-    return sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
+LENGTH = 1_000_000   # of a text
 
 
 def query_result(query, database, in_order):
-    """Run one SELECT on a SQLite file and return a hash of its rows, in order or in any order; None
-    if it fails, needs too much, or would do anything but read. Numbers count to 12 digits."""
-    address = f"{Path(database).resolve().as_uri()}?mode=ro"
+    """Run one SELECT on a SQLite file and return hashes of its rows, in order or sorted; None if it
+    fails, needs too much, or would do anything but read, or if there is no file."""
+    if not database.is_file():
+        return None
+    address = f"{database.resolve().as_uri()}?mode=ro"
     calls = itertools.count(1)
     with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
         connection.text_factory = partial(bytes.decode, errors="surrogateescape")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute(f"PRAGMA hard_heap_limit = {HEAP}")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
-        connection.set_authorizer(allow_reading)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LENGTH)
+        connection.set_authorizer(lambda action, *_: (
+            sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY))
         connection.set_progress_handler(lambda: next(calls) > STEPS // 10_000, 10_000)
         try:
             cursor = connection.execute(query)
-            rows = [hashlib.sha256(repr(tuple(map(rounded, row))).encode()).digest()
-                    for row in itertools.islice(cursor, ROWS + 1)]
+            rows = [hashlib.sha256(repr([*map(rounded, row)]).encode()).digest() for row in cursor]
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError):
             return None
-    if cursor.description is None or len(rows) > ROWS:
+    if cursor.description is None:
         return None
-    return hashlib.sha256(b"".join(rows if in_order else sorted(rows))).hexdigest()
+    return rows if in_order else sorted(rows)
 
 
 def rounded(value):
     if not isinstance(value, float):
         return value
-    value = float(f"{value:.12g}")
+    value = float(f"{value:.12g}")  # sums differ in their last digits
     return int(value) if value.is_integer() else value  # 10.0 is 10
 
 
 def same_result(query, gold, database):
     """Do two queries return the same rows, in any order unless gold has an ORDER BY, as in Spider's
-    own evaluation? None if gold fails or if there is no file. [LLM-JEPA, sec. 4.1]"""
-    if not Path(database).is_file():
-        return None
+    own evaluation? None if gold fails. [LLM-JEPA, sec. 4.1]"""
     in_order = "order by" in gold.lower()
     wanted = query_result(gold, database, in_order)
-    return wanted and query_result(query, database, in_order) == wanted
+    return None if wanted is None else query_result(query, database, in_order) == wanted
 
 
-def database_of(prompt):
-    found = re.match(r"\s*For db_id:\[([\w-]+)\]", prompt)
-    return found[1] if found else None
+# ---- judges: (evaluate.Answers, flags) -> {metric: N times True, False, or None for a row that is
+# left out}
 
 
-# ---- judges: evaluate.Answers -> {metric: N times True, False, or None for a row that is left out}
-
-
-def judge_pairs(is_correct, metric, answers, options):
-    """Judge by a rule of the paper, `metric`, and by that of the released code."""
+def judge_pairs(rules, answers, flags):
+    """Judge by {metric: function of the written and the gold text}."""
     pairs = list(zip(answers.written, answers.golds))
-    return {metric: [is_correct(*pair) for pair in pairs],
-            "released": [is_correct(*pair, released=True) for pair in pairs]}
+    return {metric: [rule(*pair) for pair in pairs] for metric, rule in rules.items()}
 
 
-def judge_texts(answers, options):
-    """Judge like evaluate.task_generate."""
-    pairs = list(zip(answers.written, answers.golds))
-    return {"exact": [exact(*pair) for pair in pairs],
-            "startswith": [starts_with(*pair) for pair in pairs]}
-
-
-def judge_label(answers, options):
-    """Judge by `label_prefix`; the labels are those among the gold texts."""
-    golds = [gold.strip() for gold in answers.golds]
-    majority, _ = Counter(golds).most_common(1)[0]
-    right = [label_prefix(written, gold, set(golds))
-             for written, gold in zip(answers.written, golds)]
-    return {"accuracy": right, "majority": [gold == majority for gold in golds]}
-
-
-def judge_spider(answers, options):
-    """Judge by `same_result`. Rows without a database, or whose gold query fails, are left out."""
-    folder = Path(options.files).expanduser() / "database"
-    if not folder.is_dir():
-        raise BadInput(f"spider needs the folder {folder} of databases (tasks/README.md says how "
-                       "to get it)")
-    flags = []
+def judge_spider(answers, flags):
+    """Judge by `same_result`, on the databases --files/database/NAME/NAME.sqlite."""
+    folder = Path(flags.files).expanduser() / "database"
+    right = []
     for prompt, *pair in zip(answers.prompts, answers.written, answers.golds):
-        name = database_of(prompt)
-        if not name:
-            raise BadInput("spider reads the database from prompts that begin with For db_id:"
-                           f"[NAME], and here is {shown(prompt[:40])!r}: choose other rows")
-        flags.append(same_result(*pair, folder / name / f"{name}.sqlite"))
-    return {"result": flags}
+        found = re.match(r"\s*For db_id:\[([\w-]+)\]", prompt)
+        name = found[1] if found else ""
+        right.append(same_result(*pair, folder / name / f"{name}.sqlite"))
+    if count := right.count(None):
+        warn(f"spider leaves out {count} rows: the prompt does not begin with For db_id:[NAME], or "
+             f"there is no {folder}/NAME/NAME.sqlite, or the gold query fails")
+    return {"result": right}
 
 
-JUDGES = {"generate": judge_texts, "label": judge_label, "spider": judge_spider,
-          "gsm8k": partial(judge_pairs, gsm8k_correct, "number"),
-          "nq": partial(judge_pairs, nq_correct, "substring")}
+JUDGES = {
+    "generate": partial(judge_pairs, {"exact": exact, "startswith": starts_with}),
+    "gsm8k": partial(judge_pairs, {"number": gsm8k_correct,
+                                   "released": partial(gsm8k_correct, released=True)}),
+    "nq": partial(judge_pairs, {"substring": nq_correct,
+                                "released": partial(nq_correct, released=True)}),
+    "label": partial(judge_pairs, {"accuracy": label_correct}), "spider": judge_spider}
 
 
 def answer_scores(answers, judged, train_texts=None):
-    """Return the percentage of True for each metric, and counts. With the texts that the model was
-    trained on, also the first metric on prompts (_new_prompt) and on gold texts (_unseen) that are
-    not among them."""
-    kept = {metric: [flag for flag in flags if flag is not None]
-            for metric, flags in judged.items()}
-    scores = {metric: percent(flags) for metric, flags in kept.items() if flags}
+    """Return the percentage of True for each metric; for the first one also on the rows whose gold
+    text is not among the texts that the model was trained on (_unseen)."""
     first = next(iter(judged))
-    scores |= {"stop": percent(answers.stopped), "rows": len(answers.golds)}
-    if left_out := len(answers.golds) - len(kept[first]):
-        scores["rows_left_out"] = left_out
-    for name, texts in (("new_prompt", answers.prompts), ("unseen", answers.golds)):
-        if train_texts is None:
-            continue
-        new = [flag for flag, text in zip(judged[first], texts)
-               if flag is not None and text.strip() not in train_texts]
-        if new:
-            scores[f"{first}_{name}"] = percent(new)
-        scores[f"rows_{name}"] = len(new)
-    return scores
+    counts = {"stop": percent(answers.stopped), "rows": len(answers.golds)}
+    if train_texts is not None:
+        unseen = [one for one, gold in zip(judged[first], answers.golds)
+                  if gold.strip() not in train_texts]
+        judged = judged | {f"{first}_unseen": unseen}
+        counts["rows_unseen"] = len(unseen)
+    kept = {metric: [one for one in decisions if one is not None]
+            for metric, decisions in judged.items()}
+    return {metric: percent(decisions) for metric, decisions in kept.items() if decisions} | counts
 
 
-def answer_task(name, evaluation, options):
+def need_answers(evaluation, task):
+    if not evaluation.can_answer:
+        raise NotApplicable(f"{task} needs a causal model (objective ntp or llm-jepa) and two "
+                            "columns, prompt and answer: choose them with --langs a,b")
+
+
+def answer_task(name, evaluation, flags):
     """Let a causal model answer the prompts, and judge the answers."""
+    need_answers(evaluation, name)
     answers = evaluation.answers
-    return answer_scores(answers, JUDGES[name](answers, options), options.train_texts)
+    return answer_scores(answers, JUDGES[name](answers, flags), flags.train_texts)
 
 
 # ---- HellaSwag
@@ -211,15 +172,12 @@ OPTION = re.compile(rf"\n([{LETTERS}])\) ")  # how the line of an ending begins
 def hellaswag_letter(evaluation):
     """Return the percentage of prompts after which the right letter is the most likely of four.
     [LLM-JEPA, sec. 5.1. Its code truncates prompts to 128 tokens, and so loses many endings.]"""
-    if not evaluation.can_answer:
-        raise NotApplicable("hellaswag-letter needs a causal model and two columns, prompt and "
-                            "letter: choose them with --langs a,b")
+    need_answers(evaluation, "hellaswag-letter")
     prompts, golds = evaluation.texts.values()
-    for row, (prompt, gold) in enumerate(zip(prompts, golds), 1):
+    for prompt, gold in zip(prompts, golds):
         if "".join(OPTION.findall(prompt)) != LETTERS or gold.strip() not in [*LETTERS]:
-            raise NotApplicable(f"hellaswag-letter needs prompts with the lines A) to D) and a "
-                                f"letter as answer, and row {row} of {evaluation.rows.name} is "
-                                "different")
+            raise NotApplicable("hellaswag-letter needs prompts with the lines A) to D), and a "
+                                f"letter as answer, unlike {shown(prompt)!r} and {shown(gold)!r}")
     model = evaluation.model
     chat = evaluation.tokenizer.special.chat
     affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
@@ -228,10 +186,7 @@ def hellaswag_letter(evaluation):
                          openings=evaluation.openings())
     letters = [ids[-1] for ids in evaluation.tokenizer.encode(LETTERS)]
 
-    def read(packed):
-        last = model(packed)[packed.cu_seqlens[1:].long() - 1]  # (R, D)
-        return model.logits(last)[:, letters].cpu()             # (R, 4)
-
-    chosen = [LETTERS[int(each.argmax())] for each in map_batches(model, rows, read)]
-    right = [one == gold.strip() for one, gold in zip(chosen, golds)]
-    return {"rows": len(golds), "accuracy": percent(right)}
+    logits = map_batches(model, rows, lambda packed: (
+        model.logits(model.pool(model(packed), packed, "last"))[:, letters].cpu()))  # (4,) each
+    return {"rows": len(golds), "accuracy": percent([
+        LETTERS[int(each.argmax())] == gold.strip() for each, gold in zip(logits, golds)])}

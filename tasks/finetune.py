@@ -1,17 +1,14 @@
 """Fine-tune a run's encoder on a data set and test it, also in other languages.
 
-    python -m tasks finetune out/x --task glue      # or mrpc,stsb
-    python -m tasks finetune out/x --task mlqa      # trains on SQuAD, tests 7 x 7 languages
-
 All weights are trained, with one linear layer on the sentence embedding or, for answers, on every
-token. The model is tested after the last epoch. Defaults are BERT-JEPA's [sec. 4, code].
+token, and tested after the last epoch. Defaults are BERT-JEPA's [sec. 4, code].
 """
 
 import json
 import math
 import sys
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,20 +17,42 @@ from torch import nn
 from tqdm import tqdm
 
 import evaluate
-from common import BadInput, Parser, comma_list, did_you_mean, shown, usable_device, warn
+from common import (
+    BadInput,
+    Parser,
+    add_flags,
+    comma_list,
+    did_you_mean,
+    shown,
+    usable_device,
+    validate,
+    warn,
+)
 from evaluate import map_batches, mean
 from model import Model, Packed, load
 from tasks import sets
-from tasks.probes import METRICS, headline_means, majority, measure
+from tasks.probes import METRICS, headline_mean, majority, measure
 from tasks.questions import Prepared, answering, between, sample
 from train import TrainConfig, learning_rate, make_optimizer
+
+
+@dataclass(frozen=True)
+class Settings:
+    epochs: int = 3  # number of epochs; xnli and mlqa: 2
+    lr: float = 2e-5  # peak learning rate; mlqa: 3e-5; models narrower than 384: 5e-4
+    batch: int = 16  # rows per step; mlqa: 12
+    max_length: int = 128  # tokens of a row; mlqa: 384
+    limit: int = 0  # maximum number of training rows, the same for all seeds; 0: all
+    eval_limit: int = 0  # maximum number of test rows of each language; 0: all
+    seed: int = 82  # random seed of the new layer and of the batches
+
 
 # ---- the loop, the same for all tasks
 
 
 class Finetuned(nn.Module):
-    """An encoder and one linear layer, on the embedding of each row -> (R, outputs), or on each
-    hidden state -> (T, outputs)."""
+    """An encoder and a linear layer on the embedding of each row, -> (R, outputs), or on each
+    hidden state, -> (T, outputs)."""
 
     def __init__(self, encoder, outputs, on_tokens, pool=None):
         super().__init__()
@@ -53,18 +72,19 @@ class Finetuned(nn.Module):
         return self.head(states)
 
 
-def predict(model, rows):
-    """Return the outputs of each row on the CPU: (outputs,), or (tokens, outputs)."""
-    def read(packed):
-        outputs = model(packed).cpu()
-        return outputs.split(packed.cu_seqlens.diff().tolist()) if model.on_tokens else outputs
+def loss_of(outputs, targets, lengths):
+    """Return the mean cross-entropy of classes, or of the first and the last token of an answer
+    among those of its row, (T, 2), (R, 2), R lengths -> (); of scores the squared error."""
+    if targets.ndim == 2:  # (T, 2) -> (R, longest row, 2)
+        outputs = nn.utils.rnn.pad_sequence(outputs.split(lengths), True, -math.inf)
+    if targets.is_floating_point():
+        return F.mse_loss(outputs[:, 0], targets)
+    return F.cross_entropy(outputs, targets)
 
-    return map_batches(model, rows, read, 8192)
 
-
-def fit(model, prepared, settings, seed):
+def fit(model, prepared, settings):
     """Train all weights, in place."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(settings.seed)
     device = model.head.weight.device
     lengths = np.array([len(row) for row in prepared.rows])
     starts = range(0, len(lengths), settings.batch)
@@ -83,40 +103,43 @@ def fit(model, prepared, settings, seed):
             packed = Packed.of([prepared.rows[i] for i in batch], causal=model.config.causal)
             outputs = model(packed.to(device))
             targets = prepared.targets[batch].to(device)
-            loss = prepared.loss(outputs, targets, lengths[batch].tolist())
+            loss = loss_of(outputs, targets, lengths[batch].tolist())
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             total += loss.detach()
             step += 1
-        print(f"seed {seed}, epoch {epoch + 1}: loss {total / len(starts):.4f}", file=sys.stderr)
+        print(f"epoch {epoch + 1}: loss {total / len(starts):.4f}", file=sys.stderr)
 
 
 def run_once(encoder, prepared, settings, flags):
     """Fine-tune and test an encoder. Return {"set/metric" or "set/metric/language": number}."""
-    torch.manual_seed(flags.seed)
-    model = Finetuned(encoder(), prepared.outputs, prepared.on_tokens, flags.pool)
+    torch.manual_seed(settings.seed)
+    on_tokens = prepared.targets.ndim == 2
+    model = Finetuned(encoder(), prepared.outputs, on_tokens, flags.pool)
     model.to(flags.device)
-    fit(model, prepared, settings, flags.seed)
+    fit(model, prepared, settings)
+
+    def read(packed):
+        """Return the outputs of each row: (outputs,), or (tokens, outputs)."""
+        outputs = model(packed).cpu()
+        return outputs.split(packed.cu_seqlens.diff().tolist()) if on_tokens else outputs
+
     found = {}  # {"set/metric": {language: number}}
     for (name, language), (rows, judge) in prepared.tests.items():
-        for metric, value in judge(predict(model, rows)).items():
+        for metric, value in judge(map_batches(model, rows, read, 8192)).items():
             found.setdefault(f"{name}/{metric}", {})[language] = value
     results = {}
     for metric, values in found.items():
-        results |= {metric + kind: value for kind, value in means(values).items()}
+        results[metric] = mean(values.values())
         results |= {f"{metric}/{language}": value for language, value in values.items() if language}
+        # Of MLQA's matrix also the means of its diagonal, and of the rest [Lewis et al. 2020].
+        for kind, count in (("xlt", 1), ("gxlt", 2)):
+            cells = [value for pair, value in values.items()
+                     if "-" in pair and len(set(pair.split("-"))) == count]
+            results |= {f"{metric}/{kind}": mean(cells)} if cells else {}
     return results
-
-
-def means(values):
-    """Return the mean "" of {language or "context-question" languages: number}; of MLQA's matrix
-    also "/xlt", the diagonal, and "/gxlt", the rest [Lewis et al. 2020, sec. 5]."""
-    same = [value for key, value in values.items() if len(set(key.split("-"))) == 1]
-    others = [value for key, value in values.items() if len(set(key.split("-"))) > 1]
-    found = {"": mean(values.values())}
-    return found | ({"/xlt": mean(same), "/gxlt": mean(others)} if same and others else {})
 
 
 # ---- classification and scores
@@ -124,7 +147,7 @@ def means(values):
 XNLI = "ar bg de el en es fr hi ru sw th tr ur vi zh".split()
 
 
-def pair_row(first, second, special, middle, longest):
+def pair_row(special, middle, longest, first, second=None):
     """Return the row of one text, [CLS] a [SEP], or of two, [CLS] a middle b [SEP]. The longer text
     is truncated first."""
     if second is None:
@@ -137,68 +160,49 @@ def pair_row(first, second, special, middle, longest):
 
 def classification(name, settings, flags, opened):
     """Prepare texts, or pairs of them, with classes or scores."""
-    trained = {"xnli": "mnli"}.get(name, name)
+    trained = "mnli" if name == "xnli" else name
     classes = sets.CLASSES[trained]
-    encode = opened.tokenizer.encode
-    middle = between(opened)
+    make_row = partial(pair_row, opened.tokenizer.special, between(opened))
 
     def read(name, split, limit, lang="en"):
-        found = sets.read_set(name, flags.files, split, lang)
-        rows = list(zip(found.first, found.second or found.first, found.labels))
-        firsts, seconds, labels = zip(*sample(rows, limit))
-        seconds = encode(seconds) if found.second else [None] * len(firsts)
-        pairs = list(zip(encode(firsts), seconds))
-        rows = [pair_row(*pair, opened.tokenizer.special, middle, settings.max_length)
-                for pair in pairs]
-        kept = sum(map(len, rows)) - sum(len(middle) + 2 if b is not None else 2 for _, b in pairs)
-        total = sum(len(text) for pair in pairs for text in pair if text is not None)
-        if kept < total:
-            warn(f"{name}: {total - kept:,} of {total:,} tokens are cut off by --max-length "
-                 f"{settings.max_length}")
+        first, second, labels = zip(*sample(sets.read_set(name, flags.files, split, lang), limit))
+        texts = [first] if None in second else [first, second]
+        ids = list(zip(*map(opened.tokenizer.encode, texts)))
+        rows = [make_row(settings.max_length, *one) for one in ids]
+        whole = [make_row(sys.maxsize, *one) for one in ids]
+        if truncated := sum(len(a) < len(b) for a, b in zip(rows, whole)):
+            warn(f"{name}: {truncated:,} of {len(rows):,} rows are longer than --max-length "
+                 f"{settings.max_length} and were truncated")
         return rows, labels
 
     def test(name, lang="en"):
-        rows, golds = read(name, "test", flags.eval_limit, lang)
+        rows, golds = read(name, "test", settings.eval_limit, lang)
 
         def judge(outputs):
             outputs = torch.stack(outputs)  # (N, classes), or (N, 1)
             found = outputs.argmax(1) if classes else outputs[:, 0]
-            scores = {metric: measure(metric, found, golds)
-                      for metric in METRICS.get(trained, ("accuracy",))}
-            return scores | ({"majority": majority(golds)} if classes else {})
+            scores = {"majority": majority(golds)} if classes else {}
+            for metric in METRICS.get(trained, ("accuracy",)):
+                scores[metric] = measure(metric, found, golds)
+            return scores
         return rows, judge
-
-    def loss(outputs, golds, lengths):
-        if classes:
-            return F.cross_entropy(outputs, golds)
-        return F.mse_loss(outputs[:, 0], golds.float())
 
     # Validation rows that were taken from the training table are trained on here.
     has_valid = sets.find_file(trained, flags.files, "valid")
-    rows, labels = read(trained, "train" if has_valid else "train+valid", flags.limit)
+    rows, labels = read(trained, "train" if has_valid else "train+valid", settings.limit)
     tests = {(trained, ""): test(trained)}
     if name == "xnli":
         tests |= {(name, lang): test(name, lang) for lang in XNLI}
     if name == "mnli" and sets.find_file("mnli-mm", flags.files, "test"):
         tests["mnli-mm", "en"] = test("mnli-mm")
-    return Prepared(rows, torch.tensor(labels), classes or 1, False, loss, tests)
+    return Prepared(rows, torch.tensor(labels), classes or 1, tests)
 
 
 # ---- command line
 
-TASKS = {name: classification for name in sets.CLASSES} | {"squad": answering, "mlqa": answering}
+TASKS = {name: classification for name in sets.CLASSES} | {"mlqa": answering}
 GLUE = ["mnli", "qnli", "qqp", "sst2", "mrpc", "stsb"]
 MEAN_OF = ["mnli-mm/accuracy", *(f"{name}/accuracy" for name in GLUE[:-1]), "stsb/pearson"]
-# With the paper's learning rate a narrower model than this hardly changes in so few steps.
-NARROW = 384
-NARROW_LR = 5e-4
-
-
-class Settings(NamedTuple):
-    epochs: int = 3
-    lr: float = 2e-5
-    batch: int = 16
-    max_length: int = 128
 
 
 def resolve_settings(name, flags, config):
@@ -206,17 +210,18 @@ def resolve_settings(name, flags, config):
     if name not in TASKS:
         raise BadInput(f"there is no task {shown(name)!r} among glue, {', '.join(TASKS)}"
                        f"{did_you_mean(name, TASKS)}")
-    is_pooled = TASKS[name] is classification
-    if is_pooled and config.causal and (flags.pool or config.pool) == "cls":
-        raise BadInput("this causal model would be read at its first token, which attends to no "
-                       "other: choose --pool last or mean")
-    settings = Settings(2 if name == "xnli" else 3) if is_pooled else Settings(2, 3e-5, 12, 384)
-    if config.width < NARROW:
-        settings = settings._replace(lr=NARROW_LR)
-    given = {name: getattr(flags, name) for name in Settings._fields}
-    settings = settings._replace(**{name: x for name, x in given.items() if x is not None})
+    values = dict(epochs=2) if name == "xnli" else {}
+    if name == "mlqa":
+        values = dict(epochs=2, lr=3e-5, batch=12, max_length=384)
+    if config.width < 384:  # it would hardly change with the paper's learning rate
+        values["lr"] = 5e-4
+    settings = Settings(**values | flags.given)
+    validate(settings, at_least_1="epochs batch", at_least_0="limit eval_limit seed",
+             positive="lr")
+    if settings.max_length < 8:
+        raise BadInput(f"max_length is {settings.max_length}: a row needs at least 8 tokens")
     longest = min(settings.max_length, config.max_tokens or config.max_positions)
-    return settings._replace(max_length=longest)
+    return replace(settings, max_length=longest)
 
 
 def parse_flags(words):
@@ -226,29 +231,18 @@ def parse_flags(words):
     add("--task", type=comma_list, required=True, help=f"some of glue, {', '.join(TASKS)}")
     add("--files", default="data", help="folder of the data sets [data]")
     add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
-    add("--limit", type=int, help="number of training rows, the same for all seeds")
-    add("--eval-limit", type=int, help="number of test rows of each language")
     add("--untrained", action="store_true", help="also start from random weights: name/untrained")
-    add("--epochs", type=int, help="number of epochs [3; xnli, squad, mlqa 2]")
-    add("--lr", type=float, help="peak learning rate [2e-5; squad, mlqa 3e-5; models narrower than "
-        f"{NARROW} {NARROW_LR:g}]")
-    add("--batch", type=int, help="rows per step [16; squad, mlqa 12]")
-    add("--max-length", type=int, help="tokens of a row [128; squad, mlqa 384]")
-    add("--seed", type=int, default=82, help="random seed for the new layer and batches [82]")
+    add_flags(parser, "settings", Settings, vars(Settings()))
     add("--device", help="cpu, cuda or cuda:1 [cuda if there is a GPU]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
     add("--out", help="JSON file for the numbers [they are only printed]")
     flags = parser.parse_args(words)
-    # A row of 8 tokens has room for two texts and what is around them.
-    lowest = dict(epochs=1, batch=1, max_length=8, limit=1, eval_limit=1, lr=1e-9)
-    for name, least in lowest.items():
-        value = getattr(flags, name)
-        if value is not None and not least <= value < math.inf:
-            raise BadInput(f"--{name.replace('_', '-')} {value}: it must be at least {least}")
     if "glue" in flags.task:
         flags.task = list(dict.fromkeys([*flags.task, *GLUE]))
         flags.task.remove("glue")
     flags.device = usable_device(flags.device)
+    flags.given = {name: getattr(flags, name) for name in vars(Settings())
+                   if getattr(flags, name) is not None}
     return flags
 
 
@@ -256,30 +250,23 @@ def main(words):
     flags = parse_flags(words)
     opened = evaluate.open_run(flags.run)
     settings = {name: resolve_settings(name, flags, opened.model.config) for name in flags.task}
-    given = {name: getattr(flags, name) for name in (*Settings._fields, "pool", "limit",
-                                                     "eval_limit", "seed")}
-    label = "fine-tuned, " + ", ".join(f"{name} {value}" for name, value in given.items() if value)
+    label = f"fine-tuned, pool {flags.pool}, {flags.given}"
     path = evaluate.results_file(flags, label) if flags.out else None
     # Prepare all tasks before training the first, so that a missing file is reported at once.
     prepared = {name: TASKS[name](name, settings[name], flags, opened) for name in flags.task}
     encoders = {"": partial(load, opened.folder / "model.pt")}
     if flags.untrained:
         encoders["/untrained"] = partial(Model, opened.model.config)
-
-    def report(results):
-        print(json.dumps(results) if flags.json else evaluate.table(results))
-        if path:
-            evaluate.write_results(path, results, label, opened.model_hash)
-
     every = {}
     for name in flags.task:
-        results = {f"{name}/{key}": value for key, value in settings[name]._asdict().items()}
-        results[f"{name}/train_rows"] = len(prepared[name].rows)
+        print(f"{name}: {settings[name]}", file=sys.stderr)
+        results = {f"{name}/train_rows": len(prepared[name].rows)}
         for kind, encoder in encoders.items():
             found = run_once(encoder, prepared[name], settings[name], flags)
             results |= {metric + kind: value for metric, value in found.items()}
-        report(results)
         every |= results
-    total = headline_means(every, MEAN_OF)
-    if total and len(flags.task) > 1:
-        report({f"glue/{name}": value for name, value in total.items()})
+        if name == flags.task[-1]:
+            results |= {f"glue/{kind}": x for kind, x in headline_mean(every, MEAN_OF).items()}
+        print(json.dumps(results) if flags.json else evaluate.table(results))
+        if path:
+            evaluate.write_results(path, results, label, opened.model_hash)

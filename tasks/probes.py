@@ -1,11 +1,7 @@
-"""Frozen embeddings on labeled sets: similarity, SentEval, and Predict-and-Reconstruct's probes.
-Each score is given beside that of an untrained model and of a bag of embeddings.
-
-Embeddings are (N, D), labels (N,).
-"""
+"""Frozen embeddings on labeled sets: similarity, SentEval, and Predict-and-Reconstruct's probes,
+each beside an untrained model and a bag of embeddings. Embeddings are (N, D), labels (N,)."""
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,7 +10,7 @@ import torch.nn.functional as F
 from scipy.stats import pearsonr, spearmanr
 from sklearn.base import clone
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
-from sklearn.metrics.pairwise import paired_distances
+from sklearn.metrics.pairwise import paired_cosine_distances
 from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold, cross_val_predict
 from sklearn.neural_network import MLPClassifier
 from torch import nn
@@ -24,12 +20,8 @@ from evaluate import embed, mean
 from model import Model
 from tasks import sets
 
-OF_CLASSES = {
-    "accuracy": accuracy_score,
-    "f1": partial(f1_score, zero_division=0),
-    "f1_macro": partial(f1_score, average="macro", zero_division=0),
-    "mcc": matthews_corrcoef,
-}
+OF_CLASSES = {"accuracy": accuracy_score, "f1": partial(f1_score, zero_division=0),
+              "mcc": matthews_corrcoef}
 
 
 def measure(name, found, gold):
@@ -50,14 +42,6 @@ def majority(gold):
     return 100 * max(Counter(gold).values()) / len(gold)
 
 
-def similarities(u, v):
-    """Return MTEB's similarities of the rows of u and v: (N, D), (N, D) -> {name: (N,)}."""
-    found = {"dot": (u * v).sum(1).numpy()}
-    for kind in ("cosine", "euclidean", "manhattan"):
-        found[kind] = -paired_distances(u.double().numpy(), v.double().numpy(), metric=kind)
-    return found
-
-
 # ---- SentEval
 
 
@@ -67,9 +51,8 @@ def pair_features(u, v):
 
 
 def classifier():
-    """Return SentEval's classifier and the grid of its L2 penalty: a linear layer, trained with
-    Adam. A twentieth of the rows selects the epoch, and training stops after 24 epochs without
-    improvement. [SentEval's code]"""
+    """Return SentEval's classifier, a linear layer trained with Adam, and the grid of its L2
+    penalty. A twentieth of the rows selects the epoch. [SentEval's code]"""
     model = MLPClassifier((), activation="logistic", batch_size=64, early_stopping=True,
                           validation_fraction=.05, n_iter_no_change=24, tol=1e-9,
                           random_state=1111)
@@ -77,19 +60,20 @@ def classifier():
     return model, {"alpha": [64 * 10.0 ** power for power in range(-5, -1)]}
 
 
-def senteval(x, labels, valid=None, test=None, k=10):
-    """Return the classes predicted by SentEval's protocol: x (N, D), labels (N,), valid (x,
-    labels), test (M, D) -> (M,), or without test rows -> (N,) by k-fold cross-validation. The
-    penalty is chosen on the validation rows, or on k folds. [SentEval's code]"""
+def senteval(parts, k=10):
+    """Return the classes predicted by SentEval's protocol for the last of the parts, each x (N, D),
+    labels (N,): of all rows by k-fold cross-validation, or of test rows after training rows. The
+    penalty is chosen on the validation rows between these, or on k folds."""
     model, grid = classifier()
     folds = StratifiedKFold(k, shuffle=True, random_state=1111)
     search = GridSearchCV(model, grid, cv=folds)
-    if test is None:
-        return cross_val_predict(search, x, labels, cv=folds)
-    if valid is None:
-        return search.fit(x, labels).predict(test)
-    models = [clone(model).set_params(**one).fit(x, labels) for one in ParameterGrid(grid)]
-    return max(models, key=lambda fitted: fitted.score(*valid)).predict(test)
+    if len(parts) == 1:
+        return cross_val_predict(search, *parts[0], cv=folds)
+    test, _ = parts[-1]
+    if len(parts) == 2:
+        return search.fit(*parts[0]).predict(test)
+    models = [clone(model).set_params(**one).fit(*parts[0]) for one in ParameterGrid(grid)]
+    return max(models, key=lambda fitted: fitted.score(*parts[1])).predict(test)
 
 
 # ---- Predict and Reconstruct
@@ -100,157 +84,152 @@ EPOCHS = {  # (epochs, batch)
 
 
 class Probe(nn.Module):
-    """The heads of Predict-and-Reconstruct [sec. 4], after a LayerNorm of each embedding.
+    """The heads of Predict-and-Reconstruct [sec. 4], after a LayerNorm of each embedding: a linear
+    layer on u, or on [u; v; |u - v|; u * v] for pairs; for scores a cos(u, v) + b, with learned a
+    and b."""
 
-    single: a linear layer on u. pair: a linear layer on [u; v; |u - v|; u * v]. similarity:
-    a cos(u, v) + b, with learned a and b."""
-
-    def __init__(self, width, classes, kind):
+    def __init__(self, width, classes, is_pair):
         super().__init__()
-        self.kind = kind
         self.norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(.1 if kind == "similarity" else .2)
-        if kind == "similarity":
+        self.dropout = nn.Dropout(.2 if classes else .1)
+        self.linear = nn.Linear(width * (4 if is_pair else 1), classes) if classes else None
+        if not classes:
             self.scale = nn.Parameter(torch.tensor(2.5))
             self.bias = nn.Parameter(torch.tensor(2.5))
-        else:
-            self.linear = nn.Linear(width * (4 if kind == "pair" else 1), classes)
 
     def forward(self, u, v=None):
-        """Return logits (N, classes) for embeddings (N, D), or scores (N,) for two of them."""
+        """Return logits (N, classes), or scores (N,), for embeddings (N, D)."""
         u = self.norm(u)
-        if self.kind == "single":
+        if v is None:
             return self.linear(self.dropout(u))
         v = self.norm(v)
-        if self.kind == "pair":
+        if self.linear:
             return self.linear(self.dropout(torch.cat([u, v, (u - v).abs(), u * v], 1)))
-        cosine = F.cosine_similarity(self.dropout(u), self.dropout(v))
-        return self.scale * cosine + self.bias
-
-    @torch.no_grad()
-    def predict(self, u, v=None):
-        """Return classes or scores, (N,)."""
-        found = self.eval()(u, v)
-        return found if found.ndim == 1 else found.argmax(1)
+        return self.scale * F.cosine_similarity(self.dropout(u), self.dropout(v)) + self.bias
 
 
-def hybrid_probe(kind, train, valid, test, metric, epochs, batch, weighted=False, lr=1e-3):
+def hybrid_probe(train, valid, test, metric, epochs, batch, weighted=False, lr=1e-3):
     """Train a Probe and return its predictions for the test rows (N,). train, valid: (u, v or None,
-    labels); test: (u, v). The epoch is the one with the best `metric` on the validation rows; the
-    released code chooses it on the test rows. weighted: weight class c by n / (classes n_c).
-    [Predict-and-Reconstruct, sec. 4]"""
+    classes or scores); test: (u, v or None). The epoch is the one with the best `metric` on the
+    validation rows; the released code chooses it on the test rows. weighted: weight class c by
+    n / (classes n_c). [Predict-and-Reconstruct, sec. 4]"""
     u, v, labels = train
-    labels = torch.as_tensor(labels)
-    counts = torch.ones(1)  # a score has one output
+    counts = []
     loss = nn.MSELoss()
-    if kind != "similarity":
+    if not labels.is_floating_point():
         counts = labels.bincount().float()
         loss = nn.CrossEntropyLoss(len(labels) / len(counts) / counts if weighted else None)
+
+    def predict(u, v):
+        with torch.no_grad():
+            found = head.eval()(u, v)
+        return found.argmax(1) if len(counts) else found
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        head = Probe(u.shape[1], len(counts), kind)
+        head = Probe(u.shape[1], len(counts), v is not None)
         adam = torch.optim.AdamW(head.parameters(), lr, weight_decay=.01, fused=True)
         best = -torch.inf
-        predicted = None
         for _ in range(epochs):
             head.train()
             for rows in torch.randperm(len(labels)).split(batch):
                 adam.zero_grad()
                 loss(head(u[rows], None if v is None else v[rows]), labels[rows]).backward()
                 adam.step()
-            score = measure(metric, head.predict(*valid[:2]), valid[2])
+            score = measure(metric, predict(*valid[:2]), valid[2])
             if score > best:
                 best = score
-                predicted = head.predict(*test[:2])
+                predicted = predict(*test)
     return predicted
 
 
 # ---- tasks
 
-SETS = {"sts": ("stsb", "sick"), "pairs": ("mrpc", "qqp", "pawsx", "rte", "xnli"),
-        "senteval": ("mr", "cr", "subj", "mpqa", "sst", "sst2", "trec", "mrpc"),
-        "hybrid-probes": tuple(EPOCHS)}
+TEST = ("test",)
+THREE = ("train", "valid", "test")
+TWO = ("train+valid", "test")   # the penalty is chosen by cross-validation
+ALL = ("train+valid+test",)     # so are the scores
+# {task: {set: the splits that it reads, the tested one last}}
+SETS = {"sts": dict.fromkeys(("stsb", "sick"), TEST),
+        "pairs": dict.fromkeys(("mrpc", "qqp", "pawsx", "rte", "xnli"), TEST),
+        "senteval": {"mr": ALL, "cr": ALL, "subj": ALL, "mpqa": ALL, "sst2": THREE, "trec": TWO,
+                     "mrpc": TWO},
+        "hybrid-probes": dict.fromkeys(EPOCHS, THREE), "gap": dict.fromkeys(EPOCHS, TEST)}
 IN_LANGUAGES = ("stsb", "pawsx", "xnli")  # the other sets are English
-# The metric whose mean over a task's sets is reported first.
-HEADLINES = {"sts": "spearman", "pairs": "ap_cosine", "senteval": "accuracy"}
 CORRELATIONS = ("spearman", "pearson")
-METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("accuracy", "mcc"),
+# The first metric chooses the epoch of a probe.
+METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("mcc", "accuracy"),
            "stsb": CORRELATIONS, "sick": CORRELATIONS}
 
 
-@dataclass
-class Options:
-    """The flags that are for tasks of this package."""
-    files: str = "data"
-    sets: tuple | None = None  # None: all that are there
-    langs: tuple = ("en",)
-    limit: int | None = None
-    controls: bool = True
-    pool: str | None = None    # None: the task's or the model's
-    train_texts: set | None = None  # the texts that the model was trained on
-
-
-def splits(task, name):
-    """Return the splits that a task reads of a set, the tested one last."""
-    if task in ("sts", "pairs"):
-        return ("test",)
-    if task == "senteval" and name in ("mr", "cr", "subj", "mpqa"):
-        return ("train+valid+test",)  # cross-validation over all rows
-    if task == "senteval" and name in ("trec", "mrpc"):
-        return "train+valid", "test"
-    return "train", "valid", "test"
+def read_sets(task, flags):
+    """Return {set: the rows of each of its splits} for the sets of a task, or those of --sets, that
+    are in --files. Raises BadInput if one of --sets is missing, or if all are."""
+    found = {}
+    missing = []
+    for name in flags.sets or SETS[task]:
+        if name not in SETS[task]:
+            continue
+        has_languages = task in ("sts", "pairs") and name in IN_LANGUAGES
+        for lang in flags.task_langs if has_languages else ("en",):
+            try:
+                found[sets.in_language(name, lang)] = [
+                    sets.read_set(name, flags.files, split, lang) for split in SETS[task][name]]
+            except sets.Missing as error:
+                missing.append(f"{task}: {error}")
+    if missing and (flags.sets or not found):
+        raise BadInput(missing[0])
+    if not found:
+        raise BadInput(f"{task} has no set {', '.join(flags.sets)}: its sets are "
+                       f"{', '.join(SETS[task])}")
+    for line in missing:
+        warn(line)
+    for name, parts in found.items():
+        if min(len({label for _, _, label in rows}) for rows in parts) < 2:
+            raise BadInput(f"all rows of {name} have one label")
+    return found
 
 
 def score(task, name, parts):
     """Return {metric: number} of a task on a set. parts: (u (N, D), v or None, labels (N,)) for
-    each of its `splits`."""
+    each of its splits."""
     u, v, gold = parts[-1]
-    if task == "sts":
-        cosine = similarities(u, v)["cosine"]
+    if task in ("sts", "pairs"):
+        cosine = -paired_cosine_distances(u.double().numpy(), v.double().numpy())
+        if task == "pairs":
+            return {"ap_cosine": 100 * average_precision_score(gold, cosine)}
         return {metric: measure(metric, cosine, gold) for metric in CORRELATIONS}
-    if task == "pairs":
-        found = {kind: 100 * average_precision_score(gold, values)
-                 for kind, values in similarities(u, v).items()}
-        return {"ap_cosine": found["cosine"], "ap_max": max(found.values())}
+    metrics = METRICS.get(name, ("accuracy",))
     if task == "hybrid-probes":
-        chosen_by = {"stsb": "spearman", "cola": "mcc"}.get(name, "accuracy")
-        kind = "similarity" if name == "stsb" else "single" if v is None else "pair"
-        found = hybrid_probe(kind, parts[0], parts[1], (u, v), chosen_by, *EPOCHS[name],
-                             weighted=name == "cola")
+        found = hybrid_probe(*parts[:2], (u, v), metrics[0], *EPOCHS[name], name == "cola")
     else:
-        heads = [(pair_features(*part[:2]).double().numpy(), part[2].numpy()) for part in parts]
-        valid = heads[1] if len(heads) > 2 else None
-        found = senteval(*heads[0], valid, heads[-1][0] if len(heads) > 1 else None)
-    return {metric: measure(metric, found, gold) for metric in METRICS.get(name, ("accuracy",))}
+        found = senteval([(pair_features(*part[:2]).double().numpy(), part[2].numpy())
+                          for part in parts])
+    return {metric: measure(metric, found, gold) for metric in metrics}
 
 
-def make_encoders(evaluation, options, pool):
-    """Return {name: function of N texts -> (N, D)} for the model and its controls: "untrained", the
-    same model with fresh weights, and "bag", the mean of its token embeddings."""
-    encoders = {"model": remembering(evaluation, evaluation.model, pool)}
-    if options.controls:
-        encoders["untrained"] = remembering(evaluation, untrained(evaluation.model), pool)
-        encoders["bag"] = partial(bag, evaluation)
-    return encoders
+def make_encoders(evaluation, flags, pool):
+    """Return {ending of a metric: function of N texts -> (N, D)} for the model, "", and its
+    controls: "/untrained", the same model with fresh weights, and "/bag", the mean of its token
+    embeddings."""
 
+    def encoder(model):
+        known = {}  # each text is embedded only once
 
-def untrained(model):
-    """Return a Model of the same shape with fresh weights, always the same ones."""
+        def encode(texts):
+            new = [text for text in dict.fromkeys(texts) if text not in known]
+            if new:
+                known.update(zip(new, embed(model, evaluation.encode_ids(new), pool)))
+            return torch.stack([known[text] for text in texts])
+        return encode
+
+    model = evaluation.model
+    if flags.no_controls:
+        return {"": encoder(model)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Model(model.config).to(next(model.parameters()))
-
-
-def remembering(evaluation, model, pool):
-    """Return a function that embeds N texts, (N, D), and each text only once."""
-    known = {}
-
-    def encode(texts):
-        new = [text for text in dict.fromkeys(texts) if text not in known]
-        if new:
-            known.update(zip(new, embed(model, evaluation.encode_ids(new), pool)))
-        return torch.stack([known[text] for text in texts])
-    return encode
+        fresh = Model(model.config).to(next(model.parameters()))
+    return {"": encoder(model), "/untrained": encoder(fresh), "/bag": partial(bag, evaluation)}
 
 
 def bag(evaluation, texts):
@@ -261,78 +240,33 @@ def bag(evaluation, texts):
     return F.embedding_bag(torch.cat(ids), weight, starts, mode="mean")
 
 
-def find_sets(task, options):
-    """Return [(set, language)] of a task that are in --files. Raises BadInput if one of --sets is
-    missing, or if all are."""
-    found = []
-    reasons = []
-    for name in SETS[task]:
-        for lang in options.langs if name in IN_LANGUAGES else ("en",):
-            if options.sets and name not in options.sets:
-                continue
-            why = [sets.missing(name, options.files, one, lang)
-                   for split in splits(task, name) for one in split.split("+")]
-            if any(why):
-                reasons.append(next(filter(None, why)))
-            else:
-                found.append((name, lang))
-    if not (found or reasons):
-        raise BadInput(f"{task} has no set {', '.join(options.sets)}: its sets are "
-                       f"{', '.join(SETS[task])}")
-    if reasons and (options.sets or not found):
-        raise BadInput(f"{task}: {reasons[0]}")
-    for reason in reasons:
-        warn(f"{task}: {reason}")
-    return found
+def headline_mean(results, names):
+    """Return {"mean": mean of the numbers of these names}, or {} if one is missing."""
+    values = [results[name] for name in names if name in results]
+    return {"mean": mean(values)} if len(values) == len(names) else {}
 
 
-def headline_means(results, names):
-    """Return {"mean": mean of the numbers of these names}, or {"mean/of_N"} if only N > 1 of them
-    are there, and the same for the controls."""
-    found = {}
-    for kind in ("", "/untrained", "/bag"):
-        values = [results[name + kind] for name in names if name + kind in results]
-        if len(values) > 1:
-            label = "mean" if len(values) == len(names) else f"mean/of_{len(values)}"
-            found[label + kind] = mean(values)
-    return found
-
-
-def sentences(task, evaluation, options):
-    """Run a task of SETS on its sets. Return {"set/metric": number, "set/metric/untrained": ...}.
-    """
+def sentences(task, evaluation, flags):
+    """Run a task of SETS. Return {"set/metric": number, "set/metric/untrained": ..., ...}."""
     results = {}
-    is_mean = task == "hybrid-probes" and not options.pool  # as in the paper
-    encoders = make_encoders(evaluation, options, "mean" if is_mean else evaluation.pool)
-    for name, lang in find_sets(task, options):
-        label = sets.label_of(name, lang)
-        rows = [sets.read_set(name, options.files, split, lang) for split in splits(task, name)]
-        if task == "pairs" and name == "xnli":
-            rows = [positives(part) for part in rows]
-        gold = rows[-1].labels
-        if min(len(set(part.labels)) for part in rows) < 2:
-            raise BadInput(f"all rows of {label} have one label, so there is nothing to predict")
-        found = {}
+    is_mean = task == "hybrid-probes" and not flags.pool  # as in the paper
+    encoders = make_encoders(evaluation, flags, "mean" if is_mean else evaluation.pool)
+    for name, tables in read_sets(task, flags).items():
+        if task == "pairs" and name.startswith("xnli"):
+            # As in MTEB, entailment is to be told from contradiction.
+            tables = [[(a, b, int(label == 0)) for a, b, label in rows if label != 1]
+                      for rows in tables]
         for kind, encode in encoders.items():
-            parts = [(encode(part.first), part.second and encode(part.second),
-                      torch.tensor(part.labels)) for part in rows]
-            found[kind] = score(task, name, parts)
-        for metric, value in found.pop("model").items():
-            results[f"{label}/{metric}"] = value
-            for kind, others in found.items():
-                results[f"{label}/{metric}/{kind}"] = others[metric]
-            if metric == "accuracy":
-                results[f"{label}/accuracy/majority"] = majority(gold)
-            if metric == "ap_cosine":
-                results[f"{label}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
-        results[f"{label}/rows"] = len(gold)
-    # SentEval's own SST-2 is `sst`, so GLUE's does not count.
-    names = [f"{name}/{HEADLINES.get(task)}" for name in SETS[task] if name != "sst2"]
-    return headline_means(results, names) | results
-
-
-def positives(rows):
-    """Return the rows that are entailment (now 1) or contradiction (now 0), as MTEB does."""
-    kept = [row for row in zip(*rows) if row[2] != 1]
-    first, second, labels = map(list, zip(*kept))
-    return sets.Rows(first, second, [int(label == 0) for label in labels])
+            parts = []
+            for rows in tables:
+                first, second, gold = zip(*rows)
+                parts.append([encode(first), None if None in second else encode(second),
+                              torch.tensor(gold)])
+            for metric, value in score(task, name, parts).items():
+                results[f"{name}/{metric}{kind}"] = value
+        if f"{name}/accuracy" in results:
+            results[f"{name}/accuracy/majority"] = majority(gold)
+        if task == "pairs":
+            results[f"{name}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
+        results[f"{name}/rows"] = len(gold)
+    return headline_mean(results, [f"{name}/accuracy" for name in SETS["senteval"]]) | results

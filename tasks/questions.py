@@ -1,6 +1,5 @@
 """Extractive question answering, SQuAD and MLQA: predict the first and the last token of the
-answer in a context. Contexts that are too long are split into overlapping windows.
-"""
+answer in a context. Contexts that are too long are split into overlapping windows."""
 
 import math
 import re
@@ -8,14 +7,11 @@ import string
 import unicodedata
 from collections import Counter
 from functools import partial
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from common import BadInput
 from corpora.files import at_line, read_jsonl
 from tasks import sets
 
@@ -23,16 +19,15 @@ from tasks import sets
 class Prepared(NamedTuple):
     """What a task gives to the loop."""
     rows: list             # N rows of ids to train on
-    targets: torch.Tensor  # (N, ...)
+    targets: torch.Tensor  # (N,) classes or scores, or (N, 2) first and last tokens of answers
     outputs: int           # of the linear layer
-    on_tokens: bool        # the layer is on every token, not on the sentence embedding
-    loss: Callable         # (outputs, targets, lengths of the rows) -> ()
     tests: dict            # {(set, language or ""): (rows, judge)}, judge(outputs) -> {metric: x}
 
 
 def sample(items, limit):
-    """Return a random sample of `limit` items in order, always the same one; or all items."""
-    return [items[i] for i in sorted(np.random.default_rng(0).permutation(len(items))[:limit])]
+    """Return a random sample of `limit` items (0: all) in order, always the same one."""
+    order = np.random.default_rng(0).permutation(len(items))
+    return [items[i] for i in sorted(order[:limit or None])]
 
 
 def between(opened):
@@ -47,36 +42,32 @@ ARTICLES = {
     "en": r"\b(a|an|the)\b", "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
     "vi": r"\b(của|là|cái|chiếc|những)\b", "ar": r"\sال^|ال",
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"}
-SEGMENTED = {"zh": "\u4e00-\u9fa5", "ja": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff",
-             "th": "\u0e00-\u0e7f"}
 
 
-def normalize_answer(text, language="en", rules="mlqa"):
-    """Return an answer in lower case, without punctuation and articles. rules: "squad", English and
-    ASCII [Rajpurkar et al. 2016], or "mlqa", of the context's language, where characters of Chinese
-    (and here Japanese and Thai) are words [Lewis et al. 2020]."""
-    signs = [sign for sign in text.lower() if sign not in string.punctuation]
-    articles = ARTICLES["en"]
-    if rules == "mlqa":
-        signs = [sign for sign in signs if unicodedata.category(sign)[0] != "P"]
-        articles = ARTICLES.get(language, "")
-    text = re.sub(articles, " ", "".join(signs)) if articles else "".join(signs)
-    if rules == "mlqa" and language in SEGMENTED:
-        text = re.sub(f"([{SEGMENTED[language]}])", r" \1 ", text)
+def normalize_answer(text, language="en"):
+    """Return an answer in lower case, without punctuation and articles; characters of Chinese are
+    words. [Lewis et al. 2020]"""
+    text = "".join(sign for sign in text.lower() if sign not in string.punctuation
+                   and unicodedata.category(sign)[0] != "P")
+    if language in ARTICLES:
+        text = re.sub(ARTICLES[language], " ", text)
+    if language == "zh":
+        text = re.sub("([\u4e00-\u9fa5])", r" \1 ", text)
     return " ".join(text.split())
 
 
-def qa_scores(prediction, golds, language="en", rules="mlqa"):
+def qa_scores(prediction, golds, language="en"):
     """Compare a prediction with the best of its golds. Return {"f1": of normalized words, "exact":
     are they equal?}, from 0 to 1. An empty prediction is wrong."""
-    best = {"f1": 0.0, "exact": 0.0}
-    found = normalize_answer(prediction, language, rules)
+    f1 = exact = 0.0
+    found = normalize_answer(prediction, language)
     for gold in golds if prediction.strip() else ():
-        gold = normalize_answer(gold, language, rules)
+        gold = normalize_answer(gold, language)
         same = sum((Counter(found.split()) & Counter(gold.split())).values())
-        f1 = 2 * same / max(1, len(found.split()) + len(gold.split()))  # = 2 P R / (P + R)
-        best = {"f1": max(best["f1"], f1), "exact": max(best["exact"], float(found == gold))}
-    return best
+        # 2 P R / (P + R)
+        f1 = max(f1, 2 * same / max(1, len(found.split()) + len(gold.split())))
+        exact = max(exact, float(found == gold))
+    return {"f1": f1, "exact": exact}
 
 
 # ---- questions, and rows of a question and a part of its context
@@ -91,42 +82,34 @@ class Question(NamedTuple):
     context: str
     question: str
     answers: list[str]
-    start: int                  # the character of the context where the first answer begins
-    languages: tuple[str, str]  # of the context, of the question
+    start: int      # the character of the context where the first answer begins
+    languages: str  # of the context and of the question, "de-ar"
 
 
 def read_questions(name, folder, split):
-    """Return {"de-ar": Questions in Arabic about German contexts, ...} of a JSONL file whose lines
-    are {"context", "question", "answers": [{"text", "answer_start"}]}, of MLQA also "lang_context"
-    and "lang_question". Raises BadInput."""
+    """Return the Questions of a JSONL file whose lines are {"context", "question", "answers":
+    [{"text", "answer_start"}]}, of MLQA also "lang_context" and "lang_question". Raises BadInput.
+    """
     path = sets.find_file(name, folder, split)
     if not path:
-        raise BadInput(f"there is no file {folder}/{name}_{split}.jsonl (tasks/README.md says how "
-                       "to get it)")
-    cells = {}
+        raise sets.Missing(f"{folder}/{name}_{split}.jsonl")
+    questions = []
     for number, row in read_jsonl(path):
         try:
             first = row["answers"][0]
-            start = int(first.get("answer_start", first.get("start")))
-            languages = row.get("lang_context", "en"), row.get("lang_question", "en")
-            answers = [str(answer["text"]) for answer in row["answers"]]
-            question = Question(str(row["context"]), str(row["question"]), answers, start,
-                                languages)
+            questions.append(Question(
+                str(row["context"]), str(row["question"]),
+                [str(answer["text"]) for answer in row["answers"]],
+                int(first.get("answer_start", first.get("start"))),
+                f"{row.get('lang_context', 'en')}-{row.get('lang_question', 'en')}"))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise at_line(path, number, "this is not a question with context and answers "
                           f"({type(error).__name__}: {error})") from None
-        cells.setdefault("-".join(languages), []).append(question)
-    return dict(sorted(cells.items()))
-
-
-def has_answer(question):
-    """Is the first answer where the file says?"""
-    return question.context.startswith(question.answers[0], question.start)
+    return questions
 
 
 class Window(NamedTuple):
-    """A row of two texts: the question and a part of the context."""
-    row: np.ndarray  # its ids
+    row: np.ndarray  # the ids of the question and of a part of its context
     question: int    # number of the question
     at: int          # index of the first context token in the row
     offsets: list    # (first character, last + 1) in the context, of each context token
@@ -176,9 +159,8 @@ def best_span(outputs, window):
     return score[i, j], window.offsets[starts[i]][0], window.offsets[ends[j]][1]
 
 
-def judge_answers(outputs, windows, questions, rules):
-    """Return F1 and exact match in percent of the best answer among the windows of each question.
-    """
+def judge_answers(outputs, windows, questions):
+    """Return F1 and exact match in percent of the best answer among each question's windows."""
     best = [(-math.inf, 0, 0)] * len(questions)
     for each, window in zip(outputs, windows):
         span = best_span(each, window)
@@ -187,35 +169,30 @@ def judge_answers(outputs, windows, questions, rules):
     totals = Counter()
     for (_, first, last), question in zip(best, questions):
         text = question.context[first:last].strip()
-        totals.update(qa_scores(text, question.answers, question.languages[0], rules))
+        language, _ = question.languages.split("-")
+        totals.update(qa_scores(text, question.answers, language))
     return {name: 100 * totals[name] / len(questions) for name in ("f1", "exact")}
 
 
-def span_loss(outputs, targets, lengths):
-    """Return the mean cross-entropy of the first and of the last token among the tokens of their
-    row: (T, 2), (R, 2), R lengths -> ()."""
-    padded = nn.utils.rnn.pad_sequence(outputs.split(lengths), True, -math.inf)  # (R, longest, 2)
-    return F.cross_entropy(padded, targets)
-
-
 def answering(name, settings, flags, opened):
-    """Prepare questions about contexts."""
+    """Prepare questions about contexts: train on SQuAD, test on SQuAD and MLQA."""
     split = partial(make_windows, tokenizer=opened.tokenizer, middle=between(opened),
                     longest=settings.max_length)
 
     def test(questions):
-        questions = sample(questions, flags.eval_limit)
+        questions = sample(questions, settings.eval_limit)
         windows = split(questions)
         return [window.row for window in windows], partial(
-            judge_answers, windows=windows, questions=questions, rules=name)
+            judge_answers, windows=windows, questions=questions)
 
-    cells = read_questions(name, flags.files, "test") if name == "mlqa" else {}
-    tests = {("squad", ""): test(read_questions("squad", flags.files, "test")["en-en"])}
-    tests |= {(name, languages): test(questions) for languages, questions in cells.items()}
-    questions = sample(read_questions("squad", flags.files, "train")["en-en"], flags.limit)
-    windows = [window for window in split(questions) if has_answer(questions[window.question])]
-    if not windows:
-        raise BadInput("no training question of squad has its answer at answer_start")
-    targets = [gold_span(questions[window.question], window) for window in windows]
-    return Prepared([window.row for window in windows], torch.tensor(targets), 2, True, span_loss,
-                    tests)
+    tests = {("squad", ""): test(read_questions("squad", flags.files, "test"))}
+    asked = read_questions("mlqa", flags.files, "test")
+    for languages in sorted({question.languages for question in asked}):
+        tests["mlqa", languages] = test([one for one in asked if one.languages == languages])
+    questions = sample(read_questions("squad", flags.files, "train"), settings.limit)
+    # Some files have answers that are not where they say.
+    questions = [question for question in questions
+                 if question.context.startswith(question.answers[0], question.start)]
+    windows = split(questions)
+    spans = [gold_span(questions[window.question], window) for window in windows]
+    return Prepared([window.row for window in windows], torch.tensor(spans), 2, tests)

@@ -1,12 +1,11 @@
 """Judging answers: tables of generated and gold texts, SQL, letters, and whole tasks."""
 
-import json
 import sqlite3
 from pathlib import Path
 
 import pytest
 from test_evaluate import tiny
-from test_tasks import results_of
+from test_tasks import flags_with, results_of
 
 from common import BadInput
 from corpora import EvaluationRows
@@ -14,20 +13,18 @@ from data import Tokenizer
 from evaluate import Answers
 from model import Packed
 from tasks import answers, questions
-from tasks.probes import Options
 
 
-def flags_of(task, pairs, prompts=None, **options):
-    """Return what a judge decides on [(written, gold), ...]: {metric: flags}."""
+def judged(task, pairs, prompts=None, **changes):
+    """Return what a judge decides on [(written, gold), ...]: {metric: N decisions}."""
     written, golds = map(list, zip(*pairs))
     given = Answers(prompts or golds, golds, written, [True] * len(pairs))
-    return answers.JUDGES[task](given, Options(**options))
+    return answers.JUDGES[task](given, flags_with(**changes))
 
 
-NUMBERS = {
-    "so 72.\n#### 72": "72", "#### $1,080.50": "1080.5", "#### $-5": "-5", "#### \u22125": "-5",
-    "#### 72.": "72", "#### 007": "7", "#### .5": "0.5", "#### -0": "0", "": None,
-    "####72 dollars\n#### 5": "72", "####\n72": None, "#### 7/2": None, "#### 1e5": None}
+NUMBERS = {"so 72.\n#### 72": 72, "#### $1,080.50": 1080.5, "#### $-5": -5, "#### 72.": 72,
+           "#### .5": .5, "": None, "####72 dollars\n#### 5": 72, "####\n72": None,
+           "#### 72/2": None, "#### 7.5 * 2": None}
 
 
 @pytest.mark.parametrize("text", NUMBERS)
@@ -46,8 +43,7 @@ TABLES = {  # task: (written, gold, right, right by the released code)
         ("Gene Kelly", "Debbie Reynolds; Gene Kelly", True, True)],
     "label": [
         (" Good\n", "Good", True), ("Good. I liked it", "Good", True), ("", "Good", False),
-        ("Goodness", "Good", False), ("good", "Good", False),
-        ("Good enough!", "Good", False), ("Good enough!", "Good enough", True)],
+        ("Goodness", "Good", False), ("Very good", "Very good", True)],
     "generate": [(" a|b\n", "a|b", True, True), ("b|a", "a|b", False, False),
                  ("a|b.", "a|b", False, True), ("", "a|b", False, False)],
 }
@@ -55,10 +51,8 @@ TABLES = {  # task: (written, gold, right, right by the released code)
 
 @pytest.mark.parametrize("task", TABLES)
 def test_each_task_judges_answers_by_its_rule(task):
-    table = TABLES[task]
-    first, second = flags_of(task, [row[:2] for row in table]).values()
-    assert first == [row[2] for row in table]
-    assert second == [row[3] if len(row) > 3 else row[1] == "Good" for row in table]
+    found = judged(task, [row[:2] for row in TABLES[task]])
+    assert list(zip(*found.values())) == [row[2:] for row in TABLES[task]]
 
 
 # ---- SQL
@@ -90,20 +84,18 @@ FOREVER = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELEC
     (f"{NAMES} ORDER BY name DESC", f"{NAMES} ORDER BY name", False),
     ("SELECT n FROM item", "SELECT DISTINCT n FROM item", False),
     ("SELECT sum(n) FROM item", "SELECT 10.0", True), ("SELECT '10'", "SELECT 10", False),
-    ("SELECT NULL", "SELECT ''", False), ("SELECT 0.1 + 0.2", "SELECT 0.3", True),
+    ("SELECT 0.1 + 0.2", "SELECT 0.3", True),
     ("SELECT name FROM caf LIMIT 1", "SELECT name FROM caf LIMIT 1 OFFSET 1", False),  # latin-1
     # A query that fails or may not run is wrong, also if gold returns no rows.
-    ("", VOID, False), ("SELEC name", VOID, False), ("-- SELECT", VOID, False),
-    (f"{NAMES}; SELECT 1", NAMES, False), ("DROP TABLE item", VOID, False),
-    ("PRAGMA user_version", "SELECT 0", False), ("ATTACH 'new.sqlite' AS b", VOID, False),
-    ("VACUUM INTO 'new.sqlite'", VOID, False), ("SELECT load_extension('x')", VOID, False),
-    ("SELECT '\x00'", "SELECT ''", False), ("SELECT '\ud800'", VOID, False),
+    ("", VOID, False), ("SELEC name", VOID, False), (f"{NAMES}; SELECT 1", NAMES, False),
+    ("DROP TABLE item", VOID, False), ("PRAGMA user_version", "SELECT 0", False),
+    ("ATTACH 'new.sqlite' AS b", VOID, False), ("VACUUM INTO 'new.sqlite'", VOID, False),
+    ("SELECT load_extension('x')", VOID, False), ("SELECT '\ud800'", VOID, False),
     (FOREVER.format("max(x)"), VOID, False), (FOREVER.format("x"), VOID, False),
     ("SELECT printf('%.*c', 2000000, 'x')", VOID, False),
 ])
 def test_sql_is_judged_by_its_rows_and_writes_nothing(query, gold, right, databases, monkeypatch):
     monkeypatch.setattr(answers, "STEPS", 500_000)
-    monkeypatch.setattr(answers, "ROWS", 1000)
     database = databases / "database" / "shop" / "shop.sqlite"
     before = database.read_bytes()
     assert answers.same_result(query, gold, database) is right
@@ -112,41 +104,34 @@ def test_sql_is_judged_by_its_rows_and_writes_nothing(query, gold, right, databa
     assert not Path("new.sqlite").exists()
 
 
-def test_rows_of_spider_that_cannot_be_judged_are_left_out(databases):
+def test_rows_of_spider_that_cannot_be_judged_are_left_out(databases, capsys):
     pairs = [(f"{NAMES} ORDER BY n", NAMES), ("", VOID), ("SELECT 1", "SELECT 1"),
-             ("SELECT 1", "SELECT x FROM item")]
-    prompts = ["For db_id:[shop] which?"] * 2 + ["For db_id:[farm] a", "For db_id:[shop] b"]
-    flags = flags_of("spider", pairs, prompts, files=databases)
-    assert flags == {"result": [True, False, None, None]}
-    given = Answers(prompts, *map(list, zip(*pairs)), [True] * 4)
-    scores = answers.answer_scores(given, flags)
-    assert scores == {"result": 50, "rows": 4, "rows_left_out": 2, "stop": 100}
+             ("SELECT 1", "SELECT x FROM item"), ("SELECT 1", "SELECT 1")]
+    prompts = [*["For db_id:[shop] which?"] * 2, "For db_id:[farm] a", "For db_id:[shop] b", "c"]
+    found = judged("spider", pairs, prompts, files=databases)
+    assert found == {"result": [True, False, None, None, None]}
+    assert "leaves out 3 rows" in capsys.readouterr().err
+    given = Answers(prompts, *map(list, zip(*pairs)), [True] * 5)
+    assert answers.answer_scores(given, found) == {"result": 50, "rows": 5, "stop": 100}
 
 
 # ---- extractive answers
 
 
-@pytest.mark.parametrize("text, language, mlqa, squad", [
-    ("a man, an ape, the end", "en", "man ape end", "man ape end"),
-    ("“quoted” – $5 + 3", "en", "quoted 5 3", "“quoted” – 5 3"),
-    ("những con mèo của tôi", "vi", "con mèo tôi", "những con mèo của tôi"),
-    ("في البلد، نعم", "ar", "في بلد نعم", "في البلد، نعم"), ("तीन सौ।", "hi", "तीन सौ", "तीन सौ।"),
-    ("《红楼梦》 by Cao", "zh", "红 楼 梦 by cao", "《红楼梦》 by cao"),
-    ("東京タワー", "ja", "東 京 タ ワ ー", "東京タワー"),
-])
-def test_answers_are_normalized_by_the_rules_of_each_scorer(text, language, mlqa, squad):
-    assert questions.normalize_answer(text, language, "mlqa") == mlqa
-    assert questions.normalize_answer(text, language, "squad") == squad
+@pytest.mark.parametrize("text, language, wanted", [
+    ("a man, an ape, the end", "en", "man ape end"), ("“quoted” – $5 + 3", "en", "quoted 5 3"),
+    ("những con mèo của tôi", "vi", "con mèo tôi"), ("في البلد، نعم", "ar", "في بلد نعم"),
+    ("तीन सौ।", "hi", "तीन सौ"), ("《红楼梦》 by Cao", "zh", "红 楼 梦 by cao")])
+def test_answers_are_normalized_by_the_rules_of_their_language(text, language, wanted):
+    assert questions.normalize_answer(text, language) == wanted
 
 
-@pytest.mark.parametrize("prediction, golds, language, rules, exact, f1", [
-    ("The Broncos.", ["Denver Broncos"], "en", "squad", 0, 2 / 3),
-    ("", ["the"], "en", "mlqa", 0, 0), ("gold gold gold", ["gold"], "en", "squad", 0, .5),
-    ("12,000", ["Paris", "12000"], "en", "mlqa", 1, 1), ("北京", ["京北"], "zh", "mlqa", 0, 1),
-    ("der Rhein", ["Rhein"], "de", "mlqa", 1, 1),
-])
-def test_extractive_answers_have_these_scores(prediction, golds, language, rules, exact, f1):
-    found = questions.qa_scores(prediction, golds, language, rules)
+@pytest.mark.parametrize("prediction, golds, language, exact, f1", [
+    ("The Broncos.", ["Denver Broncos"], "en", 0, 2 / 3), ("", ["the"], "en", 0, 0),
+    ("gold gold gold", ["gold"], "en", 0, .5), ("12,000", ["Paris", "12000"], "en", 1, 1),
+    ("北京", ["京北"], "zh", 0, 1), ("der Rhein", ["Rhein"], "de", 1, 1)])
+def test_extractive_answers_have_these_scores(prediction, golds, language, exact, f1):
+    found = questions.qa_scores(prediction, golds, language)
     assert found == {"exact": exact, "f1": pytest.approx(f1)}
 
 
@@ -181,27 +166,9 @@ def test_letters_are_compared_after_the_prompt(tokenizer, capsys):
 
 
 @pytest.mark.parametrize("message, task, prompt, gold", [
-    ("folder .*database of databases", "spider", "For db_id:[shop] a", "SELECT 1"),
     ("'no number' does not end in ####", "gsm8k", "a", "no number"),
-    ("has no answer", "nq", "a", " ; "),
-    (r"begin with For db_id:\[NAME\], .* 'the cat'", "spider", "the cat", "b"),
-    ("row 1 of x is different", "hellaswag-letter", "a\nA) b", "A")])
+    ("the lines A", "hellaswag-letter", "a\nA) b", "A")])
 def test_what_cannot_be_judged_is_refused(tokenizer, tmp_path, message, task, prompt, gold):
-    if "begin" in message:
-        (tmp_path / "database").mkdir()
     rows = EvaluationRows("x", {"user": [prompt] * 2, "assistant": [gold] * 2})
     with pytest.raises(BadInput, match=message):
         results_of(causal(), tokenizer, rows, [task], files=tmp_path)
-
-
-def test_scores_on_new_prompts_and_unseen_golds_are_of_those_rows_alone():
-    prompts = ["the cat", "seven dogs", "the cat sees", "dogs"]
-    golds = ["Katze", "Hunde", "Katze sieht", "sieben"]
-    given = Answers(prompts, golds, ["Katze", "Hunde sieben", "Katze sieht", ""], [True] * 4)
-    judged = answers.judge_texts(given, None)
-    found = answers.answer_scores(given, judged, {"seven dogs", "Katze", "the cat"})
-    assert json.loads(json.dumps(found)) == {
-        "exact": 50, "startswith": 75, "stop": 100, "rows": 4, "exact_new_prompt": 50,
-        "rows_new_prompt": 2, "exact_unseen": pytest.approx(100 / 3), "rows_unseen": 3}
-    found = answers.answer_scores(given, judged, {*prompts, *golds})
-    assert found["rows_unseen"] == 0 and "exact_unseen" not in found

@@ -8,11 +8,9 @@ import torch
 from test_evaluate import tiny, write_run
 from test_tasks import write_table
 
-import evaluate
 from common import BadInput
 from corpora import toy
 from data import Tokenizer
-from model import Packed
 from tasks import __main__ as command
 from tasks import finetune, questions
 
@@ -63,34 +61,27 @@ def test_what_is_learned_is_tested_zero_shot_and_the_control_has_fresh_weights(
     each = [found[f"xnli/accuracy/{lang}"] for lang in ("en", "de")]
     assert found["xnli/accuracy"] == pytest.approx(sum(each) / 2) and each[0] > 80
     assert {"xnli/accuracy/de/untrained", "mnli/accuracy/untrained"} <= set(found)
-    losses = [float(line.split("loss ")[1]) for line in err.splitlines() if ", epoch " in line]
+    losses = [float(line.split("loss ")[1]) for line in err.splitlines() if "epoch " in line[:9]]
     assert len(losses) == 8 and losses[0] > losses[3]
 
 
-def test_several_tasks_have_glues_metrics_and_their_mean(new_run, tmp_path, ask):
+def test_several_tasks_have_glues_metrics_and_their_mean(new_run, tmp_path, ask, monkeypatch):
+    monkeypatch.setattr(finetune, "MEAN_OF", ["mrpc/accuracy", "stsb/pearson"])
     for name, rows in (("train", 30), ("test", 12)):
         write_table(tmp_path, f"mrpc_{name}", [("a b c d e", "c", row % 2) for row in range(rows)])
         write_table(tmp_path, f"stsb_{name}", [("a b", "c", row % 2) for row in range(rows)])
     found, err = ask(new_run(), "--task", "mrpc,stsb", "--untrained", "--files", tmp_path,
                      "--epochs", 1, "--max-length", 8)
-    assert "mrpc: 60 of 210 tokens are cut off by --max-length 8" in err
+    assert "mrpc: 30 of 30 rows are longer than --max-length 8 and were truncated" in err
     assert found["mrpc/train_rows"] == found["stsb/train_rows"] == 30
     assert {"mrpc/f1", "mrpc/majority", "stsb/spearman"} <= set(found)
-    assert "stsb/majority" not in found and "glue/mean" not in found
-    for kind in ("", "/untrained"):
-        each = [found[name + kind] for name in ("mrpc/accuracy", "stsb/pearson")]
-        assert found[f"glue/mean/of_2{kind}"] == pytest.approx(sum(each) / 2)
+    assert "stsb/pearson/untrained" in found
+    each = [found[name] for name in ("mrpc/accuracy", "stsb/pearson")]
+    assert found["glue/mean"] == pytest.approx(sum(each) / 2)
     out = tmp_path / "diverged.json"
     with pytest.raises(BadInput, match="has diverged"):
         ask(new_run("b"), "--task", "mrpc", "--files", tmp_path, "--lr", "1e30", "--out", out)
     assert not out.exists()
-
-
-def test_a_head_reads_the_pooling_that_is_chosen(new_run):
-    rows = [np.arange(5), np.arange(3)]
-    model = finetune.Finetuned(evaluate.open_run(new_run()).model, 2, False, "cls").eval()
-    states = torch.stack([model.encoder(Packed.of([row]))[0] for row in rows])
-    assert torch.allclose(model(Packed.of(rows)), model.head(states), atol=1e-6)
 
 
 @pytest.mark.parametrize("first, second, wanted", [
@@ -99,7 +90,7 @@ def test_of_a_pair_that_is_too_long_the_longer_text_is_truncated_first(tokenizer
                                                                        wanted):
     special = tokenizer.special
     b = None if second is None else np.arange(200, 200 + second)
-    row = finetune.pair_row(np.arange(100, 100 + first), b, special, [special.sep], 11)
+    row = finetune.pair_row(special, [special.sep], 11, np.arange(100, 100 + first), b)
     lengths = np.diff(np.flatnonzero((row == special.sep) | (row == special.cls))) - 1
     assert tuple(lengths) == wanted and row[0] == special.cls and row[1] == 100
 
@@ -142,16 +133,9 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
             ("en", "word " * 120 + "In Łódź, near naïve cafés. " + "more " * 30, "naïve cafés"),
             ("hi", "नदी " * 30 + "गंगा भारत में है।", "गंगा"), ("de", "Der Rhein.", "Rhein")]
     asked = [questions.Question(text, "where is it " * 40, [answer], text.index(answer),
-                                (lang, "en")) for lang, text, answer in rows]
+                                f"{lang}-en") for lang, text, answer in rows]
     windows = questions.make_windows(asked, tokenizer, [tokenizer.special.sep], 96)
     assert max(len(window.row) for window in windows) == 96 and len(windows) > 9
-    # Each window shares half with the one before, and the last one ends where the context does.
-    for window, following in zip(windows, [*windows[1:], None]):
-        if following and following.question == window.question:
-            half = len(window.offsets) - len(window.offsets) // 2
-            assert window.offsets[half:] == following.offsets[:len(window.offsets) - half]
-        else:
-            assert window.offsets[-1][1] == len(asked[window.question].context)
     outputs = []  # of a model that knows the answers
     for window in windows:
         logits = torch.zeros(len(window.row), 2)
@@ -160,22 +144,18 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
         logits[1:window.at - 1] = 99  # it would rather answer with the question
         outputs.append(logits)
     zeros = [torch.zeros(len(window.row), 2) for window in windows]
-    for rules in ("mlqa", "squad"):
-        assert questions.judge_answers(outputs, windows, asked, rules) == {"f1": 100, "exact": 100}
-        assert questions.judge_answers(zeros, windows, asked, rules)["exact"] < 50
+    assert questions.judge_answers(outputs, windows, asked) == {"f1": 100, "exact": 100}
+    assert questions.judge_answers(zeros, windows, asked)["exact"] < 50
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--task xmli", "did you mean xnli?"), ("--task squad --max-length 3", "at least 8"),
-    ("--task sst2 --lr nan", "--lr nan: it must be at least"),
-    ("--task glue --files nowhere", "there is no table nowhere/mnli_train.tsv"),
-    ("--task squad --files FILES", "squad_test.jsonl:1: this is not a question"),
-    ("--task mlqa --files FILES", "no file FILES/mlqa_test.jsonl"),
-    ("--task sst2", "attends to no other")])
+    ("--task xmli", "did you mean xnli?"), ("--task mlqa --max-length 3", "at least 8"),
+    ("--task sst2 --lr nan", "lr is nan"), ("--task sst2 --limit -1", "limit is -1"),
+    ("--task glue --files nowhere", "there is no nowhere/mnli_train.tsv"),
+    ("--task mlqa --files FILES", "squad_test.jsonl:1: this is not a question"),
+    ("--task mlqa --files nowhere", "there is no nowhere/squad_test.jsonl")])
 def test_each_mistake_is_one_line(new_run, tmp_path, refused, flags, message):
     (tmp_path / "squad_test.jsonl").write_text('{"context": "", "answers": [{"text": 1}]}\n',
                                                encoding="utf-8")
-    # A causal model has read nothing else at its first token.
-    shape = dict(causal=True, pool="cls") if "attends" in message else {}
-    words = f"finetune {new_run(**shape)} --device cpu {flags}".replace("FILES", str(tmp_path))
-    assert message.replace("FILES", str(tmp_path)) in refused(command.main, words)
+    words = f"finetune {new_run()} --device cpu {flags}".replace("FILES", str(tmp_path))
+    assert message in refused(command.main, words)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_evaluate import tiny
-from test_tasks import NO_ROWS, results_of, write_table
+from test_tasks import NO_ROWS, flags_with, results_of, write_table
 
 import evaluate
 from common import BadInput
@@ -33,19 +33,19 @@ def test_sentevals_protocols_learn_what_can_be_learned(monkeypatch):
     model, grid = probes.classifier()
     quick = model.set_params(batch_size=4), {"alpha": grid["alpha"][:1]}
     monkeypatch.setattr(probes, "classifier", lambda: quick)
-    x, labels = (each.numpy() for each in rows(160, 4, apart=8))
-    test, gold = (each.numpy() for each in rows(60, 4, apart=8, seed=1))
-    for valid in ((x[:30], labels[:30]), None):
-        found = probes.senteval(x, labels, valid, test, k=2)
-        assert measure("accuracy", found, gold) > 90
-        assert (found == probes.senteval(x, labels, valid, test, k=2)).all()
-    assert measure("accuracy", probes.senteval(x, labels, k=2), labels) > 90
+    train, test = ([each.numpy() for each in rows(count, 4, apart=8, seed=seed)]
+                   for count, seed in ((160, 0), (60, 1)))
+    valid = [each[:30] for each in train]
+    for parts in ([train, valid, test], [train, test], [train]):
+        found = probes.senteval(parts, k=2)
+        assert measure("accuracy", found, parts[-1][1]) > 90
+        assert (found == probes.senteval(parts, k=2)).all()
 
 
 def test_the_hybrids_probes_have_its_numbers_of_parameters():
-    sizes = {(2, "single"): 2050, (2, "pair"): 5122, (3, "pair"): 7171, (1, "similarity"): 1026}
-    for kind, size in sizes.items():
-        assert sum(one.numel() for one in probes.Probe(512, *kind).parameters()) == size
+    sizes = {(2, False): 2050, (2, True): 5122, (3, True): 7171, (0, True): 1026}
+    for shape, size in sizes.items():
+        assert sum(one.numel() for one in probes.Probe(512, *shape).parameters()) == size
 
 
 @pytest.mark.parametrize("kind", ["single", "pair", "similarity"])
@@ -57,10 +57,10 @@ def test_the_hybrids_probes_learn_and_keep_the_best_epoch_of_the_valid_rows(kind
     metric = "spearman" if kind == "similarity" else "accuracy"
 
     def learn(valid_gold):
-        parts = [(u[part], None if kind == "single" else v[part], gold[part])
-                 for part in (slice(200), slice(200, 300))]
-        found = probes.hybrid_probe(kind, parts[0], (*parts[1][:2], valid_gold), parts[1][:2],
-                                    metric, 25, 32, lr=1e-2)
+        train, test = ((u[part], None if kind == "single" else v[part])
+                       for part in (slice(200), slice(200, 300)))
+        found = probes.hybrid_probe((*train, gold[:200]), (*test, valid_gold), test, metric, 25, 32,
+                                    lr=1e-2)
         return measure(metric, found, gold[200:])
 
     state = torch.get_rng_state()
@@ -98,48 +98,36 @@ def tokenizer():
     return Tokenizer.train(["good film 0123456789", "bad film"], 300)
 
 
-def small():
-    return tiny(width=16, layers=1, ffn_dim=32, max_positions=24)
+def small(pool="cls"):
+    return tiny(pool, width=16, layers=1, ffn_dim=32, max_positions=24)
 
 
 def test_every_task_gives_its_metrics_beside_their_controls(tokenizer, folder, capsys,
                                                             monkeypatch):
     monkeypatch.setattr(probes, "EPOCHS", dict.fromkeys(probes.EPOCHS, (2, 32)))
 
-    def found_by(names, **options):
-        return results_of(small(), tokenizer, None, names, files=folder, **options)
+    def found_by(names, model=None, **options):
+        return results_of(model or small(), tokenizer, None, names, files=folder, **options)
 
-    results = found_by(["sts", "pairs", "hybrid-probes"], langs=("en", "de"),
+    results = found_by(["sts", "pairs", "hybrid-probes"], task_langs=("en", "de"),
                        sets=["sst2", "mrpc", "stsb"])
-    results |= found_by(["senteval"], sets=["mrpc"])
-    for name in ("sts/stsb/spearman", "sts/stsb-de/pearson", "pairs/mrpc/ap_max",
+    monkeypatch.setitem(probes.SETS, "senteval", {"mrpc": probes.TWO})
+    results |= found_by(["senteval"])
+    for name in ("sts/stsb/spearman", "sts/stsb-de/pearson", "pairs/mrpc/ap_cosine",
                  "senteval/mrpc/f1", "hybrid-probes/sst2/accuracy", "hybrid-probes/stsb/spearman"):
         assert {name, f"{name}/untrained", f"{name}/bag"} <= set(results)
         assert ("accuracy" in name) == (f"{name}/majority" in results)
-    assert results["sts/stsb/spearman"] > 80 and "sts/mean" not in results
+    assert results["sts/stsb/spearman"] > 80 and results["senteval/mean"] == (
+        results["senteval/mrpc/accuracy"])
     assert results["pairs/mrpc/ap_cosine/chance"] == 50
     assert results["hybrid-probes/sst2/accuracy/majority"] == pytest.approx(100 * 2 / 3)
-    found = found_by(["sts"], langs=("de", "en"))
-    same = found.keys() & results.keys()
-    assert same and all(found[name] == results[name] for name in same)  # controls too
-    for kind in ("", "/untrained", "/bag"):
-        each = [found[f"sts/{name}/spearman{kind}"] for name in ("stsb", "sick")]
-        assert found[f"sts/mean{kind}"] == pytest.approx(sum(each) / 2)
-    found_by(["sts"], langs=("en", "fr"), controls=False)
-    assert "warning: sts: there is no table " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("pool", [None, "max"])
-def test_the_hybrids_probes_read_the_mean_unless_a_pooling_is_chosen(tokenizer, folder, pool,
-                                                                     monkeypatch):
-    monkeypatch.setattr(probes, "EPOCHS", {"sst2": (1, 32)})
-    poolings = []
-    monkeypatch.setattr(probes, "embed", lambda model, rows, pool: (
-        poolings.append(pool) or evaluate.embed(model, rows, pool)))
-    options = probes.Options(folder, ["sst2"], controls=False, pool=pool)
-    evaluation = evaluate.Evaluation(small(), tokenizer, NO_ROWS, pool=pool)
-    assert probes.sentences("hybrid-probes", evaluation, options)["sst2/rows"] == 15
-    assert set(poolings) == {pool or "mean"}
+    # The probes read the mean, unless a pooling is chosen.
+    options = dict(sets=["stsb"], no_controls=True)
+    name = "hybrid-probes/stsb/spearman"
+    assert found_by(["hybrid-probes"], small(pool="mean"), **options)[name] == results[name]
+    assert found_by(["hybrid-probes"], pool="cls", **options)[name] != results[name]
+    found_by(["sts"], task_langs=("en", "fr"), no_controls=True)
+    assert "warning: sts: there is no " in capsys.readouterr().err
 
 
 def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):
@@ -147,19 +135,19 @@ def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):
     evaluation = evaluate.Evaluation(model, tokenizer, NO_ROWS)
     texts = ["good film", "", "film good", "good film"]
     state = torch.get_rng_state()
-    kinds = probes.make_encoders(evaluation, probes.Options(), "max")
-    z = {kind: encode(texts) for kind, encode in kinds.items()}
+    encoders = probes.make_encoders(evaluation, flags_with(), "max")
+    z = {kind: encode(texts) for kind, encode in encoders.items()}
     assert torch.equal(state, torch.get_rng_state())
     ids = tokenizer.encode(texts[:1])[0].astype(np.int64)
-    assert torch.allclose(z["bag"][0], model.embed.weight[ids].mean(0)) and not z["bag"][1].any()
+    assert torch.allclose(z["/bag"][0], model.embed.weight[ids].mean(0)) and not z["/bag"][1].any()
     torch.manual_seed(0)
     rows = evaluation.encode_ids(texts)
-    for kind, one in (("model", model), ("untrained", Model(model.config))):
+    for kind, one in (("", model), ("/untrained", Model(model.config))):
         assert torch.allclose(z[kind], evaluate.embed(one, rows, "max"), atol=1e-6)
 
 
 @pytest.mark.parametrize("task, names, message", [
-    ("senteval", ["trec", "sst2"], "senteval: there is no table .*trec_train.tsv"),
+    ("senteval", ["trec", "sst2"], "senteval: there is no .*trec_train.tsv"),
     ("pairs", ["rte"], "rte_test.tsv"), ("sts", ["mrpc"], "has no set mrpc"),
     ("pairs", ["qqp"], "all rows of qqp have one label")])
 def test_a_set_that_was_named_must_be_there_and_have_two_labels(tokenizer, folder, task, names,

@@ -16,7 +16,7 @@ import train
 from results import compare, flops, inspect, mixtures, plots, run
 from results.__main__ import main
 from tasks import __main__ as tasks
-from tasks import finetune, probes
+from tasks import finetune
 
 ROOT = compare.ROOT
 TINY = dict(width=16, layers=1, heads=2, ffn_dim=32, dropout=0.0, vocab=300, eval_limit=20, batch=8,
@@ -150,7 +150,7 @@ def parse_test(words):
     program, *words = words[1:] if words[0] == "-m" else words
     if words[0] == "finetune":
         return finetune.parse_flags(words[1:])
-    known = evaluate.TASKS if program == "evaluate.py" else tasks.make_tasks(probes.Options())
+    known = evaluate.TASKS if program == "evaluate.py" else tasks.make_tasks()
     flags = tasks.parse_flags(words) if program == "tasks" else evaluate.make_parser(
         "", "", known).parse_args(words)
     assert set(flags.tasks or ()) <= known.keys(), flags.tasks
