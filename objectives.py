@@ -381,7 +381,8 @@ class Contrastive(Objective):
     name = "contrastive"
     views = 2
     paper = dict(MEXMA, batch=1200)
-    toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1, lr_start=0.0, max_length=128)
+    toy = dict(optimizer="muon", lr=2e-3, batch=64, steps=500, warmup=0.1, lr_start=0.0,
+               max_length=128)
 
     @dataclass(frozen=True)
     class Config:
@@ -422,7 +423,7 @@ class Ntp(Objective):
     pool = "last"
     paper = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0,
                  clip=1.0, max_length=512, data="regex")
-    toy = dict(lr=2e-3, batch=64, steps=600, warmup=0.1, max_length=128)
+    toy = dict(optimizer="muon", lr=8e-3, batch=64, steps=300, warmup=0.1, max_length=128)
     presets = {"scratch": (dict(lr=8e-5), {})}
 
     @dataclass(frozen=True)
@@ -508,8 +509,8 @@ class Mexma(Objective):
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
     # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
-    toy = dict(lr=1e-3, batch=64, accumulate=1, steps=600, warmup=0.1, lr_start=0.0, max_length=128,
-               align="cosine", align_weight=2.0, koleo_weight=1.0,
+    toy = dict(optimizer="muon", lr=4e-3, batch=64, accumulate=1, steps=300, warmup=0.1,
+               lr_start=0.0, max_length=128, align="cosine", align_weight=2.0, koleo_weight=1.0,
                head_layers=2, head_heads=4, head_hidden=512)
 
     @dataclass(frozen=True)
@@ -653,7 +654,8 @@ class Bepa(Objective):
     paper = dict(lr=2e-5, batch=16, steps=87_500, warmup=500 / 87_500, schedule="linear",
                  weight_decay=0.01, clip=1.0, max_length=126)
     # With `hidden`, a model from scratch would have to learn the positions of both sentences.
-    toy = dict(lr=5e-4, batch=64, steps=1000, warmup=0.1, max_length=128, cls_view="clean")
+    toy = dict(optimizer="muon", lr=4e-3, batch=64, steps=500, warmup=0.1, max_length=128,
+               cls_view="clean")
 
     @dataclass(frozen=True)
     class Config:

@@ -152,13 +152,9 @@ ELSEWHERE = {
 }
 
 
-def names(config):
-    return [field.name for field in fields(config)]
-
-
 def pick(config, values):
     """Build a dataclass from those of the values that it has fields for."""
-    return config(**{name: values[name] for name in names(config)})
+    return config(**{field.name: values[field.name] for field in fields(config)})
 
 
 def defaults(objective_class, size, preset=""):
@@ -186,7 +182,8 @@ def resolve_config(objective_class, given, init=None):
     for the user. given: {flag: value}; init: the RunFolder of --init, or None. Raises BadInput.
 
     Each layer overrides the one before: paper, toy scale, the run of --init, the user."""
-    known = [*names(TrainConfig), *names(objective_class.Config), *SHAPE]
+    known = [field.name for config in (TrainConfig, objective_class.Config)
+             for field in fields(config)] + [*SHAPE]
     for name in given:
         if name not in known:
             raise BadInput(f"there is no setting {name}{did_you_mean(name, known)}")

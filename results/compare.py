@@ -55,12 +55,28 @@ def keep_records(new):
     parsed.cache_clear()
 
 
+def value_of(record, metric):
+    """Return a metric, a term of the last logged step, or a field such as "steps".
+
+    Along training, "retrieval/xsim@60" is the metric after 60 seconds, "retrieval/xsim<10" the
+    first step at which it is below 10, and "retrieval/xsim<10 s" the seconds until then. `pace` of
+    a record is the seconds of a step where nothing else runs."""
+    name, sign, number, unit = re.fullmatch(r"(.*?)(?:([<@])(\d+)( s)?)?", metric).groups()
+    if not sign:
+        return (record | record.get("last", {}) | record.get("eval", {})).get(metric)
+    pace = record.get("pace") or record["seconds"] / record["steps"]
+    points = {int(step): values[name] for step, values in record["curve"].items() if name in values}
+    if sign == "@":
+        return points[max(step for step in points if step * pace <= int(number))]
+    reached = [step for step, value in points.items() if value < int(number)]
+    return min(reached) * (pace if unit else 1) if reached else None
+
+
 def by_label(records, metric):
-    """Return {label: {seed: number}} of a metric, of a term of the last logged step, or of a field
-    such as "steps"."""
+    """Return {label: {seed: number}} of a metric: see value_of."""
     values = {}
     for record in records:
-        value = (record | record.get("last", {}) | record.get("eval", {})).get(metric)
+        value = value_of(record, metric)
         if isinstance(value, (int, float)):
             values.setdefault(record["label"], {})[record["seed"]] = value
     return values

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -214,8 +214,8 @@ def test_help_shows_every_flag_with_its_default_and_the_objectives_own_first(nam
     text = capsys.readouterr().out
     assert end.value.code == 0
     for config in (OBJECTIVES[name].Config, train.TrainConfig):
-        for option in train.names(config):
-            assert f"--{option.replace('_', '-')}" in text
+        for option in fields(config):
+            assert f"--{option.name.replace('_', '-')}" in text
     values, toy = train.defaults(OBJECTIVES[name], "toy")
     assert f"[{(values | toy)['lr']}]" in text
     assert text.index(f"options of {name}") < text.index("training:")
@@ -746,7 +746,8 @@ def test_a_signal_saves_and_prints_the_command_that_resumes(number, pairs, tmp_p
 # ---- several processes
 
 
-TWO = dict(steps=3, dropout=0.0, lr=0.01, seed=3, precision="float32")
+# AdamW: Muon's matrices are bfloat16, which rounds differently.
+TWO = dict(steps=3, dropout=0.0, optimizer="adamw", lr=0.01, seed=3, precision="float32")
 # These draw nothing, so one process with twice the batch takes the same steps.
 DRAWN = {"contrastive": {}, "bepa": dict(order="given", mask_ratio=0.0),
          "llm-jepa": dict(align="info_nce")}
@@ -853,7 +854,7 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(pairs, start
     (first / "hf").mkdir()
     (first / "hf" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
     words = ["--objective", "contrastive", "--out", str(second),
-             *flags(from_run(pairs, first, steps=2))]
+             *flags(from_run(pairs, first, steps=2, optimizer="adamw", lr=5e-4))]
     assert train.main(words) == 0
     shown = capsys.readouterr()
     assert "-> start" in shown.out and "untrained" not in shown.out
