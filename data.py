@@ -512,7 +512,7 @@ def span_mask(ids, ratio, rng, special, mean_length=3):
 
 
 # {value of --masking: its function}. A new masking is one function and one line here. It does
-# not get the bounds of the rows: each begins at a special.cls.
+# not get the bounds of the rows; each text begins at a special.cls. It may choose no token.
 MASKS = {"token": token_mask, "word": whole_word_mask, "span": span_mask}
 
 

@@ -769,19 +769,19 @@ def make_parser(prog, description, tasks):
     parser = Parser(prog, description=description)
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, such as out/mexma")
-    add("--tasks", type=comma_list, help=f"some of {', '.join(tasks)}")
+    add("--tasks", type=comma_list, help=f"comma-separated, some of {', '.join(tasks)}")
     add("--data", help="rows to evaluate: toy, documents, regex, a file, or a folder of files "
         "CODE.devtest [the run's own data]")
-    add("--langs", type=comma_list, help="columns to use, e.g. en,de; the rows of the others are "
-        "searched for in the first")
+    add("--langs", type=comma_list, help="columns to use, e.g. en,de; retrieval searches the first "
+        "column for the translation of each text of the others")
     add("--split", choices=("train", "valid", "test", "all"), help="which split to evaluate; valid "
         "and test are the same rows of a file [test for the run's own data, all for other files]")
     add("--limit", type=int, help="maximum number of rows; 0: all [1000; all of a folder]")
     add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
-    add("--device", help="cpu, cuda or cuda:1 [cuda if there is a GPU]")
+    add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
-    add("--out", help="JSON file for the numbers [RUN/eval.json, unless a flag chooses other rows "
-        "or another pooling]")
+    add("--out", help="JSON file for the numbers [RUN/eval.json; none with --data, --langs, "
+        "--split, --limit or --pool]")
     return parser
 
 

@@ -1,6 +1,6 @@
 """The training objectives: first the losses as pure functions, then one class per paper. Read a
-class from top to bottom: its equation, `collate`, which has all the randomness but dropout, and
-`forward`.
+class from top to bottom: its equation, `collate`, which has all the randomness but dropout (and
+SIGReg's directions), and `forward`.
 
 Axes: T tokens of the packed line, R rows, D width, N selected positions or compared items.
 """
@@ -345,7 +345,7 @@ class Mlm(Objective):
     @dataclass(frozen=True)
     class Config:
         mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
+        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
 
         def __post_init__(self):
@@ -519,7 +519,8 @@ class Mexma(Objective):
         # L2 normalization); info_nce, vicreg, barlow, sigreg: also spread out those of a batch
         align: Align = "mse"
         align_weight: float = 1.0  # weight of the alignment loss
-        # first sentence in the alignment loss: the original (clean) or its masked copy (dirty)
+        # copy of the first sentence in the alignment loss: original (clean) or masked (dirty); the
+        # second sentence is always the original
         align_views: Literal["clean", "dirty"] = "clean"
         mlm_weight: float = 1.0  # weight of the loss on masked tokens (mean over both languages)
         # weight of KoLeo, a loss that pushes each sentence embedding away from the nearest one of
@@ -534,9 +535,10 @@ class Mexma(Objective):
         # backpropagate the loss on masked tokens into the hidden states of the masked sentence;
         # --no-token-gradients: only into the embedding of the other sentence
         token_gradients: bool = True
-        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
-        mask_first: float = 0.4  # fraction of the first text's tokens to mask
-        mask_second: float = 0.4  # fraction of the second text's tokens to mask
+        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
+        mask_first: float = 0.4  # fraction of tokens to mask in the first text of a pair
+        # fraction of tokens to mask in the second text of a pair; unused with --no-symmetrical
+        mask_second: float = 0.4
         head_layers: int = 6  # number of layers of the unmasking head, which predicts masked tokens
         head_heads: int = 8  # number of attention heads of the unmasking head
         head_hidden: int = 3072  # feed-forward width of the unmasking head
@@ -666,14 +668,16 @@ class Bepa(Objective):
         temperature: float = 0.07  # softmax temperature of --align info_nce
         # --align info_nce uses each embedding as a negative of itself too (released code)
         include_self: bool = False
-        order: Literal["random", "given"] = "random"  # which sentence of a pair comes first
+        # which sentence of a pair comes first: a random one, or that of the first column (given)
+        order: Literal["random", "given"] = "random"
         # sentences in an MLM row: a translation pair, two of one language, or one
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"
-        # what a [CLS] sees of the other sentence. hidden (paper): nothing, but positions count it;
-        # masked (released code): a [MASK] for each token; clean: nothing
+        # what a [CLS] sees of the other sentence. clean: nothing; hidden (paper): nothing, but the
+        # second sentence's positions continue after the first's; masked (released code): a [MASK]
+        # for each of its tokens
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
         mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
+        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
 
         def __post_init__(self):
             validate(self, at_least_0="align_weight", fraction="mask_ratio", positive="temperature")
@@ -892,7 +896,7 @@ class Hybrid(Objective):
         # std of the predictor's initial weights (released code); 0: PyTorch's default
         predictor_std: float = 0.02
         mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # which tokens to mask: single tokens, whole words or spans
+        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
 
         def __post_init__(self):
             validate(self, at_least_1="target_blocks predictor_width predictor_heads",

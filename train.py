@@ -4,9 +4,9 @@
     python train.py --objective mexma --help          # all flags with their defaults
     torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
 
-In a notebook, pass the flags as keywords. With out=None nothing is written to disk:
+In a notebook, pass the flags as keywords. With out=None no run folder is written:
 
-    run = train.start("mexma", steps=600, out=None)
+    run = train.start("mexma", steps=300, out=None)
     for record in run.steps(every=10): print(record)
     run.scores(); run.encode(["A dog.", "Ein Hund."])
 
@@ -78,21 +78,28 @@ from objectives import OBJECTIVES, find_objective
 
 @dataclass(frozen=True)
 class TrainConfig:
-    data: str = "toy"  # toy, documents or regex (built in), or files: TSV, CSV, JSONL, text, Moses
-    langs: str = ""  # columns to use, e.g. en,de; the first one is the pivot [all known columns]
+    # toy, documents or regex (built in), or files: TSV, CSV, JSONL, text, or one file for each
+    # language, such as corpus.de,corpus.en
+    data: str = "toy"
+    langs: str = ""  # columns to use, e.g. en,de [all known columns]
     eval_data: str = ""  # file to evaluate on [rows held out from --data]
     vocab: int | None = None  # vocabulary size of the tokenizer [4096 built in, 8000 for files]
     max_length: int = 128  # truncate texts to N tokens
-    block: int = 0  # join all lines and split them into rows of N tokens; 0: one row per line
-    # pivot: the first column with a random other one; neighbours: two adjacent columns
+    # join all lines and split them into rows of N tokens, for which files need --eval-data; 0: one
+    # row per line
+    block: int = 0
+    # which two columns are a pair; pivot: the first with a random other one; neighbours: two
+    # adjacent ones
     pairs: Literal["pivot", "neighbours"] = "pivot"
-    # decoders only; plain: ignore a chat's system message, system: begin every view with it
+    # decoders only; plain: ignore a chat's system message; system: put it before every text
     chat: Literal["plain", "system"] = "plain"
-    # toy, small, base, large or hybrid; all but toy also use the paper's settings
+    # size of the model: toy, small, base, large or hybrid; with all but toy, the other defaults are
+    # the paper's
     size: str = "toy"
-    preset: str = ""  # named set of defaults (see above); flags that you give override it
+    # named set of defaults, listed beside "options of ..."; flags that you give override it
+    preset: str = ""
     init: str = ""  # run folder to start from (its weights and its tokenizer)
-    lora_rank: int = 0  # LoRA rank; 0: full fine-tuning
+    lora_rank: int = 0  # LoRA rank, with --init only; 0: full fine-tuning
     steps: int = 1000  # number of optimizer steps
     batch: int = 64  # examples per step and process
     accumulate: int = 1  # gradient accumulation: split each batch into N micro-batches
@@ -101,13 +108,13 @@ class TrainConfig:
     warmup: float = 0.1  # linear warmup, as a fraction of the steps
     # decay of the learning rate after warmup; wsd: constant, then linear in the last fifth
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    # muon: Muon for weight matrices, AdamW for embeddings, biases and norms
+    # adamw: AdamW for all weights; muon: Muon for weight matrices, AdamW for the rest
     optimizer: Literal["adamw", "muon"] = "adamw"
     weight_decay: float = 0.01  # weight decay (not applied to biases and norms)
     clip: float = 1.0  # gradient clipping (max norm); 0 turns it off
     seed: int = 0  # random seed for weights, batches and masks
     device: str = "auto"  # cpu, cuda, cuda:1 or mps; auto: a GPU if there is one
-    # precision of matmuls in training; auto: bfloat16 if the device supports it
+    # precision of matmuls in training; auto: bfloat16 if the device supports it; float16: CUDA only
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # attention backend: PyTorch's (sdpa) or our kernels (triton); auto: triton on a GPU
     attention: Literal["auto", "sdpa", "triton"] = "auto"
@@ -158,7 +165,7 @@ def pick(config, values):
 
 
 def defaults(objective_class, size, preset=""):
-    """Return the default of every setting at the paper's scale, and what the toy size changes."""
+    """Return all defaults with the paper's values, and what the toy scale changes."""
     if preset and preset not in objective_class.presets:
         raise BadInput(f"preset {preset!r} is unknown: {objective_class.name} has "
                        f"{', '.join(objective_class.presets) or 'none'}")
@@ -210,8 +217,9 @@ def resolve_config(objective_class, given, init=None):
             objective_class.paper | toy | given).get("dropout", own.dropout))
     elif "max_positions" not in given:
         model = replace(model, max_positions=max(model.max_positions, longest))
-    notes = [f"  toy scale: {name} {value} (paper: {paper[name]})" for name, value in toy.items()
-             if values[name] == value != paper[name]]
+    source = "paper" if objective_class.paper else "default"
+    notes = [f"  toy scale: {name} {value} ({source}: {paper[name]})"
+             for name, value in toy.items() if values[name] == value != paper[name]]
     limit = model.max_tokens or model.max_positions
     if longest > limit:
         fits = limit // texts - 2
@@ -277,8 +285,8 @@ def parse(arguments):
 def start(objective, out=None, **given):
     """Return a Run for a notebook or a script. The keywords are the flags of the command line.
 
-    objective: a name, a file or a class. out=None writes nothing; a folder that already holds this
-    run resumes it."""
+    objective: a name, a file or a class. out=None writes no run folder; a folder that already holds
+    this run resumes it."""
     given = {name: str(value) if isinstance(value, Path) else value
              for name, value in given.items()}
     return Run(find_objective(objective), given | {"out": str(out or "")}, writes=out is not None)
@@ -384,7 +392,7 @@ class Run:
 
     def __init__(self, objective_class, given, writes=True, command=""):
         """given: {flag: value}; writes: keep the run in the folder --out; command: for the log."""
-        # What follows looks these up, so their types are checked first.
+        # open_run and resolve_config look these up, so their types are checked first.
         TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
         self.init = evaluate.open_run(given["init"]) if given.get("init") else None
         self.objective_class = objective_class
@@ -477,7 +485,7 @@ class Run:
         try:
             if self.untrained is None:
                 yield self.evaluate()
-            forward = self.objective.train()
+            forward = self.objective.train()  # the module itself; DDP wraps it below
             if train.compile:
                 compile_blocks(self.objective)
             if self.world > 1:
@@ -502,7 +510,7 @@ class Run:
                     clock = time.perf_counter()  # evaluation is not training time
                 if self.step % train.save_every == 0 or last:
                     save_checkpoint(self)
-                yield from records
+                yield from records  # after the save, so that whoever leaves here has a checkpoint
             if not self.finished:
                 yield self.evaluate()
                 self.finished = True
@@ -714,10 +722,11 @@ def describe(run):
 
 def identity(run):
     """Return what a run and the checkpoint that it resumes must have in common."""
-    return {"config": run.config, "processes": run.world, "rows": run.corpus.hash,
-            "held-out rows": run.held_out.hash, "tokenizer": run.tokenizer.hash,
+    return {"config": run.config, "processes": run.world,
+            "content of --data": run.corpus.hash, "held-out rows": run.held_out.hash,
+            "tokenizer": run.tokenizer.hash,
             "model of --init": run.init.model_hash if run.init else "",
-            "file of the objective": run.objective_class.file_hash}
+            "content of the objective's file": run.objective_class.file_hash}
 
 
 def frozen_names(run):

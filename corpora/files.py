@@ -1,8 +1,10 @@
 """Text files as rows of texts: TSV, CSV, JSON Lines, plain text and Moses (one file per language).
 
-A row holds the same content in several columns: two languages, or question and answer. To add a
-format, write a generator of (line number, {column: text}), such as read_jsonl, and give it a name
-ending in READERS. If read_lines refuses its files, remove them from FOREIGN. Nothing else changes.
+A row holds the same content in several columns: two languages, or question and answer.
+
+To add a format, write a generator read_x(path, langs=()) of (line number, {column: text}), such as
+read_jsonl, and give its file ending to READERS. If read_lines refuses its files, remove them from
+FOREIGN. When you change a reader, delete the folder cache/, which keeps the tokens of old rows.
 """
 
 import bz2

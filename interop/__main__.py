@@ -67,7 +67,8 @@ def main(argv):
                                  type=os.path.expanduser)
     command.add_argument("--out", required=True, metavar="FILE", help="array to write, .npy")
     command.add_argument("--raw", action="store_true", help="do not L2-normalize the embeddings")
-    command.add_argument("--device", help="cpu, cuda or cuda:1 [cuda if there is a GPU]")
+    command.add_argument("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is "
+                         "one]")
     options = vars(parser.parse_args(argv))
     options.pop("function")(**options)
 

@@ -350,7 +350,8 @@ def parse(command, words):
     parser = Parser(f"python -m results {command}", __doc__.partition("\n")[0])
     parser.add_argument("--keep", action="store_true", help="add the tables to records.jsonl.xz")
     if command == "gpu":
-        parser.add_argument("--only", choices=("attention", "training"), help="[both]")
+        parser.add_argument("--only", choices=("attention", "training"),
+                            help="measure only this part [both]")
     torch.set_num_threads(1)
     return parser.parse_args(words)
 

@@ -339,10 +339,11 @@ def plot_command(words):
     parser = Parser("python -m results plot", "Draw a recorded experiment along training, or one "
                     f"of the README's pictures: {', '.join(PICTURES)}.")
     parser.add_argument("name", metavar="NAME", help="an experiment, or a picture")
-    parser.add_argument("--metric", default="retrieval/xsim", help="of an experiment "
+    parser.add_argument("--metric", default="retrieval/xsim", help="metric of an experiment "
                         "[retrieval/xsim]")
-    parser.add_argument("--rows", type=comma_list, default=[], help="of an experiment [all]")
-    parser.add_argument("--flops", action="store_true", help="against compute, not steps")
+    parser.add_argument("--rows", type=comma_list, default=[], help="rows of an "
+                        "experiment, comma-separated [all]")
+    parser.add_argument("--flops", action="store_true", help="draw against FLOPs, not steps")
     parser.add_argument("--out", type=Path, help="PNG file [NAME.png]")
     options = parser.parse_args(words)
     if options.name in PICTURES:

@@ -29,13 +29,13 @@ def parse_flags(words):
                                   "the model first.", make_tasks())
     add = parser.add_argument
     add("--files", default="data", help="folder of the data sets [data]")
-    add("--sets", type=comma_list, help="data sets to use, e.g. sst2,mrpc [all that are there]")
+    add("--sets", type=comma_list, help="data sets to use, e.g. sst2,mrpc [all in --files]")
     add("--task-langs", type=comma_list, default=["en"],
         help=f"languages of {', '.join(probes.IN_LANGUAGES)} [en]")
     add("--no-controls", action="store_true",
-        help="skip the untrained model and the bag of embeddings")
-    add("--hard", help="xsim++: altered sentences of the first language, one per line")
-    add("--hard-types", help="xsim++: JSON file with the source and the type of each of them")
+        help="data sets: do not also score an untrained model and the mean of token embeddings")
+    add("--hard", help="xsim++: hard negatives: altered sentences of the first column, a line each")
+    add("--hard-types", help="xsim++: JSON file {line of --hard: {src: original, errtype: type}}")
     flags = parser.parse_args(words)
     if not flags.tasks:
         raise BadInput("--tasks is missing: python -m tasks --help lists them")

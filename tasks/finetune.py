@@ -231,9 +231,10 @@ def parse_flags(words):
     add("--task", type=comma_list, required=True, help=f"some of glue, {', '.join(TASKS)}")
     add("--files", default="data", help="folder of the data sets [data]")
     add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
-    add("--untrained", action="store_true", help="also start from random weights: name/untrained")
+    add("--untrained", action="store_true", help="also fine-tune from random "
+        "weights; these numbers are NAME/untrained")
     add_flags(parser, "settings", Settings, vars(Settings()))
-    add("--device", help="cpu, cuda or cuda:1 [cuda if there is a GPU]")
+    add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
     add("--out", help="JSON file for the numbers [they are only printed]")
     flags = parser.parse_args(words)

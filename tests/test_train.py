@@ -523,7 +523,7 @@ UNFIT = {  # flags, what happens to train.pt or beside it, what the error says
                  "config.model.layers was 1, is 2"),
     "objective": ("--objective contrastive", None, "objective was mlm, is contrastive"),
     "fewer steps": ("--steps 1", None, "step 2, after --steps 1"),
-    "data": ("", add_row, "rows was"),
+    "data": ("", add_row, "content of --data was"),
     "tokenizer": ("", swap_tokenizer, "tokenizer.json"),
     # A trained model without its checkpoint is not replaced by a new one.
     "gone": ("", Path.unlink, "model.pt, but no train.pt"),
