@@ -350,6 +350,15 @@ def adapt_init(init, objective_class, options):
     return init._replace(tokenizer=tokenizer, model=model)
 
 
+def plan_attention(micro_batches, kinds, device):
+    """Prepare attention in the background thread, and not in the first layer."""
+    for one in micro_batches:
+        for packed in one.values():
+            if isinstance(packed, Packed):
+                for kind in kinds:
+                    packed.plan(kind, device)
+
+
 def average_denominators(micro_batches, world):
     """Give every micro-batch the mean number of target tokens over all micro-batches and processes.
     Averaging the losses then gives exactly the gradient of one large batch."""
@@ -489,8 +498,7 @@ class Run:
             if train.compile:
                 compile_blocks(self.objective)
             if self.world > 1:
-                ids = [self.device] if self.device.type == "cuda" else None
-                forward = DistributedDataParallel(self.objective, device_ids=ids)
+                forward = DistributedDataParallel(forward)
             pending = []  # metrics of the steps since the last record, still on the device
             clock = time.perf_counter()
             # A background thread prepares the next batches while this one is being computed.
@@ -539,12 +547,7 @@ class Run:
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.corpus.special)
                          for first in range(0, len(examples), size)]
-        # Prepare attention here, in the background thread, and not in the first layer.
-        for one in micro_batches:
-            for packed in one.values():
-                if isinstance(packed, Packed):
-                    for plan in self.plans:
-                        packed.plan(plan, self.device)
+        plan_attention(micro_batches, self.plans, self.device)
         return micro_batches
 
     def train_step(self, micro_batches, forward):
@@ -564,8 +567,7 @@ class Run:
             add_terms(total, loss, terms, len(micro_batches))
         tokens = sum(len(one["packed"].tokens) for one in micro_batches)
         total["tokens"] = torch.full((), float(tokens), device=self.device)
-        values = torch.stack([value.float() for value in total.values()])
-        values = mean_over_ranks(values, self.world)
+        values = mean_over_ranks(torch.stack([x.float() for x in total.values()]), self.world)
         self.scaler.unscale_(self.optimizer)  # clip the true gradients, not the scaled ones
         norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
                                               self.train.clip or math.inf)
