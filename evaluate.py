@@ -790,7 +790,8 @@ def results_file(options, label):
     rows. Raises BadInput for an --out that has other content."""
     if not options.out:
         chosen = options.data, options.langs, options.split, options.limit, options.pool
-        return None if any(chosen) else Path(options.run).expanduser() / "eval.json"
+        is_own = all(value in (None, "", []) for value in chosen)  # --limit 0 chooses all rows
+        return Path(options.run).expanduser() / "eval.json" if is_own else None
     path = Path(options.out).expanduser()
     make_folder(path.parent)
     if os.path.lexists(path) and read_results(path).get("rows") != label:

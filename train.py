@@ -778,7 +778,10 @@ def load_checkpoint(run, saved):
         setattr(run, name, saved[name])
     run.saved_step = run.step
     # The last evaluation in the log is the last thing that a run writes.
-    written = all((run.folder / name).exists() for name in ("model.pt", "eval.json"))
+    # With a smaller --steps, eval.json can be that of an earlier model.
+    path = run.folder / "model.pt"
+    known = evaluate.read_results(run.folder / "eval.json").get("model")
+    written = path.exists() and known == file_hash(path)[:8]
     run.finished = run.step == run.train.steps and written and any(
         "eval" in one and one["step"] == run.step for one in evaluate.read_log(run.folder))
     torch.set_rng_state(saved["random"][run.rank]["cpu"])

@@ -36,8 +36,10 @@ UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompr
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
+    rb"PK\x03\x04|%PDF": "a binary file: save its texts as TSV, CSV or JSON Lines",
     rb"\xff\xfe|\xfe\xff|(?s:.*?)\0": "a binary file or UTF-16: save UTF-8 (iconv -f utf-16)",
-    rb"WEBVTT|(?s:.{,200}?)\d --> \d": "a file of subtitles: save its sentences line by line",
+    rb"WEBVTT|(?s:.{,200}?):\d\d[,.]\d+ --> \d":
+        "a file of subtitles: save its sentences line by line",
     rb'(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
     rb"(?i)\s*<([?!]|html|doc|refset|srcset|tstset)": "markup: extract its text, line by line"}
 
@@ -282,6 +284,8 @@ class TextFiles:
         size = self.num_text_columns
         for path, read in zip(self.paths, self.readers):
             for number, row in read():
+                if not row.keys() <= self.known.keys():
+                    self.known.update(dict.fromkeys(row))
                 texts = [row.get(name) for name in self.names]
                 for index, text in enumerate(texts):
                     # Only texts that begin in an unusual way are examined, which saves time.

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from common import atomic_file, digest, make_folder
 
-LAYOUT = 8  # version of the files and of how rows are read and held out
+LAYOUT = 9  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 
@@ -49,7 +49,7 @@ def encoded(source, tokenizer, holdout=True):
     if not (folder / "about.json").exists():
         _write(source, tokenizer, folder)
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    source.counts = Counter(about["counts"])
+    source.counts, source.known = Counter(about["counts"]), dict.fromkeys(about["known"])
     # A memory map reads from disk what is asked for, and no more.
     tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
     offsets = np.memmap(folder / "offsets.bin", np.int64, "r").view(np.ndarray)
@@ -73,4 +73,5 @@ def _write(source, tokenizer, folder):
     with atomic_file(folder / "offsets.bin") as file:
         file.write(offsets)
     with atomic_file(folder / "about.json") as file:
-        file.write(json.dumps({"hash": content.hexdigest(), "counts": source.counts}).encode())
+        about = {"hash": content.hexdigest(), "counts": source.counts, "known": list(source.known)}
+        file.write(json.dumps(about).encode())

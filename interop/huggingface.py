@@ -31,6 +31,7 @@ from model import Model, Packed, save
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 WEIGHTS = LOCAL | {"use_safetensors": True, "dtype": torch.float32}
 DOWNLOADS = ("*.json", "*model*.safetensors", "*.jinja", "*.txt", "*.model")
+KEPT = "chat_template.jinja", "generation_config.json"  # of an imported model, for its export
 POOLS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs: ours
 MODULES = re.compile(r"sentence_transformers\.\S*Transformer sentence_transformers\.\S*\.Pooling"
                      r"( sentence_transformers\.\S*\.Normalize)?")
@@ -179,6 +180,9 @@ def load_weights(path):
     wrong = sorted(map(str, (report["missing_keys"] - head) | set(report["mismatched_keys"])))
     if wrong:
         raise BadInput(f"weights are missing or have another shape: {shown(', '.join(wrong[:4]))}")
+    for name, weight in theirs.state_dict().items():
+        if not weight.isfinite().all():
+            raise BadInput(f"the weight {shown(name)} has NaN or infinity")
     if head:  # models for embeddings are often saved without
         return theirs.base_model, replace(config, tied=True)
     return theirs, replace(config, head="none" if config.causal else "transform")
@@ -229,8 +233,10 @@ def export(name, folder):
         # Without local_files_only the model card asks the hub for a model of this name.
         SentenceTransformer(modules=modules, device="cpu", **LOCAL).save_pretrained(str(part))
         theirs.save_pretrained(part)  # sentence-transformers left out the head
-        if (run.folder / "hf").is_dir():
-            shutil.copytree(run.folder / "hf", part, dirs_exist_ok=True)
+        # Nothing else: a foreign run can have files that replace ours, or links to yours.
+        for file in (run.folder / "hf" / name for name in KEPT):
+            if file.is_file() and not file.is_symlink():
+                shutil.copy(file, part)
         return compare(run, load_library(part), load_weights(part)[0])
 
 

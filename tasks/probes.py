@@ -195,6 +195,8 @@ def score(task, name, parts):
     each of its splits."""
     u, v, gold = parts[-1]
     if task in ("sts", "pairs"):
+        if v is None:
+            raise BadInput(f"{task}: a row of {name} has no text2")
         cosine = -paired_cosine_distances(u.double().numpy(), v.double().numpy())
         if task == "pairs":
             return {"ap_cosine": 100 * average_precision_score(gold, cosine)}

@@ -37,7 +37,8 @@ def in_language(name, lang):
 
 def find_file(name, folder, split):
     """Return the path of a split, or None."""
-    return next(iter(sorted(Path(folder).expanduser().glob(f"{name}_{split}.*"))), None)
+    files = sorted(Path(folder).expanduser().glob(f"{name}_{split}.*"))
+    return next((path for path in files if READERS.keys() & {*path.suffixes}), None)
 
 
 def read_set(name, folder, splits="test", lang="en"):
@@ -79,6 +80,8 @@ def read_rows(path, classes):
                 label = range(classes).index(label)
             if not math.isfinite(label):
                 raise ValueError
+            if not isinstance(row["text"], str) or not isinstance(row.get("text2", ""), str):
+                raise TypeError
             rows.append((row["text"], row.get("text2"), label))
         except (KeyError, TypeError, ValueError):
             wanted = f"a class from 0 to {classes - 1}" if classes else "a score"
