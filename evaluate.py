@@ -642,7 +642,7 @@ def headline(results, step, start="untrained"):
 
 # ---- the folder of a run
 
-FORMAT = 5  # of log.jsonl
+FORMAT = 6  # of log.jsonl
 
 
 class RunFolder(NamedTuple):

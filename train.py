@@ -683,7 +683,8 @@ def open_folder(run):
     if run.step == 0:
         run.tokenizer.save(run.folder / "tokenizer.json")
         if run.init and (run.init.folder / "hf").is_dir():  # what an export needs
-            shutil.copytree(run.init.folder / "hf", run.folder / "hf", dirs_exist_ok=True)
+            shutil.copytree(run.init.folder / "hf", run.folder / "hf", symlinks=True,
+                            dirs_exist_ok=True)
         write_log(run, [describe(run)])
     elif run.step == run.saved_step:
         write_log(run, [record for record in evaluate.read_log(run.folder)

@@ -31,7 +31,7 @@ def write_run(folder, model, tokenizer, data="toy", **config):
     tokenizer.save(folder / "tokenizer.json")
     around = [[tokenizer.special.cls], [tokenizer.special.sep]]
     files = {str(data): file_hash(data)} if data and str(data) not in corpora.EMBEDDED else {}
-    first = {"format": 5, "config": {"data": str(data), "langs": "", **config}, "views": 2,
+    first = {"format": 6, "config": {"data": str(data), "langs": "", **config}, "views": 2,
              "tokenizer_hash": tokenizer.hash, "around": around, "affixes": [around, around],
              "data_files": files}
     (folder / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
@@ -250,7 +250,7 @@ REFUSED = [
     ("RUN --limit -1", "--limit -1"), ("RUN --limti 3", "did you mean --limit?"),
     ("RUN --limit 9 --out RUN/model.pt", "model.pt exists and has no results"),
     ("RUN --limit 9 --out RUN/model.pt/x.json", "cannot be created"),
-    ("hub/name", 'hub/name has no log.jsonl with "format": 5'), ("hub/name", "-m interop")]
+    ("hub/name", 'hub/name has no log.jsonl with "format": 6'), ("hub/name", "-m interop")]
 DAMAGED = [("model.pt", None), ("model.pt", b"x"), ("tokenizer.json", None), ("log.jsonl", None),
            ("log.jsonl", b'{"config": {}}\n')]  # an earlier edition
 

@@ -51,7 +51,7 @@ def a_run(folder, after="[SEP]", **changes):
     tokenizer.save(folder / "tokenizer.json")
     around = [[tokenizer.special.cls], [*map(tokenizer.inner.token_to_id, after.split())]]
     make_models.write_json(folder / "log.jsonl", {
-        "format": 5, "config": {"data": HOSTILE, "objective": HOSTILE, "max_length": 20},
+        "format": 6, "config": {"data": HOSTILE, "objective": HOSTILE, "max_length": 20},
         "command": HOSTILE, "tokenizer_hash": tokenizer.hash, "around": around,
         "affixes": [around] * 2})
     return evaluate.open_run(folder)
