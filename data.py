@@ -243,7 +243,7 @@ class Example(tuple):
     # A tuple, because collate unpacks the views; a tuple is filled in __new__.
     def __new__(cls, views, columns=None, cut=None):
         example = super().__new__(cls, views)
-        example.columns = tuple(columns or range(len(example)))
+        example.columns = tuple(range(len(example)) if columns is None else columns)
         example.cut = tuple(cut or [False] * len(example))
         return example
 

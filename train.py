@@ -448,7 +448,7 @@ class Run:
         """Open the rows for training and evaluation."""
         train = self.train
         tokenizer = self.init.tokenizer if self.init else None
-        if resumed:  # a tokenizer that is trained again could give other ids
+        if resumed and not self.init:  # a tokenizer that is trained again could give other ids
             tokenizer = evaluate.read_tokenizer(self.folder)
         self.source = corpora.open_text(train.data, train.langs)
         self.corpus = self.open_rows(self.source, "train", tokenizer)

@@ -864,6 +864,8 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(pairs, start
     assert 0 < moved < 2.5 * 2 * 5e-4  # two Adam steps away
     assert train.main([*words, "--steps", "3"]) == 0
     assert "width 32 cannot be changed with --init" in refused([*words, "--width", 32])
+    list(started(pairs, "contrastive", tmp_path / "other", steps=1, vocab=350).steps())
+    assert "contains a different run" in refused([*words, "--out", tmp_path / "other"])
     causal = ["--objective", "ntp", "--out", tmp_path / "x", *flags(from_run(pairs, first))]
     assert "needs a causal model" in refused(causal)
     # Another model in the same folder is another start.
