@@ -96,8 +96,7 @@ def embed(model, rows, pool=None):
 def encode_ids(model, tokenizer, texts, affixes=None, max_length=None, openings=None):
     """Tokenize N texts as rows of ids that fit into the model. As in training, max_length counts
     the tokens of a text alone; see `data.tokenize_rows`."""
-    longest = model.config.max_tokens or model.config.max_positions
-    return tokenize_rows(tokenizer, texts, affixes, longest, max_length, openings)
+    return tokenize_rows(tokenizer, texts, affixes, model.config.longest_row, max_length, openings)
 
 
 def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
@@ -474,6 +473,12 @@ class Evaluation:
         z = embed(self.model, sum(self.ids.values(), []), self.pool)  # (columns * N, D)
         return dict(zip(self.ids, z.split(self.count)))
 
+    def prompt_ids(self, prompts, longest):
+        """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
+        chat = self.tokenizer.special.chat
+        affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
+        return tokenize_rows(self.tokenizer, prompts, affixes, longest, openings=self.openings())
+
     @property
     def can_answer(self):
         return self.model.config.causal and len(self.texts) == 2
@@ -485,14 +490,10 @@ class Evaluation:
             raise NotApplicable("answers need a causal model (objective ntp or llm-jepa) and two "
                                 "columns, prompt and answer: choose them with --langs a,b")
         prompts, golds = (texts[:self.answer_limit] for texts in self.texts.values())
-        chat = self.tokenizer.special.chat
         max_new = 2 * max(map(len, self.tokenizer.encode(golds))) + 8
-        # [CLS] prompt [SEP], or the chat template of the model's family.
-        affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
         # Truncate prompts that would leave no room for the answer.
         longest = self.model.config.max_positions
-        longest = max(longest // 2, longest - max_new)
-        ids = tokenize_rows(self.tokenizer, prompts, affixes, longest, openings=self.openings())
+        ids = self.prompt_ids(prompts, max(longest // 2, longest - max_new))
         written, stopped = generate(self.model, ids, self.tokenizer.special.sep, max_new)
         return Answers(prompts, golds, list(map(self.tokenizer.decode, written)), stopped)
 

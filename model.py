@@ -218,6 +218,11 @@ class ModelConfig:
                            "be even")
 
     @property
+    def longest_row(self):
+        """Number of tokens of the longest row that the model can read."""
+        return self.max_tokens or self.max_positions
+
+    @property
     def key_dim(self):
         """K"""
         return self.head_dim or self.width // self.heads

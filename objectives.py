@@ -571,7 +571,7 @@ class Mexma(Objective):
 
     # packed: the rows of masked A, masked B, clean A, clean B (or of masked A, clean B)
     # head_packed: the masked rows alone, the line that the unmasking head reads
-    # target_positions (N,), targets (N,): the masked tokens of that line, A's, then B's
+    # target_positions (N,), targets (N,): the masked tokens of this line, A's, then B's
     # targets_per_side: [number of A's, number of B's], or [number of A's]
     # loss_denominators (2,) or (1,): the same numbers
     @staticmethod

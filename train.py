@@ -143,7 +143,6 @@ SHAPE = ("width", "layers", "heads", "ffn_dim", "max_positions", "dropout", "poo
 # Settings that the model of --init brings.
 FIXED_BY_INIT = {"size", "vocab", *SHAPE} - {"dropout", "pool"}
 
-
 # Flags of other trainers, and what to use here.
 ELSEWHERE = {
     "resume": "run the same command again to resume",
@@ -220,7 +219,7 @@ def resolve_config(objective_class, given, init=None):
     source = "paper" if objective_class.paper else "default"
     notes = [f"  toy scale: {name} {value} ({source}: {paper[name]})"
              for name, value in toy.items() if values[name] == value != paper[name]]
-    limit = model.max_tokens or model.max_positions
+    limit = model.longest_row
     if longest > limit:
         fits = limit // texts - 2
         if "max_length" in given or train.block or fits < 1:
@@ -778,8 +777,8 @@ def load_checkpoint(run, saved):
     for name in ("step", "tokens", "seconds", "untrained"):
         setattr(run, name, saved[name])
     run.saved_step = run.step
-    # The last evaluation in the log is the last thing that a run writes.
-    # With a smaller --steps, eval.json can be that of an earlier model.
+    # The last thing that a run writes is its last evaluation in the log. With a smaller --steps,
+    # eval.json can be that of an earlier model.
     path = run.folder / "model.pt"
     known = evaluate.read_results(run.folder / "eval.json").get("model")
     written = path.exists() and known == file_hash(path)[:8]

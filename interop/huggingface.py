@@ -245,7 +245,7 @@ def their_tokenizer(run):
     truncates it where `encode` does."""
     config, special = run.model.config, run.tokenizer.special
     around = tuple(map(tuple, run.first["affixes"][0]))
-    longest = config.max_tokens or config.max_positions
+    longest = config.longest_row
     limit = min(longest, (run.config.get("max_length") or longest) + sum(map(len, around)))
     inner = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
     if special_tokens_around(inner) != around:

@@ -65,7 +65,7 @@ def call(command, files):
 
 
 def with_steps(job, jobs, files):
-    """Return the training command of a job, with the number of steps in place of MATCH[row]."""
+    """Return the training command of a job, with the number of steps instead of MATCH[row]."""
     match = re.search(r"MATCH\[(.*?)\]", job.train)
     if not match:
         return job.train

@@ -376,7 +376,7 @@ def gap(evaluation, flags):
         rows = evaluation.encode_ids(texts)
         if None not in second:
             pairs = zip(*map(evaluation.tokenizer.encode, (texts, second)))
-            longest = config.max_tokens or config.max_positions
+            longest = config.longest_row
             rows = [[special.cls, *a, special.sep, *b][:longest - 1] + [special.sep]
                     for a, b in pairs]
         targets = commonest_tokens(rows, special.ids)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from common import BadInput, shown, warn
-from data import tokenize_rows
 from evaluate import NotApplicable, exact, map_batches, percent, starts_with
 
 # ---- GSM8K, NQ-Open, labels
@@ -179,11 +178,7 @@ def hellaswag_letter(evaluation):
             raise NotApplicable("hellaswag-letter needs prompts with the lines A) to D), and a "
                                 f"letter as answer, unlike {shown(prompt)!r} and {shown(gold)!r}")
     model = evaluation.model
-    chat = evaluation.tokenizer.special.chat
-    affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
-    longest = model.config.max_tokens or model.config.max_positions
-    rows = tokenize_rows(evaluation.tokenizer, prompts, affixes, max_length=longest,
-                         openings=evaluation.openings())
+    rows = evaluation.prompt_ids(prompts, model.config.longest_row)
     letters = [ids[-1] for ids in evaluation.tokenizer.encode(LETTERS)]
 
     logits = map_batches(model, rows, lambda packed: (

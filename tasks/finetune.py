@@ -220,7 +220,7 @@ def resolve_settings(name, flags, config):
              positive="lr")
     if settings.max_length < 8:
         raise BadInput(f"max_length is {settings.max_length}: a row needs at least 8 tokens")
-    longest = min(settings.max_length, config.max_tokens or config.max_positions)
+    longest = min(settings.max_length, config.longest_row)
     return replace(settings, max_length=longest)
 
 

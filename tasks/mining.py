@@ -33,7 +33,7 @@ def matrix(evaluation):
 
 def bucc(evaluation):
     """Retrieve for each sentence its nearest one, by cosine, in the first language, and return the
-    weighted F1 in percent, with each sentence of that language as a class. [MTEB, Muennighoff et
+    weighted F1 in percent, with each of its sentences as a class. [MTEB, Muennighoff et
     al. 2023; MEXMA, table 16]"""
     need_translations(evaluation, "bucc")
 

@@ -45,7 +45,7 @@ def loaded(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOADERS:
             first = node.args[0] if node.args else None
-            if isinstance(first, ast.JoinedStr):  # f"results.{name}": of that folder
+            if isinstance(first, ast.JoinedStr):  # f"results.{name}": a file in results/
                 first = first.values[0]
             known = isinstance(first, ast.Constant)
             yield module_of(first.value).rstrip(".") if known else "?"
