@@ -127,16 +127,21 @@ class Unpad(torch.autograd.Function):
 
 def padded_attention(qkv, heads, kv_heads, plan, softcap=0.0):
     """Compute attention of a packed line with its Padded plan: (T, (H + 2 Hkv) K) -> (T, H K)."""
+    is_narrow = torch.is_autocast_enabled("cpu") or qkv.dtype == torch.bfloat16
+    if qkv.device.type == "cpu" and is_narrow:
+        # On a CPU all matmuls gain from bfloat16, but not attention: PyTorch's backward of it takes
+        # half of a training step in bfloat16, and a fourteenth in float32.
+        with torch.autocast("cpu", enabled=False):
+            return padded_attention(qkv.float(), heads, kv_heads, plan, softcap).to(qkv.dtype)
     padded = Pad.apply(qkv, plan.gather, plan.scatter)  # (P, (H + 2 Hkv) K)
+    # A split has one gradient for all buckets; slices would each have one of P rows, to be added.
+    parts = padded.split([rows * length for rows, length, _ in plan.buckets])
     outputs = []
-    start = 0
-    for rows, length, mask in plan.buckets:
-        end = start + rows * length
-        part = padded[start:end].view(rows, length, heads + 2 * kv_heads, -1).transpose(1, 2)
+    for part, (rows, length, mask) in zip(parts, plan.buckets):
+        part = part.view(rows, length, heads + 2 * kv_heads, -1).transpose(1, 2)
         q, k, v = part.split([heads, kv_heads, kv_heads], 1)  # (n, heads, L, K)
         out = sdpa(q, k, v, mask, softcap)
         outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
-        start = end
     return Unpad.apply(torch.cat(outputs), plan.scatter)  # (T, H K)
 
 
@@ -146,12 +151,6 @@ def sdpa(q, k, v, mask=None, softcap=0.0):
     The mask broadcasts to (n, H, L, M); None: every key is visible. `softcap` c: a score s becomes
     c tanh(s / c), unless c is 0 [Gemma 2, sec. 2].
     """
-    narrow = torch.is_autocast_enabled("cpu") or q.dtype == torch.bfloat16
-    if q.device.type == "cpu" and narrow:
-        # On a CPU all matmuls gain from bfloat16, but not attention: PyTorch's backward of it takes
-        # half of a training step in bfloat16, and a fourteenth in float32.
-        with torch.autocast("cpu", enabled=False):
-            return sdpa(q.float(), k.float(), v.float(), mask, softcap).to(v.dtype)
     if not softcap:
         grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
