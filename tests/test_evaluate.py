@@ -9,11 +9,9 @@ import torch
 import corpora
 import evaluate
 from common import BadInput, file_hash
-from data import tokenize_rows
 from model import Model, ModelConfig, save
 
-TEXTS = ["the cat", "", "seven dogs see the cat and the cat sees seven dogs", "dogs", "the cat"]
-LONG = "the cat sees seven dogs " * 50
+TEXTS = ["the cat", "", "seven dogs see the cat", "too long for the model " * 50, "the cat"]
 PAIRS = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde" for row in range(300)]
 
 
@@ -58,12 +56,11 @@ def table_file(path, lines, header="en\tde"):
 def test_a_text_has_one_embedding_whatever_the_batch(tokenizer, pool, causal):
     model = tiny(pool, causal).train()
     together = evaluate.encode(model, tokenizer, TEXTS)
-    assert together.shape == (5, 32) and together.dtype == torch.float32
-    alone = torch.cat([evaluate.encode(model, tokenizer, [text]) for text in TEXTS])
-    small = evaluate.map_batches(model, tokenize_rows(tokenizer, TEXTS),
+    alone = [evaluate.encode(model, tokenizer, [text])[0] for text in TEXTS]
+    small = evaluate.map_batches(model, evaluate.encode_ids(model, tokenizer, TEXTS),
                                  lambda packed: model.pool(model(packed), packed), 20)
-    for other in (alone, torch.stack(small)):  # also without dropout
-        assert torch.allclose(together, other, rtol=0, atol=2e-6)
+    for other in (alone, small):  # also without dropout
+        assert torch.allclose(together, torch.stack(other), rtol=0, atol=2e-6)
     assert torch.equal(together[0], together[4]) and not together.requires_grad
     assert all(module.training for module in model.modules())
 
@@ -77,44 +74,39 @@ def test_one_string_and_a_diverged_model_are_refused(tokenizer, weight, texts, m
         evaluate.encode(model, tokenizer, texts)
 
 
-@pytest.mark.parametrize("longest", [None, 2, 9])
-def test_rows_have_affixes_and_system_texts_and_are_truncated_as_in_training(
-        tokenizer, longest, capsys):
-    texts = corpora.EvaluationRows("x", {"a": ["the cat", LONG[:24]], "b": ["die Katze", "Hunde"]},
-                                   system=["seven", "the cat sees"])
+def test_rows_have_affixes_and_system_texts_and_are_truncated_as_in_training(tokenizer):
+    cells = {"a": ["the cat", "seven dogs see the cat"], "b": ["die Katze", "Hunde"]}
+    texts = corpora.EvaluationRows("x", cells, system=["seven", "the cat sees"])
     cls, sep = tokenizer.special.cls, tokenizer.special.sep
     affixes = ([cls, 20], [3]), ([cls, 21, 22], [3])
-    one = evaluation(tokenizer, texts=texts, affixes=affixes, max_length=longest)
+    one = evaluation(tokenizer, texts=texts, affixes=affixes, max_length=2)
 
     def ids(text):
-        return tokenizer.encode([text])[0].tolist()[:longest]
+        return tokenizer.encode([text])[0].tolist()[:2]
 
-    for (before, after), (column, cells) in zip(affixes, texts.texts.items()):
+    for (before, after), (column, lines) in zip(affixes, cells.items()):
         assert one.ids[column] == [[cls, *ids(system), sep, *before[1:], *ids(text), *after]
-                                   for system, text in zip(texts.system, cells)]
-    plain = evaluate.encode(one.model, tokenizer, ["the cat", LONG], affixes[0], longest)
-    assert torch.equal(evaluate.embed(one.model, one.encode_ids(["the cat", LONG])), plain)
-    assert f"of 2 texts are longer than {longest or 48} tokens" in capsys.readouterr().err
+                                   for system, text in zip(texts.system, lines)]
 
 
 # ---- tasks
 
 
 def test_by_default_the_tasks_that_apply_run(tokenizer):
-    def tasks(**more):
-        return sorted({name.split("/")[0] for name in evaluate.run(evaluation(tokenizer, **more))})
+    def tasks(names=None, **more):
+        return {name.split("/")[0] for name in evaluate.run(evaluation(tokenizer, **more), names)}
 
     text = corpora.EvaluationRows("plain", {"text": [f"{row} dogs" for row in range(9)]})
     regex = rows("regex", ("english", "regex"), 8)
     causal = tiny("last", True)
-    assert tasks() == tasks(model=causal) == ["geometry", "probe", "retrieval"]
-    assert tasks(views=1) == ["geometry", "probe"]  # trained without translations
-    assert tasks(texts=text) == ["geometry"]
-    assert tasks(texts=regex, model=causal) == ["generate", "geometry", "retrieval"]
-    assert "retrieval/xsim" in evaluate.run(evaluation(tokenizer, views=1), ["retrieval"])
+    assert tasks() == tasks(model=causal) == {"geometry", "probe", "retrieval"}
+    assert tasks(views=1) == {"geometry", "probe"}  # trained without translations
+    assert tasks(["retrieval"], views=1) == {"retrieval"}
+    assert tasks(texts=text) == {"geometry"}
+    assert tasks(texts=regex, model=causal) == {"generate", "geometry", "retrieval"}
     for task in ("retrieval", "probe", "generate"):
         with pytest.raises(evaluate.NotApplicable):
-            evaluate.run(evaluation(tokenizer, texts=text), [task])
+            tasks([task], texts=text)
 
 
 def test_the_probe_trains_on_even_rows_and_is_tested_on_odd_ones(tokenizer):
@@ -162,61 +154,63 @@ def command(capsys):
     return output
 
 
+@pytest.fixture
+def own(tokenizer, tmp_path):
+    """The folder of a run that was trained on data.tsv."""
+    data = table_file(tmp_path / "data.tsv", PAIRS)
+    return write_run(tmp_path / "own", tiny(), tokenizer, data)
+
+
 def numbers_in(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_eval_json_has_the_numbers_of_the_model_that_was_loaded(
-        tokenizer, tmp_path, command, monkeypatch):
-    folder = write_run(tmp_path / "run", tiny(), tokenizer)
-    path, model = folder / "eval.json", file_hash(folder / "model.pt")
-    label, *_, health = command(folder).out.splitlines()
-    assert "rows of toy (en, de, " in label and health.startswith("health: ")
+def test_eval_json_has_the_numbers_of_the_model_that_was_loaded(own, command, monkeypatch):
+    path, model = own / "eval.json", file_hash(own / "model.pt")
+    label, *_, health = command(own).out.splitlines()
+    assert "rows of data (en, de)" in label and health.startswith("health: ")
     numbers = numbers_in(path)
     assert (numbers["model"], numbers["rows"]) == (model[:8], label)
     evaluate.write_results(path, {"retrieval/xsim": 51.0}, label, model)
     run = evaluate.run
 
     def replace_model(*arguments):  # a training goes on during the evaluation
-        save(tiny("mean"), folder / "model.pt")
+        save(tiny("mean"), own / "model.pt")
         return run(*arguments)
 
     monkeypatch.setattr(evaluate, "run", replace_model)
-    command(folder)
+    command(own)
     assert numbers_in(path) == numbers | {"retrieval/xsim": 51.0}
-    command(folder)  # of the other model
+    command(own)  # of the other model
     assert numbers_in(path)["model"] != model[:8] and "retrieval/xsim" not in numbers_in(path)
 
 
-@pytest.mark.parametrize("flags", ["--data documents", "--limit 9", "--pool mean",
-                                   "--langs de,en", "--split valid"])
-def test_numbers_of_other_rows_go_only_to_a_file_that_is_named(tokenizer, tmp_path, command, flags):
-    words = [write_run(tmp_path / "run", tiny(), tokenizer), *flags.split()]
-    assert "geometry/rankme" in json.loads(command(*words, "--json").out)
-    assert not [*tmp_path.glob("run/eval*")]
+def test_numbers_of_other_rows_go_only_to_a_file_that_is_named(own, tmp_path, command):
     out = tmp_path / "new" / "numbers.json"
+    for flags in ("--data regex --limit 9", "--limit 9", "--pool mean", "--langs de,en",
+                  "--split valid"):
+        assert "geometry/rankme" in json.loads(command(own, *flags.split(), "--json").out)
+    assert not [*own.glob("eval*")]
     for _ in range(2):
-        command(*words, "--out", out)
+        command(own, "--limit", 9, "--out", out)
     assert "geometry/rows" in numbers_in(out)
     with pytest.raises(BadInput, match="has no results of these rows"):
-        command(*words, "--limit", 5, "--out", out)
+        command(own, "--limit", 5, "--out", out)
 
 
 # ---- rows that were trained on
 
 
-def test_rows_that_were_trained_on_are_counted(tokenizer, tmp_path, command):
-    data = table_file(tmp_path / "data.tsv", PAIRS)
+def test_rows_that_were_trained_on_are_counted(own, tokenizer, tmp_path, command):
+    data = tmp_path / "data.tsv"
     other = table_file(tmp_path / "other.tsv", [f"{row}\tHund {row}" for row in range(30)])
     swapped = ["\t".join(reversed(line.upper().split("\t"))) for line in PAIRS[::-1]]
     copy = table_file(tmp_path / "copy.tsv", swapped, "de\ten")
-    own = write_run(tmp_path / "own", tiny(), tokenizer, data)
     apart = write_run(tmp_path / "apart", tiny(), tokenizer, data, eval_data=str(other))
     child = write_run(tmp_path / "child", tiny(), tokenizer, other, init=str(own))
     trained_on = 300 - len(corpora.evaluation_rows(str(data)).texts["en"])
-    for run in (own, apart, child):
-        assert "the model was" not in command(run).err
     for run, count in ((apart, 300), (own, trained_on), (child, trained_on)):
+        assert "the model was" not in command(run).err
         wanted = f"the model was trained on {count} of the 300 rows of copy"
         assert wanted in command(run, "--data", copy).err
     table_file(data, PAIRS[:200])
@@ -226,45 +220,24 @@ def test_rows_that_were_trained_on_are_counted(tokenizer, tmp_path, command):
     assert "we cannot tell which" in command(apart).err
 
 
-def test_folders_that_were_renamed_into_a_cycle_do_not_hang(tokenizer, tmp_path, command):
+def test_folders_that_were_renamed_into_a_cycle_do_not_hang(own, tokenizer, tmp_path, command):
     for name, init in (("a", "b"), ("b", "a")):
-        write_run(tmp_path / name, tiny(), tokenizer, init=str(tmp_path / name / ".." / init))
-    assert "health: " in command(tmp_path / "a", "--limit", 9).out
-
-
-def test_the_runs_own_file_is_split_and_other_files_are_not(tokenizer, tmp_path):
-    pairs = str(table_file(tmp_path / "pairs.tsv", PAIRS))
-    own = evaluate.open_run(write_run(tmp_path / "run", tiny(), tokenizer, pairs))
-    imported = evaluate.open_run(write_run(tmp_path / "imported", tiny(), tokenizer, ""))
-    assert evaluate.evaluation_of(own).label == evaluate.evaluation_of(own, pairs).label
-    assert evaluate.evaluation_of(own).count < 100
-    assert evaluate.evaluation_of(imported, pairs).count == 300
-    with pytest.raises(BadInput, match="some with --data"):
-        evaluate.evaluation_of(imported)
-
-
-REFUSED = [
-    ("RUN --limit 9 --tasks retreival", "did you mean retrieval?"),
-    ("RUN --limit 9 --tasks generate", "need a causal model"),
-    ("RUN --data toy --limit 1", "at least 2 are needed: choose a larger limit"),
-    ("RUN --limit -1", "--limit -1"), ("RUN --limti 3", "did you mean --limit?"),
-    ("RUN --limit 9 --out RUN/model.pt", "model.pt exists and has no results"),
-    ("RUN --limit 9 --out RUN/model.pt/x.json", "cannot be created"),
-    ("hub/name", 'hub/name has no log.jsonl with "format": 6'), ("hub/name", "-m interop")]
-DAMAGED = [("model.pt", None), ("model.pt", b"x"), ("tokenizer.json", None), ("log.jsonl", None),
-           ("log.jsonl", b'{"config": {}}\n')]  # an earlier edition
+        write_run(tmp_path / name, tiny(), tokenizer, tmp_path / "data.tsv",
+                  init=str(tmp_path / name / ".." / init))
+    assert "health: " in command(tmp_path / "a").out
 
 
 @pytest.mark.parametrize("words, message, damage", [
-    *((words, message, None) for words, message in REFUSED),
-    *(("RUN --tasks geometry", damage[0], damage) for damage in DAMAGED)])
+    ("RUN --limit 9 --tasks retreival", "did you mean retrieval?", None),
+    ("RUN --data toy --limit 1", "choose a larger limit", None),
+    ("RUN --limit -1", "--limit -1", None),
+    ("RUN --limit 9 --out RUN/model.pt", "model.pt exists", None),
+    ("hub/name", "hub/name has no log.jsonl", None),
+    ("RUN", "tokenizer.json", "tokenizer.json"), ("RUN", "log.jsonl", "log.jsonl")])
 def test_a_mistake_is_one_line_that_names_it(tokenizer, tmp_path, refused, words, message, damage):
     folder = write_run(tmp_path / "run", tiny(), tokenizer)
     if damage:
-        name, change = damage
-        (folder / name).unlink()
-        if change is not None:
-            (folder / name).write_bytes(change)
+        (folder / damage).write_text('{"config": {}}\n', encoding="utf-8")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert message in refused(evaluate.main, words.replace("RUN", str(folder)))
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
