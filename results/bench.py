@@ -1,8 +1,5 @@
 """Our training steps and attention against what people would use instead.
 
-    python -m results peers       # training steps at toy size
-    python -m results gpu         # attention, training steps and tile sizes, at the papers' sizes
-
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread. Times are
 medians, and "times ours" is the time of a side divided by ours in the same round. A step is
 forward, backward, clipping and AdamW, in the fastest precision of the device; it is timed only if
@@ -30,6 +27,7 @@ from .compare import keep_records, times_lines
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPE = torch.bfloat16 if GPU else torch.float32  # Triton's interpreter gets bfloat16 wrong
 ROUNDS = 5
 
 # ---- what is measured
@@ -95,20 +93,21 @@ def interleaved(sides):
     ours = next(iter(sides))
     table = {}
     for side, run in sides.items():
+        table[side] = {}
         try:
             run()
         except Exception as error:  # a peer may lack this layout, this GPU or the memory
             if side == ours:
                 raise
-            table[side] = {"failed": repr(error)[:100].replace("\n", " ")}
-    able = [side for side in sides if side not in table]
+            table[side]["failed"] = repr(error)[:100].replace("\n", " ")
+    able = [side for side in sides if not table[side]]
     rounds = [{side: milliseconds(sides[side]) for side in able} for _ in range(ROUNDS)]
     for side in able:
         ratios = sorted(times[side] / times[ours] for times in rounds)
         table[side] = {"ms": round(statistics.median(times[side] for times in rounds), 4),
                        "times ours": round(statistics.median(ratios), 2),
                        "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}"}
-    return {side: table[side] for side in sides}
+    return table
 
 
 # ---- training steps
@@ -158,7 +157,7 @@ def training_step(objective, batch, autocast):
     optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
 
     def step():
-        with autocast():
+        with autocast:
             loss, _ = objective(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -187,8 +186,7 @@ def training(batches):
             raise BadInput(f"our loss is {own}, and {other} with transformers: install the "
                            "versions of requirements-dev.txt")
         precision = usable_precision("auto", DEVICE)
-        autocast = functools.partial(torch.autocast, DEVICE.type, getattr(torch, precision),
-                                     precision != "float32")
+        autocast = torch.autocast(DEVICE.type, getattr(torch, precision), precision != "float32")
         yield f"{title}, {precision}", interleaved({
             side: training_step(one, batch, autocast) for side, one in sides.items()})
 
@@ -283,10 +281,9 @@ CHANGES += [(field, index, number) for field in ("forward", "queries", "keys")
 
 def other_tiles(shape):
     """Return {title: side} of our kernels with one number of TILES changed."""
-    capability = torch.cuda.get_device_capability() if GPU else None
-    element_size = 2 if GPU else 4
-    tiles = schedule.plan(shape.packed.key_ranges.numpy(), shape.heads // shape.kv_heads,
-                          *schedule.choose_tiles(capability, shape.head_dim, element_size)).tiles
+    need = kernels.plan_needed("triton", shape.heads, shape.kv_heads, shape.head_dim,
+                               DTYPE.itemsize)
+    tiles = shape.packed.to(DEVICE).plan(need).tiles
     sides = {}
     for field, index, number in CHANGES:
         numbers = list(getattr(tiles, field))
@@ -296,75 +293,64 @@ def other_tiles(shape):
     return sides
 
 
-def forward(attend, line):
-    return attend(line.detach())
-
-
-def backward(attend, line):
-    """Do both passes."""
-    torch.autograd.grad(attend(line).sum(), line)
-
-
-def time_attention(shape, call, sides):
-    """Time forward or backward of all sides. One that disagrees with ours is not timed."""
+def time_attention(shape, sides, backward):
+    """Time the forward pass of all sides, or both. One that disagrees with ours is not timed."""
     torch.manual_seed(0)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    dtype = torch.bfloat16 if GPU else torch.float32  # Triton's interpreter gets bfloat16 wrong
-    line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=dtype,
+    line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=DTYPE,
                        requires_grad=True)
-    expected = forward(SIDES["ours"](shape), line)
+    expected = SIDES["ours"](shape)(line.detach())
 
     @functools.cache
     def built(side):
         attend = sides[side](shape)
-        if (forward(attend, line) - expected).abs().max() > 0.03:
+        if (attend(line.detach()) - expected).abs().max() > 0.03:
             raise ValueError("disagrees with ours")
         return attend
 
-    return interleaved({side: lambda side=side: call(built(side), line) for side in sides})
+    def run(side):
+        if backward:
+            torch.autograd.grad(built(side)(line).sum(), line)
+        else:
+            built(side)(line.detach())
+
+    return interleaved({side: functools.partial(run, side) for side in sides})
 
 
 def attention():
     """Yield (title, table) of each shape: forward, and both passes, also with other tile sizes."""
     for title, shape in shapes().items():
-        yield f"attention forward: {title}", time_attention(shape, forward, SIDES)
+        yield f"attention forward: {title}", time_attention(shape, SIDES, backward=False)
         yield f"attention, both passes: {title}", time_attention(
-            shape, backward, SIDES | other_tiles(shape))
+            shape, SIDES | other_tiles(shape), backward=True)
 
 
 # ---- the two commands
 
 
-def report(command, tables, keep):
-    """Print each (title, table), and add it to the records if asked."""
-    device = torch.cuda.get_device_name() if GPU else f"one thread of a {platform.machine()} CPU"
-    for title, table in tables:
-        record = {"experiment": command, "label": title, "seed": 0, "device": device,
-                  "torch": torch.__version__, "table": table}
-        print(*times_lines(record), "", sep="\n", flush=True)
-        if keep:
-            keep_records([record])
-
-
-def parse(command, words):
+def measure(command, words, parts):
+    """Print, and with --keep record, the tables of {part: function that yields (title, table)}."""
     parser = Parser(f"python -m results {command}", __doc__.partition("\n")[0])
     parser.add_argument("--keep", action="store_true", help="add the tables to records.jsonl.xz")
-    if command == "gpu":
-        parser.add_argument("--only", choices=("attention", "training"),
-                            help="measure only this part [both]")
+    parser.add_argument("--only", choices=parts, help="measure only this part [all]")
+    options = parser.parse_args(words)
     torch.set_num_threads(1)
-    return parser.parse_args(words)
+    device = torch.cuda.get_device_name() if GPU else f"one thread of a {platform.machine()} CPU"
+    for part in [options.only] if options.only else parts:
+        for title, table in parts[part]():
+            record = {"experiment": command, "label": title, "seed": 0, "device": device,
+                      "torch": torch.__version__, "table": table}
+            print(*times_lines(record), "", sep="\n", flush=True)
+            if options.keep:
+                keep_records([record])
 
 
 def peers_command(words):
-    report("peers", training(TOY), parse("peers", words).keep)
+    measure("peers", words, {"training": functools.partial(training, TOY)})
 
 
 def gpu_command(words):
-    options = parse("gpu", words)
     if not GPU:
         raise BadInput("python -m results gpu needs a CUDA GPU; python -m results peers runs here")
-    if options.only != "training":
-        report("gpu", attention(), options.keep)
-    if options.only != "attention":
-        report("gpu", training(PAPERS), options.keep)
+    measure("gpu", words, {"attention": attention,
+                           "training": functools.partial(training, PAPERS)})

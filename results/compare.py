@@ -1,13 +1,9 @@
 """The recorded runs: tables, paired tests, and the claims of the papers.
 
-    python -m results show                    # list all experiments
-    python -m results show encoders           # its finding, tables, tests and commands
-    python -m results board                   # what the papers claim, and what we measured
-    python -m results readme                  # write the recorded numbers into both README.md
-
 Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1).
 """
 
+import collections
 import functools
 import json
 import lzma
@@ -16,7 +12,7 @@ import re
 import statistics
 from pathlib import Path
 
-from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
+from common import BadInput, Parser, atomic_file, did_you_mean
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "results/records.jsonl.xz"
@@ -29,30 +25,36 @@ SEEDS = 3  # a claim with fewer common seeds is not tested
 
 
 @functools.cache
-def parsed(path):
+def parsed(path, time):
+    """Return the records of a file, as it is at its time of modification."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         return list(map(json.loads, file))
 
 
 def read_records(experiment=None):
     """Return the recorded runs, all or those of one experiment, in the order of its jobs."""
-    records = parsed(RECORDS)
+    records = parsed(RECORDS, RECORDS.stat().st_mtime_ns)
     if experiment is None:
         return records
     records = [record for record in records if record["experiment"] == experiment]
-    order = [*EXPERIMENTS.get(experiment, {}).get("jobs", {}), *(one["label"] for one in records)]
+    order = [*EXPERIMENTS.get(experiment, {}).get("jobs", ()), *(one["label"] for one in records)]
     return sorted(records, key=lambda record: order.index(record["label"]))
+
+
+def count_runs():
+    """Return {experiment: number of its recorded runs}."""
+    counts = collections.Counter(dict.fromkeys(EXPERIMENTS, 0))
+    counts.update(record["experiment"] for record in read_records())
+    return counts
 
 
 def keep_records(new):
     """Add records to the file, each in place of one of the same experiment, label and seed."""
-    parsed.cache_clear()  # another process may have written the file
     kept = {(one["experiment"], one["label"], one["seed"]): one for one in [*read_records(), *new]}
     ordered = sorted(kept.values(), key=lambda record: record["experiment"])
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
     with atomic_file(RECORDS) as file:
         file.write(lzma.compress(text.encode(), preset=9))
-    parsed.cache_clear()
 
 
 def value_of(record, metric):
@@ -87,6 +89,7 @@ def by_label(records, metric):
 
 def mean_std(values):
     """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits."""
+    values = list(values)
     if not values:
         return "-"
     mean = statistics.fmean(values)
@@ -99,11 +102,9 @@ def mean_std(values):
 
 
 def paired_test(scores, baseline):
-    """Test {seed: number} of a method against a baseline over their common seeds.
-
-    Returns {"difference", "low", "high", "t", "p"}, where low to high is the 95 % confidence
-    interval of the difference, or None if there are fewer than two common seeds or all differences
-    are equal. [paired t-test, Student 1908; LLM-JEPA, sec. 4]"""
+    """Test {seed: number} of a method against a baseline over their common seeds. Return
+    {"difference", "low", "high", "t", "p"} with the 95 % interval of the difference, or None if all
+    differences are equal, or fewer than two. [paired t-test, Student 1908; LLM-JEPA, sec. 4]"""
     from scipy import stats  # reading and writing records needs only requirements.txt
     seeds = sorted(scores.keys() & baseline.keys())
     differences = [scores[seed] - baseline[seed] for seed in seeds]
@@ -116,8 +117,8 @@ def paired_test(scores, baseline):
 
 
 def holm(ps):
-    """Correct {name: p} for the number of tests: the smallest of m is multiplied by m, the next by
-    m - 1, and so on, and none is smaller than the one before it. [Holm 1979]"""
+    """Correct {name: p} for the number of tests: multiply the smallest of m by m, the next by
+    m - 1, and so on, and let none be smaller than the one before it. [Holm 1979]"""
     corrected = {}
     largest = 0.0
     for rank, name in enumerate(sorted(ps, key=ps.get)):
@@ -148,7 +149,7 @@ def table_lines(records, columns, rows, published=None):
     for heading, row in rows.items():
         label, ending = (row, "") if isinstance(row, str) else row
         table.append([heading, *(
-            mean_std(list(by_label(records, metric + ending).get(label, {}).values()))
+            mean_std(by_label(records, metric + ending).get(label, {}).values())
             for metric in columns.values())])
     used = [i for i, cells in enumerate(zip(*table)) if i == 0 or set(cells) != {"-"}]
     for heading, texts in (published or {}).items():
@@ -192,29 +193,23 @@ def command_lines(records):
     return lines
 
 
-def show(name, metrics=None):
+def show(name):
     """Return the text of an experiment: finding, set-up, tables, tests, and the commands."""
+    counts = count_runs()
+    if name not in counts:
+        raise BadInput(f"there is no experiment {name!r}{did_you_mean(name, counts)} (see python "
+                       "-m results show)")
     records = read_records(name)
-    if not records and name not in EXPERIMENTS:
-        known = [*EXPERIMENTS, *(record["experiment"] for record in read_records())]
-        raise BadInput(f"there is no experiment {name!r}{did_you_mean(name, known)} (see python -m "
-                       "results show)")
     experiment = EXPERIMENTS.get(name, {"about": "Recorded only: this experiment was a search for "
                                         "hyperparameters, or a better one has replaced it."})
-    tables = experiment.get("tables", [{"columns": DATA["columns"]}])
-    if isinstance(tables, str):  # those of another experiment
-        tables = EXPERIMENTS[tables]["tables"]
-    if metrics:
-        tables = [{"columns": dict(zip(metrics, metrics))}]
     blocks = [[f"# {name}"], [experiment[key] for key in ("finding", "about") if key in experiment]]
-    for table in tables:
+    for table in experiment.get("tables", [{"columns": DATA["columns"]}]):
         rows = {record["label"]: record["label"] for record in records} | table.get("rows", {})
         lines = table_lines(records, table["columns"], rows, table.get("published"))
         if lines and "title" in table:
             blocks.append([f"## {table['title']}"])
         blocks.append(lines)
-    blocks.append(test_lines(records, metrics or experiment.get("tested", ()),
-                             experiment.get("pairs", {})))
+    blocks.append(test_lines(records, experiment.get("tested", ()), experiment.get("pairs", {})))
     blocks += [times_lines(record) for record in records if "table" in record]
     blocks.append(command_lines([record for record in records if "table" not in record]))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
@@ -223,57 +218,50 @@ def show(name, metrics=None):
 def show_command(words):
     parser = Parser("python -m results show", "Print what was recorded.")
     parser.add_argument("name", nargs="?", help="the experiment; without it, list all")
-    parser.add_argument("--metrics", type=comma_list, help="columns, such as retrieval/xsim")
-    options = parser.parse_args(words)
-    if options.name:
-        return print(show(options.name, options.metrics), end="")
-    recorded = [record["experiment"] for record in read_records()]
-    for name in dict.fromkeys([*EXPERIMENTS, *recorded]):
+    name = parser.parse_args(words).name
+    if name:
+        return print(show(name), end="")
+    for name, count in count_runs().items():
         finding = EXPERIMENTS.get(name, {}).get("finding", "(recorded only)")
-        print(f"{name:28}{recorded.count(name):4} runs  {finding}")
+        print(f"{name:28}{count:4} runs  {finding}")
 
 
 # ---- the board: what the papers claim, and what we measured
 
 
-def judge(claims):
+def judge():
     """Return {number of a claim: {"baseline", "ours", "seeds", "test", "holm", "verdict"}}.
 
-    The verdict is better or worse if p is below 0.05 after Holm's correction over all claims,
-    no significant difference otherwise, and not tested if there is no baseline or there are fewer
-    than three common seeds."""
+    The verdict is better or worse if p is below 0.05 after Holm's correction over all claims, and
+    not tested if there is no baseline or there are fewer than three common seeds."""
     judged = {}
-    for claim in claims:
+    for claim in DATA["claims"]:
         scores = by_label(read_records(claim["experiment"]), claim["metric"])
         ours, baseline = scores.get(claim["ours"], {}), scores.get(claim.get("baseline"), {})
         seeds = len(ours.keys() & baseline.keys()) if "baseline" in claim else len(ours)
         test = paired_test(ours, baseline) if seeds >= SEEDS else None
-        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "seeds": seeds, "test": test}
+        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "seeds": seeds, "test": test,
+                               "holm": None, "verdict": "not tested"}
     corrected = holm({name: one["test"]["p"] for name, one in judged.items() if one["test"]})
-    for claim in claims:
+    for claim in DATA["claims"]:
         one = judged[claim["id"]]
-        one["holm"] = corrected.get(claim["id"])
-        if one["test"] is None:
-            one["verdict"] = "not tested"
-        elif one["holm"] >= LEVEL:
-            one["verdict"] = "no significant difference"
-        else:
+        if one["test"]:
+            one["holm"] = corrected[claim["id"]]
             is_better = (one["test"]["difference"] > 0) == (claim["better"] == "higher")
-            one["verdict"] = "better" if is_better else "worse"
+            one["verdict"] = ("no significant difference" if one["holm"] >= LEVEL else
+                              "better" if is_better else "worse")
     return judged
 
 
 def board_lines():
     """Return the table of claims, one value per cell."""
     rows = []
-    judged = judge(DATA["claims"])
-    for claim in DATA["claims"]:
-        one = judged[claim["id"]]
+    for claim, one in zip(DATA["claims"], judge().values()):
         test = one["test"]
         cells = ["-"] * 3 if not test else [f"{test['low']:+.2f} to {test['high']:+.2f}",
                                             p_text(test["p"]), p_text(one["holm"])]
         rows.append([claim["id"], claim["claim"], claim["measure"],
-                     mean_std(list(one["baseline"].values())), mean_std(list(one["ours"].values())),
+                     mean_std(one["baseline"].values()), mean_std(one["ours"].values()),
                      one["seeds"] or "-", *cells, one["verdict"]])
     return markdown(["", "claim", "measure", "baseline", "method", "seeds",
                      "95 % interval of the difference", "p", "p (Holm)", "verdict"], rows)
@@ -291,19 +279,18 @@ def board_command(words):
 
 # ---- recorded numbers inside the README files
 
-BLOCK = re.compile(r"(<!-- (board|table (\S+) \| rows: (.*?) \| columns: (.*?)) -->\n)(\|.*\n)*")
-
 
 def filled(text):
-    """Return a page with the recorded numbers in the table after each `<!-- board -->`, and after
-    each `<!-- table EXPERIMENT | rows: Heading=label; ... | columns: Heading=metric; ... -->`."""
-    def lines_of(match):
+    """Return a page with the recorded numbers in the table after each `<!-- table NAME -->`: one of
+    "pages" in experiments.json, or the board without claims that are not tested."""
+    def with_table(match):
         if match[2] == "board":
-            return board_lines()
-        rows, columns = ({heading or name: name for heading, _, name in (
-            cell.rpartition("=") for cell in part.split("; "))} for part in (match[4], match[5]))
-        return table_lines(read_records(match[3]), columns, rows)
-    return BLOCK.sub(lambda match: match[1] + "\n".join(lines_of(match)) + "\n", text)
+            lines = [line for line in board_lines() if "not tested" not in line]
+        else:
+            table = DATA["pages"][match[2]]
+            lines = table_lines(read_records(table["experiment"]), table["columns"], table["rows"])
+        return "\n".join([match[1], *lines, ""])
+    return re.sub(r"(<!-- table (\S+) -->)\n(?:\|.*\n)*", with_table, text)
 
 
 def readme_command(words):

@@ -1,10 +1,7 @@
-"""How much compute a training step takes, and how many steps have the compute of another run.
+"""How much compute a training step takes, and how many steps have the compute of another run: a
+method that is better at equal steps may only have used twice the compute.
 
-    python -m results flops --objective mexma                  # and any other flag of train.py
     python -m results flops --match out/ntp --objective llm-jepa --data regex
-
-A method that is better at equal steps may only have used twice the compute. --match prints the
-number of steps that makes the comparison fair.
 """
 
 import itertools
@@ -23,10 +20,9 @@ BATCHES = 8  # that are averaged: the rows of a batch have random lengths
 
 
 def batch_flops(objective, batch):
-    """Return the FLOPs of an objective's forward and backward pass on a batch.
-
-    Matmuls are counted while they run. Attention is counted by its visible pairs, 4 * heads *
-    head_dim each (12 with the backward pass), because a backend may compute masked pairs too."""
+    """Return the FLOPs of an objective's forward and backward pass on a batch. Matmuls are counted
+    while they run, and attention by its visible pairs, 4 * heads * head_dim each (12 with the
+    backward pass), because a back end may compute masked pairs too."""
     attention = 0
 
     def count_attention(block, arguments):
@@ -49,12 +45,11 @@ def batch_flops(objective, batch):
 def step_flops(words):
     """Return (FLOPs of one step of one process, number of steps) for flags of train.py."""
     run = train.Run(*train.parse(words), writes=False)
-    options = run.options
-    kinds = [(1.0, options)]
+    kinds = [(1.0, run.options)]
     # Count both kinds of steps and weight them, so that the result does not depend on the draws.
-    if dropped := getattr(options, "jepa_dropout", 0.0):
-        kinds = [(1 - dropped, replace(options, jepa_dropout=0.0)),
-                 (dropped, replace(options, jepa_dropout=1.0))]
+    if dropped := getattr(run.options, "jepa_dropout", 0.0):
+        kinds = [(1 - dropped, replace(run.options, jepa_dropout=0.0)),
+                 (dropped, replace(run.options, jepa_dropout=1.0))]
     total = 0
     for weight, run.options in kinds:
         for batch in itertools.chain.from_iterable(map(run.make_batch, range(BATCHES))):

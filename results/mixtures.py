@@ -1,6 +1,4 @@
-"""Make the training and test files of the experiments out of public ones.
-
-    python -m results mixtures PUBLIC FOLDER        # REPRODUCE.md lists the public files
+"""Make the training and test files of the experiments out of public ones (see REPRODUCE.md).
 
 encoders_*: Tatoeba pairs of English with five languages and Multi30k's captions, without rows that
 contain a sentence of a test set; NTREX for validation and test. documents_*: Wikipedia, one
@@ -8,7 +6,6 @@ paragraph per line. nlrx_*, decoder_*: parts of NL-RX-SYNTH's training rows.
 """
 
 import csv
-import itertools
 import json
 import lzma
 import random
@@ -17,15 +14,11 @@ from pathlib import Path
 from common import BadInput, Parser, atomic_file, make_folder
 
 # {column: its name at Tatoeba, at NTREX}
-LANGUAGES = {"de": ("deu", "deu"), "fr": ("fra", "fra"), "ru": ("rus", "rus"),
-             "zh": ("cmn", "zho-CN"), "tr": ("tur", "tur")}
-NTREX = ["eng", *(name for _, name in LANGUAGES.values())]
+LANGUAGES = {"en": ("eng", "eng"), "de": ("deu", "deu"), "fr": ("fra", "fra"),
+             "ru": ("rus", "rus"), "zh": ("cmn", "zho-CN"), "tr": ("tur", "tur")}
 PAIRS = 20_000  # of Tatoeba, for each language
-# The test sets, and the columns with sentences; {} is a language.
-TESTS = {"parallel/ntrex": NTREX, "parallel/multi30k_val": ["{}"],
-         "parallel/multi30k_test_2016_flickr": ["{}"], "tasks/stsb_multi_dev": ["s1_{}", "s2_{}"],
-         "tasks/pawsx_dev": ["s1_{}", "s2_{}"],
-         "tasks/xnli_dev_17way": ["premise_{}", "hypothesis_{}"]}
+TESTS = ("parallel/ntrex", "parallel/multi30k_val", "parallel/multi30k_test_2016_flickr",
+         "tasks/stsb_multi_dev", "tasks/pawsx_dev", "tasks/xnli_dev_17way")
 
 
 def lines_of(path):
@@ -35,7 +28,7 @@ def lines_of(path):
 
 def tsv_rows(path):
     """Yield the rows of a .tsv.xz file with a header, as dicts."""
-    yield from csv.DictReader(lines_of(path), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return csv.DictReader(lines_of(path), delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def plain(text):
@@ -44,25 +37,23 @@ def plain(text):
 
 
 def test_sentences(public):
-    """Return the set of all sentences of TESTS and of Tatoeba's test sets."""
-    sentences = set()
-    for name, columns in TESTS.items():
-        kept = {column.format(language) for column in columns for language in ("en", *LANGUAGES)}
-        for row in tsv_rows(public / f"{name}.tsv.xz"):
-            sentences.update(plain(text) for column, text in row.items() if column in kept)
-    for path in (public / "parallel/tatoeba_laser_v1").glob("*.tsv.xz"):
-        for row in tsv_rows(path):
-            sentences.update(map(plain, row.values()))
-    return sentences
+    """Return the set of all sentences of TESTS and of Tatoeba's test sets in our languages."""
+    ours = {*LANGUAGES, *(name for names in LANGUAGES.values() for name in names)}
+    paths = [public / f"{name}.tsv.xz" for name in TESTS]
+    # A column is named "de", "deu" or "premise_de".
+    return {plain(text) for path in (*paths, *public.glob("parallel/tatoeba_laser_v1/*.tsv.xz"))
+            for row in tsv_rows(path) for column, text in row.items()
+            if column.rpartition("_")[2] in ours}
 
 
-def encoder_rows(public, chance):
-    """Return the lines of encoders_train.tsv: rows that share no sentence with a test set."""
+def encoder_rows(public):
+    """Return the training rows, {column: text}, that share no sentence with a test set."""
     tests = test_sentences(public)
-    rows = []
+    chance = random.Random(0)
     sources = {f"tatoeba_pairs/eng-{tatoeba}": {"en": "eng", name: tatoeba}
-               for name, (tatoeba, _) in LANGUAGES.items()}
+               for name, (tatoeba, _) in LANGUAGES.items() if name != "en"}
     sources["multi30k_train"] = {name: name for name in ("en", "de", "fr")}
+    rows = []
     for path, columns in sources.items():
         pairs = ({name: row[column] for name, column in columns.items()}
                  for row in tsv_rows(public / f"parallel/{path}.tsv.xz"))
@@ -71,8 +62,18 @@ def encoder_rows(public, chance):
             kept = chance.sample(kept, min(PAIRS, len(kept)))
         rows += kept
     chance.shuffle(rows)
-    names = ["en", *LANGUAGES]
-    return ["\t".join(names), *("\t".join(row.get(name, "") for name in names) for row in rows)]
+    return rows
+
+
+def tsv(rows):
+    """Return rows {column: text} as the lines of a table."""
+    return ["\t".join(LANGUAGES),
+            *("\t".join(row.get(name, "") for name in LANGUAGES) for row in rows)]
+
+
+def paragraphs(articles):
+    """Return the paragraphs of articles without headings."""
+    return [text for article in articles for text in article.split("\n") if len(text) > 100]
 
 
 def decoder_rows(lines):
@@ -89,22 +90,21 @@ def decoder_rows(lines):
     return lines[:1920], tested[:4000]
 
 
-def other_files(public):
-    """Return {file: lines} of all files but encoders_train.tsv."""
-    news = ["\t".join(["en", *LANGUAGES])]
-    news += ["\t".join(row[name] for name in NTREX)
-             for row in tsv_rows(public / "parallel/ntrex.tsv.xz")]
-    articles = [json.loads(line)["text"].split("\n")
+def make_files(public):
+    """Return {file: its lines}."""
+    news = [{name: row[column] for name, (_, column) in LANGUAGES.items()}
+            for row in tsv_rows(public / "parallel/ntrex.tsv.xz")]
+    articles = [json.loads(line)["text"]
                 for line in lines_of(public / "text/enwiki_train.jsonl.xz")]
     held_out = articles[::50]
     del articles[::50]
-    train, valid = ([text for text in itertools.chain(*part) if len(text) > 100]  # no headings
-                    for part in (articles, held_out))
     commands = [line.rstrip("\n") for line in lines_of(public / "llm/synth_train.jsonl.xz")]
     random.Random(0).shuffle(commands)
     trained, tested = decoder_rows(commands)
-    return {"encoders_valid.tsv": news[:501], "encoders_test.tsv": news[:1] + news[501:],
-            "documents_train.txt": train, "documents_valid.txt": valid,
+    return {"encoders_train.tsv": tsv(encoder_rows(public)),
+            "encoders_valid.tsv": tsv(news[:500]), "encoders_test.tsv": tsv(news[500:]),
+            "documents_train.txt": paragraphs(articles),
+            "documents_valid.txt": paragraphs(held_out),
             "nlrx_choose.jsonl": commands[:-1000], "nlrx_valid.jsonl": commands[-1000:],
             "nlrx_quarter.jsonl": commands[:2000], "nlrx_sixteenth.jsonl": commands[:500],
             "decoder_train.jsonl": trained, "decoder_test.jsonl": tested}
@@ -118,8 +118,7 @@ def mixtures_command(words):
     if not (options.public / "parallel").is_dir():
         raise BadInput(f"{options.public} has no folder parallel: REPRODUCE.md describes the files")
     make_folder(options.folder, "FOLDER")
-    files = {"encoders_train.tsv": encoder_rows(options.public, random.Random(0))}
-    for name, lines in (files | other_files(options.public)).items():
+    for name, lines in make_files(options.public).items():
         with atomic_file(options.folder / name) as file:
             file.writelines(f"{line}\n".encode() for line in lines)
         print(f"{options.folder / name}: {len(lines):,} lines")

@@ -1,16 +1,12 @@
-"""Pictures for the notebooks and the README: each function returns a matplotlib Figure.
+"""Pictures for the notebooks and the README. Each function draws on `axis` or on a new Figure,
+labels the axes, and returns the Figure.
 
-    python -m results plot encoders --metric retrieval/xsim --flops    # along training
-    python -m results plot embeddings    # five languages before and after training, a minute
-    python -m results plot health        # RankMe and cosines during a collapse, a minute
-
-In a notebook: plots.mask(packed.mask(0)), plots.lines({"mexma": (steps, losses)}, "step", "loss").
-Most functions take an `axis` to draw on: figure, axes = plots.panels(1, 2).
+    plots.lines({"mexma": (steps, losses)}, "step", "loss")
+    figure, axes = plots.panels(1, 2)
 """
 
 import io
 import textwrap
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -24,9 +20,9 @@ from PIL import Image
 
 import evaluate
 import train
-from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
+from common import BadInput, Parser, atomic_file, comma_list
 
-from .compare import DATA, EXPERIMENTS, read_records
+from .compare import DATA, read_records
 
 # Distinguishable without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -59,7 +55,7 @@ def png(figure):
 
 
 def panels(rows=1, columns=1, height=2.2, titles=()):
-    """Return a Picture and its axes, row by row: 3.6 inches wide for one column, 5.4 for more."""
+    """Return a Figure and its axes, row by row: 3.6 inches wide for one column, 5.4 for more."""
     width = 3.6 if columns == 1 else 5.4
     figure = Picture(figsize=(width, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -86,14 +82,14 @@ def finish(axis, x, y, title=""):
 
 
 def headline(figure, text):
-    """Write what a picture with several panels shows above them, and return the Figure."""
+    """Write what a figure shows above its panels, and return it."""
     figure.suptitle(textwrap.fill(text, int(14 * figure.get_size_inches()[0])), x=0.02, ha="left")
     return figure
 
 
 def name_ticks(axis, columns, rows=()):
-    """Write names below the columns, vertically if there is no room, and beside the rows; "" is no
-    name."""
+    """Write names, or nothing for "", beside the rows and below the columns, vertically if there is
+    no room."""
     for names, ticks in ((columns, axis.xaxis), (rows, axis.yaxis)):
         marks = [index for index, name in enumerate(names) if name]
         if marks:
@@ -123,8 +119,8 @@ def heat(table, rows=(), columns=(), x="", y="", label="", low=None, high=None, 
 
 
 def mask(visible, tokens=(), axis=None, groups=0, title=""):
-    """Draw a mask (L, L) bool: a row is a query, a column a key. groups (L,): number of the color
-    of each key, for example its segment's."""
+    """Draw a mask (L, L) bool: a row is a query, a column a key. groups (L,): number of each key's
+    color, such as its segment's."""
     axis = axis or panels(height=3.4)[1][0]
     shown = (torch.as_tensor(visible) * (1 + torch.as_tensor(groups))).numpy()
     axis.imshow(shown, cmap=ListedColormap([GREY, *COLOURS]), vmin=0, vmax=len(COLOURS))
@@ -140,8 +136,8 @@ def mask(visible, tokens=(), axis=None, groups=0, title=""):
 
 
 def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
-    """Draw {label: (N positions, values (N,) or (seeds, N))}: one line each, of several seeds their
-    mean and a band from the smallest to the largest. levels [(label, value)] are dotted."""
+    """Draw {label: (N positions, values (N,) or (seeds, N))} as lines, of several seeds their mean
+    and range. levels [(label, value)] are dotted."""
     axis = axis or panels()[1][0]
     for label, (positions, values) in series.items():
         values = torch.as_tensor(values).double().reshape(-1, len(positions))
@@ -198,8 +194,8 @@ def spectrum(embeddings, center=True, axis=None, title=""):
 
 
 def pca(embeddings, axis=None, title="", joined=0):
-    """Draw {language: (N, D)} in the plane of their first two principal components, one color per
-    language; a gray line joins the translations of each of the first `joined` sentences."""
+    """Draw {language: (N, D)} in the plane of their first two principal components. A gray line
+    joins the translations of each of the first `joined` sentences."""
     axis = axis or panels(height=3)[1][0]
     z = torch.stack([torch.as_tensor(one).double() for one in embeddings.values()])  # (L, N, D)
     z = z - z.mean((0, 1))
@@ -296,12 +292,12 @@ def embeddings_picture():
 
 def health_picture():
     """Draw loss, RankMe and the cosine of unrelated sentences while an encoder collapses."""
+    figure, axes = panels(1, 3, 2)
     logs = {}
     for label, flags in (("alignment alone", dict(mlm_weight=0.0, koleo_weight=0.0)),
                          ("all of MEXMA", {})):
         run = train.start("mexma", data="toy", steps=150, eval_every=15, eval_limit=200, **flags)
         logs[label] = {record["step"]: record["eval"] for record in run.steps() if "eval" in record}
-    figure, axes = panels(1, 3, 2)
     for axis, (metric, name) in zip(axes, (
             ("validation/align", "alignment loss (held out)"), ("geometry/rankme", "RankMe"),
             ("geometry/cosine/same", "cosine of unrelated\nsentences"))):
@@ -327,7 +323,7 @@ def experiment_picture(name, metric, labels=(), flops=False):
             positions, values = series.setdefault(record["label"], (list(points), []))
             values.append(list(points.values())[:len(positions)])
     if not series:
-        raise BadInput(f"{name} has no {metric} along training: see python -m results show {name}")
+        raise BadInput(f"{name} has no {metric} along training (see python -m results show)")
     axis, = panels(height=2.8)[1]
     axis.figure.set_figwidth(5.4)
     y = {name: heading for heading, name in DATA["columns"].items()}.get(metric, metric)
@@ -337,23 +333,17 @@ def experiment_picture(name, metric, labels=(), flops=False):
 
 def plot_command(words):
     parser = Parser("python -m results plot", "Draw a recorded experiment along training, or one "
-                    f"of the README's pictures: {', '.join(PICTURES)}.")
+                    f"of the README's pictures: {', '.join(PICTURES)}. Writes NAME.png.")
     parser.add_argument("name", metavar="NAME", help="an experiment, or a picture")
     parser.add_argument("--metric", default="retrieval/xsim", help="metric of an experiment "
                         "[retrieval/xsim]")
-    parser.add_argument("--rows", type=comma_list, default=[], help="rows of an "
-                        "experiment, comma-separated [all]")
+    parser.add_argument("--rows", type=comma_list, help="rows of an experiment, comma-separated "
+                        "[all]")
     parser.add_argument("--flops", action="store_true", help="draw against FLOPs, not steps")
-    parser.add_argument("--out", type=Path, help="PNG file [NAME.png]")
     options = parser.parse_args(words)
-    if options.name in PICTURES:
-        figure = PICTURES[options.name]()
-    elif options.name in EXPERIMENTS:
-        figure = experiment_picture(options.name, options.metric, options.rows, options.flops)
-    else:
-        raise BadInput(f"there is no picture {options.name!r}"
-                       f"{did_you_mean(options.name, [*PICTURES, *EXPERIMENTS])}")
-    out = options.out or Path(f"{options.name}.png")
+    figure = PICTURES[options.name]() if options.name in PICTURES else experiment_picture(
+        options.name, options.metric, options.rows, options.flops)
+    out = f"{options.name}.png"
     with atomic_file(out) as file:
         file.write(png(figure))
     print(out)

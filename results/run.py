@@ -1,9 +1,5 @@
 """Run the experiments that experiments.json describes, and record them in records.jsonl.xz.
 
-    python -m results collapse --list         # print the commands that are not recorded yet
-    python -m results collapse                # run them
-    python -m results encoders --files FOLDER --seeds 3,4
-
 Runs are in out/results, one thread each, one after another. An interrupted run resumes.
 
 In a command of experiments.json, RUN is the run's folder, FILES is the folder of --files, and
@@ -45,9 +41,9 @@ def jobs_of(name, seeds=None):
             if seed not in job.get("seeds", [seed]):
                 continue  # a row with fewer seeds than the others
             folder = OUT / re.sub(r"[^\w.-]+", "-", f"{name}-{label}-{seed}")
-            words = ["train.py", job.get("train"), experiment.get("flags"), f"--seed {seed}"]
-            train = job.get("command", f"{' '.join(filter(None, words))} --out RUN")
-            tests = job.get("tests") or experiment.get("tests", ["evaluate.py RUN"])
+            flags = f"{job.get('train')} {experiment['flags']} --seed {seed} --out RUN"
+            train = job.get("command", f"train.py {flags.strip()}")
+            tests = job.get("tests", experiment.get("tests", ["evaluate.py RUN"]))
             train, *tests = [re.sub(r"^(\w+: )?", r"\1python ", one).replace("RUN", str(folder))
                              for one in [train, *tests]]
             jobs.append(Job(label, seed, folder, train, " && ".join(tests)))
@@ -76,36 +72,36 @@ def with_steps(job, jobs, files):
     return job.train.replace(match[0], str(matching_steps(flops * steps, ours)))
 
 
-def curve_of(log):
-    """Return {step: {metric: number}} along training: what has a column, losses on the held-out
-    rows, and hybrid's lambda."""
+def record_of(job, train, scores):
+    """Return the record of a run that has been trained and measured.
+
+    Its "curve" is {step: {metric: number}} along training: what has a column, losses on the
+    held-out rows, and hybrid's lambda. "last" has the terms of the last logged step and the last
+    losses on the held-out rows."""
+    first, *lines = evaluate.read_log(ROOT / job.folder)
     kept = {"lambda", "validation/loss", "validation/mlm", *DATA["columns"].values()}
     kept -= {"seconds", "steps"}
-    curve = {}
-    for line in log[1:]:
-        points = {name: value for name, value in line.get("eval", line).items() if name in kept}
+    last, curve, validation = {}, {}, {}
+    for line in lines:
+        numbers = line.get("eval", line)
+        points = {name: value for name, value in numbers.items() if name in kept}
         if points:
             curve[line["step"]] = curve.get(line["step"], {}) | points
-    return curve
-
-
-def record_of(job, train, scores):
-    """Return the record of a run that has been trained and measured."""
-    log = evaluate.read_log(ROOT / job.folder)
-    last = ([line for line in log if "loss" in line] or [{}])[-1]
-    ended = ([line["eval"] for line in log if "eval" in line] or [{}])[-1]
-    last = last | {name: one for name, one in ended.items() if name.startswith("validation/")}
+        if "loss" in line:
+            last = line
+        if "eval" in line:
+            validation = {name: one for name, one in numbers.items()
+                          if name.startswith("validation/")}
     commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT,
-                            capture_output=True, text=True)
+                            capture_output=True, text=True).stdout.strip()
     record = {"label": job.label, "seed": job.seed, "train": train, "test": job.tests,
-              "commit": commit.stdout.strip()}
-    record |= {key: log[0].get(key)
-               for key in ("torch", "python", "device", "parameters", "precision")}
-    record |= {"tokens": last.get("tokens"), "seconds": last.get("seconds"),
-               "steps": last.get("step")}
+              "commit": commit, "steps": last.get("step")}
+    record |= {key: first.get(key) for key in ("torch", "python", "device", "parameters",
+                                               "precision")}
+    record |= {key: last.get(key) for key in ("tokens", "seconds")}
     if "train.py" in train:
         record["flops"] = run_flops(ROOT / job.folder)
-    return record | {"last": last, "curve": curve_of(log), "eval": scores}
+    return record | {"last": last | validation, "curve": curve, "eval": scores}
 
 
 def execute(name, job, files):
@@ -142,8 +138,7 @@ def run_command(name, words):
     jobs = [job for job in jobs_of(name, options.seeds)
             if options.again or (job.label, job.seed) not in recorded]
     if options.list:
-        print(*(f"{job.train} && {job.tests}" for job in jobs), sep="\n")
-        return
+        return print(*(f"{job.train} && {job.tests}" for job in jobs), sep="\n")
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
         raise BadInput(f"--files {options.files}: give the folder with {experiment['files']}")
     for number, job in enumerate(jobs, 1):

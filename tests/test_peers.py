@@ -22,7 +22,7 @@ def small(name):
 @pytest.mark.parametrize("name", bench.OBJECTIVES)
 def test_both_sides_compute_the_same(name, monkeypatch, capsys):
     monkeypatch.setattr(bench, "usable_precision", lambda *_: "bfloat16")
-    bench.report("peers", small(name), keep=False)
+    bench.measure("peers", [], {"training": lambda: small(name)})
     text = capsys.readouterr().out
     assert text.startswith("## , bfloat16\n") and "| ours | " in text and "failed" not in text
 
