@@ -8,12 +8,12 @@ V vocabulary, T tokens of a corpus, n of one text.
 """
 
 import collections
-import functools
 import hashlib
 import itertools
 import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,28 +86,26 @@ def find_special(inner, around=None):
         chat = Chat((ids["cls"],), *marks)
     preds = tuple(pieces[name] for name in ROLES[5:] if name in pieces)
     special = {*ids.values(), *preds, *(index for index, one in added.items() if one.special)}
-    special.discard(None)
+    special = np.array(sorted(special - {None}), np.int64)
     starts = word_starts(inner, pieces, added)
-    return Special(**ids, preds=preds, vocab=len(starts), ids=np.array(sorted(special), np.int64),
-                   starts=starts, before=before, after=after, chat=chat)
+    return Special(**ids, preds=preds, vocab=len(starts), ids=special, starts=starts, before=before,
+                   after=after, chat=chat)
 
 
 def word_starts(inner, pieces, added):
     """Return (V,) bool: does the token begin a word? Added tokens do."""
-    is_word_piece = isinstance(inner.model, models.WordPiece)
     # A byte-level piece spells bytes; a part of a character decodes to U+FFFD.
     decode = decoders.ByteLevel().decode if "ByteLevel" in str(inner.pre_tokenizer) else "".join
     starts = np.ones(max(pieces.values()) + 1, bool)
     for piece, index in pieces.items():
+        first = decode([piece]).lstrip("\ufffd")[:1]
         if index in added:
             continue
-        if is_word_piece:
+        if isinstance(inner.model, models.WordPiece):
             starts[index] = not piece.startswith("##")
-            continue
-        first = decode([piece]).lstrip("\ufffd")[:1]
-        # A space mark or punctuation begins a word. In Chinese and Japanese, each character does.
-        starts[index] = bool(first) and (unicodedata.category(first)[0] not in "LNM"
-                                         or "\u2e80" <= first <= "\u9fff")
+        else:  # a space mark, punctuation, a Chinese or a Japanese character begins a word
+            starts[index] = bool(first) and (unicodedata.category(first)[0] not in "LNM"
+                                             or "\u2e80" <= first <= "\u9fff")
     return starts
 
 
@@ -214,13 +212,12 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_length=None, max_text=None
     text is truncated to max_text tokens, and further until its row has max_length tokens."""
     special = tokenizer.special
     before, after = affixes or (special.before, special.after)
-    befores = [before] * len(texts)
-    if openings is not None:
-        befores = [[*opening, *before[len(special.chat.start):]] for opening in openings]
+    openings = openings or itertools.repeat(before[:len(special.chat.start)])
+    rest = before[len(special.chat.start):]
     rows = []
     truncated = collections.Counter()  # {limit: number of texts that are longer}
-    for before, ids in zip(befores, tokenizer.encode(texts)):
-        row = [*before, *ids[:max_text].tolist(), *after]
+    for opening, ids in zip(openings, tokenizer.encode(texts)):
+        row = [*opening, *rest, *ids[:max_text].tolist(), *after]
         # Keep what follows the text: the model reads the embedding there.
         if max_length and len(row) > max_length:
             row = [*row[:max_length - len(after)], *after]
@@ -240,7 +237,6 @@ class Example(tuple):
     turn, those of the system text. `columns` are the column numbers in the corpus; `cut` tells
     which of the texts were truncated."""
 
-    # A tuple, because collate unpacks the views; a tuple is filled in __new__.
     def __new__(cls, views, columns=None, cut=None):
         example = super().__new__(cls, views)
         example.columns = tuple(range(len(example)) if columns is None else columns)
@@ -248,33 +244,29 @@ class Example(tuple):
         return example
 
 
+@dataclass(eq=False)
 class Corpus:
-    """Rows of token ids, which `hash` identifies."""
-
-    def __init__(self, source, tokenizer, tokens, offsets, rows, identity, block, max_length):
-        self.name = source.name
-        self.columns = tuple(source.columns)
-        self.num_text_columns = source.num_text_columns  # the rest ("system") is never a view
-        self.tokenizer = tokenizer
-        self.special = tokenizer.special
-        # The ids of cell i = row * len(columns) + column are tokens[offsets[i]:offsets[i + 1]].
-        # With `block`, a row is instead the next `block` tokens.
-        self.tokens = tokens  # (T,) uint32
-        self.offsets = offsets  # (cells + 1,) int64
-        self.block = block
-        self.rows = rows  # the numbers of this split's rows
-        self.max_length = max_length
-        self.hash = digest([identity, self.columns, tokenizer.hash, block])
+    """Rows of token ids. Those of cell i = row * len(columns) + column are
+    tokens[offsets[i]:offsets[i + 1]]."""
+    name: str
+    columns: tuple
+    num_text_columns: int  # the rest ("system") is never a view
+    tokenizer: Tokenizer
+    tokens: np.ndarray  # (T,) uint32
+    offsets: np.ndarray  # (cells + 1,) int64
+    rows: np.ndarray  # the numbers of this split's rows
+    hash: str  # of all that decides which ids come
 
     def __len__(self):
         return len(self.rows)
 
+    @property
+    def special(self):
+        return self.tokenizer.special
+
     def _cells(self, row):
         """Return the ids of every column of a row."""
-        row = int(self.rows[row])
-        if self.block:
-            return [self.tokens[row * self.block:(row + 1) * self.block]]
-        first = row * len(self.columns)
+        first = int(self.rows[row]) * len(self.columns)
         ends = self.offsets[first:first + len(self.columns) + 1]  # (columns + 1,)
         return np.split(self.tokens[ends[0]:ends[-1]], ends[1:-1] - ends[0])
 
@@ -284,8 +276,6 @@ class Corpus:
 
     def count_truncated(self, max_length):
         """Return how many texts have more than max_length tokens, and how many texts there are."""
-        if self.block:
-            return len(self) * (self.block > max_length), len(self)
         lengths = np.diff(self.offsets).reshape(-1, len(self.columns))  # of all cells
         lengths = lengths[self.rows, :self.num_text_columns]
         return int((lengths > max_length).sum()), int((lengths > 0).sum())
@@ -313,15 +303,14 @@ class Corpus:
 
 
 def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), vocab=None,
-                holdout=True, block=0, max_length=128, count=20_000, seed=0):
+                holdout=True, block=0, count=20_000):
     """Return the Corpus of one split of what corpora.open_text gives, or can open.
 
     Without a tokenizer one of `vocab` pieces is trained. "valid" and "test" of a file are the same
     held-out rows; without `holdout` every split is the whole file. Raises BadInput."""
-    source = spec_or_source
-    if not hasattr(source, "rows"):
-        source = open_text(source, langs, count, seed)
+    source = open_text(spec_or_source, langs, count)
     if source.embedded:
+        holdout = True  # its splits share no row
         texts = source.rows(split)
     elif block and holdout:
         raise BadInput(f"--block {block} would run across the held-out rows of {source.name}: "
@@ -332,56 +321,56 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
     if tokenizer is None:
         # Of a large file, every n-th row is read.
         step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
-        train_rows = source.rows("train" if holdout or source.embedded else "all")
-        cells = itertools.chain.from_iterable(itertools.islice(train_rows, None, None, step))
+        rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
         vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
-        tokenizer = Tokenizer.train(filter(None, cells), vocab)
+        tokenizer = Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
     if source.embedded:
         ids = tokenizer.encode(itertools.chain(*texts))
         tokens, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
         identity = digest(texts)
     else:
         tokens, offsets, kinds, identity = encoded(source, tokenizer, holdout)
-    rows = np.arange(len(tokens) // block if block else (len(offsets) - 1) // len(source.columns))
-    if block and not len(rows):
+    if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
+    if block:  # a row is the next `block` tokens
+        offsets = np.arange(0, len(tokens) + 1, block)
+    rows = np.arange((len(offsets) - 1) // len(source.columns))
     if holdout and not source.embedded:
         rows = np.flatnonzero(kinds == (TRAIN if split == "train" else EVAL))
         identity += split
-        if np.count_nonzero(kinds == EVAL) < 2:  # retrieval needs two
-            raise BadInput(f"{source.name} has too few rows to hold some out for evaluation: 20 "
-                           "different rows are needed, or give --eval-data")
-    return Corpus(source, tokenizer, tokens, offsets, rows, identity, block, max_length)
+    return Corpus(source.name, source.columns, source.num_text_columns, tokenizer, tokens, offsets,
+                  rows, digest([identity, source.columns, tokenizer.hash, block]))
 
 
 # ---- batches
 
+@dataclass(eq=False)
 class Batches:
     """The examples of every step. Each row comes once an epoch. If the loss uses in-batch
     negatives, a row with a text that the step already has is replaced. Raises BadInput."""
+    corpus: Corpus
+    views: int  # texts of an example
+    batch: int  # examples of a step on this rank
+    seed: int
+    rank: int = 0
+    world: int = 1
+    uses_in_batch_negatives: bool = False
+    max_length: int = 128  # to which texts are truncated
+    pairs: str = "pivot"
+    system: bool = False  # with the system texts of chats
+    shuffled: tuple = (None, None)  # the epoch of the last call, and its rows
 
-    def __init__(self, corpus, views, batch, seed, rank=0, world=1, uses_in_batch_negatives=False,
-                 max_length=None, pairs="pivot", system=False):
-        self.corpus = corpus
-        self.views = views
-        self.batch = batch
-        self.seed = seed
-        self.rank = rank
-        self.world = world
-        self.uses_in_batch_negatives = uses_in_batch_negatives
-        self.example = functools.partial(  # (row, choice) -> Example
-            corpus.example, views=views, pairs=pairs, system=system,
-            max_length=max_length or corpus.max_length)
-        self.shuffled = (None, None)  # the epoch of the last call, and its rows
-        if views > corpus.num_text_columns:
+    def __post_init__(self):
+        corpus = self.corpus
+        if self.views > corpus.num_text_columns:
             raise BadInput(f"{corpus.name} has the single column {shown(corpus.columns[0])!r}, and "
                            "the objective needs two: use parallel data, or an objective of single "
                            "texts, such as mlm")
-        if system and "system" not in corpus.columns:
+        if self.system and "system" not in corpus.columns:
             raise BadInput(f"--chat system: {corpus.name} has no system texts: use --chat plain")
-        if system and corpus.special.chat.system is None:
+        if self.system and corpus.special.chat.system is None:
             raise BadInput("--chat system: this tokenizer's chats have none: use --chat plain")
-        if uses_in_batch_negatives:
+        if self.uses_in_batch_negatives:
             self.examples(0)
 
     def rng(self, step, purpose=0, rank=None):
@@ -417,8 +406,12 @@ class Batches:
                 last = epoch
                 order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
                 self.shuffled = (epoch, order)
-            examples.append(self.example(order[index], choice=choices[i]))
+            examples.append(self._example(order[index], choices[i]))
         return examples
+
+    def _example(self, row, choice):
+        return self.corpus.example(row, self.views, choice, self.pairs, self.max_length,
+                                   self.system)
 
     def _replacement(self, rng, seen):
         """Return an example with new texts: a random one, or the first from a random row on."""
@@ -428,7 +421,7 @@ class Batches:
         choice = rng.integers(2 ** 31)
         walk = ((start + offset) % count for offset in range(min(count, 10_000)))
         for row in itertools.chain(random_rows, walk):
-            example = self.example(row, choice=choice)
+            example = self._example(row, choice)
             if self._is_new(example, seen):
                 return example
         raise BadInput(f"--batch {self.batch} x {self.world}: {self.corpus.name} has only "

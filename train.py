@@ -455,7 +455,7 @@ class Run:
         self.affixes = self.objective_class.affixes(self.options, self.corpus.special)
         self.batches = self.make_batches(self.corpus, train.batch, train.seed)
         self.rows = corpora.evaluation_rows(
-            train.eval_data or train.data, train.langs, "all" if train.eval_data else "valid",
+            train.eval_data or self.source, train.langs, "all" if train.eval_data else "valid",
             train.eval_limit, system=train.chat == "system")
         self.held_out = self.open_rows(train.eval_data or self.source, "valid", self.tokenizer)
         if self.held_out.hash == self.corpus.hash:

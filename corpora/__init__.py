@@ -19,16 +19,15 @@ HELD_OUT_ROWS = 1000  # of the other corpora, at most, in "valid" and in "test"
 
 
 class EmbeddedText:
-    """Rows of a corpus that needs no file. `count` and `seed` choose the rows of "train"."""
+    """The first `count` rows of a corpus that needs no file."""
 
     embedded = True
     notes = []
     paths = []
 
-    def __init__(self, name, langs=(), count=20_000, seed=0):
+    def __init__(self, name, langs=(), count=20_000):
         self.name = name
         self.count = count
-        self.seed = seed
         self.known = {"toy": toy.LANGUAGES, "regex": ("english", "regex")}.get(name, ("text",))
         if not set(langs) <= set(self.known):
             raise BadInput(f"--langs {shown(','.join(langs))}: {name} has the columns "
@@ -40,21 +39,23 @@ class EmbeddedText:
         """Return tuples of texts, one for each column. The splits share no row."""
         count = self.count if split == "train" else min(self.count, HELD_OUT_ROWS)
         if self.name == "toy":
-            rows = [row.values() for row in toy.toy(split, count, self.seed)]
+            rows = [row.values() for row in toy.toy(split, count)]
         elif self.name == "regex":
-            rows = toy.regex(split, count, self.seed)
+            rows = toy.regex(split, count)
         else:
             count = min(count, DOCUMENTS[split])
-            rows = [(text,) for text in toy.documents(split, count, self.seed)]
+            rows = [(text,) for text in toy.documents(split, count)]
         return [tuple(map(dict(zip(self.known, row)).get, self.columns)) for row in rows]
 
 
-def open_text(spec, langs=(), count=20_000, seed=0):
-    """Open one of EMBEDDED, a file, "a.de,a.en", a list of files, or a folder of files CODE.devtest
-    -> EmbeddedText or TextFiles. Raises BadInput."""
+def open_text(spec, langs=(), count=20_000):
+    """Open one of EMBEDDED, a file, "a.de,a.en", a list of files, or a folder of CODE.devtest, as
+    EmbeddedText or TextFiles. Raises BadInput."""
+    if hasattr(spec, "rows"):  # it is open
+        return spec
     langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
     if spec in EMBEDDED:
-        return EmbeddedText(spec, langs, count, seed)
+        return EmbeddedText(spec, langs, count)
     if isinstance(spec, (str, Path)):
         spec = [spec] if os.path.lexists(os.path.expanduser(spec)) else comma_list(str(spec))
     paths = [Path(os.path.expanduser(path)) for path in spec]
@@ -89,31 +90,34 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
         raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
     source = open_text(spec, langs, limit or 20_000)
     if system and "system" not in source.columns:
-        raise BadInput(f"{shown(spec)} has no system texts, which --chat system needs")
+        raise BadInput(f"{source.name} has no system texts, which --chat system needs")
     columns = source.columns[:source.num_text_columns]
+    hard, labelled = (), None
     if source.embedded:
         split = "test" if split == "all" else split
         limit = limit or HELD_OUT_ROWS
-    if source.embedded and source.name == "toy":
+    if source.name == "toy" and source.embedded:
         # All sentences are in one style, so that a hard negative differs by its error alone.
         meanings = toy.meanings(split, limit)
-        texts = {name: [toy.render(meaning, name) for meaning in meanings] for name in columns}
-        return EvaluationRows("toy", texts, hard=toy.hard_negatives(meanings, columns[0]),
-                              labelled=toy.labelled(split, limit, columns[0]))
-    rows = source.rows(split)[:limit] if source.embedded else complete_rows(source, split, limit)
+        rows = [[toy.render(meaning, name) for name in columns] for meaning in meanings]
+        hard = toy.hard_negatives(meanings, columns[0])
+        labelled = toy.labelled(split, limit, columns[0])
+    elif source.embedded:
+        rows = source.rows(split)[:limit]
+        labelled = toy.labelled(split, limit) if source.name == "documents" else None
+    else:
+        rows = complete_rows(source, split, limit)
     texts = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
-    found = EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None)
-    if source.embedded and source.name == "documents":
-        return found._replace(labelled=toy.labelled(split, limit))
-    return found
+    return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None, hard,
+                          labelled)
 
 
 def complete_rows(source, split, limit):
     """Return at most `limit` rows of files that have a text in every column. Warn of others."""
-    columns = source.columns[:source.num_text_columns]
+    size = source.num_text_columns
     rows, partial = [], 0
     for row in source.rows(split):
-        if all(row[:len(columns)]):
+        if all(row[:size]):
             rows.append(row)
         else:
             partial += 1
@@ -121,7 +125,8 @@ def complete_rows(source, split, limit):
             break
     if partial:
         warn(f"{partial:,} rows of {source.name} have an empty text among "
-             f"{shown(', '.join(columns))} and are left out of all scores; fewer --langs keep more")
+             f"{shown(', '.join(source.columns[:size]))} and are left out of all scores; fewer "
+             "--langs keep more")
     # The rows of "valid" are for a training, which prints the notes itself.
     if split != "valid":
         for note in source.notes:

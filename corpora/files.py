@@ -1,10 +1,8 @@
 """Text files as rows of texts: TSV, CSV, JSON Lines, plain text and Moses (one file per language).
 
-A row holds the same content in several columns: two languages, or question and answer.
-
-To add a format, write a generator read_x(path, langs=()) of (line number, {column: text}), such as
-read_jsonl, and give its file ending to READERS. If read_lines refuses its files, remove them from
-FOREIGN. When you change a reader, delete the folder cache/, which keeps the tokens of old rows.
+To add a format, write a generator such as read_jsonl and give its file ending to READERS. If
+read_lines refuses its files, remove them from FOREIGN. When you change a reader, delete the folder
+cache/, which keeps the tokens of old rows.
 """
 
 import bz2
@@ -16,7 +14,6 @@ import os
 import re
 import unicodedata
 import zlib
-from collections import Counter
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -25,7 +22,6 @@ import numpy as np
 from tqdm import tqdm
 
 from common import BadInput, shown
-from corpora.store import cache_folder
 
 csv.field_size_limit(10 ** 6)  # characters of a cell
 
@@ -36,8 +32,7 @@ UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompr
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
-    rb"PK\x03\x04|%PDF": "a binary file: save its texts as TSV, CSV or JSON Lines",
-    rb"\xff\xfe|\xfe\xff|(?s:.*?)\0": "a binary file or UTF-16: save UTF-8 (iconv -f utf-16)",
+    rb"(?s:.*?)\0": "a binary file or UTF-16: save UTF-8 (iconv -f utf-16), or its texts as CSV",
     rb"WEBVTT|(?s:.{,200}?):\d\d[,.]\d+ --> \d":
         "a file of subtitles: save its sentences line by line",
     rb'(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
@@ -125,12 +120,11 @@ def choose_columns(names, langs=()):
     return tuple(map(spelled.get, next(known, ())))
 
 
-def no_columns(path, number, names, langs=(), delimiter="\t"):
+def no_columns(path, number, names, langs=(), delimiter="<TAB>"):
     """Return the error for a file without the columns of --langs or known ones."""
-    header = f"src{delimiter}tgt".replace("\t", "<TAB>")
     return at_line(path, number, f"no {shown(', '.join(langs) or 'known names')} among the columns "
                    f"{shown(', '.join(names))}: choose with --langs, or if this is no header, add "
-                   f"one, such as {header}")
+                   f"one, such as src{delimiter}tgt")
 
 
 # ---- formats: generators of (line number, {column: text})
@@ -163,7 +157,7 @@ def read_table(path, langs=()):
                      max(delimiters, key=header.count))
     names = headers[delimiter]
     if not langs and not choose_columns(names):
-        raise no_columns(path, start, names, delimiter=delimiter)
+        raise no_columns(path, start, names, delimiter=delimiter.replace("\t", "<TAB>"))
     reader = csv.reader((line.replace("\r", " ") + "\n" for _, line in lines), strict=True,
                         delimiter=delimiter,
                         quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL)
@@ -224,7 +218,9 @@ READERS = {".tsv": read_table, ".tab": read_table, ".csv": read_table, ".jsonl":
 
 # ---- rows
 
-TRAIN, EVAL, EXCLUDED = range(3)
+TRAIN, EVAL, EXCLUDED = range(3)  # what a row is for
+EMPTY = r"cells have only invisible characters, \N or nan, and count as empty"
+SKIPPED = "rows are skipped: too little text, or a repeated header"
 
 
 class TextFiles:
@@ -236,30 +232,31 @@ class TextFiles:
 
     def __init__(self, paths, langs=()):
         self.paths = paths
-        plain = [Path(PACKED.sub("", path.name)) for path in self.paths]
-        self.name = shown("+".join(dict.fromkeys(name.stem for name in plain)))[:80]
-        readers = [READERS.get(name.suffix.lower()) for name in plain]
+        plain = [Path(PACKED.sub("", path.name)) for path in paths]
+        self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
+        readers = [READERS.get(path.suffix.lower()) for path in plain]
         # Moses: corpus.de and corpus.en are de and en; deu_Latn.dev and eng_Latn.dev are languages.
-        codes = [name.suffix[1:] for name in plain]
-        if len(set(codes)) == 1 and all(is_language(name.stem) for name in plain):
-            codes = [name.stem for name in plain]
+        codes = [path.suffix[1:] for path in plain]
+        if len(set(codes)) == 1 and all(is_language(path.stem) for path in plain):
+            codes = [path.stem for path in plain]
         is_moses = len(set(codes)) == len(plain) > 1 and not any(readers)
-        self.readers = [partial(read_moses, self.paths, codes)] if is_moses else [
-            partial(read or read_text, path, langs) for path, read in zip(self.paths, readers)]
+        self.readers = [partial(read_moses, paths, codes)] if is_moses else [
+            partial(read or read_text, path, langs) for path, read in zip(paths, readers)]
         # JSON can name a column late, hence 10,000 rows of each file.
         self.known = dict.fromkeys(name for read in self.readers
                                    for _, row in itertools.islice(read(), 10_000) for name in row)
         if not self.known:
-            raise BadInput(f"{shown(self.paths[0])} has no rows")
+            raise BadInput(f"{shown(paths[0])} has no rows")
         default = codes if is_moses else choose_columns(self.known)
-        if not (langs or default) or not set(langs) <= self.known.keys():
-            raise no_columns(self.paths[0], 1, self.known, langs)
-        self.columns = tuple(sorted(langs or default, key=lambda name: name == "system"))
-        self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
+        columns = choose_columns(self.known, langs) if langs else default
+        if not columns:
+            raise no_columns(paths[0], 1, self.known, langs)
+        self.columns = tuple(sorted(columns, key=lambda name: name == "system"))
+        self.num_text_columns = len(columns) - ("system" in self.columns[1:])
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*self.columns, *default)))
-        self.kinds = None  # what each row is for: see find_kinds
-        self.counts = Counter()  # what the last reading left out
+        self.kinds = None  # what each row is for, once find_kinds has found it
+        self.counts = {EMPTY: 0, SKIPPED: 0}  # of the last reading
 
     @property
     def notes(self):
@@ -270,7 +267,7 @@ class TextFiles:
             pairs = self.num_text_columns > 1 and any(map(LABEL.search, unread))
             notes.append(f"columns not read: {shown(', '.join(unread))} (choose with --langs)"
                          + ", and all rows are used as matching pairs" * pairs)
-        notes += [f"{count:,} {what}" for what, count in self.counts.items()]
+        notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
             notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} rows that share "
@@ -280,24 +277,25 @@ class TextFiles:
     def _read(self):
         """Yield for each row the texts of self.names, "" for none, and whether they are enough:
         two, or one if there is a single column."""
-        self.counts.clear()
+        self.counts = {EMPTY: 0, SKIPPED: 0}
         size = self.num_text_columns
+        found = False
         for path, read in zip(self.paths, self.readers):
             for number, row in read():
-                if not row.keys() <= self.known.keys():
-                    self.known.update(dict.fromkeys(row))
-                texts = [row.get(name) for name in self.names]
-                for index, text in enumerate(texts):
-                    # Only texts that begin in an unusual way are examined, which saves time.
-                    if not (isinstance(text, str) and len(text) > 3 and text[0].isalnum()):
-                        texts[index] = self._clean(text, path, number)
+                self.known.update(dict.fromkeys(row))
+                texts = [self._clean(row.get(name), path, number) for name in self.names]
                 is_enough = sum(map(bool, texts[:size])) >= min(2, size)
-                if not is_enough:
-                    self.counts["rows are skipped: too little text, or a repeated header"] += 1
+                found = found or is_enough
+                self.counts[SKIPPED] += not is_enough
                 yield texts, is_enough
+        if not found:
+            raise BadInput(f"{shown(self.paths[0])}: no row has enough text in "
+                           f"{shown(', '.join(self.columns))}")
 
     def _clean(self, text, path, number):
-        """Return the text of a cell, "" if nothing in it is visible. Raises BadInput."""
+        """Return the text of a cell, "" if nothing in it is visible."""
+        if isinstance(text, str) and len(text) > 3 and text[0].isalnum():
+            return text  # the usual case, decided fast
         if isinstance(text, (list, dict, bool)):
             raise at_line(path, number, f"{shown(text)} is not a text: choose other columns with "
                           "--langs")
@@ -305,42 +303,31 @@ class TextFiles:
         visible = "".join(filter(str.isprintable, text)).strip().lower()
         if visible not in ("", r"\n", "nan"):
             return text
-        if text.strip():
-            self.counts[r"cells have only invisible characters, \N or nan, and count as empty"] += 1
+        self.counts[EMPTY] += bool(text.strip())
         return ""
 
     def find_kinds(self):
         """Return (N,) uint8, what each row is for: TRAIN, EVAL or EXCLUDED."""
-        cache = cache_folder(self) / "kinds.bin"
-        if self.kinds is None and cache.exists():
-            self.kinds = np.fromfile(cache, np.uint8)
         if self.kinds is None:
-            hashes, enough = bytearray(), bytearray()
+            reading = tqdm(self._read(), f"read {self.name}", unit=" rows", disable=None)
+            rows = ((*map(text_hash, texts), is_enough) for texts, is_enough in reading)
+            table = np.fromiter(rows, np.dtype((np.uint64, len(self.names) + 1)))
             compared = [name != "system" for name in self.names]
-            for texts, is_enough in tqdm(self._read(), f"read {self.name}", disable=None):
-                enough.append(is_enough)
-                for text in itertools.compress(texts, compared):
-                    content = normalized(text).encode()
-                    hashes += blake2b(content, digest_size=8).digest() if text else bytes(8)
-            hashes = np.frombuffer(hashes, np.uint64).reshape(-1, sum(compared))
-            self.kinds = hold_out(hashes)[np.frombuffer(enough, bool)]
+            self.kinds = hold_out(table[:, :-1][:, compared])[table[:, -1] > 0]
+        if np.count_nonzero(self.kinds == EVAL) < 2:  # retrieval needs two
+            raise BadInput(f"{self.name} has too few rows to hold some out: 20 different rows are "
+                           "needed, or give --eval-data (evaluate.py: --split all)")
         return self.kinds
 
     def rows(self, split):
-        """Yield tuples of texts: of "all" rows, of those to "train" on, or of those held out, for
-        which "valid" and "test" are two names."""
+        """Return an iterator of tuples of texts: of "all" rows, of those to "train" on, or of those
+        held out, for which "valid" and "test" are two names."""
         size = len(self.columns)
         rows = (tuple(texts[:size]) for texts, is_enough in self._read() if is_enough)
-        if split != "all":
-            kind = TRAIN if split == "train" else EVAL
-            rows = itertools.compress(rows, self.find_kinds() == kind)
-        first = next(rows, None)
-        if first is None:
-            raise BadInput(f"{shown(self.paths[0])}: no row of split {split!r} has enough text in "
-                           f"{shown(', '.join(self.columns))}. 20 different rows are needed to "
-                           "hold some out; --eval-data and --split all hold none out")
-        yield first
-        yield from rows
+        if split == "all":
+            return rows
+        kind = TRAIN if split == "train" else EVAL
+        return itertools.compress(rows, self.find_kinds() == kind)
 
 
 # ---- which rows are held out
@@ -351,12 +338,18 @@ def normalized(text):
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
+def text_hash(text):
+    """Return 64 bits of a text as it is compared; 0 for no text."""
+    digest = blake2b(normalized(text).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") if text else 0
+
+
 def hold_out(texts):
     """Return (N,) uint8, TRAIN, EVAL or EXCLUDED, given the hashes (N, C) of all texts, 0 for none.
 
     The rows with the smallest hashes are held out: a tenth of them up to 200 rows, 1 % of more than
-    20,000, at most 1,000, and none of fewer than 20. Their copies, and rows that share a text with
-    them, are excluded from training:
+    20,000, at most 1,000. Their copies, and rows that share a text with them, are excluded from
+    training:
 
         A cat.       Eine Katze.    EVAL
         a  CAT.      Ein Kater.     EXCLUDED   its first text is compared as "a cat."
@@ -368,8 +361,6 @@ def hold_out(texts):
     whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= min(2, texts.shape[1]))
     _, first = np.unique(rows[whole], return_index=True)  # one of all copies, the smallest first
     kinds = np.full(len(rows), TRAIN, np.uint8)
-    if len(first) < 20:
-        return kinds
     held = whole[first[:min(1000, max(len(first) // 100, min(200, len(first) // 10)))]]
     values, counts = np.unique(texts, return_counts=True)
     many = max(len(rows) // 500, min(20, len(rows) // 10), 3)

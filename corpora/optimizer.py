@@ -12,8 +12,7 @@ class MuonAndAdamW:
     are scaled to the size of AdamW's, so both work at similar learning rates
     [arXiv 2502.16982, section 2.2].
 
-    The state is numbered as that of one optimizer, Muon's parameters first. A QKV matrix counts as
-    one matrix; other implementations split it into three.
+    A QKV matrix counts as one matrix; other implementations split it into three.
     """
 
     def __init__(self, objective, lr, weight_decay):
@@ -27,7 +26,8 @@ class MuonAndAdamW:
                                      adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW([dict(params=embeddings, weight_decay=weight_decay),
                                         dict(params=others, weight_decay=0.0)], lr=lr, fused=True)
-        self.num_matrices = len(matrices)
+        # {parameter: its moments}; both optimizers write into one dict.
+        self.state = self.adamw.state = self.muon.state
 
     @property
     def param_groups(self):
@@ -42,19 +42,13 @@ class MuonAndAdamW:
         self.adamw.zero_grad(set_to_none)
 
     def state_dict(self):
-        rest = self.adamw.state_dict()["state"]
-        rest = {self.num_matrices + index: moments for index, moments in rest.items()}
-        return {"state": self.muon.state_dict()["state"] | rest}
+        return {"state": {index: self.state[parameter]
+                          for index, parameter in enumerate(parameters_of(self))
+                          if parameter in self.state}}
 
-    def load_state_dict(self, saved):
-        first, rest = {}, {}
-        for index, moments in saved["state"].items():
-            if index < self.num_matrices:
-                first[index] = moments
-            else:
-                rest[index - self.num_matrices] = moments
-        self.muon.load_state_dict(self.muon.state_dict() | {"state": first})
-        self.adamw.load_state_dict(self.adamw.state_dict() | {"state": rest})
+
+def parameters_of(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def load_moments(optimizer, state, path):
@@ -62,13 +56,16 @@ def load_moments(optimizer, state, path):
 
     Raises BadInput for moments whose shapes do not fit the parameters: fused AdamW trusts the
     shapes of a file and would write outside of its memory."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(optimizer)
     for index, moments in state.items():
+        parameter = parameters[index]
         for name, moment in moments.items():
-            shape = torch.Size([]) if name == "step" else parameters[index].shape
+            is_step = name == "step"
+            shape = torch.Size([]) if is_step else parameter.shape
             if moment.shape != shape or moment.layout != torch.strided:
                 raise BadInput(f"{path}: {name} of parameter {index} has the shape "
                                f"{tuple(moment.shape)} instead of {tuple(shape)}: choose another "
                                "--out")
-            moments[name] = moment.contiguous()
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+            dtype = torch.float32 if is_step else parameter.dtype
+            moments[name] = moment.to(parameter.device, dtype).contiguous()
+        optimizer.state[parameter] = moments
