@@ -16,6 +16,7 @@ import signal
 import sys
 import typing
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -109,18 +110,20 @@ class Parser(argparse.ArgumentParser):
 
 @functools.cache  # reading the source takes a tenth of a second
 def comments(config):
-    """Return {field: help text} of a dataclass: the comment after the field, or the line above."""
-    try:
-        lines = inspect.getsource(config).splitlines()
-    except (OSError, TypeError):  # a class typed into a Python prompt
-        return {}
+    """Return {field: help text} of a dataclass: the comment after the field, or the line above; a
+    field without one has that of the base class."""
     notes = {}
-    above = []
-    for line in lines:
-        field = re.match(r" +(\w+): [^#]*(?:# *(.+))?$", line)
-        if field:
-            notes[field[1]] = field[2] or " ".join(above)
-        above = [*above, line.strip("# ")] if line.strip().startswith("#") else []
+    for base in reversed(config.__mro__[:-1]):
+        try:
+            lines = inspect.getsource(base).splitlines()
+        except (OSError, TypeError):  # a class typed into a Python prompt
+            continue
+        above = []
+        for line in lines:
+            if field := re.match(r" +(\w+): [^#]*(?:# *(.+))?$", line):
+                name, note = field.groups()
+                notes[name] = note or " ".join(above) or notes.get(name, "")
+            above = [*above, line.strip("# ")] if line.strip().startswith("#") else []
     return notes
 
 
@@ -144,11 +147,24 @@ def add_flags(parser, title, config, defaults, only=None):
         group.add_argument("--" + field.name.replace("_", "-"), default=None, help=note, **how)
 
 
-def validate(config, at_least_1="", at_least_0="", positive="", fraction=""):
-    """Check the fields of a dataclass: types, choices, finite numbers, and the ranges of those that
-    are named, such as `fraction="warmup dropout"`. Raises BadInput."""
-    for name, kind in typing.get_type_hints(type(config)).items():
+# Types for the fields of a dataclass, with the range that `validate` checks.
+AtLeast0 = Annotated[int, "at least 0"]
+AtLeast1 = Annotated[int, "at least 1"]
+NotNegative = Annotated[float, "at least 0"]
+Positive = Annotated[float, "above 0"]
+Fraction = Annotated[float, "a fraction, from 0 to 1"]
+RANGES = {"at least 0": lambda x: x >= 0, "at least 1": lambda x: x >= 1,
+          "above 0": lambda x: x > 0, "a fraction, from 0 to 1": lambda x: 0 <= x <= 1}
+
+
+def validate(config):
+    """Check the fields of a dataclass: types, choices, finite numbers and the ranges of the types
+    above. Raises BadInput."""
+    for name, kind in typing.get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
+        rule = ""
+        if typing.get_origin(kind) is Annotated:
+            kind, rule = typing.get_args(kind)
         types = typing.get_args(kind) or (kind,)
         if typing.get_origin(kind) is typing.Literal:
             if value not in types:
@@ -163,13 +179,8 @@ def validate(config, at_least_1="", at_least_0="", positive="", fraction=""):
             is_float = type(value) is float
             if is_int and abs(value) >= 2 ** 53 or is_float and not math.isfinite(value):
                 raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
-    rules = ((at_least_1, lambda x: x >= 1, "at least 1"), (at_least_0, lambda x: x >= 0, "at "
-             "least 0"), (positive, lambda x: x > 0, "above 0"),
-             (fraction, lambda x: 0 <= x <= 1, "a fraction, from 0 to 1"))
-    for names, holds, rule in rules:
-        for name in names.split():
-            if not holds(getattr(config, name)):
-                raise BadInput(f"{name} is {getattr(config, name)}: it must be {rule}")
+        if rule and not RANGES[rule](value):
+            raise BadInput(f"{name} is {value}: it must be {rule}")
 
 
 # ---- files that are complete or absent

@@ -36,7 +36,7 @@ from common import (
     warn,
 )
 from data import Tokenizer, tokenize_rows
-from model import KeyValueCache, Packed, load
+from model import Packed, load
 
 # ---- embeddings
 
@@ -123,8 +123,8 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
             if not batch:
                 continue
             packed = Packed.of([rows[i] for i in batch], causal=True).to(device)
-            caches = KeyValueCache.of(model, len(batch), max(limits[i] for i in batch))
-            states = model.pool(model(packed, caches=caches), packed, "last")  # (R, D)
+            cache = model.new_cache(len(batch), max(limits[i] for i in batch))
+            states = model.pool(model(packed, cache=cache), packed, "last")  # (R, D)
             logits = model.logits(states)                                      # (R, V)
             while True:
                 for i, token in zip(batch, logits.argmax(1).tolist()):
@@ -135,11 +135,10 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
                     break
                 if len(unfinished) < len(batch):
                     batch = [batch[index] for index in unfinished]
-                    for cache in caches:
-                        cache.keep(unfinished)
+                    cache = cache[:, unfinished]
                 tokens = torch.tensor([rows[i][-1] for i in batch], device=device)
                 positions = torch.tensor([len(rows[i]) - 1 for i in batch], device=device)
-                logits = model.decode(tokens, positions, caches)
+                logits = model.decode(tokens, positions, cache)
     answers = [row[len(prompt):] for row, prompt in zip(rows, prompts)]
     stopped = [stop in answer for answer in answers]
     return [answer[:len(answer) - ended] for answer, ended in zip(answers, stopped)], stopped

@@ -20,12 +20,10 @@ the first two tokens of the text:
     5  code           .  .  .    .  .    x  x      5 7   0 0
     6  code           .  .  .    .  .    x  x      5 7   0 0
 
-Two back ends compute attention under this rule: `sdpa`, PyTorch's own, pads the rows for attention
-alone; `triton`, our kernels, reads the line as it is. Each needs a *plan* of the batch, the padding
-layout or the tiles to visit. `Packed.plan` makes it once a batch, and all layers use it.
+kernels/ computes attention under this rule, by PyTorch's own kernel or by ours. Each needs a *plan*
+of the batch, which `Packed.plan` makes once for all layers.
 """
 
-import itertools
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -36,7 +34,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kernels
-from common import BadInput, atomic_file, read_torch, validate
+from common import AtLeast0, AtLeast1, BadInput, Fraction, atomic_file, read_torch, validate
 from kernels.cross_entropy import upcast
 from kernels.padded import sdpa
 
@@ -59,7 +57,6 @@ class Packed:
 
     Token i may attend to key j  iff  key_ranges[i,0] <= j < key_ranges[i,1]  (its own segment)
                                   or  key_ranges[i,2] <= j < key_ranges[i,3]  (its prefix).
-    key_ranges[i,1] is the end of the segment or, in a causal segment, i + 1.
     """
     tokens: torch.Tensor  # (T,) int64
     positions: torch.Tensor  # (T,) int64, of each token in its own segment
@@ -75,33 +72,33 @@ class Packed:
     @staticmethod
     def of_segments(rows):
         """Pack rows that are lists of Segment. Rows never attend to each other."""
-        segments = list(itertools.chain(*rows))
-        lengths = np.array([len(segment.tokens) for segment in segments])  # (S,)
-        if not segments or lengths.min() == 0:
-            raise BadInput("a batch has an empty row or segment: each needs at least one token")
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        counts = [len(row) for row in rows]
-        first_of_row = np.repeat(np.cumsum(counts) - counts, counts)  # (S,)
-        prefixes = np.zeros((len(segments), 2), np.int64)  # start, length
-        for i, segment in enumerate(segments):
-            if segment.prefix:
-                earlier, length = segment.prefix
-                prefixes[i] = starts[first_of_row[i] + earlier], length
-        # From here on there is one number for each token, (T,).
-        owner = np.repeat(np.arange(len(segments)), lengths)
-        index = np.arange(len(owner))
-        causal = np.array([segment.causal for segment in segments])[owner]
-        last = np.where(causal, index + 1, ends[owner])
-        first, length = prefixes[owner].T
-        key_ranges = np.stack([starts[owner], last, first, first + length], 1)
-        positions = index - starts[owner] + length
-        for segment, start, end in zip(segments, starts, ends, strict=True):
-            if segment.positions is not None:
-                positions[start:end] = segment.positions
-        tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int64)
-        cu_seqlens = np.append(0, ends)[np.append(0, np.cumsum(counts))]
-        arrays = (tokens, positions, key_ranges.astype(np.int32), cu_seqlens.astype(np.int32))
+        tokens = np.concatenate([segment.tokens for row in rows for segment in row])
+        positions = np.empty(len(tokens), np.int64)
+        key_ranges = np.empty((len(tokens), 4), np.int32)
+        cu_seqlens = np.zeros(len(rows) + 1, np.int32)
+        index = np.arange(len(tokens) + 1)
+        end = 0
+        for number, row in enumerate(rows):
+            starts = []  # of the row's segments
+            for segment in row:
+                start = end
+                end += len(segment.tokens)
+                if start == end:
+                    raise BadInput("a batch has an empty row or segment: each needs a token")
+                starts.append(start)
+                first, length = 0, 0  # of the prefix
+                if segment.prefix:
+                    earlier, length = segment.prefix
+                    first = starts[earlier]
+                key_ranges[start:end] = start, end, first, first + length
+                if segment.causal:
+                    key_ranges[start:end, 1] = index[start + 1:end + 1]
+                if segment.positions is None:
+                    positions[start:end] = index[length:length + end - start]
+                else:
+                    positions[start:end] = segment.positions
+            cu_seqlens[number + 1] = end
+        arrays = (tokens.astype(np.int64), positions, key_ranges, cu_seqlens)
         return Packed(*map(torch.from_numpy, arrays))
 
     def mask(self, row):
@@ -117,7 +114,7 @@ class Packed:
 
     def plan(self, need, device=None):
         """Return the attention plan of this batch, made by the first call. `need` is one of those
-        that set_attention returns. Pass `device` to build the plan before the batch is there.
+        that set_attention returns; `device` is where the batch will be, if it is not there yet.
         Raises BadInput if the back end does not support the mask."""
         if need not in self.plans:
             home = self.key_ranges.device
@@ -164,23 +161,21 @@ def to_device(batch, device):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    vocab: int = 1200  # V, size of the vocabulary
-    width: int = 128  # D, width of the hidden states
-    layers: int = 3  # number of transformer blocks
-    heads: int = 4  # H, number of attention heads
+    vocab: AtLeast1 = 1200  # V, size of the vocabulary
+    width: AtLeast1 = 128  # D, width of the hidden states
+    layers: AtLeast0 = 3  # number of transformer blocks
+    heads: AtLeast1 = 4  # H, number of attention heads
     kv_heads: int = 0  # number of key and value heads; 0: as many as heads
     head_dim: int = 0  # K, size of an attention head; 0: width / heads
-    ffn_dim: int = 512  # width of the feed-forward layer
-    # number of positions that the model has: no text, with [CLS] and [SEP], can be longer in tokens
-    max_positions: int = 512
+    ffn_dim: AtLeast1 = 512  # width of the feed-forward layer
+    max_positions: AtLeast1 = 512  # number of positions: no text can have more tokens
     max_tokens: int = 0  # longest row that the model was made for; 0: max_positions
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     # where the norms are: post, after the residual sum (BERT); pre, before each sublayer (Llama);
     # branch, after each sublayer (OLMo-2); both, before and after each sublayer (Gemma-2)
     norm_position: Literal["post", "pre", "branch", "both"] = "post"
     norm_epsilon: float = 1e-5  # epsilon of the norms, added to the variance (BERT: 1e-12)
-    # position encoding
-    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"  # position encoding
     position_offset: int = 0  # unused rows before position 0 of the learned table (XLM-R: 2)
     rope_theta: float = 10000.0  # base wavelength of rotary positions
     # Llama-3.1's rotary scaling: factor, low and high frequency factor, original length
@@ -193,11 +188,11 @@ class ModelConfig:
     qk_norm: Literal["none", "head", "whole"] = "none"
     embed_scale: float = 1.0  # factor of the embeddings (Gemma: square root of the width)
     attn_softcap: float = 0.0  # c: attention scores s become c tanh(s / c); 0: off (Gemma-2)
-    logit_softcap: float = 0.0  # the same cap for the logits of the vocabulary; 0: off (Gemma-2)
+    logit_softcap: float = 0.0  # the same cap for the logits of the vocabulary
     tied: bool = True  # use the embedding matrix as vocabulary projection
     # vocabulary head before the projection: nothing, a bias, or dense, GELU, norm and bias (BERT)
     head: Literal["none", "bias", "transform"] = "none"
-    dropout: float = 0.1  # dropout on embeddings and sublayer outputs; never inside attention
+    dropout: Fraction = 0.1  # dropout on embeddings and sublayer outputs; never inside attention
     causal: bool = False  # the model was trained left to right
     # which hidden states make the sentence embedding
     pool: Literal["cls", "mean", "max", "last"] = "cls"
@@ -206,16 +201,12 @@ class ModelConfig:
     pair: Literal["sep", "sep-sep"] = "sep"
 
     def __post_init__(self):
-        validate(self, at_least_1="vocab width heads ffn_dim max_positions",
-                 at_least_0="layers kv_heads head_dim max_tokens position_offset norm_epsilon "
-                            "embed_scale attn_softcap logit_softcap",
-                 positive="rope_theta", fraction="dropout")
+        validate(self)
         if not self.head_dim and self.width % self.heads:
-            raise BadInput(f"width is {self.width}: without a head_dim it must be a multiple of "
-                           f"heads {self.heads}")
+            raise BadInput(f"width is {self.width}: it must be a multiple of heads {self.heads}")
         if self.positions == "rotary" and self.key_dim % 2:
-            raise BadInput(f"positions is 'rotary': width / heads is {self.key_dim}, and it must "
-                           "be even")
+            raise BadInput(f"width / heads is {self.key_dim}, and it must be even for rotary "
+                           "positions")
 
     @property
     def longest_row(self):
@@ -320,12 +311,14 @@ class Attention(nn.Module):
         self.softcap = config.attn_softcap
         q_size = self.heads * self.head_dim
         k_size = self.kv_heads * self.head_dim
-        bias = config.bias or config.qkv_bias
-        self.qkv = nn.Linear(config.width, q_size + 2 * k_size, bias)
+        self.sizes = [q_size, k_size, k_size]  # of the projections to q, k and v
+        self.qkv = nn.Linear(config.width, sum(self.sizes), config.bias or config.qkv_bias)
         self.out = nn.Linear(q_size, config.width, config.bias)
         self.q_norm = None
         if config.qk_norm != "none":
             whole = config.qk_norm == "whole"
+            # The numbers that are normalized together come last.
+            self.norm_shape = (1, -1) if whole else (-1, self.head_dim)
             self.q_norm = RMSNorm(q_size if whole else self.head_dim, config.norm_epsilon)
             self.k_norm = RMSNorm(k_size if whole else self.head_dim, config.norm_epsilon)
 
@@ -333,13 +326,13 @@ class Attention(nn.Module):
         qkv = self.project(x, angles)
         if cache is not None:
             q, kv = qkv.unflatten(1, (-1, self.head_dim)).split([self.heads, 2 * self.kv_heads], 1)
-            cache.kv[packed.row_of_token(), packed.positions] = kv  # (T, 2 Hkv, K)
+            cache[packed.row_of_token(), packed.positions] = kv  # (T, 2 Hkv, K)
         if isinstance(packed, DecodeStep):
-            visible = cache.kv[:, :packed.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
+            visible = cache[:, :packed.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
             k, v = visible.chunk(2, 1)
             return self.out(sdpa(q[:, :, None], k, v, packed.mask, self.softcap).flatten(1))
-        heads = (self.heads, self.kv_heads)
-        return self.out(kernels.packed_attention(qkv, *heads, packed, self.back_end, self.softcap))
+        return self.out(kernels.packed_attention(qkv, self.heads, self.kv_heads, packed,
+                                                 self.back_end, self.softcap))
 
     def project(self, x, angles):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
@@ -347,20 +340,14 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         if angles is None and self.q_norm is None:
             return qkv
-        parts = [self.heads, self.kv_heads, self.kv_heads]
-        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(parts, -2)  # (..., heads, K)
+        q, k, v = qkv.split(self.sizes, -1)
         if self.q_norm is not None:
-            q = norm_heads(self.q_norm, q).to(v.dtype)
-            k = norm_heads(self.k_norm, k).to(v.dtype)
-        qk = torch.cat([q, k], -2)
+            q = self.q_norm(q.unflatten(-1, self.norm_shape)).flatten(-2).to(v.dtype)
+            k = self.k_norm(k.unflatten(-1, self.norm_shape)).flatten(-2).to(v.dtype)
+        qk = torch.cat([q, k], -1)
         if angles is not None:
-            qk = rotate(qk, angles)
-        return torch.cat([qk, v], -2).flatten(-2)
-
-
-def norm_heads(norm, x):
-    """Normalize heads (..., heads, K) one by one or, if the norm is as wide, all together."""
-    return norm(x.flatten(-2).unflatten(-1, (-1, len(norm.weight)))).view_as(x)
+            qk = rotate(qk.unflatten(-1, (-1, self.head_dim)), angles).flatten(-2)
+        return torch.cat([qk, v], -1)
 
 
 class MLP(nn.Module):
@@ -369,8 +356,9 @@ class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.activation = config.activation
-        parts = 1 if config.activation == "gelu" else 2
-        self.up = nn.Linear(config.width, config.ffn_dim * parts, config.bias)
+        # of the projections: up alone, or gate and up
+        self.sizes = [config.ffn_dim] * (1 if config.activation == "gelu" else 2)
+        self.up = nn.Linear(config.width, sum(self.sizes), config.bias)
         self.down = nn.Linear(config.ffn_dim, config.width, config.bias)
 
     def forward(self, x):
@@ -399,10 +387,10 @@ class Block(nn.Module):
         self.post_norm2 = make_norm(config, after)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, packed, angles=None, cache=None):
+    def forward(self, *inputs):
         if self.is_checkpointed and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, packed, angles, use_reentrant=False)
-        return self.compute(x, packed, angles, cache)
+            return checkpoint(self.compute, *inputs, use_reentrant=False)
+        return self.compute(*inputs)
 
     def compute(self, x, packed, angles=None, cache=None):
         if self.config.norm_position == "post":
@@ -417,7 +405,7 @@ def initialize(module, std):
     """Initialize a module: normal weights, zero biases. Norms start as the identity."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=std)
-    if isinstance(module, nn.Linear) and module.bias is not None:
+    if getattr(module, "bias", None) is not None:
         nn.init.zeros_(module.bias)
 
 
@@ -466,13 +454,13 @@ class Model(nn.Module):
         std = 0.02 * (768 / width) ** 0.5
         self.apply(lambda module: initialize(module, std))
 
-    def forward(self, packed, layers=None, caches=None):
+    def forward(self, packed, layers=None, cache=None):
         """Return the hidden states (T, D) of the last layer, after the final norm; (R, D) of a
-        DecodeStep. A list `layers` receives the states after every block, (T, D) each. `caches`,
-        from KeyValueCache.of, receive the keys and values of plain rows."""
+        DecodeStep. A list `layers` receives the states after every block, (T, D) each; a `cache`
+        of new_cache receives the keys and values of plain rows."""
         x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, packed, angles, cache)
+        for number, block in enumerate(self.blocks):
+            x = block(x, packed, angles, None if cache is None else cache[number])
             if layers is not None:
                 layers.append(x)
         return self.final_norm(x)
@@ -490,14 +478,6 @@ class Model(nn.Module):
         else:
             angles = rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
         return self.dropout(self.embed_norm(x)), angles
-
-    def decode(self, tokens, positions, caches):
-        """Decode one token per row, (R,) at positions (R,), with the KV cache; return the logits of
-        the next tokens (R, V)."""
-        keys = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
-        mask = keys <= positions[:, None]  # (R, M)
-        step = DecodeStep(tokens, positions, mask[:, None, None])
-        return self.logits(self(step, caches=caches))
 
     def head(self, states):
         """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
@@ -529,6 +509,34 @@ class Model(nn.Module):
         lowest = states.new_full(shape, -torch.inf)
         return lowest.scatter_reduce(0, row[:, None].expand_as(states), states, "amax")
 
+    # ---- generation, with the keys and values of all earlier tokens in a cache
+
+    def new_cache(self, rows, longest):
+        """Return a KV cache for R rows of at most M tokens: (layers, R, M, 2 Hkv, K). Token i of a
+        row is at index i, so there is no padding before or between tokens."""
+        config = self.config
+        # Zeros: masked slots must be finite, because 0 * NaN is NaN.
+        return self.embed.weight.new_zeros(config.layers, rows, longest,
+                                           2 * (config.kv_heads or config.heads), config.key_dim)
+
+    def decode(self, tokens, positions, cache):
+        """Decode one token per row, (R,) at positions (R,), with the KV cache; return the logits of
+        the next tokens (R, V)."""
+        keys = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
+        mask = keys <= positions[:, None]  # (R, M)
+        step = DecodeStep(tokens, positions, mask[:, None, None])
+        return self.logits(self(step, cache=cache))
+
+
+class DecodeStep(NamedTuple):
+    """Instead of a Packed: one new token for each of R rows that are in the cache."""
+    tokens: torch.Tensor  # (R,)
+    positions: torch.Tensor  # (R,) position of the new token in its row
+    mask: torch.Tensor  # (R, 1, 1, M) bool: the positions that it attends to, up to its own
+
+    def row_of_token(self):
+        return torch.arange(len(self.positions), device=self.positions.device)
+
 
 def set_attention(module, back_end, device, element_size):
     """Choose the attention back end of every layer: "auto", "sdpa" or "triton". Return the plans
@@ -553,42 +561,6 @@ def compile_blocks(module):
             block.compile(dynamic=True)
 
 
-# ---- generation, with the keys and values of all earlier tokens in a cache
-
-
-class DecodeStep(NamedTuple):
-    """Instead of a Packed: one new token for each of R rows that are in the cache."""
-    tokens: torch.Tensor  # (R,)
-    positions: torch.Tensor  # (R,) position of the new token in its row
-    mask: torch.Tensor  # (R, 1, 1, M) bool: the positions that it attends to, up to its own
-
-    def row_of_token(self):
-        return torch.arange(len(self.positions), device=self.positions.device)
-
-
-class KeyValueCache:
-    """The keys and values of one layer for R rows: `kv` (R, M, 2 Hkv, K). Token i of a row is at
-    index i, so there is no padding before or between tokens."""
-
-    def __init__(self, kv):
-        self.kv = kv
-
-    @staticmethod
-    def of(model, rows, longest):
-        """Return one cache for each block of a model, for `rows` rows of at most `longest`
-        tokens."""
-        caches = []
-        for layer in (block.attention for block in model.blocks):
-            shape = (rows, longest, 2 * layer.kv_heads, layer.head_dim)
-            # Zeros: masked slots must be finite, because 0 * NaN is NaN.
-            caches.append(KeyValueCache(model.embed.weight.new_zeros(shape)))
-        return caches
-
-    def keep(self, rows):
-        """Keep these rows alone, when the others are finished."""
-        self.kv = self.kv[rows]
-
-
 # ---- LoRA: train a low-rank update of frozen weights [Hu et al. 2022, eq. 3]
 
 LORA_SCALE = 2  # alpha / rank
@@ -603,7 +575,7 @@ class LowRank(nn.Module):
         super().__init__()
         like = linear.weight
         bound = like.shape[1] ** -0.5
-        self.linear = linear.requires_grad_(False)
+        self.linear = linear
         self.dropout = nn.Dropout(LORA_DROPOUT)
         self.a = nn.ParameterList()
         self.b = nn.ParameterList()
@@ -615,13 +587,11 @@ class LowRank(nn.Module):
     @property
     def weight(self):
         """The merged weight, for files."""
-        updates = [b @ a for a, b in zip(self.a, self.b, strict=True)]
+        updates = [b @ a for a, b in zip(self.a, self.b)]
         return self.linear.weight + torch.cat(updates) * LORA_SCALE
 
     def forward(self, x):
-        updates = []
-        for a, b in zip(self.a, self.b, strict=True):
-            updates.append(F.linear(F.linear(self.dropout(x), a), b))
+        updates = [F.linear(F.linear(self.dropout(x), a), b) for a, b in zip(self.a, self.b)]
         return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
 
 
@@ -631,7 +601,7 @@ class TrainableEmbeddingRows(nn.Module):
     def __init__(self, embedding, ids):
         super().__init__()
         ids = torch.as_tensor(ids, device=embedding.weight.device)
-        self.embedding = embedding.requires_grad_(False)
+        self.embedding = embedding
         self.register_buffer("ids", ids, persistent=False)
         self.rows = nn.Parameter(embedding.weight[ids].clone())
 
@@ -651,14 +621,11 @@ def add_lora(model, rank, new_ids=()):
     for block in model.blocks:
         attention = block.attention
         mlp = block.mlp
-        keys = attention.kv_heads * attention.head_dim
-        gated = 1 if mlp.activation == "gelu" else 2
-        layers = [(attention, "qkv", [attention.heads * attention.head_dim, keys, keys]),
-                  (attention, "out", [attention.out.out_features]),
-                  (mlp, "up", [mlp.up.out_features // gated] * gated),  # gate, up
-                  (mlp, "down", [mlp.down.out_features])]
-        for part, name, sizes in layers:
-            setattr(part, name, LowRank(getattr(part, name), sizes, rank))
+        width = attention.out.out_features
+        attention.qkv = LowRank(attention.qkv, attention.sizes, rank)
+        attention.out = LowRank(attention.out, [width], rank)
+        mlp.up = LowRank(mlp.up, mlp.sizes, rank)
+        mlp.down = LowRank(mlp.down, [width], rank)
     if len(new_ids):
         model.embed = TrainableEmbeddingRows(model.embed, new_ids)
     return model
@@ -669,12 +636,10 @@ def plain_weights(model):
     state = model.state_dict()
     for name, module in model.named_modules():
         if isinstance(module, (LowRank, TrainableEmbeddingRows)):
-            bias = state.get(f"{name}.linear.bias")
-            for key in module.state_dict():
-                del state[f"{name}.{key}"]
+            own = {key: state.pop(f"{name}.{key}") for key in module.state_dict()}
             state[f"{name}.weight"] = module.weight.detach()
-            if bias is not None:
-                state[f"{name}.bias"] = bias
+            if "linear.bias" in own:
+                state[f"{name}.bias"] = own["linear.bias"]
     return state
 
 
@@ -689,23 +654,16 @@ def save(model, path):
 
 def load(path, device="cpu"):
     """Rebuild a saved Model, in eval mode. Config fields that an older file lacks get their
-    defaults. Raises BadInput if there is no such file, or if it has no model."""
+    defaults. Raises BadInput if the file is missing or damaged."""
     saved = read_torch(path, device)
-    try:
-        config = ModelConfig(**saved["config"])
-        weights = saved["weights"]
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{path} is not a model of this version ({error}): give the model.pt of a "
-                       "run, or use the version that wrote it") from None
-    model = Model(config).to(device)
-    model.load_state_dict(weights)
+    model = Model(ModelConfig(**saved["config"])).to(device)
+    model.load_state_dict(saved["weights"])
     return model.eval()
 
 
-def add_tokens(model, count, known=None):
-    """Return a Model with embeddings for `count` more tokens, each the mean of the `known` ones:
-    those of its tokenizer, or all."""
-    known = known or model.config.vocab
+def add_tokens(model, count, known):
+    """Return a Model with embeddings for `count` more tokens: the mean of those of the `known`
+    tokens that its tokenizer has."""
     weights = model.state_dict()
     for name in weights.keys() & {"embed.weight", "vocabulary.weight", "vocabulary_bias"}:
         old = weights[name]

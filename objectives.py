@@ -21,7 +21,18 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from common import BadInput, did_you_mean, file_hash, shown, validate
+from common import (
+    AtLeast0,
+    AtLeast1,
+    BadInput,
+    Fraction,
+    NotNegative,
+    Positive,
+    did_you_mean,
+    file_hash,
+    shown,
+    validate,
+)
 from data import MASKS, add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
 from model import Block, ModelConfig, Packed, Regressor, Segment, initialize, sinusoids
@@ -46,7 +57,7 @@ def cosine_distance(x, y):
 
 def l2_distance(x, y):
     """Return the mean of |x_i - y_i|, not normalized [LLM-JEPA's code, --jepa_l2]."""
-    return torch.linalg.vector_norm(upcast(x) - upcast(y), dim=-1).mean()
+    return (upcast(x) - upcast(y)).norm(dim=-1).mean()
 
 
 def no_autocast(x):
@@ -86,8 +97,7 @@ def info_nce(x, y, temperature, intra_side_negatives=True, include_self=False, s
         with no_autocast(z):
             logits = z @ z.T / temperature  # (2N, 2N)
         if not include_self:
-            itself = torch.eye(2 * n, dtype=torch.bool, device=x.device)
-            logits = logits.masked_fill(itself, -torch.inf)
+            logits.fill_diagonal_(-torch.inf)
         return F.cross_entropy(logits, torch.arange(2 * n, device=x.device).roll(n))
     with no_autocast(x):
         logits = x @ y.T / temperature  # (N, N)
@@ -240,6 +250,9 @@ class Objective(nn.Module):
     class Config:
         """The objective's options. The comment after a field is the help text of its flag."""
 
+        def __post_init__(self):
+            validate(self)
+
     def __init__(self, model, config):
         super().__init__()
         self.model = model
@@ -264,8 +277,8 @@ class Objective(nn.Module):
 
     @staticmethod
     def affixes(config, special):
-        """Return all ids around a text when it is embedded: ((before, after) of the first view,
-        (before, after) of the others)."""
+        """Return all ids around a text when it is embedded: (before, after) of the first view, and
+        (before, after) of the others."""
         return ((special.before, special.after),) * 2
 
     def vocabulary_loss(self, states, batch):
@@ -285,6 +298,25 @@ class Objective(nn.Module):
         return ""
 
 
+Masking = Literal[tuple(MASKS)]  # the choices of --masking
+
+
+@dataclass(frozen=True)
+class MaskConfig(Objective.Config):
+    """Options of masked-language modeling."""
+    mask_ratio: Fraction = 0.15  # fraction of tokens to mask
+    masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
+
+
+@dataclass(frozen=True)
+class AlignConfig(Objective.Config):
+    """Options of the loss that compares the embeddings of the two texts of a pair."""
+    # loss that pulls the embeddings of a pair together (mse_unit: MSE after L2 normalization);
+    # info_nce, vicreg, barlow, sigreg: also spread out those of a batch
+    align: Align = "mse"
+    temperature: Positive = 0.07  # softmax temperature of --align info_nce
+
+
 def mask_rows(rows, ratio, rng, special, choose=token_mask):
     """Mask a random fraction of all tokens as BERT does. `choose` is a function of data.MASKS, or
     fixed_count_mask for the same fraction of every row. Return the masked rows, the target
@@ -297,11 +329,10 @@ def mask_rows(rows, ratio, rng, special, choose=token_mask):
     return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]
 
 
-Masking = Literal[tuple(MASKS)]  # the choices of --masking
-
-
 def token_targets(positions, targets, counts=None):
-    """Return the part of a batch that token losses need. `counts`: [N] for a single loss."""
+    """Return the part of a batch that token losses need: target_positions (N,), the masked tokens
+    (in a decoder the tokens that predict); targets (N,), what to predict there; loss_denominators,
+    the `counts`, and [N] for a single loss."""
     counts = counts or [len(targets)]
     # train.py averages the denominators over micro-batches and processes: their gradients then add
     # up to exactly that of one big batch. At least 1: without targets the loss is 0.
@@ -343,13 +374,8 @@ class Mlm(Objective):
     presets = {"hybrid": (dict(HYBRID, regressor=True), HYBRID_TOY)}  # the baseline of hybrid
 
     @dataclass(frozen=True)
-    class Config:
-        mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
+    class Config(MaskConfig):
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
-
-        def __post_init__(self):
-            validate(self, fraction="mask_ratio")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -360,8 +386,7 @@ class Mlm(Objective):
     def model_head(cls, config):
         return "none" if config.regressor else cls.head
 
-    # packed: one masked row per example
-    # target_positions (N,), targets (N,): the masked tokens;  loss_denominators (1,): N
+    # packed: one masked row per example, and what token_targets returns
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
@@ -385,13 +410,10 @@ class Contrastive(Objective):
                max_length=128)
 
     @dataclass(frozen=True)
-    class Config:
-        temperature: float = 0.07  # softmax temperature
+    class Config(Objective.Config):
+        temperature: Positive = 0.07  # softmax temperature
         # the other sentences of the same language are in-batch negatives too
         intra_language_negatives: bool = False
-
-        def __post_init__(self):
-            validate(self, positive="temperature")
 
     @classmethod
     def uses_in_batch_negatives(cls, config):
@@ -400,8 +422,7 @@ class Contrastive(Objective):
     # packed: the N first sentences, then the N second ones;  loss_denominators (0,)
     @staticmethod
     def collate(examples, rng, config, special):
-        rows = [add_special(first, special) for first, _ in examples]
-        rows += [add_special(second, special) for _, second in examples]
+        rows = [add_special(pair[side], special) for side in (0, 1) for pair in examples]
         return dict(packed=Packed.of(rows), loss_denominators=torch.zeros(0))
 
     def forward(self, batch):
@@ -427,13 +448,10 @@ class Ntp(Objective):
     presets = {"scratch": (dict(lr=8e-5), {})}
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Objective.Config):
         # tokens to predict. answer: the answer and [SEP], the stop token; all (released code): Text
         # and answer; all+eos: all three
         labels: Literal["answer", "all", "all+eos"] = "answer"
-
-        def __post_init__(self):
-            validate(self)
 
     @staticmethod
     def affixes(config, special):
@@ -441,9 +459,7 @@ class Ntp(Objective):
         return ((chat.start + chat.user, (special.sep,)),
                 (chat.start + chat.assistant, (special.sep,)))
 
-    # packed: one row per example, of two segments: Text, answer
-    # target_positions (N,), targets (N,): tokens that predict, and the next tokens
-    # loss_denominators (1,): N
+    # packed: one row per example, of two segments: Text, answer;  and what token_targets returns
     @staticmethod
     def collate(examples, rng, config, special):
         rows = [prompt_and_answer(example, special) for example in examples]
@@ -456,7 +472,7 @@ class Ntp(Objective):
 
 
 def row_start(example, special):
-    """Return the start of a row: [CLS], and the system turn if the example has one."""
+    """Return the start of a row: [CLS], and the system turn if there is one."""
     system = [concat_ids(special.chat.system, text, special.chat.end) for text in example[2:]]
     return concat_ids(special.chat.start, *system)
 
@@ -473,21 +489,20 @@ def prompt_and_answer(example, special):
 def next_tokens(packed, rows, examples, labels, special):
     """Return the targets of rows whose first two segments are the Text, maybe with [PRED]s after
     it, and the answer."""
-    target_of = np.full(len(packed.tokens), -1)  # the next token of each token; -1: none
+    positions = []  # of each row: the tokens that predict
+    targets = []  # and what they predict
     for example, (text, answer, *_), start in zip(examples, rows, packed.cu_seqlens.tolist()):
         prompt_length = answer.prefix[1]  # the answer does not see the [PRED]s
-        tokens = concat_ids(text.tokens[:prompt_length], answer.tokens)
-        targets = np.append(tokens[1:], special.sep)
-        if labels == "answer":
-            # The token before the answer predicts its first one.
-            targets[:len(tokens) - len(example[1]) - 1] = -1
-        if labels == "all" or example.cut[1]:
-            targets[-1] = -1
         answer_start = start + len(text.tokens)
-        target_of[start:start + prompt_length] = targets[:prompt_length]
-        target_of[answer_start:answer_start + len(answer.tokens)] = targets[prompt_length:]
-    positions = np.flatnonzero(target_of >= 0)
-    return token_targets(positions, target_of[positions])
+        tokens = concat_ids(text.tokens[:prompt_length], answer.tokens, [special.sep])
+        index = concat_ids(range(start, start + prompt_length),
+                           range(answer_start, answer_start + len(answer.tokens)))
+        # The token before the answer predicts its first one.
+        first = len(index) - len(example[1]) - 1 if labels == "answer" else 0
+        last = len(index) - (labels == "all" or example.cut[1])
+        positions.append(index[first:last])
+        targets.append(tokens[first + 1:last + 1])
+    return token_targets(np.concatenate(positions), np.concatenate(targets))
 
 
 # ---- MEXMA
@@ -514,20 +529,17 @@ class Mexma(Objective):
                head_layers=2, head_heads=4, head_hidden=512)
 
     @dataclass(frozen=True)
-    class Config:
-        # loss that pulls the sentence embeddings of two translations together (mse_unit: MSE after
-        # L2 normalization); info_nce, vicreg, barlow, sigreg: also spread out those of a batch
-        align: Align = "mse"
-        align_weight: float = 1.0  # weight of the alignment loss
+    class Config(AlignConfig):
+        align_weight: NotNegative = 1.0  # weight of the alignment loss
         # copy of the first sentence in the alignment loss: original (clean) or masked (dirty); the
         # second sentence is always the original
         align_views: Literal["clean", "dirty"] = "clean"
-        mlm_weight: float = 1.0  # weight of the loss on masked tokens (mean over both languages)
+        # weight of the loss on masked tokens (mean over both languages)
+        mlm_weight: NotNegative = 1.0
         # weight of KoLeo, a loss that pushes each sentence embedding away from the nearest one of
         # its batch and language (mean over both languages)
-        koleo_weight: float = 0.01
-        # input of KoLeo, a loss that spreads out sentence embeddings: L2-normalized (unit, released
-        # code) or not (raw, paper)
+        koleo_weight: NotNegative = 0.01
+        # sentence embeddings in KoLeo: L2-normalized (unit, released code) or not (raw, paper)
         koleo_input: Literal["unit", "raw"] = "unit"
         # mask both sentences of a pair, and predict the masked tokens of each with the embedding of
         # the other; --no-symmetrical: only those of one, chosen at random
@@ -536,20 +548,18 @@ class Mexma(Objective):
         # --no-token-gradients: only into the embedding of the other sentence
         token_gradients: bool = True
         masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
-        mask_first: float = 0.4  # fraction of tokens to mask in the first text of a pair
+        mask_first: Fraction = 0.4  # fraction of tokens to mask in the first text of a pair
         # fraction of tokens to mask in the second text of a pair; unused with --no-symmetrical
-        mask_second: float = 0.4
-        head_layers: int = 6  # number of layers of the unmasking head, which predicts masked tokens
-        head_heads: int = 8  # number of attention heads of the unmasking head
-        head_hidden: int = 3072  # feed-forward width of the unmasking head
-        temperature: float = 0.07  # softmax temperature of --align info_nce
+        mask_second: Fraction = 0.4
+        # number of layers of the unmasking head, which predicts masked tokens
+        head_layers: AtLeast0 = 6
+        head_heads: AtLeast1 = 8  # number of attention heads of the unmasking head
+        head_hidden: AtLeast1 = 3072  # feed-forward width of the unmasking head
         # --align info_nce uses the other sentences of the same language as in-batch negatives too
         intra_language_negatives: bool = False
 
         def __post_init__(self):
-            validate(self, at_least_1="head_heads head_hidden", positive="temperature",
-                     at_least_0="align_weight mlm_weight koleo_weight head_layers",
-                     fraction="mask_first mask_second")
+            super().__post_init__()
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes the first sentence only masked: add "
                                "--align-views dirty or --align none")
@@ -573,27 +583,30 @@ class Mexma(Objective):
     # head_packed: the masked rows alone, the line that the unmasking head reads
     # target_positions (N,), targets (N,): the masked tokens of this line, A's, then B's
     # targets_per_side: [number of A's, number of B's], or [number of A's]
-    # loss_denominators (2,) or (1,): the same numbers
+    # loss_denominators: the same numbers
     @staticmethod
     def collate(examples, rng, config, special):
         if not config.symmetrical:
             examples = shuffled_pairs(examples, rng)  # A can be either language
         a = [add_special(first, special) for first, _ in examples]
         b = [add_special(second, special) for _, second in examples]
-        choose = MASKS[config.masking]
-        masked, positions, targets = mask_rows(a, config.mask_first, rng, special, choose)
-        per_side = [len(targets)]
-        clean = b
+        sides = [(a, config.mask_first)]
         if config.symmetrical:
-            masked_b, positions_b, targets_b = mask_rows(b, config.mask_second, rng, special,
-                                                         choose)
-            positions = concat_ids(positions, sum(map(len, masked)) + positions_b)
-            targets = concat_ids(targets, targets_b)
-            per_side.append(len(targets_b))
-            masked += masked_b
-            clean = a + b
+            sides.append((b, config.mask_second))
+        masked = []  # the rows of A, then of B
+        positions = []  # one array for each side
+        targets = []
+        for rows, ratio in sides:
+            length = sum(map(len, masked))  # of the line so far
+            rows, chosen, ids = mask_rows(rows, ratio, rng, special, MASKS[config.masking])
+            masked += rows
+            positions.append(length + chosen)
+            targets.append(ids)
+        per_side = [len(ids) for ids in targets]
+        clean = a + b if config.symmetrical else b
         return dict(packed=Packed.of(masked + clean), head_packed=Packed.of(masked),
-                    **token_targets(positions, targets, per_side), targets_per_side=per_side)
+                    **token_targets(np.concatenate(positions), np.concatenate(targets), per_side),
+                    targets_per_side=per_side)
 
     def forward(self, batch):
         c = self.config
@@ -660,12 +673,9 @@ class Bepa(Objective):
                cls_view="clean")
 
     @dataclass(frozen=True)
-    class Config:
-        # loss that pulls the [CLS] embeddings of two translations together (mse_unit: MSE after L2
-        # normalization); info_nce, vicreg, barlow, sigreg: also spread out those of a batch
+    class Config(AlignConfig, MaskConfig):
         align: Align = "info_nce"
-        align_weight: float = 1.0  # weight of the alignment loss (lambda in the paper)
-        temperature: float = 0.07  # softmax temperature of --align info_nce
+        align_weight: NotNegative = 1.0  # weight of the alignment loss (lambda in the paper)
         # --align info_nce uses each embedding as a negative of itself too (released code)
         include_self: bool = False
         # which sentence of a pair comes first: a random one, or that of the first column (given)
@@ -676,15 +686,10 @@ class Bepa(Objective):
         # second sentence's positions continue after the first's; masked (released code): a [MASK]
         # for each of its tokens
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
-        mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
-
-        def __post_init__(self):
-            validate(self, at_least_0="align_weight", fraction="mask_ratio", positive="temperature")
 
     # packed: the masked rows, then a row for each first and for each second [CLS] embedding
-    # target_positions (M,), targets (M,): the masked tokens;  loss_denominators (1,): M
     # cls_index (2N,): the [CLS] tokens of the first, then of the second sentences
+    # and what token_targets returns
     @staticmethod
     def collate(examples, rng, config, special):
         pairs = shuffled_pairs(examples, rng) if config.order == "random" else examples
@@ -733,15 +738,15 @@ def monolingual_rows(examples, special):
 def cls_rows(first, second, cls_view, mask):
     """Return a row for each first, then for each second sentence's embedding, and the index of the
     [CLS] in each row."""
-    lengths = [len(a) for a in first]
+    pairs = list(zip(first, second))
     if cls_view == "masked":
         # As released: the other sentence is all [MASK], except for the first [CLS].
-        rows = [concat_ids(a, np.full_like(b, mask)) for a, b in zip(first, second)]
-        rows += [concat_ids(a[:1], np.full_like(a[1:], mask), b) for a, b in zip(first, second)]
-        return [[Segment(row)] for row in rows], [0] * len(first) + lengths
-    starts = lengths if cls_view == "hidden" else [0] * len(first)  # positions of the second [CLS]
+        rows = [concat_ids(a, np.full_like(b, mask)) for a, b in pairs]
+        rows += [concat_ids(a[:1], np.full_like(a[1:], mask), b) for a, b in pairs]
+        return [[Segment(row)] for row in rows], [0] * len(pairs) + [len(a) for a in first]
+    is_hidden = cls_view == "hidden"
     rows = [[Segment(a)] for a in first]
-    rows += [[Segment(b, positions=start + np.arange(len(b)))] for b, start in zip(second, starts)]
+    rows += [[Segment(b, positions=len(a) * is_hidden + np.arange(len(b)))] for a, b in pairs]
     return rows, [0] * len(rows)
 
 
@@ -762,25 +767,19 @@ class LlmJepa(Ntp):
     eval_overrides = dict(jepa_dropout=0.0)
 
     @dataclass(frozen=True)
-    class Config:
-        gamma: float = 1.0  # weight of the next-token loss
-        jepa_weight: float = 1.0  # weight of the JEPA loss (lambda in the paper: 0.5, 1, 2 or 4)
-        predictors: int = 1  # number of [PRED] tokens (k in the paper); 0: the last token predicts
+    class Config(AlignConfig, Ntp.Config):
+        align: Align = "cosine"
+        gamma: NotNegative = 1.0  # weight of the next-token loss
+        jepa_weight: NotNegative = 1.0  # weight of the JEPA loss (lambda in the paper: 0.5 to 4)
+        # number of [PRED] tokens (k in the paper); 0: the last token predicts
+        predictors: AtLeast0 = 1
         pred_position: Literal["append", "prepend"] = "append"  # [PRED]s after or before the Text
         reverse: bool = False  # predict the Text from the Code instead
-        # loss that pulls the embeddings of Text and Code together (mse_unit: MSE after L2
-        # normalization); info_nce, vicreg, barlow, sigreg: also spread out those of a batch
-        align: Align = "cosine"
-        temperature: float = 0.07  # softmax temperature of --align info_nce
-        jepa_dropout: float = 0.0  # fraction of batches that skip the JEPA loss
+        jepa_dropout: Fraction = 0.0  # fraction of batches that skip the JEPA loss
         view_end: bool = False  # end both views in [SEP] (released code: Gemma and OLMo-2)
-        # tokens to predict. answer: the answer and [SEP], the stop token; all (released code): Text
-        # and answer; all+eos: all three
-        labels: Literal["answer", "all", "all+eos"] = "answer"
 
         def __post_init__(self):
-            validate(self, at_least_0="gamma jepa_weight predictors", fraction="jepa_dropout",
-                     positive="temperature")
+            super().__post_init__()
             if self.predictors > 10:
                 raise BadInput(f"predictors is {self.predictors}: there are ten [PRED] tokens")
 
@@ -812,23 +811,24 @@ class LlmJepa(Ntp):
     def collate(examples, rng, config, special):
         if rng.random() < config.jepa_dropout:
             return Ntp.collate(examples, rng, config, special)
-        (text_before, text_after), (code_before, code_after) = LlmJepa.affixes(config, special)
+        affixes = LlmJepa.affixes(config, special)
         skip = len(special.chat.start)  # `start` has these ids
+        # With [PRED]s before it, the Text needs a segment of its own.
+        is_apart = config.pred_position == "prepend" and not config.reverse
         rows = []
         for example in examples:
             start = row_start(example, special)
-            text, answer = prompt_and_answer(example, special)
-            code = concat_ids(code_before[skip:], example[1], code_after)
-            row = [Segment(concat_ids(text.tokens, text_after), True), answer]
-            if config.pred_position == "prepend" and not config.reverse:
-                # With [PRED]s before it, the Text needs a segment of its own.
-                view = concat_ids(text_before[skip:], example[0], text_after)
-                row = [text, answer, Segment(view, True, prefix=(0, len(start)))]
+            prompt, answer = prompt_and_answer(example, special)
+            text, code = (concat_ids(before[skip:], ids, after)
+                          for (before, after), ids in zip(affixes, example))
+            row = [Segment(concat_ids(start, text), True), answer]
+            if is_apart:
+                row = [prompt, answer, Segment(text, True, prefix=(0, len(start)))]
             rows.append([*row, Segment(code, True, prefix=(0, len(start)))])
         packed = Packed.of_segments(rows)
         ends = np.cumsum([len(segment.tokens) for row in rows for segment in row])
-        ends = ends.reshape(len(rows), -1)  # the end of each segment: (N, 3) or (N, 4)
-        views = ends[:, [0 if ends.shape[1] == 3 else 2, -1]]  # (N, 2)
+        ends = ends.reshape(len(rows), -1)  # the end of each segment: (N, 3 or 4)
+        views = ends[:, [-2 if is_apart else 0, -1]]  # (N, 2)
         return dict(packed=packed, **next_tokens(packed, rows, examples, config.labels, special),
                     vector_index=torch.from_numpy(views.T - 1))
 
@@ -872,37 +872,32 @@ class Hybrid(Objective):
                predictor_std=0.0)
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(MaskConfig):
         # latent loss, between the predicted hidden states and those of the teacher
         align: Literal["cosine", "mse", "vicreg", "barlow"] = "cosine"
         # lambda, the weight of the latent loss: a learned parameter, fixed at --balance-start, or
         # scheduled from there to --balance-end
         balance: Literal["learned", "fixed", "scheduled"] = "learned"
-        balance_start: float = 0.5  # lambda at step 0
-        balance_end: float = 0.5  # lambda at the last step, if it is scheduled
-        target_blocks: int = 2  # number of blocks per row whose hidden states are predicted
-        target_low: float = 0.10  # smallest predicted block, as a fraction of the row
-        target_high: float = 0.25  # largest predicted block, as a fraction of the row
-        context_low: float = 0.65  # smallest context to predict from, as a fraction of the row
-        context_high: float = 0.85  # largest context to predict from, as a fraction of the row
+        balance_start: Fraction = 0.5  # lambda at step 0
+        balance_end: Fraction = 0.5  # lambda at the last step, if it is scheduled
+        target_blocks: AtLeast1 = 2  # number of blocks per row whose hidden states are predicted
+        target_low: Fraction = 0.10  # smallest predicted block, as a fraction of the row
+        target_high: Fraction = 0.25  # largest predicted block, as a fraction of the row
+        context_low: Fraction = 0.65  # smallest context to predict from, as a fraction of the row
+        context_high: Fraction = 0.85  # largest context to predict from, as a fraction of the row
         # a context with fewer tokens becomes all tokens outside the predicted blocks
-        min_keep: int = 32
+        min_keep: AtLeast0 = 32
         allow_overlap: bool = False  # let the context contain predicted blocks (released code)
-        momentum: float = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
+        momentum: Fraction = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
         teacher_norm: bool = False  # apply layer norm to the teacher's states (released code)
-        predictor_width: int = 512  # width of the predictor (released config: 192)
-        predictor_layers: int = 6  # number of predictor layers
-        predictor_heads: int = 8  # number of predictor attention heads
+        predictor_width: AtLeast1 = 512  # width of the predictor (released config: 192)
+        predictor_layers: AtLeast0 = 6  # number of predictor layers
+        predictor_heads: AtLeast1 = 8  # number of predictor attention heads
         # std of the predictor's initial weights (released code); 0: PyTorch's default
-        predictor_std: float = 0.02
-        mask_ratio: float = 0.15  # fraction of tokens to mask
-        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
+        predictor_std: NotNegative = 0.02
 
         def __post_init__(self):
-            validate(self, at_least_1="target_blocks predictor_width predictor_heads",
-                     at_least_0="predictor_std min_keep predictor_layers",
-                     fraction="target_low target_high context_low context_high momentum "
-                              "mask_ratio balance_start balance_end")
+            super().__post_init__()
             if self.target_blocks * self.target_high >= 1:
                 raise BadInput(f"target_blocks {self.target_blocks} of up to {self.target_high} of "
                                "the row leave no context: lower one of them")
@@ -935,7 +930,7 @@ class Hybrid(Objective):
 
     # packed: N masked rows, then the context of each row;  clean: the unmasked rows
     # target_positions (M,), targets (M,): the masked tokens of the masked rows
-    # predict: one row for each block: its row's context, and a mask token for each of its tokens
+    # predict: a row for each block: its row's context, and a mask token for each of its tokens
     # context_index (C,), context_slots (C,): the context's tokens in `packed`, in `predict`
     # target_index (K,), mask_index (K,): the blocks' tokens in `clean`, in `predict`
     # loss_denominators (2,): M and K
@@ -1019,8 +1014,8 @@ class Hybrid(Objective):
     def warning(self):
         init_weight = self.teacher.init_weight.item()
         if self.progress == 1 and init_weight > 0.01:
-            return (f"{init_weight:.0%} of the teacher is still its initialization: "
-                    "lower --momentum, or train longer")
+            return (f"{init_weight:.0%} of the teacher is still its initialization: lower "
+                    "--momentum, or train longer")
         lam = self.lam().item()
         if self.config.balance == "learned" and not 0.05 <= lam <= 0.95:
             return (f"the learned lambda is {lam:.3f}, so the {'mlm' if lam > 0.5 else 'latent'} "

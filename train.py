@@ -40,8 +40,13 @@ import corpora
 import data
 import evaluate
 from common import (
+    AtLeast0,
+    AtLeast1,
     BadInput,
+    Fraction,
+    NotNegative,
     Parser,
+    Positive,
     add_flags,
     atomic_file,
     did_you_mean,
@@ -84,10 +89,10 @@ class TrainConfig:
     langs: str = ""  # columns to use, e.g. en,de [all known columns]
     eval_data: str = ""  # file to evaluate on [rows held out from --data]
     vocab: int | None = None  # vocabulary size of the tokenizer [4096 built in, 8000 for files]
-    max_length: int = 128  # truncate texts to N tokens
+    max_length: AtLeast1 = 128  # truncate texts to N tokens
     # join all lines and split them into rows of N tokens, for which files need --eval-data; 0: one
     # row per line
-    block: int = 0
+    block: AtLeast0 = 0
     # which two columns are a pair; pivot: the first with a random other one; neighbours: two
     # adjacent ones
     pairs: Literal["pivot", "neighbours"] = "pivot"
@@ -99,20 +104,20 @@ class TrainConfig:
     # named set of defaults, listed beside "options of ..."; flags that you give override it
     preset: str = ""
     init: str = ""  # run folder to start from (its weights and its tokenizer)
-    lora_rank: int = 0  # LoRA rank, with --init only; 0: full fine-tuning
-    steps: int = 1000  # number of optimizer steps
-    batch: int = 64  # examples per step and process
-    accumulate: int = 1  # gradient accumulation: split each batch into N micro-batches
-    lr: float = 1e-4  # peak learning rate
-    lr_start: float = 0.0  # learning rate at step 0, as a fraction of the peak
-    warmup: float = 0.1  # linear warmup, as a fraction of the steps
+    lora_rank: AtLeast0 = 0  # LoRA rank, with --init only; 0: full fine-tuning
+    steps: AtLeast1 = 1000  # number of optimizer steps
+    batch: AtLeast1 = 64  # examples per step and process
+    accumulate: AtLeast1 = 1  # gradient accumulation: split each batch into N micro-batches
+    lr: Positive = 1e-4  # peak learning rate
+    lr_start: Fraction = 0.0  # learning rate at step 0, as a fraction of the peak
+    warmup: Fraction = 0.1  # linear warmup, as a fraction of the steps
     # decay of the learning rate after warmup; wsd: constant, then linear in the last fifth
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     # adamw: AdamW for all weights; muon: Muon for weight matrices, AdamW for the rest
     optimizer: Literal["adamw", "muon"] = "adamw"
-    weight_decay: float = 0.01  # weight decay (not applied to biases and norms)
-    clip: float = 1.0  # gradient clipping (max norm); 0 turns it off
-    seed: int = 0  # random seed for weights, batches and masks
+    weight_decay: NotNegative = 0.01  # weight decay (not applied to biases and norms)
+    clip: NotNegative = 1.0  # gradient clipping (max norm); 0 turns it off
+    seed: AtLeast0 = 0  # random seed for weights, batches and masks
     device: str = "auto"  # cpu, cuda, cuda:1 or mps; auto: a GPU if there is one
     # precision of matmuls in training; auto: bfloat16 if the device supports it; float16: CUDA only
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -121,15 +126,13 @@ class TrainConfig:
     compile: bool = False  # torch.compile the transformer blocks; the first steps are slow
     gradient_checkpointing: bool = False  # recompute activations in backward to save memory
     out: str = ""  # output folder [out/OBJECTIVE]
-    log_every: int = 10  # write a line to log.jsonl every N steps
-    eval_every: int = 150  # evaluate every N steps, and at the start and the end
-    eval_limit: int = 500  # number of held-out rows to evaluate on during training; 0: all
-    save_every: int = 100  # save a checkpoint every N steps
+    log_every: AtLeast1 = 10  # write a line to log.jsonl every N steps
+    eval_every: AtLeast1 = 150  # evaluate every N steps, and at the start and the end
+    eval_limit: AtLeast0 = 500  # number of held-out rows to evaluate on during training; 0: all
+    save_every: AtLeast1 = 100  # save a checkpoint every N steps
 
     def __post_init__(self):
-        validate(self, at_least_1="max_length steps batch accumulate log_every eval_every "
-                                  "save_every", positive="lr", fraction="warmup lr_start",
-                 at_least_0="block lora_rank weight_decay clip seed eval_limit")
+        validate(self)
 
 
 # Settings that may differ when a run is resumed. The data file may move, but its content must be

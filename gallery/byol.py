@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common import validate
+from common import AtLeast1, Fraction
 from objectives import Objective, Packed, Teacher, add_special, cosine_distance, mask_rows
 
 
@@ -27,13 +27,10 @@ class Byol(Objective):
     toy = dict(lr=1e-3, batch=64, steps=600, warmup=0.1, max_length=128, momentum=0.97, hidden=256)
 
     @dataclass(frozen=True)
-    class Config:
-        mask_ratio: float = 0.3  # fraction of tokens to mask in each version
-        momentum: float = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
-        hidden: int = 4096  # hidden width of projector and predictor
-
-        def __post_init__(self):
-            validate(self, at_least_1="hidden", fraction="mask_ratio momentum")
+    class Config(Objective.Config):
+        mask_ratio: Fraction = 0.3  # fraction of tokens to mask in each version
+        momentum: Fraction = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
+        hidden: AtLeast1 = 4096  # hidden width of projector and predictor
 
     def __init__(self, model, config):
         super().__init__(model, config)

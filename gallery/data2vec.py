@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common import validate
+from common import AtLeast1, Fraction
 from objectives import Objective, Packed, Teacher, add_special, mask_rows, token_targets, upcast
 
 
@@ -29,13 +29,10 @@ class Data2Vec(Objective):
                top_layers=2, mask_ratio=0.35)
 
     @dataclass(frozen=True)
-    class Config:
-        top_layers: int = 10  # number of top layers that the target averages (K)
-        mask_ratio: float = 0.15  # fraction of tokens to mask
-        momentum: float = 0.999  # EMA decay of the teacher at step 0; it rises to 1 over the run
-
-        def __post_init__(self):
-            validate(self, at_least_1="top_layers", fraction="mask_ratio momentum")
+    class Config(Objective.Config):
+        top_layers: AtLeast1 = 10  # number of top layers that the target averages (K)
+        mask_ratio: Fraction = 0.15  # fraction of tokens to mask
+        momentum: Fraction = 0.999  # EMA decay of the teacher at step 0; it rises to 1 over the run
 
     def __init__(self, model, config):
         super().__init__(model, config)

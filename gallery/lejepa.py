@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common import validate
+from common import AtLeast1, Fraction
 from objectives import (
     Objective,
     Packed,
@@ -35,14 +35,11 @@ class LeJepa(Objective):
                projected=64)
 
     @dataclass(frozen=True)
-    class Config:
-        share: float = 0.05  # weight of SIGReg (lambda in the paper); agreement has the rest
-        mask_ratio: float = 0.3  # fraction of tokens to mask in each version
-        hidden: int = 2048  # hidden width of the projector
-        projected: int = 128  # width of the projected embeddings
-
-        def __post_init__(self):
-            validate(self, at_least_1="hidden projected", fraction="share mask_ratio")
+    class Config(Objective.Config):
+        share: Fraction = 0.05  # weight of SIGReg (lambda in the paper); agreement has the rest
+        mask_ratio: Fraction = 0.3  # fraction of tokens to mask in each version
+        hidden: AtLeast1 = 2048  # hidden width of the projector
+        projected: AtLeast1 = 128  # width of the projected embeddings
 
     def __init__(self, model, config):
         super().__init__(model, config)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common import validate
-from objectives import Ntp, no_autocast, upcast
+from common import NotNegative
+from objectives import Ntp, Objective, no_autocast, upcast
 
 
 class NextLat(Ntp):
@@ -27,12 +27,9 @@ class NextLat(Ntp):
     name = "nextlat"  # all other facts and settings are Ntp's
 
     @dataclass(frozen=True)
-    class Config:
-        latent_weight: float = 1.0  # weight of the distance between predicted and true next state
-        kl_weight: float = 1.0  # weight of the KL between the tokens that both states predict
-
-        def __post_init__(self):
-            validate(self, at_least_0="latent_weight kl_weight")
+    class Config(Objective.Config):
+        latent_weight: NotNegative = 1.0  # weight of the distance to the true next state
+        kl_weight: NotNegative = 1.0  # weight of the KL between the tokens that both states predict
 
     def __init__(self, model, config):
         super().__init__(model, config)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common import validate
+from common import Positive
 from objectives import Objective, Packed, add_special, all_gather_with_grad, info_nce
 
 
@@ -26,11 +26,8 @@ class SimCse(Objective):
     toy = dict(lr=1e-3, steps=300, warmup=0.1, max_length=128)
 
     @dataclass(frozen=True)
-    class Config:
-        temperature: float = 0.05  # softmax temperature
-
-        def __post_init__(self):
-            validate(self, positive="temperature")
+    class Config(Objective.Config):
+        temperature: Positive = 0.05  # softmax temperature
 
     def __init__(self, model, config):
         super().__init__(model, config)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from common import validate
-from objectives import Ntp, cosine_distance
+from common import NotNegative
+from objectives import Ntp, Objective, cosine_distance
 
 
 class Stp(Ntp):
@@ -24,11 +24,8 @@ class Stp(Ntp):
     name = "stp"  # all other facts and settings are Ntp's
 
     @dataclass(frozen=True)
-    class Config:
-        stp_weight: float = 0.02  # weight of the STP loss (lambda in the paper)
-
-        def __post_init__(self):
-            validate(self, at_least_0="stp_weight")
+    class Config(Objective.Config):
+        stp_weight: NotNegative = 0.02  # weight of the STP loss (lambda in the paper)
 
     # the keys of Ntp, and span_index (4, N): the first token of each row, the start and the end of
     # its span, and its last token

@@ -18,8 +18,11 @@ from tqdm import tqdm
 
 import evaluate
 from common import (
+    AtLeast0,
+    AtLeast1,
     BadInput,
     Parser,
+    Positive,
     add_flags,
     comma_list,
     did_you_mean,
@@ -38,13 +41,13 @@ from train import TrainConfig, learning_rate, make_optimizer
 
 @dataclass(frozen=True)
 class Settings:
-    epochs: int = 3  # number of epochs; xnli and mlqa: 2
-    lr: float = 2e-5  # peak learning rate; mlqa: 3e-5; models narrower than 384: 5e-4
-    batch: int = 16  # rows per step; mlqa: 12
+    epochs: AtLeast1 = 3  # number of epochs; xnli and mlqa: 2
+    lr: Positive = 2e-5  # peak learning rate; mlqa: 3e-5; models narrower than 384: 5e-4
+    batch: AtLeast1 = 16  # rows per step; mlqa: 12
     max_length: int = 128  # tokens of a row; mlqa: 384
-    limit: int = 0  # maximum number of training rows, the same for all seeds; 0: all
-    eval_limit: int = 0  # maximum number of test rows of each language; 0: all
-    seed: int = 82  # random seed of the new layer and of the batches
+    limit: AtLeast0 = 0  # maximum number of training rows, the same for all seeds; 0: all
+    eval_limit: AtLeast0 = 0  # maximum number of test rows of each language; 0: all
+    seed: AtLeast0 = 82  # random seed of the new layer and of the batches
 
 
 # ---- the loop, the same for all tasks
@@ -216,8 +219,7 @@ def resolve_settings(name, flags, config):
     if config.width < 384:  # it would hardly change with the paper's learning rate
         values["lr"] = 5e-4
     settings = Settings(**values | flags.given)
-    validate(settings, at_least_1="epochs batch", at_least_0="limit eval_limit seed",
-             positive="lr")
+    validate(settings)
     if settings.max_length < 8:
         raise BadInput(f"max_length is {settings.max_length}: a row needs at least 8 tokens")
     longest = min(settings.max_length, config.longest_row)
