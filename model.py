@@ -299,6 +299,18 @@ def make_norm(config, present=True):
     return norm(config.width, config.norm_epsilon)
 
 
+class Linear(nn.Linear):
+    """A linear layer, (T, D) -> (T, D'). In bfloat16 on a CPU, oneDNN compiles its kernels for each
+    new T, which takes a third of a training step. Rounding T up lets it use a kernel again."""
+
+    def forward(self, x):
+        if x.ndim != 2 or not torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        rows = len(x)
+        x = F.pad(x.bfloat16(), (0, 0, 0, -rows % 64))
+        return super().forward(x)[:rows]
+
+
 class Attention(nn.Module):
     """Multi-head attention: (T, D) under the mask of a Packed, or (R, D) of a DecodeStep."""
     back_end = None  # set_attention chooses it for a run; None: choose at every call
@@ -312,8 +324,8 @@ class Attention(nn.Module):
         q_size = self.heads * self.head_dim
         k_size = self.kv_heads * self.head_dim
         self.sizes = [q_size, k_size, k_size]  # of the projections to q, k and v
-        self.qkv = nn.Linear(config.width, sum(self.sizes), config.bias or config.qkv_bias)
-        self.out = nn.Linear(q_size, config.width, config.bias)
+        self.qkv = Linear(config.width, sum(self.sizes), config.bias or config.qkv_bias)
+        self.out = Linear(q_size, config.width, config.bias)
         self.q_norm = None
         if config.qk_norm != "none":
             whole = config.qk_norm == "whole"
@@ -358,8 +370,8 @@ class MLP(nn.Module):
         self.activation = config.activation
         # of the projections: up alone, or gate and up
         self.sizes = [config.ffn_dim] * (1 if config.activation == "gelu" else 2)
-        self.up = nn.Linear(config.width, sum(self.sizes), config.bias)
-        self.down = nn.Linear(config.ffn_dim, config.width, config.bias)
+        self.up = Linear(config.width, sum(self.sizes), config.bias)
+        self.down = Linear(config.ffn_dim, config.width, config.bias)
 
     def forward(self, x):
         x = self.up(x)  # (..., ffn_dim), twice that if gated
