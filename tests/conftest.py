@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+# The programs that the tests start import the project, wherever they run.
+os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 # The models of the tests are tiny: one thread is faster than two, here and in subprocesses.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -19,8 +21,7 @@ from common import run_program  # noqa: E402
 from data import Tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
-# A shell that runs the tests in the background ignores SIGINT, and so would the programs that the
-# tests start.
+# A shell that runs the tests in the background ignores SIGINT, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     # Triton reads this when the kernels are imported. --attention auto still uses SDPA on a CPU.

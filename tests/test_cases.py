@@ -223,8 +223,7 @@ def test_k11_a_kill_before_the_last_model_is_noticed_although_the_old_one_was_ev
     assert train.start("contrastive", out="run", **interrupted).finished
 
 
-# ---- k12: advice that helps. tests/test_train.py has --langs en de, --warmup 500, and the flags of
-# other trainers; tests/test_train.py and tests/test_data.py say when rows and blocks are too few
+# ---- k12: advice that helps. tests/test_data.py has more on rows and blocks that are too few
 
 
 @pytest.mark.parametrize("limit, count", [(30, "30"), (0, "48")])

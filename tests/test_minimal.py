@@ -4,7 +4,8 @@ masks, the loss and every gradient are equal in float64."""
 import numpy as np
 import pytest
 import torch
-from test_objectives import make_special, rows_of
+from test_objectives import make_special
+from torch.nn.utils.rnn import pad_sequence
 
 from data import Example
 from minimal import bert_jepa, llm_jepa, mexma, predict_and_reconstruct
@@ -12,78 +13,67 @@ from model import Model, ModelConfig
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
 PAGES = (bert_jepa, llm_jepa, mexma, predict_and_reconstruct)
+# Names of weights on the pages and in the classes, first at the beginning, then in a block.
+COMMON = {"embed": "model.embed", "position": "model.position_embedding.weight",
+          "blocks": "model.blocks"}
+BLOCK = {".qkv": ".attention.qkv", ".out.": ".attention.out.", ".mlp.0": ".mlp.up",
+         ".mlp.2": ".mlp.down", ".self_attn.in_proj_": ".attention.qkv.",
+         ".self_attn.out_proj": ".attention.out", ".linear1": ".mlp.up", ".linear2": ".mlp.down"}
 
 
-def special_tokens(page):
-    """[PAD], [CLS], [SEP] and [MASK] or [PRED] of a page: 0, 1, 2 and 3."""
-    return make_special(page.V, pad=0, cls=1, sep=2, mask=3, preds=(3,), ids=range(4))
+def name_in_class(name, names):
+    """Translate the name of a weight on a page."""
+    beginning = max(filter(name.startswith, names), key=len)
+    name = names[beginning] + name.removeprefix(beginning)
+    for ours, theirs in BLOCK.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 def words(rows):
-    """Padded rows (N, L) -> the ids of their words, without special tokens."""
+    """Return the ids of the words of padded rows (N, L), without special tokens."""
     return [row[row > 3].numpy() for row in rows]
 
 
 def collate(objective, page, *views):
-    """The batch of the class for the rows of a page: a list of rows of ids for each view."""
+    """Return the batch of the class for the rows of a page: a list of rows of ids for each view.
+    [PAD], [CLS], [SEP] and [MASK] or [PRED] of a page are 0, 1, 2 and 3."""
+    special = make_special(page.V, pad=0, cls=1, sep=2, mask=3, preds=(3,), ids=range(4))
     return objective.collate([Example(texts) for texts in zip(*views)], np.random.default_rng(0),
-                             objective.config, special_tokens(page))
+                             objective.config, special)
 
 
-def pad(rows, length):
-    """Rows of numbers -> (N, length), filled with 0."""
-    grid = torch.zeros(len(rows), length, dtype=torch.int64)
-    for line, row in zip(grid, rows):
-        line[:len(row)] = torch.as_tensor(row)
-    return grid
+def split_rows(packed, line):
+    """Split a line of tokens (T,) into its rows."""
+    return line.split(packed.cu_seqlens.diff().tolist())
 
 
-def masked_rows(batch, count, length):
-    """The first rows of a batch and where they have targets: (count, length) each."""
+def masked_rows(batch, count):
+    """Return the first rows of a batch and where they have targets: (count, L) each."""
     packed = batch["packed"]
-    chosen = torch.zeros(len(packed.tokens), dtype=torch.int64)
-    chosen[batch["target_positions"]] = 1
-    rows = chosen.split(packed.cu_seqlens.diff().tolist())[:count]
-    return pad(rows_of(packed)[:count], length), pad(rows, length).bool()
+    chosen = torch.zeros(len(packed.tokens), dtype=torch.bool)
+    chosen[batch["target_positions"]] = True
+    return [pad_sequence(split_rows(packed, line)[:count], batch_first=True)
+            for line in (packed.tokens, chosen)]
 
 
-def linears(*pairs):
-    """The weights and biases of (layer of the page, layer of the class)."""
-    for ours, theirs in pairs:
-        yield ours.weight, theirs.weight
-        yield ours.bias, theirs.bias
-
-
-def blocks(ours, theirs):
-    """The weights of two stacks of blocks."""
-    for page, block in zip(ours, theirs, strict=True):
-        if hasattr(page, "self_attn"):  # a layer of PyTorch
-            attention = page.self_attn
-            yield attention.in_proj_weight, block.attention.qkv.weight
-            yield attention.in_proj_bias, block.attention.qkv.bias
-            yield from linears((attention.out_proj, block.attention.out),
-                               (page.linear1, block.mlp.up), (page.linear2, block.mlp.down))
-        else:
-            yield from linears((page.qkv, block.attention.qkv), (page.out, block.attention.out),
-                               (page.mlp[0], block.mlp.up), (page.mlp[2], block.mlp.down))
-        yield from linears((page.norm1, block.norm1), (page.norm2, block.norm2))
-
-
-def assert_equal(page_loss, objective, batch, pairs):
-    """The page's function and the class give the same loss and the same gradient of every weight of
-    the class; `pairs`: (weight of the page, weight of the class)."""
+def assert_equal(page, page_loss, objective, batch, names):
+    """Assert that the page's function and the class have the same weights, and with the same values
+    the same loss and gradients. names: {of weights on the page: of weights in the class}."""
+    weights = dict(objective.named_parameters())
+    ours = {name_in_class(name, names): weight for name, weight in page.named_parameters()}
+    assert ours.keys() == weights.keys()
     with torch.no_grad():
-        for ours, theirs in pairs:
-            torch.nn.init.normal_(ours, std=0.1)
-            assert ours.shape == theirs.shape
-            theirs.copy_(ours)
-    page, theirs = zip(*[pair for pair in pairs if pair[1].requires_grad])
-    trained = {id(weight) for weight in objective.parameters() if weight.requires_grad}
-    assert {id(weight) for weight in theirs} == trained
+        for name, weight in weights.items():
+            torch.nn.init.normal_(ours[name], std=0.1)
+            weight.copy_(ours[name])
     one, other = page_loss(), objective(batch)[0]
     assert abs(one - other) < 1e-9
-    for ours, expected in zip(torch.autograd.grad(one, page), torch.autograd.grad(other, theirs)):
-        assert (ours - expected).abs().max() < 1e-9
+    one.backward()
+    other.backward()
+    for name, weight in weights.items():
+        if weight.requires_grad:
+            assert (ours[name].grad - weight.grad).abs().max() < 1e-9, name
 
 
 def test_mexma(monkeypatch):
@@ -93,15 +83,11 @@ def test_mexma(monkeypatch):
                                           head_layers=2, head_heads=4, head_hidden=512)).double()
     a, b = map(mexma.tokenize, zip(*mexma.pairs[:12]))
     batch = collate(objective, mexma, words(a), words(b))
-    rows, chosen = masked_rows(batch, 24, max(a.shape[1], b.shape[1]))
-    masks = iter([(rows[:12, :a.shape[1]], chosen[:12, :a.shape[1]]),
-                  (rows[12:, :b.shape[1]], chosen[12:, :b.shape[1]])])
-    monkeypatch.setattr(mexma, "mask_words", lambda x: next(masks))
-    pairs = [(page.embed.weight, model.embed.weight),
-             (page.position, model.position_embedding.weight),
-             (page.bias, objective.vocabulary_bias), *linears((page.norm, model.embed_norm)),
-             *blocks(page.blocks, model.blocks), *blocks(page.head, objective.unmask)]
-    assert_equal(lambda: page.loss(a, b), objective, batch, pairs)
+    sides = zip(*[rows.chunk(2) for rows in masked_rows(batch, 24)])
+    monkeypatch.setattr(mexma, "mask_words",
+                        lambda x: [rows[:, :x.shape[1]] for rows in next(sides)])
+    names = COMMON | {"norm": "model.embed_norm", "bias": "vocabulary_bias", "head": "unmask"}
+    assert_equal(page, lambda: page.loss(a, b), objective, batch, names)
 
 
 def test_bert_jepa(monkeypatch):
@@ -111,13 +97,10 @@ def test_bert_jepa(monkeypatch):
     a, b = zip(*bert_jepa.pairs[:12])
     views = [[np.array(bert_jepa.tokenize(text)[1:-1]) for text in texts] for texts in (a, b)]
     batch = collate(objective, bert_jepa, *views)
-    monkeypatch.setattr(bert_jepa, "mask_words", lambda x: masked_rows(batch, 12, x.shape[1]))
-    pairs = [(page.embed.weight, model.embed.weight),
-             (page.position, model.position_embedding.weight),
-             (page.bias, model.vocabulary_bias),
-             *linears((page.norm, model.embed_norm), (page.head[0], model.transform),
-                      (page.head[2], model.transform_norm)), *blocks(page.blocks, model.blocks)]
-    assert_equal(lambda: page.loss(a, b), objective, batch, pairs)
+    monkeypatch.setattr(bert_jepa, "mask_words", lambda x: masked_rows(batch, 12))
+    names = COMMON | {"norm": "model.embed_norm", "bias": "model.vocabulary_bias",
+                      "head.0": "model.transform", "head.2": "model.transform_norm"}
+    assert_equal(page, lambda: page.loss(a, b), objective, batch, names)
 
 
 def test_llm_jepa():
@@ -127,17 +110,8 @@ def test_llm_jepa():
     objective = LlmJepa(model, LlmJepa.Config()).double()
     texts, codes = zip(*llm_jepa.tokenize(llm_jepa.pairs[:12]))
     batch = collate(objective, llm_jepa, map(np.array, texts), map(np.array, codes))
-    pairs = [(page.embed.weight, model.embed.weight),
-             (page.position, model.position_embedding.weight),
-             *linears((page.norm, model.final_norm)), *blocks(page.blocks, model.blocks)]
-    assert_equal(lambda: page.loss(texts, codes), objective, batch, pairs)
-
-
-def transformers(ours, theirs):
-    """The weights of a Transformer of the page and of a Model."""
-    yield ours.inputs.weight, theirs.embed.weight
-    yield from linears((ours.norm, theirs.final_norm))
-    yield from blocks(ours.blocks, theirs.blocks)
+    names = COMMON | {"norm": "model.final_norm"}
+    assert_equal(page, lambda: page.loss(texts, codes), objective, batch, names)
 
 
 def test_predict_and_reconstruct(monkeypatch):
@@ -157,25 +131,21 @@ def test_predict_and_reconstruct(monkeypatch):
     context = torch.zeros(12, 1, x.shape[1], dtype=torch.bool)
     block = torch.zeros(24, x.shape[1], dtype=torch.bool)
     packed, predict = batch["packed"], batch["predict"]
-    for row, where in zip(context, packed.positions.split(packed.cu_seqlens.diff().tolist())[12:]):
-        row[0, where] = True
+    for row, positions in zip(context, split_rows(packed, packed.positions)[12:]):
+        row[0, positions] = True
     block[predict.row_of_token()[batch["mask_index"]],
           predict.positions[batch["mask_index"]]] = True
     drawn = iter([block.unflatten(0, (12, 2)), context])
     monkeypatch.setattr(predict_and_reconstruct, "draw_blocks", lambda *_: next(drawn))
-    monkeypatch.setattr(predict_and_reconstruct, "mask_words",
-                        lambda x: masked_rows(batch, 12, x.shape[1]))
-    head = objective.mlm_head
-    pairs = [*transformers(page.encoder, model),
-             *transformers(page.teacher, objective.teacher.model),
-             *blocks(page.predictor.blocks, objective.predictor), (page.w, objective.balance),
-             (page.mask_token, objective.mask_token),
-             *linears((page.predictor.norm, objective.predictor_norm),
-                      (page.to_predictor, objective.predictor_embed),
-                      (page.to_states, objective.predictor_proj),
-                      (page.regressor[0], head.transform), (page.regressor[2], head.norm),
-                      (page.regressor[3], head.vocabulary))]
-    assert_equal(lambda: page.losses(x)[0], objective, batch, pairs)
+    monkeypatch.setattr(predict_and_reconstruct, "mask_words", lambda x: masked_rows(batch, 12))
+    names = {"to_predictor": "predictor_embed", "to_states": "predictor_proj",
+             "predictor.norm": "predictor_norm", "predictor.blocks": "predictor",
+             "mask_token": "mask_token", "w": "balance", "regressor.0": "mlm_head.transform",
+             "regressor.2": "mlm_head.norm", "regressor.3": "mlm_head.vocabulary"}
+    for ours, theirs in (("encoder", "model"), ("teacher", "teacher.model")):
+        names |= {f"{ours}.inputs": f"{theirs}.embed", f"{ours}.norm": f"{theirs}.final_norm",
+                  f"{ours}.blocks": f"{theirs}.blocks"}
+    assert_equal(page, lambda: page.losses(x)[0], objective, batch, names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__.split(".")[1])
