@@ -10,16 +10,15 @@ from objectives import Objective, Packed, Teacher, add_special, cosine_distance,
 
 
 class Byol(Objective):
-    """Mask a text twice. The predictor q and the projector g map the embedding of each version to
-    the teacher's projected embedding of the other [BYOL, arXiv 2006.07733, eq. 2].
+    """From the embedding of each of two versions, projector g and predictor q predict what the
+    teacher and its projector make of the other [BYOL, arXiv 2006.07733, eq. 2].
 
         loss = |q(z_1) - z'_2|^2 + |q(z_2) - z'_1|^2, L2-normalized: each term is 2 (1 - cos)
 
     The paper's views are crops of images; masking is our choice. Its g and q have BatchNorm. A
     Teacher keeps no statistics, so ours have LayerNorm (BYOL works without BatchNorm: arXiv
     2010.10241), and z is as wide as the embedding. The paper's momentum rises with a cosine, ours
-    linearly. Only q and the teacher prevent collapse; with toy settings, after 150 steps, they did
-    not.
+    linearly. With toy settings the embeddings have collapsed after 150 steps.
     """
     name = "byol"
     pool = "mean"

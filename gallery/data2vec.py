@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common import AtLeast1, Fraction
-from objectives import Objective, Packed, Teacher, add_special, mask_rows, token_targets, upcast
+from objectives import Mlm, Objective, Packed, Teacher, add_special, upcast
 
 
 class Data2Vec(Objective):
@@ -16,11 +16,10 @@ class Data2Vec(Objective):
 
         loss = smooth_l1(P(h), sg 1/K sum over layers of norm(teacher's layer)), quadratic below 4
 
-    sg stops the gradient, and norm is a layer norm without weights. data2vec 2.0 normalizes each
-    dimension over a row, and its loss is the square everywhere. The code masks 35 % of the tokens
-    in spans, where the paper has BERT's 15 %; it averages the outputs of the feed-forward layers,
-    where we average those of the blocks; it sums over dimensions; and its momentum ends at 0.9999.
-    Only the slow teacher and norm prevent collapse.
+    sg: no gradient; norm: a layer norm without weights. data2vec 2.0 normalizes each dimension over
+    a row, and its loss is the square everywhere. The code masks 35 % of the tokens in spans, where
+    the paper has BERT's 15 %; it averages the outputs of the feed-forward layers, where we average
+    those of the blocks; it sums over dimensions; and its momentum ends at 0.9999.
     """
     name = "data2vec"
     pool = "mean"
@@ -40,14 +39,11 @@ class Data2Vec(Objective):
         self.predictor = nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
         self.teacher = Teacher(model, config.momentum)
 
-    # packed: one masked row per example;  clean: the unmasked rows
-    # target_positions (N,): the masked tokens, in both;  loss_denominators (1,): N
+    # the keys of Mlm;  clean: the unmasked rows
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [add_special(ids, special) for ids, in examples]
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
-        return dict(packed=Packed.of(rows), clean=Packed.of(clean),
-                    **token_targets(positions, targets))
+        batch = Mlm.collate(examples, rng, Mlm.Config(config.mask_ratio), special)
+        return dict(batch, clean=Packed.of([add_special(ids, special) for ids, in examples]))
 
     def forward(self, batch):
         positions = batch["target_positions"]

@@ -23,10 +23,9 @@ class LeJepa(Objective):
 
         loss = (1 - share) * mean over views |z_v - center|^2 + share * mean over views SIGReg(z_v)
 
-    The paper's views are crops of images; there is no agreed choice for text, and masking is ours.
-    lambda (here: share) is 0.05 in the paper and 0.02 in the minimal example. There is no teacher
-    and there are no negatives. The projected embeddings cannot collapse, because SIGReg keeps them
-    Gaussian, but the embeddings before the projector can.
+    The paper's views are crops of images; masking is our choice. share is 0.05 in the paper, where
+    it is called lambda, and 0.02 in the minimal example. SIGReg keeps the projected embeddings from
+    collapsing, but not the embeddings before the projector.
     """
     name = "lejepa"
     pool = "mean"
@@ -36,7 +35,7 @@ class LeJepa(Objective):
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
-        share: Fraction = 0.05  # weight of SIGReg (lambda in the paper); agreement has the rest
+        share: Fraction = 0.05  # weight of SIGReg; agreement has the rest
         mask_ratio: Fraction = 0.3  # fraction of tokens to mask in each version
         hidden: AtLeast1 = 2048  # hidden width of the projector
         projected: AtLeast1 = 128  # width of the projected embeddings

@@ -11,8 +11,8 @@ from objectives import Ntp, Objective, no_autocast, upcast
 
 
 class NextLat(Ntp):
-    """Next-token prediction. A small network f also predicts each hidden state from the state
-    before it and the token between them [NextLat, arXiv 2511.05963].
+    """A small network f predicts each hidden state from the state before it and the token between
+    them [NextLat, arXiv 2511.05963].
 
         g_t+1 = h_t + f(h_t, x_t+1)
         loss = ntp + latent_weight * smooth_l1(g_t+1, sg h_t+1)
@@ -21,8 +21,7 @@ class NextLat(Ntp):
     We predict one step ahead; the paper also rolls f out over several. We read the beginning of the
     paper and other people's code, which say that f is an MLP of three layers on h after the final
     norm, and that the weights are 1 and 1. Our last two terms are means over all tokens, those of
-    the Text included; a public reproduction has the KL over the answer only. Collapse is prevented
-    by ntp and the KL, which must distinguish tokens.
+    the Text included; a public reproduction has the KL over the answer only.
     """
     name = "nextlat"  # all other facts and settings are Ntp's
 

@@ -10,15 +10,14 @@ from objectives import Objective, Packed, add_special, all_gather_with_grad, inf
 
 
 class SimCse(Objective):
-    """Encode each text twice. Dropout is the only difference between its two embeddings, and the
-    other texts of the batch are negatives [unsupervised SimCSE, arXiv 2104.08821, eq. 4].
+    """Dropout is the only difference between the two embeddings z and z' of a text. The other texts
+    of the batch are negatives [unsupervised SimCSE, arXiv 2104.08821, eq. 4].
 
         loss = mean over i of -log(exp(cos(z_i, z'_i) / t) / sum over j of exp(cos(z_i, z'_j) / t))
 
     z is an MLP of [CLS], which is discarded after training, as in the paper and its code. They
-    start from BERT, and they have dropout in attention too, which our model lacks. The negatives
-    prevent collapse. Ignore the validation loss: dropout is off in evaluation, so both embeddings
-    are identical.
+    start from BERT, and they have dropout in attention too, which our model lacks. Ignore the
+    validation loss: dropout is off in evaluation, so both embeddings are identical.
     """
     name = "simcse"
     paper = dict(lr=3e-5, batch=64, steps=15_625, warmup=0.0, schedule="linear", weight_decay=0.0,

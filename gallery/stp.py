@@ -10,16 +10,16 @@ from objectives import Ntp, Objective, cosine_distance
 
 
 class Stp(Ntp):
-    """Next-token prediction. The hidden states also have to move in the same direction over a
-    random span as over the rest of the row [STP, arXiv 2602.22617].
+    """The hidden states have to move in the same direction over a random span as over the rest of
+    the row [STP, arXiv 2602.22617].
 
         loss = ntp + stp_weight * (1 - cos(h_e - h_s, (h_T - h_0) - (h_e - h_s))),  s < e random
 
     This is the formula of the released code (stp.py --linear=random_span), which we read, with the
     beginning of the paper (arXiv 2602.22617v1). The paper's own formula, which we know from
     summaries, is 1 - cos(h_t - h_r, h_r - h_s) for s < r < t. The code also leaves out the chat's
-    tokens between Text and answer; ours is a single [SEP], and we keep it. Only ntp prevents
-    collapse: at weight 1 the states do collapse.
+    tokens between Text and answer; ours is a single [SEP], and we keep it. At weight 1 the states
+    collapse.
     """
     name = "stp"  # all other facts and settings are Ntp's
 

@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
-from common import BadInput, shown
+from common import BadInput, shown, warn
 from data import Tokenizer
 from interop.families import copy_in, copy_out, read_config, write_config
 from model import Model, Packed, save
@@ -31,7 +31,6 @@ from model import Model, Packed, save
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 WEIGHTS = LOCAL | {"use_safetensors": True, "dtype": torch.float32}
 DOWNLOADS = ("*.json", "*model*.safetensors", "*.jinja", "*.txt", "*.model")
-KEPT = "chat_template.jinja", "generation_config.json"  # of an imported model, for its export
 POOLS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs: ours
 MODULES = re.compile(r"sentence_transformers\.\S*Transformer sentence_transformers\.\S*\.Pooling"
                      r"( sentence_transformers\.\S*\.Normalize)?")
@@ -85,8 +84,7 @@ def compare(run, library, theirs):
         if row != ids:
             raise BadInput(f"a text has the ids {row[:20]} here, and {ids[:20]} in transformers")
     compared = {"embeddings": (
-        evaluate.embed(run.model, rows),
-        library.encode(SAMPLES, convert_to_tensor=True, show_progress_bar=False))}
+        evaluate.embed(run.model, rows), library.encode(SAMPLES, convert_to_tensor=True))}
     if theirs.get_output_embeddings() is not None:
         with torch.no_grad():
             states = run.model(Packed.of(rows[1:2], run.model.config.causal))
@@ -104,8 +102,8 @@ def compare(run, library, theirs):
 
 
 def import_model(name, folder):
-    """Write a model, from a folder or the hub, as a run folder. Return its ModelConfig, the names
-    of its prompts, which are not imported, and what is equal. Raises BadInput."""
+    """Write a model, from a folder or the hub, as a run folder. Return its ModelConfig, and what is
+    equal. Raises BadInput."""
     with new_folder(folder, f"cannot import {shown(name)}") as part:
         path, inside = find_model(name)
         theirs, config = load_weights(inside)
@@ -120,9 +118,10 @@ def import_model(name, folder):
         around = special_tokens_around(inner)
         tokenizer = Tokenizer(inner, around)
         tokenizer.save(part / "tokenizer.json")
-        settings = {"data": "", "size": "imported", "max_length": limit - sum(map(len, around))}
-        first = {"format": evaluate.FORMAT, "config": settings, "imported": str(name), "views": 2,
-                 "around": around, "affixes": [around] * 2, "tokenizer_hash": tokenizer.hash}
+        longest = limit - sum(map(len, around))
+        first = {"format": evaluate.FORMAT, "imported": str(name), "tokenizer_hash": tokenizer.hash,
+                 "config": {"data": "", "size": "imported", "max_length": longest},
+                 "views": 2, "around": around, "affixes": [around] * 2}
         (part / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
         # train.py hands these files on to the runs that start here, for their export.
         kept = part / "hf"
@@ -131,16 +130,16 @@ def import_model(name, folder):
             (kept / "chat_template.jinja").write_text(template, encoding="utf-8")
         if (inside / "generation_config.json").is_file():
             shutil.copy(inside / "generation_config.json", kept)
-        equal = compare(evaluate.open_run(part), library, theirs)
-    return config, [prompt for prompt, text in library.prompts.items() if text], equal
+        return config, compare(evaluate.open_run(part), library, theirs)
 
 
 def find_model(name):
     """Return a model's folder, and the folder of its weights, usually the same one. Raises BadInput
     for files that the libraries would misread or execute."""
-    path = inside = Path(name)
+    path = Path(name)
     if not path.is_dir():
-        path = inside = Path(snapshot_download(str(name), allow_patterns=DOWNLOADS))
+        path = Path(snapshot_download(str(name), allow_patterns=DOWNLOADS))
+    inside = path
     # Names that start with a dot, such as ._config.json, are macOS's.
     for file in (*path.glob("[!.]*.json"), *path.glob("[!.]*/[!.]*.json")):
         try:
@@ -204,6 +203,8 @@ def load_library(path):
         if value:
             raise BadInput(f"our model lacks {name} {shown(value)!r}: delete it in a copy of the "
                            "folder to import without it")
+    if prompts := [name for name, text in library.prompts.items() if text]:
+        warn(f"not imported: the prompts {shown(', '.join(prompts))}; put them before your texts")
     # Batches need a padding token. The attention mask hides it, so any token will do.
     tokenizer = library.tokenizer
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token or tokenizer.unk_token
@@ -234,7 +235,8 @@ def export(name, folder):
         SentenceTransformer(modules=modules, device="cpu", **LOCAL).save_pretrained(str(part))
         theirs.save_pretrained(part)  # sentence-transformers left out the head
         # Nothing else: a foreign run can have files that replace ours, or links to yours.
-        for file in (run.folder / "hf" / name for name in KEPT):
+        for name in ("chat_template.jinja", "generation_config.json"):
+            file = run.folder / "hf" / name
             if file.is_file() and not file.is_symlink():
                 shutil.copy(file, part)
         return compare(run, load_library(part), load_weights(part)[0])

@@ -32,8 +32,7 @@ def why_not(device, head_dim, softcap):
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton needs a CUDA GPU, and the device is {device}"
     if head_dim not in schedule.HEAD_SIZES:
-        known = ", ".join(map(str, schedule.HEAD_SIZES))
-        return f"the kernels support heads of size {known}, not {head_dim}"
+        return f"the kernels support heads of size {schedule.HEAD_SIZES}, not {head_dim}"
     return "the kernels do not cap attention scores" if softcap else ""
 
 
@@ -56,11 +55,9 @@ def plan_needed(back_end, heads, kv_heads, head_dim, element_size):
 
 
 def make_plan(need, key_ranges, cu_seqlens, device):
-    """Return the plan of a batch, from its mask: key_ranges (T, 4), cu_seqlens (R+1,).
-
-    `need` "sdpa" gives a Padded; (back end, query heads per KV head, head size, bytes per
-    activation) gives a schedule.Plan with the tiles of `device`. For a mask that our kernels do not
-    support, "triton" raises BadInput, and "auto" gives a Padded after one warning.
+    """Return the plan of a batch, from its mask key_ranges (T, 4), cu_seqlens (R+1,), and what
+    `plan_needed` returned: a Padded, or a schedule.Plan with the tiles of `device`. For a mask that
+    our kernels do not support, "triton" raises BadInput, and "auto" warns once and gives a Padded.
     """
     if need == "sdpa":
         return pad_plan(key_ranges, cu_seqlens)
@@ -82,8 +79,7 @@ def packed_attention(qkv, heads, kv_heads, packed, back_end=None, softcap=0.0):
     """Compute attention under the mask of a Packed, from heads of q, k, v:
     (T, (H + 2 Hkv) K) -> (T, H K). The scale is 1 / sqrt(K); `softcap` is that of padded.sdpa."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
-    if back_end is None:
-        back_end = choose_back_end("auto", qkv.device, head_dim, softcap)
+    back_end = back_end or choose_back_end("auto", qkv.device, head_dim, softcap)
     plan = packed.plan(plan_needed(back_end, heads, kv_heads, head_dim, qkv.element_size()))
     if isinstance(plan, Padded):
         return padded_attention(qkv, heads, kv_heads, plan, softcap)

@@ -9,7 +9,7 @@ Three facts make short rows cheap:
      of keys, which begin at exact tokens, not at multiples of a tile. In the backward, blocks of
      keys visit ranges of queries in the same way.
   3. The transpose of the mask has the same form: the queries that see a key are two intervals too
-     (`query_ranges`). A block of keys has them in registers, so its loop over the queries loads no
+     (`transposed`). A block of keys has them in registers, so its loop over the queries loads no
      mask.
 Tiles and blocks begin and end where groups do: no token is moved, and no gap is padded.
 """
@@ -64,7 +64,7 @@ TILES = {
 
 
 def choose_tiles(capability, head_dim, element_size):
-    """Return the Tiles of medium and of long rows, for a compute capability (major, minor) or None.
+    """Return the Tiles of medium and long rows, for a compute capability (major, minor) or None.
     Raises ValueError for numbers that the kernels do not support."""
     if element_size not in (2, 4):
         raise ValueError(f"its numbers have {element_size} bytes, not 2 or 4")
@@ -117,41 +117,27 @@ def segments(key_ranges):
     return mask
 
 
-class Pieces(NamedTuple):
-    """An interval for each token of the line, which changes only where a piece begins."""
-
-    starts: np.ndarray  # (P,) first token of each piece
-    low: np.ndarray  # (P,)
-    high: np.ndarray  # (P,)
-
-
 def transposed(mask):
-    """Return as Pieces, for each key, the stretch of queries whose prefix it is in. Raises
-    ValueError if these queries are not consecutive."""
+    """Return the transposed mask (T, 4): the two intervals of queries that see each key, from its
+    own segment and from segments whose prefix it is in. Raises ValueError if the second is not an
+    interval."""
     bounds = mask.bounds
-    # Between two neighboring ends of prefixes, every key is in the prefixes of the same segments.
-    starts = np.unique(np.concatenate([bounds[:1], mask.low, mask.high]))  # (P,)
-    seen = (mask.low <= starts[:, None]) & (starts[:, None] < mask.high)  # (P, S)
-    first = seen.argmax(1)
-    last = seen.shape[1] - seen[:, ::-1].argmax(1)
-    some = seen.any(1)
-    if (seen.sum(1) != last - first)[some].any():
-        raise ValueError("segments that share a prefix are not next to each other in the row")
-    return Pieces(starts, np.where(some, bounds[first], 0), np.where(some, bounds[last], 0))
-
-
-def query_ranges(mask):
-    """Return the transposed mask (T, 4): the two intervals of queries that see each token, from its
-    own segment and from segments whose prefix it is in. Return the second also as Pieces."""
-    bounds = mask.bounds
-    shared = transposed(mask)
     seen_by = np.zeros((bounds[-1], 4), np.int32)
     seen_by[:, :2] = mask.per_token(np.stack([bounds[:-1], bounds[1:]], 1))
     np.copyto(seen_by[:, 0], np.arange(len(seen_by)), where=mask.per_token(mask.causal))
-    widths = np.diff(shared.starts, append=bounds[-1])
-    seen_by[:, 2] = np.repeat(shared.low, widths)
-    seen_by[:, 3] = np.repeat(shared.high, widths)
-    return seen_by, shared
+    # The first and the last segment with a key in its prefix, and the number of their queries.
+    first, last = seen_by[:, 2:].T
+    count = np.zeros_like(first)
+    table = np.stack([bounds[:-1], bounds[1:], mask.low, mask.high], 1)
+    with_prefix = table[mask.high > 0].tolist()
+    for start, end, low, high in with_prefix:
+        last[low:high] = end
+        count[low:high] += end - start
+    for start, _, low, high in reversed(with_prefix):
+        first[low:high] = start
+    if (last - first != count).any():
+        raise ValueError("segments that share a prefix are not next to each other in the row")
+    return seen_by
 
 
 def groups(mask):
@@ -196,46 +182,32 @@ def blocks(groups, size):
     return np.stack([first, np.minimum(first + size, np.repeat(last, counts))], 1)
 
 
-BEYOND = 2**31 - 1  # after the end of every line
-
-
-def hull(pieces, blocks):
-    """Return the smallest interval that contains those of all tokens of each block (B, 2), as two
-    arrays (B,); 0, 0 if no token of the block has one."""
-    some = pieces.low < pieces.high
-    # One more piece without any interval: the last end of reduceat.
-    low = np.append(np.where(some, pieces.low, BEYOND), BEYOND)
-    high = np.append(np.where(some, pieces.high, 0), 0)
-    # The piece in which a block begins, and the first piece after it.
-    first = np.searchsorted(pieces.starts, blocks[:, 0], side="right") - 1
-    last = np.searchsorted(pieces.starts, blocks[:, 1])
-    inside = np.stack([first, last], 1).ravel()
-    low = np.minimum.reduceat(low, inside)[::2]
-    high = np.maximum.reduceat(high, inside)[::2]
+def hull(intervals, blocks):
+    """Return the smallest interval that contains those of all tokens (T, 2) of each block (B, 2),
+    as two arrays (B,); 0, 0 if no token of the block has one."""
+    low, high = intervals.T
+    some = low < high
+    # One more token without an interval: the last end of reduceat.
+    low = np.append(np.where(some, low, len(low)), len(low))
+    high = np.append(np.where(some, high, 0), 0)
+    low = np.minimum.reduceat(low, blocks.ravel())[::2]
+    high = np.maximum.reduceat(high, blocks.ravel())[::2]
     return np.where(low < high, low, 0), np.where(low < high, high, 0)
 
 
-def ranges(own, shared, blocks, step):
-    """Add two disjoint ranges to blocks, (B, 2) -> (B, 6), which contain the intervals of all their
-    tokens: `own` (T, 2) and `shared`, Pieces. They are merged if they overlap, or if that takes no
-    more steps of `step` tokens. The longest blocks come first, so that a GPU ends with short ones.
-    """
-    if not len(blocks):
-        return np.zeros((0, 6), np.int64)
-    # Own intervals ascend: the first token has the lowest start, the last the highest end.
-    low = own[blocks[:, 0], 0]
-    high = own[blocks[:, 1] - 1, 1]
-    low2, high2 = hull(shared, blocks)
+def ranges(intervals, blocks, step):
+    """Add two disjoint ranges to blocks, (B, 2) -> (B, 6), which contain the two intervals of all
+    their tokens (T, 4). They are merged if they overlap, or if that takes no more steps of `step`
+    tokens. The longest blocks come first, so that a GPU ends with short ones."""
+    low, high = hull(intervals[:, :2], blocks)
+    low2, high2 = hull(intervals[:, 2:], blocks)
     start = np.minimum(low, low2)
     end = np.maximum(high, high2)
     apart = count_steps(low, high, step) + count_steps(low2, high2, step)
     overlap = np.maximum(low, low2) <= np.minimum(high, high2)
-    both = (high > low) & (high2 > low2)
-    one = both & (overlap | (count_steps(start, end, step) <= apart))
-    low = np.where(one, start, low)
-    high = np.where(one, end, high)
-    low2 = np.where(one, 0, low2)
-    high2 = np.where(one, 0, high2)
+    one = (high2 > low2) & (overlap | (count_steps(start, end, step) <= apart))
+    low, high = np.where(one, (start, end), (low, high))
+    low2, high2 = np.where(one, 0, (low2, high2))
     work = count_steps(low, high, step) + count_steps(low2, high2, step)
     table = np.stack([*blocks.T, low, high, low2, high2], 1)
     return table[np.argsort(-work, kind="stable")]
@@ -253,13 +225,12 @@ def plan(key_ranges, group_size, medium, long):
     if group_size > most:
         raise ValueError(f"{group_size} query heads per KV head are more than {most}")
     mask = segments(key_ranges)
-    seen_by, sharers = query_ranges(mask)
+    seen_by = transposed(mask)
     local, rest = split(groups(mask), medium.local[0])
     tiles = long if keys_seen(mask, rest) >= 256 else medium
-    prefixes = Pieces(mask.bounds[:-1], mask.low, mask.high)
     queries = blocks(rest, tiles.forward[0] // group_size)
-    queries = ranges(key_ranges[:, :2], prefixes, queries, tiles.forward[1])
-    keys = ranges(seen_by[:, :2], sharers, blocks(rest, tiles.keys[0]), tiles.keys[1] // group_size)
+    queries = ranges(key_ranges, queries, tiles.forward[1])
+    keys = ranges(seen_by, blocks(rest, tiles.keys[0]), tiles.keys[1] // group_size)
     tables = [np.ascontiguousarray(table, np.int32) for table in (seen_by, local, queries, keys)]
     return Plan(*map(torch.from_numpy, tables), bool(mask.high.any()), tiles)
 
@@ -268,7 +239,7 @@ def keys_seen(mask, groups):
     """Return how many keys the tokens of some groups (N, 2) see on average; 0 without groups."""
     if not len(groups):
         return 0.0
-    n = np.diff(mask.bounds).astype(np.int64)
+    n = np.diff(mask.bounds)
     seen = np.where(mask.causal, n * (n + 1) // 2, n * n) + n * (mask.high - mask.low)
     seen = np.append(0, seen.cumsum())
     first, last = np.searchsorted(mask.bounds, groups).T

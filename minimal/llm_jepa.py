@@ -14,7 +14,7 @@ from torch import nn
 
 from corpora.toy import regex
 
-STEPS, BATCH, D, HEADS, LAYERS = 600, 64, 128, 4, 3  # D: width of the model
+STEPS, BATCH, D, HEADS, LAYERS = 550, 64, 128, 4, 3  # D: width of the model
 
 # ---- Data: 20,000 pairs like ("lines with a number", "[0-9]"). Each word and each sign is a token.
 split_words = re.compile(r"\w+|[^\w\s]").findall
@@ -31,32 +31,22 @@ def pad(rows):  # N lists of token ids -> (N, L)
     return nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), batch_first=True)  # PAD is 0.
 
 # ---- Model: a small GPT.
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-        self.mlp = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
-        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
-
-    def forward(self, h):  # hidden states (N, L, D) -> (N, L, D)
-        q, k, v = self.qkv(self.norm1(h)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        # A token attends to itself and to earlier tokens, so it never sees the padding at the end.
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        h = h + self.out(mixed)
-        return h + self.mlp(self.norm2(h))
-
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.position = nn.Embedding(V, D), nn.Parameter(0.05 * torch.randn(256, D))
         self.embed.weight.data *= 0.05  # It makes the logits too: a std of 1 would be too large.
-        self.blocks, self.norm = nn.ModuleList(Block() for _ in range(LAYERS)), nn.LayerNorm(D)
+        self.norm, self.blocks = nn.LayerNorm(D), nn.ModuleList(nn.TransformerEncoderLayer(
+            D, HEADS, 4 * D, dropout=0, activation="gelu", batch_first=True, norm_first=True)
+            for _ in range(LAYERS))
 
     def forward(self, rows):  # N lists of token ids -> hidden states (N, L, D)
         x = pad(rows)
         h = self.embed(x) + self.position[:x.shape[1]]
+        # A token attends to itself and to earlier tokens, so it never sees the padding at the end.
+        future = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
         for block in self.blocks:
-            h = block(h)
+            h = block(h, future, is_causal=True)
         return self.norm(h)
 
     def embedding(self, rows):  # the hidden states of the last tokens: (N, D)

@@ -2,7 +2,7 @@
 
 We mask 40 % of the words of a sentence. The model predicts them from the words that are left and
 from the embedding of the *translation*, so this one embedding has to carry the whole meaning.
-Training takes three minutes on one CPU core. At the end we look up the translations of 1,000 unseen
+Training takes four minutes on one CPU core. At the end we look up the translations of 1,000 unseen
 German sentences among 7,000 English ones; 6,000 are altered translations, with one mistake each.
 """
 import re
@@ -34,19 +34,15 @@ def mask_words(x):  # -> the masked tokens (N, L), and True (N, L) where the mod
     return torch.where(chosen & (dice > 0.9), torch.randint(4, V, x.shape), masked), chosen
 
 # ---- Model: a small BERT, and a head that predicts the masked words.
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-        self.mlp = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
-        self.norm1, self.norm2 = nn.LayerNorm(D, 1e-12), nn.LayerNorm(D, 1e-12)
+def make_blocks(count):
+    return nn.ModuleList(nn.TransformerEncoderLayer(
+        D, HEADS, 4 * D, dropout=0, activation="gelu", layer_norm_eps=1e-12, batch_first=True)
+        for _ in range(count))
 
-    def forward(self, h, x):  # h (N, L, D): hidden states of the tokens x (N, L)
-        q, k, v = self.qkv(h).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        visible = (x != PAD)[:, None, None]  # Every token attends to all tokens but the padding.
-        mixed = F.scaled_dot_product_attention(q, k, v, visible).transpose(1, 2).flatten(2)
-        h = self.norm1(h + self.out(mixed))
-        return self.norm2(h + self.mlp(h))
+def run_blocks(blocks, h, x):  # h (N, L, D): hidden states of the tokens x (N, L)
+    for block in blocks:
+        h = block(h, src_key_padding_mask=x == PAD)  # All tokens attend to all but the padding.
+    return h
 
 class Mexma(nn.Module):
     def __init__(self):
@@ -54,20 +50,16 @@ class Mexma(nn.Module):
         self.embed, self.position = nn.Embedding(V, D), nn.Parameter(0.05 * torch.randn(64, D))
         self.embed.weight.data *= 0.05  # The same matrix computes the logits, so its std is small.
         self.norm, self.bias = nn.LayerNorm(D, 1e-12), nn.Parameter(torch.zeros(V))
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.head = nn.ModuleList(Block() for _ in range(HEAD_LAYERS))
+        self.blocks, self.head = make_blocks(LAYERS), make_blocks(HEAD_LAYERS)
 
     def encode(self, x):  # (N, L) -> hidden states (N, L, D)
         h = self.norm(self.embed(x) + self.position[:x.shape[1]])
-        for block in self.blocks:
-            h = block(h, x)
-        return h
+        return run_blocks(self.blocks, h, x)
 
     def cross_unmask(self, x, s):  # CE([s, x^], x), where s is the embedding of the translation
         masked, chosen = mask_words(x)
         h = torch.cat([s[:, None], self.encode(masked)[:, 1:]], 1)  # s replaces the state of [CLS].
-        for block in self.head:
-            h = block(h, x)
+        h = run_blocks(self.head, h, x)
         return F.cross_entropy(h[chosen] @ self.embed.weight.T + self.bias, x[chosen])
 
     def loss(self, a, b):  # L = alpha L_alignment + beta L_mlm + gamma L_KoLeo (section 3)

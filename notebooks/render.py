@@ -3,9 +3,6 @@
     python notebooks/render.py                    # run all of them
     python notebooks/render.py 02 05_collapse     # those whose names start like this
     python notebooks/render.py --html FOLDER      # run nothing, write pages
-
-A stored notebook has nothing that differs from run to run: no times, no paths, and cell ids are
-numbers.
 """
 
 import argparse
@@ -28,7 +25,7 @@ img { max-width: 100%; } td, th { border: 1px solid #ccc; }
 
 
 def clean(notebook, name):
-    """Remove everything that differs from run to run, and return the notebook."""
+    """Remove what differs from run to run, such as times and paths, and return the notebook."""
     notebook.metadata = nbformat.from_dict({
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"}})

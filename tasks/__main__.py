@@ -69,8 +69,9 @@ def main(words):
         return finetune.main(words[1:])
     flags = parse_flags(words)
     opened = evaluate.open_run(flags.run, usable_device(flags.device))
-    for name in set(flags.tasks) & set(probes.SETS):
-        probes.read_sets(name, flags)  # a missing table should not be found after an hour
+    # Before any task runs: a missing table should not be found after an hour.
+    flags.tables = {name: probes.read_sets(name, flags) for name in flags.tasks
+                    if name in probes.SETS}
     evaluation = make_evaluation(opened, flags)
     config = opened.config
     if config.get("data") and set(flags.tasks) & set(answers.JUDGES):

@@ -34,7 +34,7 @@ from evaluate import (
 from objectives import Ntp
 from tasks.answers import need_answers
 from tasks.mining import need_translations
-from tasks.probes import measure, read_sets
+from tasks.probes import measure
 
 # ---- ranks
 
@@ -54,7 +54,7 @@ def directions(z):
     max s^2 [Vershynin 2018]. rank_90: number of components that hold 90 % of the variance.
     spectral_entropy: log effective rank / log D."""
     s = spectrum(z, center=True)
-    if not s.sum() > 0:  # one point
+    if not s.any():  # one point
         return dict(effective_rank=0.0, stable_rank=0.0, rank_90=0.0, spectral_entropy=0.0)
     log_rank = float(entropy(s))  # SciPy scales s to sum 1
     return {"effective_rank": math.exp(log_rank),
@@ -66,12 +66,11 @@ def directions(z):
 def ranks(embeddings):
     """Return Predict-and-Reconstruct's metrics of {column: (N, D)}, as means over columns.
     alignment: mean |u_i - v_i|^2 of translations, 0 (best)..4 [Wang & Isola 2020, sec. 4]."""
-    first, *others = embeddings.values()
     each = [directions(z) | {"uniformity": uniformity(z)} for z in embeddings.values()]
     scores = {metric: mean([found[metric] for found in each]) for metric in each[0]}
+    first, *others = map(unit, embeddings.values())
     if others:
-        scores["alignment"] = mean([(unit(x) - unit(first)).square().sum(1).mean().item()
-                                    for x in others])
+        scores["alignment"] = mean([(x - first).square().sum(1).mean().item() for x in others])
     return scores
 
 
@@ -99,8 +98,8 @@ def commonest_tokens(rows, special):
     several): (N,) ints; -1 if there is none, or if fewer than 5 rows have the same."""
     targets = []
     for ids in rows:
-        counts = Counter(int(token) for token in ids if token not in special)
-        targets.append(min(counts, key=lambda token: (-counts[token], token)) if counts else -1)
+        counts = Counter(sorted(int(token) for token in ids if token not in special))
+        targets.append(max(counts, key=counts.get, default=-1))
     rows_with = Counter(targets)
     return torch.tensor([target if rows_with[target] >= 5 else -1 for target in targets])
 
@@ -191,7 +190,7 @@ def nearest_tokens(columns, states, special, limit=250):
                          for row, ids in enumerate(rows) for token in ids])  # (n, 3)
     plain = ~torch.isin(keys[:, 2], torch.as_tensor(special))
     keys = keys[plain]
-    vectors = torch.cat([torch.cat(each) for each in states])[plain]  # (n, D)
+    vectors = torch.cat(sum(states, []))[plain]  # (n, D)
     chance = torch.Generator().manual_seed(0)
     queries = []
     for row in range(min(limit, len(columns[0]))):
@@ -267,10 +266,8 @@ def spectra(evaluation):
     """Return the variance in the first principal components of all columns together, and `ranks`.
     [BERT-JEPA, fig. 1]"""
     variance = explained(torch.cat(list(evaluation.embeddings.values())))
-    scores = {"rows": evaluation.count}
-    for k in (1, 2, 10, 50):
-        scores[f"explained_{k}"] = variance[min(k, len(variance)) - 1].item()
-    return scores | ranks(evaluation.embeddings)
+    first = {f"explained_{k}": variance[:k][-1].item() for k in (1, 2, 10, 50)}
+    return {"rows": evaluation.count} | first | ranks(evaluation.embeddings)
 
 
 def frequencies(evaluation):
@@ -346,7 +343,7 @@ def attention(evaluation):
 
     def read(packed):
         ends = packed.cu_seqlens[1:] - 1 if model.config.causal else packed.cu_seqlens[:-1]
-        return [torch.tensor(entropy(weights.double().cpu().clamp(min=1e-300), axis=1).mean())
+        return [torch.tensor(entropy(weights.double().cpu(), axis=1).mean())
                 for weights in attention_weights(model, packed, ends)]
 
     return {"rows": evaluation.count} | with_mean("entropy", {
@@ -368,17 +365,15 @@ def gap(evaluation, flags):
     score of a probe for labels, "semantic", minus that of one for `commonest_tokens`, "token". As
     in its code, a pair is one row."""
     special = evaluation.tokenizer.special
-    config = evaluation.model.config
+    longest = evaluation.model.config.longest_row
     scores = {}
-    for name, (table,) in read_sets("gap", flags).items():
+    for name, (table,) in flags.tables["gap"].items():
         texts, second, labels = zip(*table[:flags.limit])
         labels = torch.tensor(labels)
         rows = evaluation.encode_ids(texts)
         if None not in second:
-            pairs = zip(*map(evaluation.tokenizer.encode, (texts, second)))
-            longest = config.longest_row
             rows = [[special.cls, *a, special.sep, *b][:longest - 1] + [special.sep]
-                    for a, b in pairs]
+                    for a, b in zip(*map(evaluation.tokenizer.encode, (texts, second)))]
         targets = commonest_tokens(rows, special.ids)
         known = targets >= 0
         scores[f"{name}/rows"] = len(rows)

@@ -107,8 +107,7 @@ def same_result(query, gold, database):
 
 def judge_pairs(rules, answers, flags):
     """Judge by {metric: function of the written and the gold text}."""
-    pairs = list(zip(answers.written, answers.golds))
-    return {metric: [rule(*pair) for pair in pairs] for metric, rule in rules.items()}
+    return {metric: [*map(rule, answers.written, answers.golds)] for metric, rule in rules.items()}
 
 
 def judge_spider(answers, flags):
@@ -134,38 +133,33 @@ JUDGES = {
     "label": partial(judge_pairs, {"accuracy": label_correct}), "spider": judge_spider}
 
 
-def answer_scores(answers, judged, train_texts=None):
-    """Return the percentage of True for each metric; for the first one also on the rows whose gold
-    text is not among the texts that the model was trained on (_unseen)."""
-    first = next(iter(judged))
+def answer_task(name, evaluation, flags):
+    """Let a causal model answer the prompts, and return the percentage of True for each metric; for
+    the first one also on the rows whose gold text is not among the texts that the model was trained
+    on (_unseen)."""
+    answers = evaluation.answers
+    judged = JUDGES[name](answers, flags)
     counts = {"stop": percent(answers.stopped), "rows": len(answers.golds)}
-    if train_texts is not None:
-        unseen = [one for one, gold in zip(judged[first], answers.golds)
-                  if gold.strip() not in train_texts]
-        judged = judged | {f"{first}_unseen": unseen}
-        counts["rows_unseen"] = len(unseen)
+    if flags.train_texts is not None:
+        first = next(iter(judged))
+        judged[f"{first}_unseen"] = [one for one, gold in zip(judged[first], answers.golds)
+                                     if gold.strip() not in flags.train_texts]
+        counts["rows_unseen"] = len(judged[f"{first}_unseen"])
     kept = {metric: [one for one in decisions if one is not None]
             for metric, decisions in judged.items()}
     return {metric: percent(decisions) for metric, decisions in kept.items() if decisions} | counts
-
-
-def need_answers(evaluation, task):
-    if not evaluation.can_answer:
-        raise NotApplicable(f"{task} needs a causal model (objective ntp or llm-jepa) and two "
-                            "columns, prompt and answer: choose them with --langs a,b")
-
-
-def answer_task(name, evaluation, flags):
-    """Let a causal model answer the prompts, and judge the answers."""
-    need_answers(evaluation, name)
-    answers = evaluation.answers
-    return answer_scores(answers, JUDGES[name](answers, flags), flags.train_texts)
 
 
 # ---- HellaSwag
 
 LETTERS = "ABCD"
 OPTION = re.compile(rf"\n([{LETTERS}])\) ")  # how the line of an ending begins
+
+
+def need_answers(evaluation, task):
+    if not evaluation.can_answer:
+        raise NotApplicable(f"{task} needs a causal model (objective ntp or llm-jepa) and two "
+                            "columns, prompt and answer: choose them with --langs a,b")
 
 
 def hellaswag_letter(evaluation):

@@ -75,11 +75,12 @@ class Finetuned(nn.Module):
         return self.head(states)
 
 
-def loss_of(outputs, targets, lengths):
+def loss_of(outputs, targets, packed):
     """Return the mean cross-entropy of classes, or of the first and the last token of an answer
-    among those of its row, (T, 2), (R, 2), R lengths -> (); of scores the squared error."""
+    among those of its row, (T, 2), (R, 2) -> (); of scores the squared error."""
     if targets.ndim == 2:  # (T, 2) -> (R, longest row, 2)
-        outputs = nn.utils.rnn.pad_sequence(outputs.split(lengths), True, -math.inf)
+        rows = outputs.split(packed.cu_seqlens.diff().tolist())
+        outputs = nn.utils.rnn.pad_sequence(rows, True, -math.inf)
     if targets.is_floating_point():
         return F.mse_loss(outputs[:, 0], targets)
     return F.cross_entropy(outputs, targets)
@@ -89,15 +90,14 @@ def fit(model, prepared, settings):
     """Train all weights, in place."""
     rng = np.random.default_rng(settings.seed)
     device = model.head.weight.device
-    lengths = np.array([len(row) for row in prepared.rows])
-    starts = range(0, len(lengths), settings.batch)
+    starts = range(0, len(prepared.rows), settings.batch)
     config = TrainConfig(lr=settings.lr, schedule="linear", weight_decay=0.01, warmup=0.1,
                          steps=settings.epochs * len(starts))
     optimizer = make_optimizer(model, config)
     model.train()
     step = 0
     for epoch in range(settings.epochs):
-        order = rng.permutation(len(lengths))
+        order = rng.permutation(len(prepared.rows))
         total = 0.0
         for start in tqdm(starts, leave=False, disable=None):
             batch = order[start:start + settings.batch]
@@ -105,8 +105,7 @@ def fit(model, prepared, settings):
                 group["lr"] = learning_rate(step, config)
             packed = Packed.of([prepared.rows[i] for i in batch], causal=model.config.causal)
             outputs = model(packed.to(device))
-            targets = prepared.targets[batch].to(device)
-            loss = loss_of(outputs, targets, lengths[batch].tolist())
+            loss = loss_of(outputs, prepared.targets[batch].to(device), packed)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -120,8 +119,7 @@ def run_once(encoder, prepared, settings, flags):
     """Fine-tune and test an encoder. Return {"set/metric" or "set/metric/language": number}."""
     torch.manual_seed(settings.seed)
     on_tokens = prepared.targets.ndim == 2
-    model = Finetuned(encoder(), prepared.outputs, on_tokens, flags.pool)
-    model.to(flags.device)
+    model = Finetuned(encoder(), prepared.outputs, on_tokens, flags.pool).to(flags.device)
     fit(model, prepared, settings)
 
     def read(packed):
@@ -184,10 +182,9 @@ def classification(name, settings, flags, opened):
         def judge(outputs):
             outputs = torch.stack(outputs)  # (N, classes), or (N, 1)
             found = outputs.argmax(1) if classes else outputs[:, 0]
-            scores = {"majority": majority(golds)} if classes else {}
-            for metric in METRICS.get(trained, ("accuracy",)):
-                scores[metric] = measure(metric, found, golds)
-            return scores
+            metrics = METRICS.get(trained, ("accuracy",))
+            scores = {metric: measure(metric, found, golds) for metric in metrics}
+            return scores | ({"majority": majority(golds)} if classes else {})
         return rows, judge
 
     # Validation rows that were taken from the training table are trained on here.
@@ -205,6 +202,7 @@ def classification(name, settings, flags, opened):
 
 TASKS = {name: classification for name in sets.CLASSES} | {"mlqa": answering}
 GLUE = ["mnli", "qnli", "qqp", "sst2", "mrpc", "stsb"]
+PAPER = {"xnli": dict(epochs=2), "mlqa": dict(epochs=2, lr=3e-5, batch=12, max_length=384)}
 MEAN_OF = ["mnli-mm/accuracy", *(f"{name}/accuracy" for name in GLUE[:-1]), "stsb/pearson"]
 
 
@@ -213,17 +211,13 @@ def resolve_settings(name, flags, config):
     if name not in TASKS:
         raise BadInput(f"there is no task {shown(name)!r} among glue, {', '.join(TASKS)}"
                        f"{did_you_mean(name, TASKS)}")
-    values = dict(epochs=2) if name == "xnli" else {}
-    if name == "mlqa":
-        values = dict(epochs=2, lr=3e-5, batch=12, max_length=384)
-    if config.width < 384:  # it would hardly change with the paper's learning rate
-        values["lr"] = 5e-4
-    settings = Settings(**values | flags.given)
+    # A narrow model would hardly change with the paper's learning rate.
+    small = dict(lr=5e-4) if config.width < 384 else {}
+    settings = Settings(**PAPER.get(name, {}) | small | flags.given)
     validate(settings)
     if settings.max_length < 8:
         raise BadInput(f"max_length is {settings.max_length}: a row needs at least 8 tokens")
-    longest = min(settings.max_length, config.longest_row)
-    return replace(settings, max_length=longest)
+    return replace(settings, max_length=min(settings.max_length, config.longest_row))
 
 
 def parse_flags(words):
@@ -233,8 +227,8 @@ def parse_flags(words):
     add("--task", type=comma_list, required=True, help=f"some of glue, {', '.join(TASKS)}")
     add("--files", default="data", help="folder of the data sets [data]")
     add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
-    add("--untrained", action="store_true", help="also fine-tune from random "
-        "weights; these numbers are NAME/untrained")
+    add("--untrained", action="store_true",
+        help="also fine-tune from random weights; these numbers are NAME/untrained")
     add_flags(parser, "settings", Settings, vars(Settings()))
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
@@ -269,7 +263,7 @@ def main(words):
             results |= {metric + kind: value for metric, value in found.items()}
         every |= results
         if name == flags.task[-1]:
-            results |= {f"glue/{kind}": x for kind, x in headline_mean(every, MEAN_OF).items()}
+            results |= headline_mean("glue/mean", every, MEAN_OF)
         print(json.dumps(results) if flags.json else evaluate.table(results))
         if path:
             evaluate.write_results(path, results, label, opened.model_hash)

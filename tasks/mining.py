@@ -65,9 +65,8 @@ def hard_rows(lines, types, gold):
     sentence of `gold`, "errtype": type}}. As in LASER, a sentence without a type is "misaligned".
     """
     try:
-        known = {}
-        for text, one in json.loads(Path(types).expanduser().read_text(encoding="utf-8")).items():
-            known[text.strip()] = (one["src"].strip(), str(one["errtype"]))
+        known = {text.strip(): (one["src"].strip(), str(one["errtype"])) for text, one in
+                 json.loads(Path(types).expanduser().read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"--hard-types {shown(types)} is not a file with a JSON object {{altered "
                        'sentence: {"src": sentence, "errtype": type}}') from None

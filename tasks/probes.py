@@ -165,11 +165,13 @@ METRICS = {"mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "cola": ("mcc"
 def read_sets(task, flags):
     """Return {set: the rows of each of its splits} for the sets of a task, or those of --sets, that
     are in --files. Raises BadInput if one of --sets is missing, or if all are."""
+    names = [name for name in flags.sets or SETS[task] if name in SETS[task]]
+    if not names:
+        raise BadInput(f"{task} has no set {', '.join(flags.sets)}: its sets are "
+                       f"{', '.join(SETS[task])}")
     found = {}
     missing = []
-    for name in flags.sets or SETS[task]:
-        if name not in SETS[task]:
-            continue
+    for name in names:
         has_languages = task in ("sts", "pairs") and name in IN_LANGUAGES
         for lang in flags.task_langs if has_languages else ("en",):
             try:
@@ -179,9 +181,6 @@ def read_sets(task, flags):
                 missing.append(f"{task}: {error}")
     if missing and (flags.sets or not found):
         raise BadInput(missing[0])
-    if not found:
-        raise BadInput(f"{task} has no set {', '.join(flags.sets)}: its sets are "
-                       f"{', '.join(SETS[task])}")
     for line in missing:
         warn(line)
     for name, parts in found.items():
@@ -242,10 +241,9 @@ def bag(evaluation, texts):
     return F.embedding_bag(torch.cat(ids), weight, starts, mode="mean")
 
 
-def headline_mean(results, names):
-    """Return {"mean": mean of the numbers of these names}, or {} if one is missing."""
-    values = [results[name] for name in names if name in results]
-    return {"mean": mean(values)} if len(values) == len(names) else {}
+def headline_mean(name, results, parts):
+    """Return {name: mean of these numbers of `results`}, or {} if one is missing."""
+    return {name: mean([results[part] for part in parts])} if results.keys() >= {*parts} else {}
 
 
 def sentences(task, evaluation, flags):
@@ -253,7 +251,7 @@ def sentences(task, evaluation, flags):
     results = {}
     is_mean = task == "hybrid-probes" and not flags.pool  # as in the paper
     encoders = make_encoders(evaluation, flags, "mean" if is_mean else evaluation.pool)
-    for name, tables in read_sets(task, flags).items():
+    for name, tables in flags.tables[task].items():
         if task == "pairs" and name.startswith("xnli"):
             # As in MTEB, entailment is to be told from contradiction.
             tables = [[(a, b, int(label == 0)) for a, b, label in rows if label != 1]
@@ -271,4 +269,5 @@ def sentences(task, evaluation, flags):
         if task == "pairs":
             results[f"{name}/ap_cosine/chance"] = 100 * sum(gold) / len(gold)
         results[f"{name}/rows"] = len(gold)
-    return headline_mean(results, [f"{name}/accuracy" for name in SETS["senteval"]]) | results
+    parts = [f"{name}/accuracy" for name in SETS["senteval"]]
+    return headline_mean("mean", results, parts) | results

@@ -53,8 +53,7 @@ def read_set(name, folder, splits="test", lang="en"):
             rows += read_rows(files[split], CLASSES[name])
             continue
         if not files["train"]:
-            wanted = "test" if split == "test" else "train"
-            raise Missing(Path(folder, f"{label}_{wanted}.tsv"))
+            raise Missing(Path(folder, f"{label}_{split}.tsv"))
         if splits == "test":
             warn(f"{label} has no test table, so a tenth of its training rows is tested")
         trained = read_rows(files["train"], CLASSES[name])

@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_evaluate import tiny
@@ -111,8 +112,10 @@ def test_rows_of_spider_that_cannot_be_judged_are_left_out(databases, capsys):
     found = judged("spider", pairs, prompts, files=databases)
     assert found == {"result": [True, False, None, None, None]}
     assert "leaves out 3 rows" in capsys.readouterr().err
-    given = Answers(prompts, *map(list, zip(*pairs)), [True] * 5)
-    assert answers.answer_scores(given, found) == {"result": 50, "rows": 5, "stop": 100}
+    written, golds = zip(*pairs)
+    evaluation = SimpleNamespace(answers=Answers(prompts, golds, written, [True] * 5))
+    scores = answers.answer_task("spider", evaluation, flags_with(files=databases))
+    assert scores == {"result": 50, "rows": 5, "stop": 100}
 
 
 # ---- extractive answers

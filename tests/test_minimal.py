@@ -16,9 +16,8 @@ PAGES = (bert_jepa, llm_jepa, mexma, predict_and_reconstruct)
 # Names of weights on the pages and in the classes, first at the beginning, then in a block.
 COMMON = {"embed": "model.embed", "position": "model.position_embedding.weight",
           "blocks": "model.blocks"}
-BLOCK = {".qkv": ".attention.qkv", ".out.": ".attention.out.", ".mlp.0": ".mlp.up",
-         ".mlp.2": ".mlp.down", ".self_attn.in_proj_": ".attention.qkv.",
-         ".self_attn.out_proj": ".attention.out", ".linear1": ".mlp.up", ".linear2": ".mlp.down"}
+BLOCK = {".self_attn.in_proj_": ".attention.qkv.", ".self_attn.out_proj": ".attention.out",
+         ".linear1": ".mlp.up", ".linear2": ".mlp.down"}
 
 
 def name_in_class(name, names):

@@ -11,7 +11,7 @@ import evaluate
 from common import BadInput
 from corpora import EvaluationRows
 from tasks import __main__ as command
-from tasks import sets
+from tasks import probes, sets
 
 WORDS = []
 for verb in ("sees", "hears"):
@@ -30,7 +30,9 @@ def flags_with(**changes):
 def results_of(model, tokenizer, rows, names, **changes):
     """Return {"task/metric": number} of some tasks, as the command gives them."""
     evaluation = evaluate.Evaluation(model, tokenizer, rows or NO_ROWS)
-    return evaluate.run(evaluation, names, command.make_tasks(flags_with(**changes)))
+    flags = flags_with(**changes)
+    flags.tables = {name: probes.read_sets(name, flags) for name in names if name in probes.SETS}
+    return evaluate.run(evaluation, names, command.make_tasks(flags))
 
 
 def write_table(folder, name, rows, header="text\ttext2\tlabel"):
@@ -120,7 +122,7 @@ def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer,
     ("--tasks matrics", "did you mean matrix?"), ("--tasks ", "--tasks is missing"),
     ("--limit 9", "--tasks is missing"), ("--tasks xyzzy", "there is no task 'xyzzy'"),
     ("--tasks matrix --langs en,xx", "xx"), ("--tasks matrix --langs en", "one text per row"),
-    ("--tasks gsm8k", "needs a causal model"), ("--tasks matrix --device abacus", "'abacus'"),
+    ("--tasks gsm8k", "need a causal model"), ("--tasks matrix --device abacus", "'abacus'"),
     ("--tasks linear", "needs a causal model"),
     ("--tasks retrieval --hard a.txt", "--hard-types None is not a file"),
     ("--tasks sts --files nowhere", "there is no nowhere/stsb_test.tsv"),
