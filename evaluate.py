@@ -500,11 +500,15 @@ class Evaluation:
 # ---- tasks: Evaluation -> {"metric" or "metric/detail": number}
 
 
+def need_translations(evaluation, task):
+    if len(evaluation.texts) < 2:
+        raise NotApplicable(f"{task} needs translations, and {evaluation.rows.name} has one text "
+                            "per row")
+
+
 def task_retrieval(evaluation):
     """Search the translations of every language in the first."""
-    if len(evaluation.texts) < 2:
-        raise NotApplicable(f"retrieval needs translations, and {evaluation.rows.name} has one "
-                            "text per row")
+    need_translations(evaluation, "retrieval")
     hard = evaluation.encode_ids([text for text, _, _ in evaluation.hard])
     negatives = embed(evaluation.model, hard, evaluation.pool) if hard else None  # (M, D)
     return {"rows": evaluation.count} | retrieval(

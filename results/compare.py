@@ -61,8 +61,8 @@ def value_of(record, metric):
     """Return a metric, a term of the last logged step, or a field such as "steps".
 
     Along training, "retrieval/xsim@60" is the metric after 60 seconds, "retrieval/xsim<10" the
-    first step at which it is below 10, and "retrieval/xsim<10 s" the seconds until then. `pace` of
-    a record is the seconds of a step where nothing else runs."""
+    first step at which it is below 10 (or infinity), and "retrieval/xsim<10 s" the seconds until
+    then. `pace` of a record is the seconds of a step where nothing else runs."""
     name, sign, number, unit = re.fullmatch(r"(.*?)(?:([<@])(\d+)( s)?)?", metric).groups()
     if not sign:
         return (record | record.get("last", {}) | record.get("eval", {})).get(metric)
@@ -71,7 +71,7 @@ def value_of(record, metric):
     if sign == "@":
         return points[max(step for step in points if step * pace <= int(number))]
     reached = [step for step, value in points.items() if value < int(number)]
-    return min(reached) * (pace if unit else 1) if reached else None
+    return min(reached, default=math.inf) * (pace if unit else 1)
 
 
 def by_label(records, metric):
@@ -88,9 +88,10 @@ def by_label(records, metric):
 
 
 def mean_std(values):
-    """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits."""
+    """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits. "-" if
+    there is no number, or infinity, which is a goal that one of the runs never reached."""
     values = list(values)
-    if not values:
+    if not values or math.inf in values:
         return "-"
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 else 0

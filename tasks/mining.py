@@ -9,13 +9,7 @@ from sklearn.metrics import f1_score
 
 from common import BadInput, shown, warn
 from corpora import open_text
-from evaluate import NotApplicable, errors, knn, mean, over_pairs, percent, with_mean, xsim
-
-
-def need_translations(evaluation, task):
-    if len(evaluation.texts) < 2:
-        raise NotApplicable(f"{task} needs translations, and {evaluation.rows.name} has one text "
-                            "per row")
+from evaluate import errors, knn, mean, need_translations, over_pairs, percent, with_mean, xsim
 
 
 def matrix(evaluation):
@@ -23,10 +17,8 @@ def matrix(evaluation):
     language. [LASER, --nway]"""
     need_translations(evaluation, "matrix")
     z = evaluation.embeddings
-    wrong = {}
-    for both in itertools.combinations(z, 2):
-        for a, b in itertools.permutations(both):
-            wrong[f"{a}-{b}"] = xsim(z[a], z[b], evaluation.texts[b])
+    wrong = {f"{a}-{b}": xsim(z[a], z[b], evaluation.texts[b])
+             for a, b in itertools.permutations(z, 2)}
     into = {f"xsim/into/{b}": mean([wrong[f"{a}-{b}"] for a in z if a != b]) for b in z}
     return {"rows": evaluation.count} | with_mean("xsim", wrong) | into
 
