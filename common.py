@@ -147,7 +147,7 @@ def add_flags(parser, title, config, defaults, only=None):
         group.add_argument("--" + field.name.replace("_", "-"), default=None, help=note, **how)
 
 
-# Types for the fields of a dataclass, with the range that `validate` checks.
+# Types for the fields of a dataclass, with the range that Checked checks.
 AtLeast0 = Annotated[int, "at least 0"]
 AtLeast1 = Annotated[int, "at least 1"]
 NotNegative = Annotated[float, "at least 0"]
@@ -157,30 +157,32 @@ RANGES = {"at least 0": lambda x: x >= 0, "at least 1": lambda x: x >= 1,
           "above 0": lambda x: x > 0, "a fraction, from 0 to 1": lambda x: 0 <= x <= 1}
 
 
-def validate(config):
-    """Check the fields of a dataclass: types, choices, finite numbers and the ranges of the types
-    above. Raises BadInput."""
-    for name, kind in typing.get_type_hints(type(config), include_extras=True).items():
-        value = getattr(config, name)
-        rule = ""
-        if typing.get_origin(kind) is Annotated:
-            kind, rule = typing.get_args(kind)
-        types = typing.get_args(kind) or (kind,)
-        if typing.get_origin(kind) is typing.Literal:
-            if value not in types:
-                raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
-                               f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
-        elif typing.get_origin(kind) is not tuple:
-            # bool is a subclass of int, and every int is a float here.
-            is_int = type(value) is int
-            if not (type(value) in types or is_int and float in types):
-                names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
-                raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
-            is_float = type(value) is float
-            if is_int and abs(value) >= 2 ** 53 or is_float and not math.isfinite(value):
-                raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
-        if rule and not RANGES[rule](value):
-            raise BadInput(f"{name} is {value}: it must be {rule}")
+class Checked:
+    """A dataclass that checks its fields when it is made: types, choices, finite numbers and the
+    ranges of the types above. Raises BadInput."""
+
+    def __post_init__(self):
+        for name, kind in typing.get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            rule = ""
+            if typing.get_origin(kind) is Annotated:
+                kind, rule = typing.get_args(kind)
+            types = typing.get_args(kind) or (kind,)
+            if typing.get_origin(kind) is typing.Literal:
+                if value not in types:
+                    raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
+                                   f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
+            elif typing.get_origin(kind) is not tuple:
+                # bool is a subclass of int, and every int is a float here.
+                is_int = type(value) is int
+                if not (type(value) in types or is_int and float in types):
+                    names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
+                    raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
+                is_float = type(value) is float
+                if is_int and abs(value) >= 2 ** 53 or is_float and not math.isfinite(value):
+                    raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
+            if rule and not RANGES[rule](value):
+                raise BadInput(f"{name} is {value}: it must be {rule}")
 
 
 # ---- files that are complete or absent

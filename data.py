@@ -8,12 +8,13 @@ V vocabulary, T tokens of a corpus, n of one text.
 """
 
 import collections
+import functools
 import hashlib
 import itertools
 import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -252,6 +253,7 @@ class Corpus:
     columns: tuple
     num_text_columns: int  # the rest ("system") is never a view
     tokenizer: Tokenizer
+    special: Special  # the tokenizer's
     tokens: np.ndarray  # (T,) uint32
     offsets: np.ndarray  # (cells + 1,) int64
     rows: np.ndarray  # the numbers of this split's rows
@@ -259,10 +261,6 @@ class Corpus:
 
     def __len__(self):
         return len(self.rows)
-
-    @property
-    def special(self):
-        return self.tokenizer.special
 
     def _cells(self, row):
         """Return the ids of every column of a row."""
@@ -338,8 +336,9 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
     if holdout and not source.embedded:
         rows = np.flatnonzero(kinds == (TRAIN if split == "train" else EVAL))
         identity += split
-    return Corpus(source.name, source.columns, source.num_text_columns, tokenizer, tokens, offsets,
-                  rows, digest([identity, source.columns, tokenizer.hash, block]))
+    return Corpus(source.name, source.columns, source.num_text_columns, tokenizer,
+                  tokenizer.special, tokens, offsets, rows,
+                  digest([identity, source.columns, tokenizer.hash, block]))
 
 
 # ---- batches
@@ -358,10 +357,14 @@ class Batches:
     max_length: int = 128  # to which texts are truncated
     pairs: str = "pivot"
     system: bool = False  # with the system texts of chats
-    shuffled: tuple = (None, None)  # the epoch of the last call, and its rows
+    # the epoch of the last call, and its rows
+    shuffled: tuple = field(default=(None, None), init=False)
 
     def __post_init__(self):
         corpus = self.corpus
+        self.example = functools.partial(  # (row, choice) -> Example
+            corpus.example, views=self.views, pairs=self.pairs, max_length=self.max_length,
+            system=self.system)
         if self.views > corpus.num_text_columns:
             raise BadInput(f"{corpus.name} has the single column {shown(corpus.columns[0])!r}, and "
                            "the objective needs two: use parallel data, or an objective of single "
@@ -406,12 +409,8 @@ class Batches:
                 last = epoch
                 order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
                 self.shuffled = (epoch, order)
-            examples.append(self._example(order[index], choices[i]))
+            examples.append(self.example(order[index], choice=choices[i]))
         return examples
-
-    def _example(self, row, choice):
-        return self.corpus.example(row, self.views, choice, self.pairs, self.max_length,
-                                   self.system)
 
     def _replacement(self, rng, seen):
         """Return an example with new texts: a random one, or the first from a random row on."""
@@ -421,7 +420,7 @@ class Batches:
         choice = rng.integers(2 ** 31)
         walk = ((start + offset) % count for offset in range(min(count, 10_000)))
         for row in itertools.chain(random_rows, walk):
-            example = self._example(row, choice)
+            example = self.example(row, choice=choice)
             if self._is_new(example, seen):
                 return example
         raise BadInput(f"--batch {self.batch} x {self.world}: {self.corpus.name} has only "

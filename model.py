@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kernels
-from common import AtLeast0, AtLeast1, BadInput, Fraction, atomic_file, read_torch, validate
+from common import AtLeast0, AtLeast1, BadInput, Checked, Fraction, atomic_file, read_torch
 from kernels.cross_entropy import upcast
 from kernels.padded import sdpa
 
@@ -160,7 +160,7 @@ def to_device(batch, device):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Checked):
     vocab: AtLeast1 = 1200  # V, size of the vocabulary
     width: AtLeast1 = 128  # D, width of the hidden states
     layers: AtLeast0 = 3  # number of transformer blocks
@@ -201,7 +201,7 @@ class ModelConfig:
     pair: Literal["sep", "sep-sep"] = "sep"
 
     def __post_init__(self):
-        validate(self)
+        super().__post_init__()
         if not self.head_dim and self.width % self.heads:
             raise BadInput(f"width is {self.width}: it must be a multiple of heads {self.heads}")
         if self.positions == "rotary" and self.key_dim % 2:

@@ -25,13 +25,13 @@ from common import (
     AtLeast0,
     AtLeast1,
     BadInput,
+    Checked,
     Fraction,
     NotNegative,
     Positive,
     did_you_mean,
     file_hash,
     shown,
-    validate,
 )
 from data import MASKS, add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
@@ -247,11 +247,8 @@ class Objective(nn.Module):
     file_hash = ""  # of the file that --objective named
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Checked):
         """The objective's options. The comment after a field is the help text of its flag."""
-
-        def __post_init__(self):
-            validate(self)
 
     def __init__(self, model, config):
         super().__init__()

@@ -43,6 +43,7 @@ from common import (
     AtLeast0,
     AtLeast1,
     BadInput,
+    Checked,
     Fraction,
     NotNegative,
     Parser,
@@ -59,7 +60,6 @@ from common import (
     shown,
     usable_device,
     usable_precision,
-    validate,
     warn,
 )
 from corpora.optimizer import MuonAndAdamW, load_moments
@@ -82,7 +82,7 @@ from objectives import OBJECTIVES, find_objective
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Checked):
     # toy, documents or regex (built in), or files: TSV, CSV, JSONL, text, or one file for each
     # language, such as corpus.de,corpus.en
     data: str = "toy"
@@ -130,9 +130,6 @@ class TrainConfig:
     eval_every: AtLeast1 = 150  # evaluate every N steps, and at the start and the end
     eval_limit: AtLeast0 = 500  # number of held-out rows to evaluate on during training; 0: all
     save_every: AtLeast1 = 100  # save a checkpoint every N steps
-
-    def __post_init__(self):
-        validate(self)
 
 
 # Settings that may differ when a run is resumed. The data file may move, but its content must be
@@ -352,15 +349,6 @@ def adapt_init(init, objective_class, options):
     return init._replace(tokenizer=tokenizer, model=model)
 
 
-def plan_attention(micro_batches, kinds, device):
-    """Prepare attention in the background thread, and not in the first layer."""
-    for one in micro_batches:
-        for packed in one.values():
-            if isinstance(packed, Packed):
-                for kind in kinds:
-                    packed.plan(kind, device)
-
-
 def average_denominators(micro_batches, world):
     """Give every micro-batch the mean number of target tokens over all micro-batches and processes.
     Averaging the losses then gives exactly the gradient of one large batch."""
@@ -453,33 +441,28 @@ class Run:
         if resumed and not self.init:  # a tokenizer that is trained again could give other ids
             tokenizer = evaluate.read_tokenizer(self.folder)
         self.source = corpora.open_text(train.data, train.langs)
-        self.corpus = self.open_rows(self.source, "train", tokenizer)
+        open_rows = functools.partial(data.open_corpus, langs=train.langs, vocab=train.vocab,
+                                      holdout=not train.eval_data, block=train.block)
+        self.corpus = open_rows(self.source, tokenizer, split="train")
         self.tokenizer = self.corpus.tokenizer
         self.affixes = self.objective_class.affixes(self.options, self.corpus.special)
-        self.batches = self.make_batches(self.corpus, train.batch, train.seed)
+        make_batches = functools.partial(
+            data.Batches, views=self.objective_class.views, rank=self.rank, world=self.world,
+            uses_in_batch_negatives=self.objective_class.uses_in_batch_negatives(self.options),
+            max_length=train.max_length, pairs=train.pairs, system=train.chat == "system")
+        self.batches = make_batches(self.corpus, batch=train.batch, seed=train.seed)
         self.rows = corpora.evaluation_rows(
             train.eval_data or self.source, train.langs, "all" if train.eval_data else "valid",
             train.eval_limit, system=train.chat == "system")
-        self.held_out = self.open_rows(train.eval_data or self.source, "valid", self.tokenizer)
+        self.held_out = open_rows(train.eval_data or self.source, self.tokenizer, split="valid")
         if self.held_out.hash == self.corpus.hash:
             raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
                            "out, and rows will be held out")
         size = min(train.batch // train.accumulate, max(1, len(self.held_out) // self.world))
         try:
-            self.validation = self.make_batches(self.held_out, size, 0)
+            self.validation = make_batches(self.held_out, batch=size, seed=0)
         except BadInput:  # too few distinct rows for in-batch negatives
             self.validation = None
-
-    def open_rows(self, source, split, tokenizer):
-        train = self.train
-        return data.open_corpus(source, tokenizer, split=split, langs=train.langs,
-                                vocab=train.vocab, holdout=not train.eval_data, block=train.block)
-
-    def make_batches(self, corpus, batch, seed):
-        train = self.train
-        return data.Batches(corpus, self.objective_class.views, batch, seed, self.rank, self.world,
-                            self.objective_class.uses_in_batch_negatives(self.options),
-                            train.max_length, train.pairs, train.chat == "system")
 
     # ---- the loop
 
@@ -549,7 +532,12 @@ class Run:
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.corpus.special)
                          for first in range(0, len(examples), size)]
-        plan_attention(micro_batches, self.plans, self.device)
+        # Prepare attention here, in the background thread, and not in the first layer.
+        values = [value for one in micro_batches for value in one.values()]
+        for packed in values:
+            if isinstance(packed, Packed):
+                for kind in self.plans:
+                    packed.plan(kind, self.device)
         return micro_batches
 
     def train_step(self, micro_batches, forward):

@@ -21,6 +21,7 @@ from common import (
     AtLeast0,
     AtLeast1,
     BadInput,
+    Checked,
     Parser,
     Positive,
     add_flags,
@@ -28,7 +29,6 @@ from common import (
     did_you_mean,
     shown,
     usable_device,
-    validate,
     warn,
 )
 from evaluate import map_batches, mean
@@ -40,7 +40,7 @@ from train import TrainConfig, learning_rate, make_optimizer
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     epochs: AtLeast1 = 3  # number of epochs; xnli and mlqa: 2
     lr: Positive = 2e-5  # peak learning rate; mlqa: 3e-5; models narrower than 384: 5e-4
     batch: AtLeast1 = 16  # rows per step; mlqa: 12
@@ -214,7 +214,6 @@ def resolve_settings(name, flags, config):
     # A narrow model would hardly change with the paper's learning rate.
     small = dict(lr=5e-4) if config.width < 384 else {}
     settings = Settings(**PAPER.get(name, {}) | small | flags.given)
-    validate(settings)
     if settings.max_length < 8:
         raise BadInput(f"max_length is {settings.max_length}: a row needs at least 8 tokens")
     return replace(settings, max_length=min(settings.max_length, config.longest_row))

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -644,10 +644,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(name, two, refused):
 def test_two_processes_with_masks_train_as_one_that_gets_both_halves(name, two):
     """Each process draws the masks of its own half of the batch."""
     run = started(name, **TWO)
-    run.world, ranks = 2, []
-    for run.rank in (0, 1):
-        ranks.append(run.make_batches(run.corpus, 8, 3))
-    run.rank, run.world = 0, 1
+    ranks = [replace(run.batches, batch=8, seed=3, rank=rank, world=2) for rank in (0, 1)]
     for step in range(2):
         micro_batches = []
         for run.batches in ranks:
