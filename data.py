@@ -257,7 +257,7 @@ class Corpus:
     tokens: np.ndarray  # (T,) uint32
     offsets: np.ndarray  # (cells + 1,) int64
     rows: np.ndarray  # the numbers of this split's rows
-    hash: str  # of all that decides which ids come
+    hash: str  # of everything that determines the ids
 
     def __len__(self):
         return len(self.rows)
@@ -354,9 +354,9 @@ class Batches:
     rank: int = 0
     world: int = 1
     uses_in_batch_negatives: bool = False
-    max_length: int = 128  # to which texts are truncated
+    max_length: int = 128  # longest text, in tokens; longer ones are truncated
     pairs: str = "pivot"
-    system: bool = False  # with the system texts of chats
+    system: bool = False  # add the system texts of chats
     # the epoch of the last call, and its rows
     shuffled: tuple = field(default=(None, None), init=False)
 

@@ -170,7 +170,7 @@ class ModelConfig(Checked):
     ffn_dim: AtLeast1 = 512  # width of the feed-forward layer
     max_positions: AtLeast1 = 512  # number of positions: no text can have more tokens
     max_tokens: int = 0  # longest row that the model was made for; 0: max_positions
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
     # where the norms are: post, after the residual sum (BERT); pre, before each sublayer (Llama);
     # branch, after each sublayer (OLMo-2); both, before and after each sublayer (Gemma-2)
     norm_position: Literal["post", "pre", "branch", "both"] = "post"
@@ -188,7 +188,7 @@ class ModelConfig(Checked):
     qk_norm: Literal["none", "head", "whole"] = "none"
     embed_scale: float = 1.0  # factor of the embeddings (Gemma: square root of the width)
     attn_softcap: float = 0.0  # c: attention scores s become c tanh(s / c); 0: off (Gemma-2)
-    logit_softcap: float = 0.0  # the same cap for the logits of the vocabulary
+    logit_softcap: float = 0.0  # the same cap c for the vocabulary's logits; 0: off (Gemma-2)
     tied: bool = True  # use the embedding matrix as vocabulary projection
     # vocabulary head before the projection: nothing, a bias, or dense, GELU, norm and bias (BERT)
     head: Literal["none", "bias", "transform"] = "none"

@@ -329,7 +329,7 @@ def mask_rows(rows, ratio, rng, special, choose=token_mask):
 def token_targets(positions, targets, counts=None):
     """Return the part of a batch that token losses need: target_positions (N,), the masked tokens
     (in a decoder the tokens that predict); targets (N,), what to predict there; loss_denominators,
-    the `counts`, and [N] for a single loss."""
+    the `counts`, or [N] for a single loss."""
     counts = counts or [len(targets)]
     # train.py averages the denominators over micro-batches and processes: their gradients then add
     # up to exactly that of one big batch. At least 1: without targets the loss is 0.

@@ -49,8 +49,8 @@ class EmbeddedText:
 
 
 def open_text(spec, langs=(), count=20_000):
-    """Open one of EMBEDDED, a file, "a.de,a.en", a list of files, or a folder of CODE.devtest, as
-    EmbeddedText or TextFiles. Raises BadInput."""
+    """Open one of EMBEDDED, a file, "a.de,a.en", a list of files, or a folder of files
+    CODE.devtest, as EmbeddedText or TextFiles. Raises BadInput."""
     if hasattr(spec, "rows"):  # it is open
         return spec
     langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())

@@ -297,7 +297,7 @@ class TextFiles:
                            f"{shown(', '.join(self.columns))}")
 
     def _clean(self, text, path, number):
-        """Return the text of a cell, "" if nothing in it is visible."""
+        """Return the text of a cell, "" if nothing in it is visible. Raises BadInput."""
         if isinstance(text, (list, dict, bool)):
             raise at_line(path, number, f"{shown(text)} is not a text: choose other columns with "
                           "--langs")
@@ -309,7 +309,7 @@ class TextFiles:
         return ""
 
     def find_kinds(self):
-        """Return (N,) uint8, what each row is for: TRAIN, EVAL or EXCLUDED."""
+        """Return (N,) uint8, what each row is for: TRAIN, EVAL or EXCLUDED. Raises BadInput."""
         if self.kinds is None:
             reading = tqdm(self._read(), f"read {self.name}", unit=" rows", disable=None)
             rows = ((*map(text_hash, texts), is_enough) for texts, is_enough in reading)
@@ -341,7 +341,7 @@ def normalized(text):
 
 
 def text_hash(text):
-    """Return 64 bits of a text as it is compared; 0 for no text."""
+    """Return the 64-bit hash of a normalized text; 0 for no text."""
     digest = blake2b(normalized(text).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") if text else 0
 

@@ -1,7 +1,7 @@
 """The cache of text files: all token ids on disk, so that a corpus can be larger than memory.
 
     cache/NAME-KEY/tokens.bin  (T,) uint32: the ids of all texts, one after another
-                   index.npz   written last: where each text begins, what each row is for, a hash
+                   index.npz   written last: where texts begin, what rows are for, counts, a hash
 
 KEY is a hash of the tokenizer, of the files' paths, sizes and times, and of the columns. Two
 processes can build the same folder: they write equal files, and each replaces a file as a whole.

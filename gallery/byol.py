@@ -10,8 +10,8 @@ from objectives import Objective, Packed, Teacher, add_special, cosine_distance,
 
 
 class Byol(Objective):
-    """From the embedding of each of two versions, projector g and predictor q predict what the
-    teacher and its projector make of the other [BYOL, arXiv 2006.07733, eq. 2].
+    """Mask a text twice. From the embedding of each version, projector g and predictor q predict
+    the teacher's projected embedding of the other version [BYOL, arXiv 2006.07733, eq. 2].
 
         loss = |q(z_1) - z'_2|^2 + |q(z_2) - z'_1|^2, L2-normalized: each term is 2 (1 - cos)
 

@@ -134,7 +134,8 @@ def padded_attention(qkv, heads, kv_heads, plan, softcap=0.0):
         with torch.autocast("cpu", enabled=False):
             return padded_attention(qkv.float(), heads, kv_heads, plan, softcap).to(qkv.dtype)
     padded = Pad.apply(qkv, plan.gather, plan.scatter)  # (P, (H + 2 Hkv) K)
-    # A split has one gradient for all buckets; slices would each have one of P rows, to be added.
+    # split computes one gradient for all buckets. Slices would compute one of P rows each, and
+    # autograd would add them.
     parts = padded.split([rows * length for rows, length, _ in plan.buckets])
     outputs = []
     for part, (rows, length, mask) in zip(parts, plan.buckets):

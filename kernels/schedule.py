@@ -125,7 +125,7 @@ def transposed(mask):
     seen_by = np.zeros((bounds[-1], 4), np.int32)
     seen_by[:, :2] = mask.per_token(np.stack([bounds[:-1], bounds[1:]], 1))
     np.copyto(seen_by[:, 0], np.arange(len(seen_by)), where=mask.per_token(mask.causal))
-    # The first and the last segment with a key in its prefix, and the number of their queries.
+    # For each key in a prefix: where the queries that see it begin and end, and how many they are.
     first, last = seen_by[:, 2:].T
     count = np.zeros_like(first)
     table = np.stack([bounds[:-1], bounds[1:], mask.low, mask.high], 1)

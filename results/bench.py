@@ -294,7 +294,7 @@ def other_tiles(shape):
 
 
 def time_attention(shape, sides, backward):
-    """Time the forward pass of all sides, or both. One that disagrees with ours is not timed."""
+    """Time one or both passes of all sides. A side that disagrees with ours is not timed."""
     torch.manual_seed(0)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     line = torch.randn(len(shape.packed.tokens), width, device=DEVICE, dtype=DTYPE,

@@ -26,7 +26,7 @@ SEEDS = 3  # a claim with fewer common seeds is not tested
 
 @functools.cache
 def parsed(path, time):
-    """Return the records of a file, as it is at its time of modification."""
+    """Return the records of a file. `time`, when it was modified, makes the cache read it again."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         return list(map(json.loads, file))
 
@@ -88,8 +88,8 @@ def by_label(records, metric):
 
 
 def mean_std(values):
-    """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits. "-" if
-    there is no number, or infinity, which is a goal that one of the runs never reached."""
+    """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits. Return "-"
+    without numbers, or if one of them is infinity: that run never reached its goal."""
     values = list(values)
     if not values or math.inf in values:
         return "-"

@@ -136,8 +136,8 @@ def mask(visible, tokens=(), axis=None, groups=0, title=""):
 
 
 def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
-    """Draw {label: (N positions, values (N,) or (seeds, N))} as lines, of several seeds their mean
-    and range. levels [(label, value)] are dotted."""
+    """Draw {label: (N positions, values (N,) or (seeds, N))} as lines. Several seeds are
+    drawn as their mean and range. levels [(label, value)] are dotted."""
     axis = axis or panels()[1][0]
     for label, (positions, values) in series.items():
         values = torch.as_tensor(values).double().reshape(-1, len(positions))

@@ -253,7 +253,7 @@ def sentences(task, evaluation, flags):
     encoders = make_encoders(evaluation, flags, "mean" if is_mean else evaluation.pool)
     for name, tables in flags.tables[task].items():
         if task == "pairs" and name.startswith("xnli"):
-            # As in MTEB, entailment is to be told from contradiction.
+            # As in MTEB, the two classes are entailment and contradiction.
             tables = [[(a, b, int(label == 0)) for a, b, label in rows if label != 1]
                       for rows in tables]
         for kind, encode in encoders.items():
