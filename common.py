@@ -147,7 +147,8 @@ def add_flags(parser, title, config, defaults, only=None):
         group.add_argument("--" + field.name.replace("_", "-"), default=None, help=note, **how)
 
 
-# Types for the fields of a dataclass, with the range that Checked checks.
+# Types for the fields of a dataclass, with the range that Checked checks. A field that can be None
+# is `int | None`, without a range.
 AtLeast0 = Annotated[int, "at least 0"]
 AtLeast1 = Annotated[int, "at least 1"]
 NotNegative = Annotated[float, "at least 0"]

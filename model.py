@@ -666,9 +666,13 @@ def save(model, path):
 
 def load(path, device="cpu"):
     """Rebuild a saved Model, in eval mode. Config fields that an older file lacks get their
-    defaults. Raises BadInput if the file is missing or damaged."""
+    defaults. Raises BadInput if the file is missing, damaged or of another version."""
     saved = read_torch(path, device)
-    model = Model(ModelConfig(**saved["config"])).to(device)
+    try:
+        model = Model(ModelConfig(**saved["config"])).to(device)
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"{path} is not a model of this version ({error}): use the version that "
+                       "wrote it") from None
     model.load_state_dict(saved["weights"])
     return model.eval()
 

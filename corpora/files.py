@@ -32,7 +32,7 @@ UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompr
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
-    rb"(?s:.*?)\0": "a binary file or UTF-16: save UTF-8 (iconv -f utf-16), or its texts as CSV",
+    rb"%PDF|(?s:.*?)\0": "a binary file or UTF-16: save UTF-8 (iconv -f utf-16) or CSV",
     rb"WEBVTT|(?s:.{,200}?):\d\d[,.]\d+ --> \d":
         "a file of subtitles: save its sentences line by line",
     rb'(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",

@@ -301,7 +301,8 @@ def test_new_tokens_are_the_mean_of_the_known_ones_and_take_unused_rows_first(kn
 
 
 @pytest.mark.parametrize("saved", [
-    {"config": os.system}, b"PK cut", None], ids=str)
+    {"config": {"flavor": 1}, "weights": {}}, {"weights": {}}, {"config": os.system}, b"PK cut",
+    None], ids=str)
 def test_a_file_that_is_not_a_model_is_one_line_and_nothing_in_it_is_executed(saved, tmp_path):
     path = tmp_path / "model.pt"
     if isinstance(saved, bytes):
