@@ -16,7 +16,7 @@ import data
 import objectives
 import train
 from common import BadInput
-from model import Model, ModelConfig, each_tensor
+from model import DECODER, Model, ModelConfig, Packed, Segment, each_tensor
 from objectives import (
     IN_BATCH,
     OBJECTIVES,
@@ -571,6 +571,46 @@ CHAT = SPECIAL._replace(chat=data.Chat((1,), (7,), (8, 9), (10,), (11,)))
      (((2,), (3,)), ((2, 57, 58), (3,))))], ids=str)
 def test_the_affixes_of_a_text_are_all_ids_around_it(objective_class, options, special, expected):
     assert objective_class.affixes(objective_class.Config(**options), special) == expected
+
+
+def separate_rows(batch, items, config, rows):
+    """Return LLM-JEPA's batch with the views in one row, or with a row for each of them."""
+    (text_before, text_after), (code_before, code_after) = LlmJepa.affixes(config, SPECIAL)
+    answers = [objectives.prompt_and_answer(item, SPECIAL) for item in items]
+    starts = [objectives.row_start(item, SPECIAL) for item in items]
+    texts = [np.array([*start, *text_before[1:], *item[0], *text_after])
+             for start, item in zip(starts, items)]
+    codes = [np.array([*code_before[1:], *item[1], *code_after]) for item in items]
+    if rows == 2:
+        views = [[Segment(text, True), Segment(code, True, prefix=(0, len(start)))]
+                 for text, code, start in zip(texts, codes, starts)]
+    else:
+        views = [[Segment(text, True)] for text in texts]
+        views += [[Segment(np.append(start, code), True)] for start, code in zip(starts, codes)]
+    packed = Packed.of_segments(answers + views)
+    ends = packed.cu_seqlens[1:].long()[len(items):]
+    lengths = torch.tensor([len(code) for code in codes])
+    index = torch.stack([ends - lengths, ends]) if rows == 2 else ends.view(2, -1)
+    return batch | dict(packed=packed, vector_index=index - 1) | objectives.next_tokens(
+        packed, answers, items, config.labels, SPECIAL)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+@pytest.mark.parametrize("options, positions, system", [
+    (dict(predictors=0), "learned", True), (dict(predictors=1, reverse=True), "rotary", False),
+    (dict(predictors=3, view_end=True), "rotary", True),
+    (dict(predictors=1, pred_position="prepend", reverse=True, view_end=True), "learned", True)])
+def test_one_row_of_segments_equals_separate_rows_in_loss_and_gradient(options, positions, system,
+                                                                      rows):
+    shape = replace(SHAPE, **DECODER | dict(positions=positions))
+    objective = build(LlmJepa, shape=shape, **options)
+    items = examples(LlmJepa, 7, system=system)
+    batch = batch_of(objective, items=items)
+    other = separate_rows(batch, items, objective.config, rows)
+    assert len(batch["packed"].tokens) < len(other["packed"].tokens)
+    losses = [objective(one)[0] for one in (batch, other)]
+    assert_near(losses[:1], losses[1:], 1e-12)
+    assert_near(*(gradients(loss, objective) for loss in losses), 1e-12)
 
 
 def test_jepa_dropout_skips_the_views_and_their_tokens_at_its_rate():
