@@ -159,8 +159,8 @@ RANGES = {"at least 0": lambda x: x >= 0, "at least 1": lambda x: x >= 1,
 
 
 class Checked:
-    """A dataclass that checks its fields when it is made: types, choices, finite numbers and the
-    ranges of the types above. Raises BadInput."""
+    """The base of a dataclass that checks its fields: types, choices, finite numbers and the ranges
+    of the types above. Raises BadInput."""
 
     def __post_init__(self):
         for name, kind in typing.get_type_hints(type(self), include_extras=True).items():

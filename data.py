@@ -99,12 +99,12 @@ def word_starts(inner, pieces, added):
     decode = decoders.ByteLevel().decode if "ByteLevel" in str(inner.pre_tokenizer) else "".join
     starts = np.ones(max(pieces.values()) + 1, bool)
     for piece, index in pieces.items():
-        first = decode([piece]).lstrip("\ufffd")[:1]
         if index in added:
             continue
         if isinstance(inner.model, models.WordPiece):
             starts[index] = not piece.startswith("##")
         else:  # a space mark, punctuation, a Chinese or a Japanese character begins a word
+            first = decode([piece]).lstrip("\ufffd")[:1]
             starts[index] = bool(first) and (unicodedata.category(first)[0] not in "LNM"
                                              or "\u2e80" <= first <= "\u9fff")
     return starts
@@ -253,7 +253,6 @@ class Corpus:
     columns: tuple
     num_text_columns: int  # the rest ("system") is never a view
     tokenizer: Tokenizer
-    special: Special  # the tokenizer's
     tokens: np.ndarray  # (T,) uint32
     offsets: np.ndarray  # (cells + 1,) int64
     rows: np.ndarray  # the numbers of this split's rows
@@ -261,6 +260,10 @@ class Corpus:
 
     def __len__(self):
         return len(self.rows)
+
+    @property
+    def special(self):
+        return self.tokenizer.special
 
     def _cells(self, row):
         """Return the ids of every column of a row."""
@@ -336,9 +339,8 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
     if holdout and not source.embedded:
         rows = np.flatnonzero(kinds == (TRAIN if split == "train" else EVAL))
         identity += split
-    return Corpus(source.name, source.columns, source.num_text_columns, tokenizer,
-                  tokenizer.special, tokens, offsets, rows,
-                  digest([identity, source.columns, tokenizer.hash, block]))
+    return Corpus(source.name, source.columns, source.num_text_columns, tokenizer, tokens, offsets,
+                  rows, digest([identity, source.columns, tokenizer.hash, block]))
 
 
 # ---- batches

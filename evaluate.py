@@ -485,9 +485,7 @@ class Evaluation:
     @functools.cached_property
     def answers(self):
         """Answers of a causal model to the first prompts, up to the stop token."""
-        if not self.can_answer:
-            raise NotApplicable("answers need a causal model (objective ntp or llm-jepa) and two "
-                                "columns, prompt and answer: choose them with --langs a,b")
+        need_answers(self, "this task")
         prompts, golds = (texts[:self.answer_limit] for texts in self.texts.values())
         max_new = 2 * max(map(len, self.tokenizer.encode(golds))) + 8
         # Truncate prompts that would leave no room for the answer.
@@ -498,6 +496,12 @@ class Evaluation:
 
 
 # ---- tasks: Evaluation -> {"metric" or "metric/detail": number}
+
+
+def need_answers(evaluation, task):
+    if not evaluation.can_answer:
+        raise NotApplicable(f"{task} needs a causal model (objective ntp or llm-jepa) and two "
+                            "columns, prompt and answer: choose them with --langs a,b")
 
 
 def need_translations(evaluation, task):

@@ -17,6 +17,7 @@ Run the same command again to resume. A run is a folder with model.pt (the train
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -411,7 +412,7 @@ class Run:
         self.open_data(resumed=saved is not None)
 
         torch.manual_seed(train.seed)  # all processes start from the same weights
-        self.model = make_model(train, shape, self.init, self.corpus.special)
+        self.model = make_model(train, shape, self.init, self.tokenizer.special)
         self.objective = objective_class(self.model, self.options).to(self.device)
         for module in self.objective.modules():
             module.is_checkpointed = train.gradient_checkpointing  # transformer blocks read this
@@ -445,7 +446,7 @@ class Run:
                                       holdout=not train.eval_data, block=train.block)
         self.corpus = open_rows(self.source, tokenizer, split="train")
         self.tokenizer = self.corpus.tokenizer
-        self.affixes = self.objective_class.affixes(self.options, self.corpus.special)
+        self.affixes = self.objective_class.affixes(self.options, self.tokenizer.special)
         make_batches = functools.partial(
             data.Batches, views=self.objective_class.views, rank=self.rank, world=self.world,
             uses_in_batch_negatives=self.objective_class.uses_in_batch_negatives(self.options),
@@ -530,11 +531,10 @@ class Run:
         rng = batches.rng(step)  # all randomness of a batch
         size = self.train.batch // self.train.accumulate
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
-                                                      self.corpus.special)
+                                                      self.tokenizer.special)
                          for first in range(0, len(examples), size)]
         # Prepare attention here, in the background thread, and not in the first layer.
-        values = [value for one in micro_batches for value in one.values()]
-        for packed in values:
+        for packed in itertools.chain(*(one.values() for one in micro_batches)):
             if isinstance(packed, Packed):
                 for kind in self.plans:
                     packed.plan(kind, self.device)
@@ -702,7 +702,7 @@ def describe(run):
     files = [*run.source.paths]
     if run.train.eval_data:
         files += corpora.open_text(run.train.eval_data, run.train.langs).paths
-    special = run.corpus.special
+    special = run.tokenizer.special
     return {"format": evaluate.FORMAT, "config": run.config, "command": run.command,
             "parameters": sum(p.numel() for p in run.objective.parameters()),
             "processes": run.world, "tokenizer_hash": run.tokenizer.hash,

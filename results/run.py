@@ -3,7 +3,7 @@
 Runs are in out/results, one thread each, one after another. An interrupted run resumes.
 
 In a command of experiments.json, RUN is the run's folder, FILES is the folder of --files, and
-MATCH[row] is the number of steps that has the compute of that row.
+MATCH[row] is the number of steps with the same compute as the run `row`.
 """
 
 import json

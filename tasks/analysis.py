@@ -22,6 +22,8 @@ from evaluate import (
     knn,
     map_batches,
     mean,
+    need_answers,
+    need_translations,
     percent,
     random_cosine,
     rankme,
@@ -32,8 +34,6 @@ from evaluate import (
     with_mean,
 )
 from objectives import Ntp
-from tasks.answers import need_answers
-from tasks.mining import need_translations
 from tasks.probes import measure
 
 # ---- ranks

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from common import BadInput, shown, warn
-from evaluate import NotApplicable, exact, map_batches, percent, starts_with
+from evaluate import NotApplicable, exact, map_batches, need_answers, percent, starts_with
 
 # ---- GSM8K, NQ-Open, labels
 
@@ -154,12 +154,6 @@ def answer_task(name, evaluation, flags):
 
 LETTERS = "ABCD"
 OPTION = re.compile(rf"\n([{LETTERS}])\) ")  # how the line of an ending begins
-
-
-def need_answers(evaluation, task):
-    if not evaluation.can_answer:
-        raise NotApplicable(f"{task} needs a causal model (objective ntp or llm-jepa) and two "
-                            "columns, prompt and answer: choose them with --langs a,b")
 
 
 def hellaswag_letter(evaluation):
