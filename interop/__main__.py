@@ -35,8 +35,7 @@ def export(run, folder):
 
 
 def encode(run, file, out, device):
-    """Write the L2-normalized embeddings of the lines of a file as a NumPy array, (lines, width).
-    """
+    """Write the L2-normalized embeddings of the lines of a file, a NumPy array (lines, width)."""
     out = Path(out).expanduser()
     if out.suffix != ".npy":
         raise BadInput(f"--out is {shown(out)}: the name must end in .npy")
