@@ -399,10 +399,10 @@ class Block(nn.Module):
         self.post_norm2 = make_norm(config, after)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, *inputs):
+    def forward(self, x, packed, angles=None, cache=None):
         if self.is_checkpointed and torch.is_grad_enabled():
-            return checkpoint(self.compute, *inputs, use_reentrant=False)
-        return self.compute(*inputs)
+            return checkpoint(self.compute, x, packed, angles, cache, use_reentrant=False)
+        return self.compute(x, packed, angles, cache)
 
     def compute(self, x, packed, angles=None, cache=None):
         if self.config.norm_position == "post":
