@@ -299,16 +299,13 @@ def make_norm(config, present=True):
     return norm(config.width, config.norm_epsilon)
 
 
-class Linear(nn.Linear):
-    """A linear layer, (T, D) -> (T, D'). In bfloat16 on a CPU, oneDNN compiles its kernels for each
+def in_whole_tiles(layer, x):
+    """Apply a layer, (T, D) -> (T, D'). In bfloat16 on a CPU, oneDNN compiles its kernels for each
     new T, which takes a third of a training step. Rounding T up lets it use a kernel again."""
-
-    def forward(self, x):
-        if x.ndim != 2 or not torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
-        rows = len(x)
-        x = F.pad(x.bfloat16(), (0, 0, 0, -rows % 64))
-        return super().forward(x)[:rows]
+    if x.ndim != 2 or not torch.is_autocast_enabled("cpu"):
+        return layer(x)
+    rows = len(x)
+    return layer(F.pad(x.bfloat16(), (0, 0, 0, -rows % 64)))[:rows]
 
 
 class Attention(nn.Module):
@@ -324,8 +321,8 @@ class Attention(nn.Module):
         q_size = self.heads * self.head_dim
         k_size = self.kv_heads * self.head_dim
         self.sizes = [q_size, k_size, k_size]  # of the projections to q, k and v
-        self.qkv = Linear(config.width, sum(self.sizes), config.bias or config.qkv_bias)
-        self.out = Linear(q_size, config.width, config.bias)
+        self.qkv = nn.Linear(config.width, sum(self.sizes), config.bias or config.qkv_bias)
+        self.out = nn.Linear(q_size, config.width, config.bias)
         self.q_norm = None
         if config.qk_norm != "none":
             whole = config.qk_norm == "whole"
@@ -343,13 +340,14 @@ class Attention(nn.Module):
             visible = cache[:, :packed.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
             k, v = visible.chunk(2, 1)
             return self.out(sdpa(q[:, :, None], k, v, packed.mask, self.softcap).flatten(1))
-        return self.out(kernels.packed_attention(qkv, self.heads, self.kv_heads, packed,
-                                                 self.back_end, self.softcap))
+        attended = kernels.packed_attention(qkv, self.heads, self.kv_heads, packed, self.back_end,
+                                            self.softcap)
+        return in_whole_tiles(self.out, attended)
 
     def project(self, x, angles):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
         (..., (H + 2 Hkv) K)."""
-        qkv = self.qkv(x)
+        qkv = in_whole_tiles(self.qkv, x)
         if angles is None and self.q_norm is None:
             return qkv
         q, k, v = qkv.split(self.sizes, -1)
@@ -370,8 +368,8 @@ class MLP(nn.Module):
         self.activation = config.activation
         # of the projections: up alone, or gate and up
         self.sizes = [config.ffn_dim] * (1 if config.activation == "gelu" else 2)
-        self.up = Linear(config.width, sum(self.sizes), config.bias)
-        self.down = Linear(config.ffn_dim, config.width, config.bias)
+        self.up = nn.Linear(config.width, sum(self.sizes), config.bias)
+        self.down = nn.Linear(config.ffn_dim, config.width, config.bias)
 
     def forward(self, x):
         x = self.up(x)  # (..., ffn_dim), twice that if gated
@@ -407,10 +405,11 @@ class Block(nn.Module):
     def compute(self, x, packed, angles=None, cache=None):
         if self.config.norm_position == "post":
             x = self.norm1(x + self.dropout(self.attention(x, packed, angles, cache)))
-            return self.norm2(x + self.dropout(self.mlp(x)))
+            return self.norm2(x + self.dropout(in_whole_tiles(self.mlp, x)))
         attended = self.attention(self.norm1(x), packed, angles, cache)
         x = x + self.dropout(self.post_norm1(attended))
-        return x + self.dropout(self.post_norm2(self.mlp(self.norm2(x))))
+        fed = in_whole_tiles(self.mlp, self.norm2(x))
+        return x + self.dropout(self.post_norm2(fed))
 
 
 def initialize(module, std):
