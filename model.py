@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kernels
 from common import AtLeast0, AtLeast1, BadInput, Checked, Fraction, atomic_file, read_torch
-from kernels.cross_entropy import upcast
+from kernels.cross_entropy import upcast, whole_tiles
 from kernels.padded import sdpa
 
 # ---- a batch is one line of tokens, and every token knows which keys it may attend to
@@ -300,13 +300,10 @@ def make_norm(config, present=True):
 
 
 def in_whole_tiles(layer, x):
-    """Apply a layer, (T, D) -> (T, D'). In bfloat16 on a CPU, oneDNN compiles its kernels for each
-    new T, which takes a third of a training step. Rounding T up lets it use a kernel again."""
+    """Apply a layer, (T, D) -> (T, D'), under autocast on a CPU to a whole number of tiles."""
     if x.ndim != 2 or not torch.is_autocast_enabled("cpu"):
         return layer(x)
-    rows, width = x.shape
-    x = x.bfloat16()
-    return layer(torch.cat([x, x.new_zeros(-rows % 64, width)]))[:rows]
+    return layer(whole_tiles(x.bfloat16()))[:len(x)]
 
 
 class Attention(nn.Module):
@@ -432,7 +429,7 @@ class Regressor(nn.Module):
         self.vocabulary = nn.Linear(width, vocab)
 
     def forward(self, states):
-        hidden = self.norm(F.gelu(self.transform(states)))
+        hidden = self.norm(F.gelu(in_whole_tiles(self.transform, states)))
         return hidden, self.vocabulary.weight, self.vocabulary.bias
 
 
@@ -495,7 +492,7 @@ class Model(nn.Module):
         """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
         weight (V, D), and bias (V,) or None."""
         if self.config.head == "transform":
-            states = self.transform_norm(F.gelu(self.transform(states)))
+            states = self.transform_norm(F.gelu(in_whole_tiles(self.transform, states)))
         weight = self.embed.weight if self.config.tied else self.vocabulary.weight
         return states, weight, self.vocabulary_bias
 

@@ -16,6 +16,14 @@ def upcast(x):
     return x.float() if x.element_size() < 4 else x
 
 
+def whole_tiles(x):
+    """Append rows of zeros to x (N, D), up to a multiple of 64, if it is bfloat16 on a CPU. There
+    oneDNN compiles its matmuls for each new N, which would take half of a training step."""
+    if x.dtype != torch.bfloat16 or x.device.type != "cpu":
+        return x
+    return torch.cat([x, x.new_zeros(-len(x) % 64, x.shape[1])])
+
+
 def linear_cross_entropy(states, weight, bias, targets, softcap=0.0):
     """Return the sum of the cross-entropies of the logits states W' + b: states (N, D), W (V, D),
     b (V,) or None, targets (N,) -> ().
@@ -62,16 +70,17 @@ def add_chunks(states, weight, bias, targets, softcap, grads):
     total = torch.zeros((), device=states.device)
     rows = max(1, CHUNK // (len(weight) * states.element_size()))
     for start in range(0, len(states), rows):
-        part = states[start:start + rows]
+        part = whole_tiles(states[start:start + rows])
+        gold = targets[start:start + rows]
         logits = F.linear(part, weight, bias)  # (n, V)
+        logits[len(gold):] = 0  # appended rows have no gradient
         # Copies in float32 are made of an eighth of the chunk at a time.
         few = max(1, rows // 8)
-        for first in range(0, len(part), few):
-            some = targets[start + first:start + rows][:few]
-            total = total + to_gradient(logits[first:first + few], some, softcap)
+        for some, values in zip(gold.split(few), logits.split(few)):
+            total = total + to_gradient(values[:len(some)], some, softcap)
         # From here on `logits` contains the gradients of the logits.
         if to_states is not None:
-            to_states[start:start + rows] = logits @ weight
+            to_states[start:start + rows] = (logits @ weight)[:len(gold)]
         if to_weight is not None:
             for word in range(0, len(weight), SLICE):
                 to_weight[word:word + SLICE] += logits[:, word:word + SLICE].T @ part
