@@ -18,7 +18,7 @@ def upcast(x):
 
 def whole_tiles(x):
     """Append rows of zeros to x (N, D), up to a multiple of 64, if it is bfloat16 on a CPU. There
-    oneDNN compiles its matmuls for each new N, which would take half of a training step."""
+    oneDNN compiles its matmuls for each new N, which would take a third of a training step."""
     if x.dtype != torch.bfloat16 or x.device.type != "cpu":
         return x
     return torch.cat([x, x.new_zeros(-len(x) % 64, x.shape[1])])
