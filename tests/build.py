@@ -33,12 +33,11 @@ def build(kernel, capability, dtype, warps, stages, **constants):
     """Compile a kernel; return registers per thread, bytes spilled, bytes of shared memory, and the
     number of wgmma instructions."""
     types = TYPES | dict.fromkeys(("qkv", "out", "grad", "dqkv"), f"*{dtype}")
-    signature = {}
-    aligned = {}  # pointers and strides are multiples of 16, as when a model runs
-    for i, name in enumerate(kernel.arg_names):
-        signature[name] = "constexpr" if name in constants else types.get(name, "*i32")
-        if name not in constants and name != "tokens":
-            aligned[i,] = [["tt.divisibility", 16]]
+    signature = {name: "constexpr" if name in constants else types.get(name, "*i32")
+                 for name in kernel.arg_names}
+    # Pointers and strides are multiples of 16, as when a model runs.
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature)
+               if name not in constants and name != "tokens"}
     source = ASTSource(kernel, signature, constants, aligned)
     options = {"num_warps": warps, "num_stages": stages}
     built = triton.compile(source, GPUTarget("cuda", capability, 32), options)
@@ -56,24 +55,24 @@ def build(kernel, capability, dtype, warps, stages, **constants):
 
 def kernels_of(tiles):
     """Yield the kernels of one row of the table: (kernel, its constants, warps, stages)."""
-    size, forward_warps, backward_warps = tiles.local
-    yield attention.local_forward_kernel, dict(SIZE=size), forward_warps, 3
-    yield attention.local_backward_kernel, dict(SIZE=size), backward_warps, 3
-    rows, step, *how = tiles.forward
-    yield attention.forward_kernel, dict(ROWS=rows, STEP=step), *how
-    rows, step, *how = tiles.queries
-    yield attention.queries_kernel, dict(ROWS=rows, STEP=step), *how
-    keys, rows, *how = tiles.keys
-    yield attention.keys_kernel, dict(KEYS=keys, ROWS=rows), *how
+    size, *warps = tiles.local
+    yield attention.local_forward_kernel, dict(SIZE=size), warps[0], 3
+    yield attention.local_backward_kernel, dict(SIZE=size), warps[1], 3
+    for kernel, names, (*sizes, warps, stages) in (
+            (attention.forward_kernel, ("ROWS", "STEP"), tiles.forward),
+            (attention.queries_kernel, ("ROWS", "STEP"), tiles.queries),
+            (attention.keys_kernel, ("KEYS", "ROWS"), tiles.keys)):
+        yield kernel, dict(zip(names, sizes)), warps, stages
 
 
 def main(gpus):
     faults = []
     for (gpu, element_size, head_size), rows in TILES.items():
+        if gpu not in gpus:
+            continue
         capability = 90 if gpu == "9.0" else 80
         # Each row on its tightest GPU and head size.
-        kernels = itertools.chain(*map(kernels_of, set(rows))) if gpu in gpus else ()
-        for kernel, tile, warps, stages in kernels:
+        for kernel, tile, warps, stages in itertools.chain(*map(kernels_of, set(rows))):
             registers, spilled, shared, wgmma = build(
                 kernel, capability, NAMES[element_size], warps, stages, H=4, HKV=1, K=head_size,
                 TWO=True, SCALE=math.log2(math.e) / math.sqrt(head_size), **tile)

@@ -102,10 +102,8 @@ def slow_lejepa(objective, batch):
         else:
             z = layer(z)
     x, y = z[:3], z[3:]
-    # Both views are equally far from their center: half of their difference. slow_sigreg has its
-    # own distance of x and y, 0.95 of which we replace.
-    agree = ((x - y) / 2).square().mean()
-    return 0.95 * agree + slow_sigreg(x, y) - 0.95 * (x - y).square().mean()
+    # slow_sigreg has the distance of x and y. Their distance to the center is a quarter of it.
+    return slow_sigreg(x, y) - 0.95 * 0.75 * (x - y).square().mean()
 
 
 def slow_simcse(objective, batch):

@@ -14,13 +14,13 @@ import torch
 
 import kernels
 from common import BadInput
-from model import DECODER, Model, ModelConfig, Packed, Segment, each_tensor, set_attention
+from model import DECODER, Model, ModelConfig, Packed, each_tensor, set_attention
 from objectives import OBJECTIVES
 
 if sys.platform != "linux":
     pytest.skip("Triton exists for Linux only", allow_module_level=True)
 
-from test_model import LAYOUTS, oracle  # noqa: E402
+from test_model import LAYOUTS, oracle, segment, visible  # noqa: E402
 from test_objectives import SHAPE, batch_of, build  # noqa: E402
 
 from kernels import attention, schedule  # noqa: E402
@@ -35,92 +35,59 @@ NONE_LOCAL = SMALL._replace(local=(0, 4, 4))  # every row takes the general path
 SHARED = "prefix, answer, isolated segment"
 
 
-def moved(plan):
+def plan_of(key_ranges, group_size=1, tiles=SMALL):
+    plan = schedule.plan(torch.as_tensor(key_ranges).numpy(), group_size, tiles, tiles)
     return each_tensor(plan, lambda x: x.to(DEVICE))
-
-
-def segment(length, causal=False, prefix=None):
-    return Segment(np.zeros(length, np.int64), causal, prefix)
 
 
 APART = [segment(5), segment(3, True, (0, 5)), segment(4), segment(3, True, (0, 5))]
 
 
-def collated():
-    """Return every Packed that an objective's collate makes, by name."""
-    lines = {}
-    for name, objective_class in OBJECTIVES.items():
-        options = dict(predictors=3) if name == "llm-jepa" else {}
-        for key, value in batch_of(build(objective_class, **options)).items():
-            if isinstance(value, Packed):
-                lines[f"{name} {key}"] = value
-    return lines
-
-
-EVERY = {name: Packed.of_segments(rows) for name, rows in LAYOUTS.items()} | collated()
-every = pytest.mark.parametrize("name", EVERY)
-
-
-def mask(intervals):
-    index = np.arange(len(intervals))
-    low, high, low2, high2 = np.asarray(intervals).T[..., None]
-    return (low <= index) & (index < high) | (low2 <= index) & (index < high2)
+EVERY = {name: Packed.of_segments(rows) for name, rows in LAYOUTS.items()}
 
 
 # ---- the schedule
 
 
 def assert_visits_once(table, local, seen):
-    """Assert that every visible pair is visited once, no pair twice, and that every token is in one
-    tile or block."""
-    times = np.zeros(seen.shape, int)
+    """Assert that every visible pair is visited once and no pair twice."""
+    times = np.zeros(seen.shape)
     for first, last in local:
         times[first:last, first:last] += 1
     for first, last, low, high, low2, high2 in table:
         times[first:last, low:high] += 1
         times[first:last, low2:high2] += 1
     assert times.max() <= 1 and (times[seen] == 1).all()
-    written = [np.arange(*block[:2]) for block in [*local, *table]]
-    assert sorted(np.concatenate(written)) == list(range(len(seen)))
 
 
-@every
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("group_size", [1, 3, 4])
 @pytest.mark.parametrize("tiles", [
     SMALL, NONE_LOCAL, TILES["9.0", 2, 64][1],
     SMALL._replace(local=(0, 4, 4), forward=(16, 8, 4, 2), keys=(8, 16, 4, 2))])
 def test_a_plan_visits_every_visible_pair_once(name, tiles, group_size):
-    key_ranges = EVERY[name].key_ranges.numpy()
-    plan = schedule.plan(key_ranges, group_size, tiles, tiles)
-    visible = mask(key_ranges)
-    assert np.array_equal(mask(plan.query_ranges), visible.T)
+    key_ranges = EVERY[name].key_ranges
+    plan = plan_of(key_ranges, group_size, tiles)
+    seen = visible(key_ranges).numpy()
+    assert np.array_equal(visible(plan.query_ranges).cpu(), seen.T)
     assert plan.two == (key_ranges[:, 2] < key_ranges[:, 3]).any()
     local, queries, keys = (table.tolist() for table in plan[1:4])
-    assert_visits_once(queries, local, visible)
-    assert_visits_once(keys, local, visible.T)
+    assert_visits_once(queries, local, seen)
+    assert_visits_once(keys, local, seen.T)
     for blocks, size in ((queries, tiles.forward[0] // group_size), (keys, tiles.keys[0]),
                          (local, tiles.local[0])):
         assert all(0 < last - first <= size for first, last, *_ in blocks)
 
 
-APART_RANGES = Packed.of_segments([APART]).key_ranges.numpy()
-
-
-@pytest.mark.parametrize("key_ranges, group_size, message", [
-    (APART_RANGES, 1, "not next to each other"),
-    ([[0, 3, 0, 0]], 1, "leaves the line of 1"),
-    ([[0, 2, 0, 0], [0, 1, 0, 0]], 1, "segments and prefixes"),
-    ([[0, 1, 0, 0], [0, 0, 0, 0]], 1, "segments and prefixes"),
-    ([[0, 1, 1, 2], [1, 2, 0, 0]], 1, "segments and prefixes"),
-    ([[0, 1, 0, 0]], 64, "64 query heads")])
-def test_a_mask_that_the_kernels_do_not_support_is_refused(key_ranges, group_size, message):
-    with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
-        schedule.plan(np.array(key_ranges), group_size, SMALL, SMALL)
-
-
 @pytest.mark.parametrize("make, message", [
+    (lambda: plan_of([[0, 3, 0, 0]]), "leaves the line of 1"),
+    (lambda: plan_of([[0, 2, 0, 0], [0, 1, 0, 0]]), "segments and prefixes"),
+    (lambda: plan_of([[0, 1, 0, 0], [0, 0, 0, 0]]), "segments and prefixes"),
+    (lambda: plan_of([[0, 1, 1, 2], [1, 2, 0, 0]]), "segments and prefixes"),
+    (lambda: plan_of([[0, 1, 0, 0]], 64), "64 query heads"),
     (lambda: schedule.choose_tiles((9, 0), 32, 8), "numbers have 8 bytes"),
-    (lambda: Packed.of_segments([APART]).plan(("triton", 1, 32, 4)), "use --attention auto or"),
+    (lambda: Packed.of_segments([APART]).plan(("triton", 1, 32, 4)),
+     "not next to each other.*use --attention auto or sdpa"),
     (lambda: attention.attention(torch.zeros(96, 4).T, 1, 1, None, None), "make it contiguous"),
     (lambda: set_attention(Model(ModelConfig(width=48, heads=2)), "triton", DEVICE, 4), "not 24"),
     (lambda: set_attention(Model(ModelConfig(attn_softcap=5.0)), "triton", DEVICE, 4), "cap")])
@@ -132,12 +99,12 @@ def test_what_the_kernels_cannot_do_is_refused_in_one_line(make, message):
 # ---- the kernels
 
 
-def both(packed, heads, kv_heads, size, dtype=torch.float32, tiles=(SMALL, SMALL)):
+def both(packed, heads, kv_heads, size, dtype=torch.float32, tiles=SMALL):
     """Return our states and gradient, and those of the definition in float64, from a strided view
     and with memory that is filled with NaN."""
     torch.manual_seed(0)
     width = (heads + 2 * kv_heads) * size
-    plan = moved(schedule.plan(packed.key_ranges.numpy(), heads // kv_heads, *tiles))
+    plan = plan_of(packed.key_ranges, heads // kv_heads, tiles)
     packed = packed.to(DEVICE)
     wide = torch.randn(len(packed.tokens), width + 16).to(DEVICE, dtype)
     qkv = wide[:, 8:8 + width].requires_grad_()
@@ -159,17 +126,13 @@ def assert_close(results, dtype=torch.float32):
         assert (ours.double() - exact).abs().max() <= LIMIT[dtype] * max(1, exact.abs().max())
 
 
-@pytest.mark.parametrize("name, tiles", [
-    *((name, SMALL) for name in EVERY), ("bidirectional", NONE_LOCAL), (SHARED, NONE_LOCAL)])
-def test_states_and_gradients_equal_the_definition_on_every_layout(name, tiles):
-    assert_close(both(EVERY[name], 2, 1, 32, tiles=(tiles, tiles)))
-
-
-@pytest.mark.parametrize("heads, kv_heads, size", [
-    (2, 2, 16), (8, 1, 16), (3, 1, 16), (4, 2, 64), (2, 1, 128)])
-def test_head_sizes_and_shared_heads_agree(heads, kv_heads, size):
-    tiles = TILES["other", 4, 64 if size <= 64 else 128]
-    assert_close(both(EVERY[SHARED], heads, kv_heads, size, tiles=tiles))
+@pytest.mark.parametrize("name, heads, tiles", [  # heads: of queries, of keys, their size
+    *((name, (2, 1, 32), SMALL) for name in EVERY),
+    *((name, (2, 1, 32), NONE_LOCAL) for name in ("bidirectional", SHARED)),
+    *((SHARED, heads, SMALL) for heads in ((2, 2, 16), (8, 1, 16), (3, 1, 16), (4, 2, 64))),
+    (SHARED, (2, 1, 128), TILES["other", 4, 128][0])])
+def test_states_and_gradients_equal_the_definition(name, heads, tiles):
+    assert_close(both(EVERY[name], *heads, tiles=tiles))
 
 
 # The interpreter gets bfloat16 wrong.
@@ -179,7 +142,7 @@ def test_head_sizes_and_shared_heads_agree(heads, kv_heads, size):
 @pytest.mark.parametrize("long", [False, True])
 def test_every_row_of_the_table_agrees_within_the_precision_of_sixteen_bits(row, long, dtype):
     packed = Packed.of_segments([*LAYOUTS[SHARED], [segment(140, long)]])
-    assert_close(both(packed, 2, 1, row[2], dtype, (TILES[row][long],) * 2), dtype)
+    assert_close(both(packed, 2, 1, row[2], dtype, TILES[row][long]), dtype)
 
 
 def test_the_same_input_gives_the_same_bits():
@@ -187,35 +150,13 @@ def test_the_same_input_gives_the_same_bits():
         assert torch.equal(one, other)
 
 
-def line_of(packed):
-    """Return random heads of a line, for 4 query heads and 2 KV heads of size 32, and its plan."""
-    plan = moved(schedule.plan(packed.key_ranges.numpy(), 2, SMALL, SMALL))
-    return torch.randn(len(packed.tokens), 8 * 32).to(DEVICE), packed.key_ranges.to(DEVICE), plan
-
-
-def test_what_a_token_may_not_see_does_not_change_it():
-    qkv, key_ranges, plan = line_of(EVERY[SHARED])
-    before = attention.attention(qkv, 4, 2, key_ranges, plan)
-    qkv[10] += 1
-    after = attention.attention(qkv, 4, 2, key_ranges, plan)
-    blind = torch.from_numpy(~mask(key_ranges.cpu().numpy())[:, 10])
-    assert torch.equal(before[blind], after[blind])
-    assert (before[~blind] != after[~blind]).any(1).all()
-
-
 def test_the_operation_is_one_node_for_the_compiler():
-    qkv, key_ranges, plan = line_of(EVERY[SHARED])
-    qkv.requires_grad_()
-    arguments = (qkv, 4, 2, key_ranges, *plan[:5], plan.tiles.flat())
-    torch.library.opcheck(attention.forward, arguments, test_utils=(
-        "test_schema", "test_faketensor", "test_autograd_registration"))
-
-    def run(qkv):
-        return attention.attention(qkv * 2, 4, 2, key_ranges, plan) * 2
-
-    outputs = run(qkv), torch.compile(run, fullgraph=True, backend="aot_eager")(qkv)
-    assert torch.equal(*outputs)
-    assert torch.equal(*(torch.autograd.grad(out.sum(), qkv)[0] for out in outputs))
+    packed = EVERY[SHARED]
+    plan = plan_of(packed.key_ranges, 2)
+    key_ranges = packed.key_ranges.to(DEVICE)
+    qkv = torch.randn(len(packed.tokens), 8 * 32).to(DEVICE).requires_grad_()
+    torch.library.opcheck(attention.forward,
+                          (qkv, 4, 2, key_ranges, *plan[:5], plan.tiles.flat()))
 
 
 # ---- two back ends
@@ -229,18 +170,15 @@ def results(objective_class, back_end):
     narrow = dict(predictor_width=48) if objective_class.name == "hybrid" else {}
     objective = build(objective_class, torch.float32, shape, **narrow).to(DEVICE)
     need, = set_attention(objective, back_end, DEVICE, 4)
-    batch = batch_of(objective)
-    lines = [value for value in batch.values() if isinstance(value, Packed)]
-    for packed in lines:
-        packed.plan(need, DEVICE)
-    loss, terms = objective(each_tensor(batch, lambda x: x.to(DEVICE)))
+    batch = each_tensor(batch_of(objective), lambda x: x.to(DEVICE))
+    loss, terms = objective(batch)
     loss.backward()
-    # No layer had to make another plan.
-    assert all(packed.plans.keys() == {need} for packed in lines)
+    for packed in batch.values():  # no layer needs another plan
+        assert not isinstance(packed, Packed) or packed.plans.keys() == {need}
     return [*terms.values(), *(p.grad for p in objective.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", ["mexma", "hybrid", "llm-jepa"])
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_and_gradients_are_the_same_with_either_back_end(name):
     ours, theirs = (results(OBJECTIVES[name], back_end) for back_end in ("triton", "sdpa"))
     for one, other in zip(ours, theirs, strict=True):
@@ -248,21 +186,11 @@ def test_losses_and_gradients_are_the_same_with_either_back_end(name):
 
 
 def test_auto_falls_back_to_sdpa_for_a_mask_that_the_kernels_lack_with_one_warning(capsys):
-    model = Model(ModelConfig(width=64, heads=2)).to(DEVICE).eval()
-    states = {}
-    for back_end in ("sdpa", "auto", "triton"):
-        for block in model.blocks:
-            block.attention.back_end = back_end  # set_attention says "auto" on a GPU alone
-        window = Packed.of([np.arange(1, 90), np.arange(1, 12)], causal=True)
-        first, last, *_ = window.key_ranges.T
-        first.copy_(torch.maximum(first, last - 4))  # a token sees itself and three more
-        if back_end == "triton":
-            with pytest.raises(BadInput, match="use --attention auto or sdpa"):
-                model(window.to(DEVICE))
-        else:
-            for _ in range(2):  # two batches, one warning
-                states[back_end] = model(replace(window, plans={}).to(DEVICE))
-    assert torch.equal(states["auto"], states["sdpa"])
+    packed = Packed.of_segments([APART]).to(DEVICE)
+    qkv = torch.randn(len(packed.tokens), 3 * 64).to(DEVICE)
+    one, two, sdpa = (kernels.packed_attention(qkv, 2, 2, replace(packed, plans={}), back_end)
+                      for back_end in ("auto", "auto", "sdpa"))
+    assert torch.equal(one, sdpa) and torch.equal(two, sdpa)
     warning, = capsys.readouterr().err.splitlines()
     assert "warning: the Triton kernels do not support the mask" in warning
     # Masks that the kernels support do use them.

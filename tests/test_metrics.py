@@ -29,7 +29,6 @@ def test_golden_values():
         "cosine/different/de-en": 0.1507652688947388}, rel=1e-12)
     texts = list(map(str, range(40)))
     hard = [(f"altered {row}", 2 * row, "ab"[row % 2]) for row in range(20)]
-    assert evaluate.xsim(de, en) == 22.5
     assert evaluate.retrieval({"en": en, "de": de}, {"en": texts}, en[::2] + .1, hard) == {
         "xsim": 22.5, "xsim/de-en": 22.5, "xsim++": 40.0, "xsim++/de-en": 40.0,
         "xsim++/a": 12.5, "xsim++/b": 5.0, "xsim++/misaligned": 22.5}
@@ -70,7 +69,6 @@ ONES = torch.ones(64)
 
 
 @pytest.mark.parametrize("z, wanted", [
-    (torch.tensor([[2., 0], [-.5, 0]]), -8),
     # Rows of zeros are one point, at a right angle to all others.
     (torch.cat([torch.zeros(3, 4), torch.eye(4)[:1]]), math.log((1 + math.exp(-4)) / 2)),
     (NOISE, torch.pdist(F.normalize(NOISE)).square().mul(-2).exp().mean().log())])

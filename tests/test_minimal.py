@@ -12,7 +12,6 @@ from minimal import bert_jepa, llm_jepa, mexma, predict_and_reconstruct
 from model import Model, ModelConfig
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
-PAGES = (bert_jepa, llm_jepa, mexma, predict_and_reconstruct)
 # Names of weights on the pages and in the classes, first at the beginning, then in a block.
 COMMON = {"embed": "model.embed", "position": "model.position_embedding.weight",
           "blocks": "model.blocks"}
@@ -75,11 +74,18 @@ def assert_equal(page, page_loss, objective, batch, names):
             assert (ours[name].grad - weight.grad).abs().max() < 1e-9, name
 
 
-def test_mexma(monkeypatch):
-    page = mexma.Mexma().double()
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_mexma(double, monkeypatch):
+    page = mexma.Mexma()
     model = Model(ModelConfig(vocab=mexma.V, max_positions=64, norm_epsilon=1e-12, dropout=0.0))
     objective = Mexma(model, Mexma.Config(align="cosine", align_weight=2.0, koleo_weight=1.0,
-                                          head_layers=2, head_heads=4, head_hidden=512)).double()
+                                          head_layers=2, head_heads=4, head_hidden=512))
     a, b = map(mexma.tokenize, zip(*mexma.pairs[:12]))
     batch = collate(objective, mexma, words(a), words(b))
     sides = zip(*[rows.chunk(2) for rows in masked_rows(batch, 24)])
@@ -89,10 +95,10 @@ def test_mexma(monkeypatch):
     assert_equal(page, lambda: page.loss(a, b), objective, batch, names)
 
 
-def test_bert_jepa(monkeypatch):
-    page = bert_jepa.Bert().double()
+def test_bert_jepa(double, monkeypatch):
+    page = bert_jepa.Bert()
     model = Model(ModelConfig(vocab=bert_jepa.V, max_positions=128, dropout=0.0, head="transform"))
-    objective = Bepa(model, Bepa.Config(cls_view="clean", order="given")).double()
+    objective = Bepa(model, Bepa.Config(cls_view="clean", order="given"))
     a, b = zip(*bert_jepa.pairs[:12])
     views = [[np.array(bert_jepa.tokenize(text)[1:-1]) for text in texts] for texts in (a, b)]
     batch = collate(objective, bert_jepa, *views)
@@ -102,40 +108,33 @@ def test_bert_jepa(monkeypatch):
     assert_equal(page, lambda: page.loss(a, b), objective, batch, names)
 
 
-def test_llm_jepa():
-    page = llm_jepa.Decoder().double()
+def test_llm_jepa(double):
+    page = llm_jepa.Decoder()
     model = Model(ModelConfig(vocab=llm_jepa.V, max_positions=256, norm_position="pre",
                               causal=True, pool="last", dropout=0.0))
-    objective = LlmJepa(model, LlmJepa.Config()).double()
+    objective = LlmJepa(model, LlmJepa.Config())
     texts, codes = zip(*llm_jepa.tokenize(llm_jepa.pairs[:12]))
     batch = collate(objective, llm_jepa, map(np.array, texts), map(np.array, codes))
     names = COMMON | {"norm": "model.final_norm"}
     assert_equal(page, lambda: page.loss(texts, codes), objective, batch, names)
 
 
-def test_predict_and_reconstruct(monkeypatch):
+def test_predict_and_reconstruct(double, monkeypatch):
     page = predict_and_reconstruct.Hybrid()
-    for part in (page.encoder, page.teacher, page.predictor):  # sinusoids in float64
-        d = part.position.shape[1]
-        angle = torch.arange(64)[:, None] / 10_000 ** (torch.arange(0, d, 2).double() / d)
-        part.position = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)
-    page = page.double()
     model = Model(ModelConfig(vocab=predict_and_reconstruct.V, max_positions=64, dropout=0.0,
                               norm_position="pre", positions="sinusoidal"))
     objective = Hybrid(model, Hybrid.Config(min_keep=0, predictor_width=64, predictor_layers=2,
-                                            predictor_heads=4, predictor_std=0.0)).double()
+                                            predictor_heads=4, predictor_std=0.0))
     x = predict_and_reconstruct.tokenize(predict_and_reconstruct.sentences[:12])
     batch = collate(objective, predict_and_reconstruct, words(x))
-    # The tokens of the contexts, and of two blocks for each row.
-    context = torch.zeros(12, 1, x.shape[1], dtype=torch.bool)
-    block = torch.zeros(24, x.shape[1], dtype=torch.bool)
+    # The tokens of two blocks for each row, and of the contexts.
+    drawn = [torch.zeros(12, count, x.shape[1], dtype=torch.bool) for count in (2, 1)]
     packed, predict = batch["packed"], batch["predict"]
-    for row, positions in zip(context, split_rows(packed, packed.positions)[12:]):
+    block = batch["mask_index"]
+    drawn[0].flatten(0, 1)[predict.row_of_token()[block], predict.positions[block]] = True
+    for row, positions in zip(drawn[1], split_rows(packed, packed.positions)[12:]):
         row[0, positions] = True
-    block[predict.row_of_token()[batch["mask_index"]],
-          predict.positions[batch["mask_index"]]] = True
-    drawn = iter([block.unflatten(0, (12, 2)), context])
-    monkeypatch.setattr(predict_and_reconstruct, "draw_blocks", lambda *_: next(drawn))
+    monkeypatch.setattr(predict_and_reconstruct, "draw_blocks", lambda *_: drawn.pop(0))
     monkeypatch.setattr(predict_and_reconstruct, "mask_words", lambda x: masked_rows(batch, 12))
     names = {"to_predictor": "predictor_embed", "to_states": "predictor_proj",
              "predictor.norm": "predictor_norm", "predictor.blocks": "predictor",
@@ -147,7 +146,8 @@ def test_predict_and_reconstruct(monkeypatch):
     assert_equal(page, lambda: page.losses(x)[0], objective, batch, names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__.split(".")[1])
+@pytest.mark.parametrize("page", [bert_jepa, llm_jepa, mexma, predict_and_reconstruct],
+                         ids=lambda page: page.__name__)
 def test_a_page_trains_and_prints_its_numbers(page, monkeypatch, capsys):
     monkeypatch.setattr(page, "STEPS", 2)
     for name in {"toy", "meanings", "regex"} & vars(page).keys():  # fewer test sentences
