@@ -37,12 +37,15 @@ class NextLat(Ntp):
                                nn.Linear(d, d), nn.GELU(), nn.Linear(d, d))
 
     # the keys of Ntp;  state_index (M,): all tokens but the last of each row
+    # loss_denominators (2,): the number of targets, and M
     @staticmethod
     def collate(examples, rng, config, special):
         batch = Ntp.collate(examples, rng, Ntp.Config(), special)
         packed = batch["packed"]
         is_last = torch.isin(torch.arange(len(packed.tokens)), packed.cu_seqlens - 1)  # (T,)
-        return dict(batch, state_index=(~is_last).nonzero().flatten())
+        index = (~is_last).nonzero().flatten()
+        counts = torch.cat([batch["loss_denominators"], torch.tensor([float(len(index))])])
+        return dict(batch, state_index=index, loss_denominators=counts)
 
     def forward(self, batch):
         c = self.config
@@ -53,13 +56,14 @@ class NextLat(Ntp):
         token = self.model.embed(batch["packed"].tokens[index + 1])  # (M, D)
         predicted = states[index] + self.f(torch.cat([states[index], token], -1))
         target = states[index + 1].detach()
-        latent = F.smooth_l1_loss(upcast(predicted), upcast(target))
+        weight = len(index) / batch["loss_denominators"][1]  # of this micro-batch
+        latent = weight * F.smooth_l1_loss(upcast(predicted), upcast(target))
 
         _, head, _ = self.model.head(target)  # (V, D)
         with no_autocast(states):
             logits = F.linear(upcast(torch.stack([target, predicted])), head.detach())
         log_p, log_q = logits.log_softmax(-1)  # (M, V) each
-        kl = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+        kl = weight * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
 
         loss = ntp + c.latent_weight * latent + c.kl_weight * kl
         return loss, {"ntp": ntp.detach(), "latent": latent.detach(), "kl": kl.detach()}
