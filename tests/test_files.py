@@ -16,13 +16,7 @@ from corpora import count_trained_on, evaluation_rows, files, open_text, store, 
 from data import open_corpus
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
-TURNS = {"system": "s", "user": "u", "assistant": "a"}
 PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-
-
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def write(name, content, pack=bytes):
@@ -45,21 +39,14 @@ def rows(spec, split="all", langs=()):
 # ---- formats: tests/test_cases.py has more of them, packed and with other delimiters
 
 
-def test_a_new_format_is_one_function_and_one_line(monkeypatch):
-    def read_arrows(path, langs=()):
-        for number, line in files.read_lines(path):
-            yield number, dict(zip(("en", "de"), line.split(" -> ")))
-
-    monkeypatch.setitem(files.READERS, ".arrows", read_arrows)
-    path = write("a.arrows.gz", "".join(f"{a} -> {b}\n" for a, b in PAIRS), gzip.compress)
-    assert rows(path) == PAIRS and len(open_corpus(path, vocab=300)) == 36
+def chat(**turns):
+    return {"messages": [{"role": role, "content": text} for role, text in turns.items()]}
 
 
 @pytest.mark.parametrize("record, row", [
-    (TURNS, ("u", "a", "s")),
-    ({"messages": [{"role": role, "content": TURNS[role]} for role in TURNS]}, ("u", "a", "s")),
-    ({"messages": [{"role": role, "content": TURNS[role]} for role in ("assistant", "user")]},
-     ("u", "a")),
+    (dict(system="s", user="u", assistant="a"), ("u", "a", "s")),
+    (chat(system="s", user="u", assistant="a"), ("u", "a", "s")),
+    (chat(assistant="a", user="u"), ("u", "a")),
     ({"Question": "q", "Answer": 7, "id": 1}, ("q", "7")),
     ({"translation": {"en": "a", "de": "b"}}, ("a", "b"))])
 def test_pairs_and_chats_have_two_views_and_a_system_text_is_none(record, row):
@@ -71,8 +58,7 @@ def test_pairs_and_chats_have_two_views_and_a_system_text_is_none(record, row):
 def test_moses_files_are_put_side_by_side_and_others_one_after_the_other():
     paths = [write(f"c.de-en.{lang}.gz", f"{lang} 1\n{lang} 2\r\n", gzip.compress)
              for lang in ("de", "en")]
-    assert open_text(",".join(paths)).columns == ("de", "en")
-    assert rows(paths) == [("de 1", "en 1"), ("de 2", "en 2")]
+    assert rows(",".join(paths)) == [("de 1", "en 1"), ("de 2", "en 2")]
     assert rows(paths, langs="en") == [("en 1",), ("en 2",)]
     assert rows([write(f"{name}_00", f"{name}\n") for name in "ab"]) == [("a",), ("b",)]
     two = [tsv("x.tsv", [("a", "b")]), tsv("y.tsv", [("c", "d")], "en\tfr\n")]
@@ -97,12 +83,11 @@ def test_line_ends_quotes_and_blank_lines(name, content, wanted):
 
 
 @pytest.mark.parametrize("names, columns", [
-    ("id en de", "en de"), ("eng_Latn id zho_Hans", "eng_Latn zho_Hans"),
+    ("eng_Latn id zho_Hans", "eng_Latn zho_Hans"),
     ("zh-CN pt_BR ref en1 EN", "zh-CN pt_BR en1 EN"), ("text en src tgt", "src tgt"),
     ("en_id en_score is_duplicate en_\x1b de en", "de en"), ("id1 id2 S1 S2", "S1 S2"),
     ("src trg sentence1 sentence2", "src trg"), ("question answer text", "question answer"),
-    ("system user assistant", "user assistant system"), ("label text", "text"),
-    ("anchor positive negative", "anchor positive")])
+    ("system user assistant", "user assistant system"), ("label text", "text")])
 def test_columns_are_those_of_the_first_known_group(names, columns):
     names, columns = names.split(), tuple(columns.split())
     for path in (tsv("a.tsv", [names[::-1]], "\t".join(names) + "\n"),
@@ -124,36 +109,31 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     assert rows(path, langs=["id"]) == [("1",), ("2",), ("3",), ("4",)]
     with pytest.raises(BadInput, match="w.tsv:1: no en, fre among the columns id, en, de, fr: ch"):
         open_text(path, "en,fre")
-    path = write("b.csv", "English text;German text\na;b\n")
+    path = write("b.csv.gz", "English text;German text\na;b\n", gzip.compress)
     assert rows(path, langs=["German text", "English text"]) == [("b", "a")]
 
 
 # ---- refusals
 
-BAD = [
+@pytest.mark.parametrize("name, content, message", [
     ("a.tsv", "en\tde\na\tb\na\tb\tc", "a.tsv:3: 3 cells, but the header has 2 columns (en, de)"),
-    ("a.csv", 'src,trg\na,b\n"a"x,b\n', "a.csv:3: not CSV (',' expected after '\"')"),
-    ("a.csv", 'src,trg\na,b\n"a\nb,c\nd,e\n', "a.csv:3: not CSV (unexpected end of data): quotes"),
-    ("a.csv", b'src,trg\na,b\n"a\n\xe4\n",b\n', "a.csv:4: this is not UTF-8: convert it (iconv -f"),
+    ("a.csv", 'src,trg\na,b\n"a\nb,c\nd,e\n', "a.csv:3: not CSV (unexpected end of data)"),
+    ("a.csv", b'src,trg\na,b\n"a\n\xe4\n",b\n', "a.csv:4: this is not UTF-8: convert it"),
     ("a.tsv", "en\tde\n", "a.tsv has no rows"), ("a.txt", "", "a.txt has no rows"),
     ("a.tsv", "en\tde\na\t\n \tb\n", "a.tsv: no row has enough text in en, de"),
     ("a.tsv", "x" * 9000 + "\ty z\n", "a.tsv:1: no known names among the columns xxx"),
-    ("a.csv", "A b.,C d.\n", "a.csv:1: no known names among the columns A b., C d.: choose with "
-     "--langs, or if this is no header, add one, such as src,tgt"),
-    ("a.tsv", "\x1b[31m\tb c\n", "among the columns \\x1b[31m, b c: choose"),
+    ("a.csv", "A b.,\x1b[31m\n", "columns A b., \\x1b[31m: choose with --langs, or if this is no "
+     "header, add one, such as src,tgt"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON Lines ("),
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: not JSON Lines ('utf-8' codec"),
-    ("a.jsonl", '{"text": "x"}\n{"text": [1]}', "a.jsonl:2: [1] is not a text: choose other colum"),
-    ("a.jsonl", lines({"user": "a", "assistant": "b"}, {"messages": [{"role": "user"}, {}, 7]}),
+    ("a.jsonl", '{"text": "x"}\n{"text": [1]}', "a.jsonl:2: [1] is not a text"),
+    ("a.jsonl", lines({"text": "a"}, {"messages": [{"role": "user"}, {}, 7]}),
      "a.jsonl:2: not JSON Lines ('content'): write one object of texts, or one chat,"),
-    ("a.jsonl", lines({"messages": [{"role": "user", "content": "a"}] * 2}), "a chat has one turn"),
-    ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ('list' object is not a mapping): wri"),
-    ("toyy", None, "--data 'toyy' is neither a file nor one of toy, documents, regex; did you mea"),
+    ("a.jsonl", lines(chat(user="a")), "a chat has one turn"),
+    ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ('list' object is not a mapping)"),
+    ("toyy", None, "'toyy' is neither a file nor one of toy, documents, regex; did you mean toy"),
     ("", None, "--data '' is neither"), ("a.de,a.en", None, "there is no file a.de"),
-    (".", None, ". is a folder without files CODE.devtest or CODE.dev: name its files, as in")]
-
-
-@pytest.mark.parametrize("name, content, message", BAD)
+    (".", None, ". is a folder without files CODE.devtest")])
 def test_a_mistake_in_a_file_is_one_line_that_names_it(name, content, message):
     if content is not None:
         write(name, content)
@@ -163,14 +143,12 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(name, content, message):
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-@pytest.mark.parametrize("damage", ["cut", "bytes", "second stream"])
-def test_a_damaged_compressed_file_is_an_error(ending, damage):
+def test_a_damaged_compressed_file_is_an_error(ending):
     packed = PACKERS[ending]("".join(f"line {i}\n" for i in range(9_999)).encode())
     assert len(rows(write(f"both.txt{ending}", packed + packed))) == 2 * 9_999
-    damaged = {"cut": packed[:-20], "bytes": packed + b"more\n",
-               "second stream": packed + bytes([packed[0] ^ 1]) + packed[1:]}[damage]
-    with pytest.raises(BadInput, match=r"a.txt\.\w+:\d+: cannot read on \(.*\): is the file damag"):
-        rows(write(f"a.txt{ending}", damaged))
+    for damaged in (packed[:-20], packed + b"more\n", packed + b"?" + packed[1:]):
+        with pytest.raises(BadInput, match=r"a.txt\.\w+:\d+: cannot read on \(.*\): is the file d"):
+            rows(write(f"a.txt{ending}", damaged))
 
 
 # ---- rows that are held out
@@ -191,8 +169,8 @@ def test_held_out_rows_are_the_same_for_any_columns_and_order_of_the_file():
     ([(f"en {i}", f"de {i % 1000}") for i in range(5000)], 200, 730),   # captions
     ([(f"en {i}", "Ja." if i % 3 == 0 else f"de {i}") for i in range(5000)], 200, 0),
     ([(f"en {i}", f"label {i % 2}") for i in range(5000)], 200, 0),
-    ([(f"{'en de'.split()[j]} {i}", f"{'de en'.split()[j]} {i}")        # in both directions
-      for j in (0, 1) for i in range(1000)], 100, 100),
+    ([pair for i in range(1000) for pair in ((f"en {i}", f"de {i}"),    # in both directions
+                                             (f"de {i}", f"en {i}"))], 100, 100),
     ([(f"Ähre  {i}", f"ﬁ {i}") for i in range(100)]                     # case, spaces and
      + [(f"A\u0308hre {i}", f"FI {i}") for i in range(100)], 10, 10),   # Unicode forms
     (PAIRS[:20], 2, 0)])
@@ -207,15 +185,6 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded):
         texts = [{files.normalized(text) for row in part for text in row}
                  for part in (train, source.rows("test"))]
         assert not texts[0] & texts[1]
-
-
-@pytest.mark.parametrize("table", [[("x", "y")] * 50, PAIRS[:19]])
-@pytest.mark.parametrize("split", ["train", "valid"])
-def test_too_few_different_rows_are_refused_unless_all_are_wanted(table, split):
-    tsv("a.tsv", table)
-    assert len(rows("a.tsv")) == len(evaluation_rows("a.tsv", split="all").texts["en"])
-    with pytest.raises(BadInput, match="^a has too few rows .* 20 different rows.*--split all"):
-        evaluation_rows("a.tsv", split=split)
 
 
 def test_rows_that_were_trained_on_are_counted_wherever_they_are():
@@ -250,7 +219,6 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
 
     content = check(source)
     [folder] = Path("cache").iterdir()
-    assert folder.name.startswith("a b-") and len(list(folder.iterdir())) == 2
     _, _, kinds, other = store.encoded(open_text(path), tokenizer, holdout=False)
     assert not len(kinds) and other != content
     for name in ("tokens.bin", "index.npz"):
@@ -268,9 +236,8 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
 def test_two_processes_can_build_the_same_cache():
     tsv("a.tsv", PAIRS * 20)
     program = "import data; print(data.open_corpus('a.tsv', vocab=300).hash)"
-    folder = str(Path(files.__file__).parent.parent)
-    started = [subprocess.Popen([sys.executable, "-c", program], env={"PYTHONPATH": folder},
-                                stdout=subprocess.PIPE) for _ in range(2)]
+    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+               for _ in range(2)]
     first, second = (process.communicate()[0] for process in started)
     assert first and first == second and not list(Path("cache").rglob("*.part"))
 
@@ -293,22 +260,20 @@ def test_an_evaluation_prints_which_rows_it_leaves_out(capsys):
     assert not capsys.readouterr().err  # a training has printed the notes
 
 
-@pytest.mark.parametrize("name, columns", [("toy", toy.LANGUAGES), ("regex", ("english", "regex")),
-                                           ("documents", ("text",))])
-def test_langs_choose_columns_of_an_embedded_corpus(name, columns):
+@pytest.mark.parametrize("name", ["toy", "regex", "documents"])
+def test_langs_choose_columns_of_an_embedded_corpus(name):
     source = open_text(name, count=9)
-    assert source.columns == columns
-    chosen = open_text(name, columns[-1:], count=9).rows("train")
+    chosen = open_text(name, source.columns[-1:], count=9).rows("train")
     assert chosen == [row[-1:] for row in source.rows("train")]
-    with pytest.raises(BadInput, match=f"--langs xx: {name} has the columns {columns[0]}"):
+    with pytest.raises(BadInput, match=f"--langs xx: {name} has the columns {source.columns[0]}"):
         open_text(name, "xx")
 
 
 def test_the_rows_of_an_evaluation():
     found = evaluation_rows("toy", ["de", "en"], "valid", 30)
     meanings = toy.meanings("valid", 30)
-    assert found.name == "toy" and list(found.texts) == ["de", "en"]
-    assert found.texts["en"] == [toy.render(meaning, "en") for meaning in meanings]
+    assert found.texts == {name: [toy.render(meaning, name) for meaning in meanings]
+                           for name in ("de", "en")}
     assert found.hard == toy.hard_negatives(meanings, "de")
     assert found.labelled[0] == found.texts["de"]
     documents = evaluation_rows("documents", limit=9)

@@ -1,6 +1,8 @@
 """Fine-tuning: the loop, rows of pairs, answers in windows, the matrix of languages."""
 
+import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from test_evaluate import tiny, write_run
 from test_tasks import write_table
 
+import evaluate
 from common import BadInput
 from corpora import toy
 from data import Tokenizer
@@ -27,70 +30,59 @@ def tokenizer():
 
 
 @pytest.fixture
-def new_run(tokenizer, tmp_path):
-    def make(name="run", **changes):
-        shape = dict(vocab=700, layers=1, max_positions=96, pool="mean")
-        return write_run(tmp_path / name, tiny(**(shape | changes)), tokenizer)
-    return make
+def ask(tokenizer, capsys):
+    """Run the command with --json on a new run. Return its numbers and its stderr."""
+    write_run("run", tiny("mean", vocab=700, layers=1, max_positions=96), tokenizer)
 
-
-@pytest.fixture
-def ask(capsys):
-    """Run the command with --json and return its numbers and its stderr."""
-    def run(folder, *flags):
-        command.main(["finetune", str(folder), "--device", "cpu", "--json", *map(str, flags)])
+    def numbers(flags):
+        command.main(["finetune", "run", "--files=.", "--device=cpu", "--json", *flags.split()])
         output = capsys.readouterr()
         found = {}
         for line in output.out.splitlines():
             found |= json.loads(line)
         return found, output.err
-    return run
+    return numbers
 
 
-def test_what_is_learned_is_tested_zero_shot_and_the_control_has_fresh_weights(
-        new_run, ask, tmp_path, monkeypatch):
+def test_what_is_learned_is_tested_zero_shot_and_the_control_has_fresh_weights(ask, monkeypatch):
     monkeypatch.setattr(finetune, "XNLI", ["en", "de"])
-    write_table(tmp_path, "mnli_train", CAUSE["en"][:200], "text\tlabel")
+    write_table("mnli_train", CAUSE["en"][:200])
     for name, lang in (("mnli", "en"), ("xnli", "en"), ("xnli-de", "de")):
-        write_table(tmp_path, f"{name}_test", CAUSE[lang][200:], "text\tlabel")
-    found, err = ask(new_run(), "--task", "xnli", "--untrained", "--epochs", 4, "--lr", "1e-2",
-                     "--files", tmp_path, "--out", tmp_path / "xnli.json")
-    written = json.loads((tmp_path / "xnli.json").read_text(encoding="utf-8"))
-    assert found.items() <= written.items() and found["xnli/train_rows"] == 200
+        write_table(f"{name}_test", CAUSE[lang][200:])
+    found, err = ask("--task xnli --untrained --epochs 4 --lr 1e-2 --out xnli.json")
+    assert found.items() <= evaluate.read_results("xnli.json").items()
+    assert found["xnli/train_rows"] == 200
     assert found["mnli/accuracy"] > 80 > 65 > found["mnli/majority"] >= 50
     each = [found[f"xnli/accuracy/{lang}"] for lang in ("en", "de")]
     assert found["xnli/accuracy"] == pytest.approx(sum(each) / 2) and each[0] > 80
     assert {"xnli/accuracy/de/untrained", "mnli/accuracy/untrained"} <= set(found)
     losses = [float(line.split("loss ")[1]) for line in err.splitlines() if "epoch " in line[:9]]
-    assert len(losses) == 8 and losses[0] > losses[3]
+    assert len(losses) == 8 and losses[0] > losses[3] and losses[:4] != losses[4:]
 
 
-def test_several_tasks_have_glues_metrics_and_their_mean(new_run, tmp_path, ask, monkeypatch):
+def test_several_tasks_have_glues_metrics_and_their_mean(ask, monkeypatch):
     monkeypatch.setattr(finetune, "MEAN_OF", ["mrpc/accuracy", "stsb/pearson"])
     for name, rows in (("train", 30), ("test", 12)):
-        write_table(tmp_path, f"mrpc_{name}", [("a b c d e", "c", row % 2) for row in range(rows)])
-        write_table(tmp_path, f"stsb_{name}", [("a b", "c", row % 2) for row in range(rows)])
-    found, err = ask(new_run(), "--task", "mrpc,stsb", "--untrained", "--files", tmp_path,
-                     "--epochs", 1, "--max-length", 8)
+        write_table(f"mrpc_{name}", [("a b c d e", "c", row % 2) for row in range(rows)])
+        write_table(f"stsb_{name}", [("a b", "c", row % 2) for row in range(rows)])
+    found, err = ask("--task mrpc,stsb --untrained --epochs 1 --max-length 8")
     assert "mrpc: 30 of 30 rows are longer than --max-length 8 and were truncated" in err
     assert found["mrpc/train_rows"] == found["stsb/train_rows"] == 30
     assert {"mrpc/f1", "mrpc/majority", "stsb/spearman"} <= set(found)
     assert "stsb/pearson/untrained" in found
     each = [found[name] for name in ("mrpc/accuracy", "stsb/pearson")]
     assert found["glue/mean"] == pytest.approx(sum(each) / 2)
-    out = tmp_path / "diverged.json"
     with pytest.raises(BadInput, match="has diverged"):
-        ask(new_run("b"), "--task", "mrpc", "--files", tmp_path, "--lr", "1e30", "--out", out)
-    assert not out.exists()
+        ask("--task mrpc --lr 1e30 --out diverged.json")
+    assert not Path("diverged.json").exists()
 
 
-@pytest.mark.parametrize("first, second, wanted", [
-    (3, 4, (3, 4)), (9, 3, (5, 3)), (3, 9, (3, 5)), (5, 9, (4, 4)), (12, None, (9,))])
-def test_of_a_pair_that_is_too_long_the_longer_text_is_truncated_first(tokenizer, first, second,
-                                                                       wanted):
+@pytest.mark.parametrize("given, wanted", [
+    ((3, 4), (3, 4)), ((9, 3), (5, 3)), ((3, 9), (3, 5)), ((5, 9), (4, 4)), ((12,), (9,))])
+def test_of_a_pair_that_is_too_long_the_longer_text_is_truncated_first(tokenizer, given, wanted):
     special = tokenizer.special
-    b = None if second is None else np.arange(200, 200 + second)
-    row = finetune.pair_row(special, [special.sep], 11, np.arange(100, 100 + first), b)
+    texts = [np.arange(100, 100 + length) for length in given]
+    row = finetune.pair_row(special, [special.sep], 11, *texts)
     lengths = np.diff(np.flatnonzero((row == special.sep) | (row == special.cls))) - 1
     assert tuple(lengths) == wanted and row[0] == special.cls and row[1] == 100
 
@@ -102,24 +94,22 @@ WORDS = {"en": ("The river {} flows past Bonn and Köln for many days . ", "Whic
          "de": ("Der Fluß {} fließt an Bonn und Köln vorbei . ", "Welcher Fluß?")}
 
 
-def write_questions(path, languages):
+def write_questions(name, languages):
     lines = []
-    for lang in languages:
-        for other in languages:
-            for name in "Rhine Łaba Főn Øy Aare Tejo Ebro Volga".split():
-                context = WORDS[lang][0].format(name)
-                answers = [{"text": name, "answer_start": context.index(name)}]
-                lines.append(json.dumps({
-                    "context": context, "question": WORDS[other][1], "answers": answers,
-                    "lang_context": lang, "lang_question": other}))
-    path.write_text("\n".join(lines), encoding="utf-8")
+    for lang, other in itertools.product(languages, languages):
+        for river in "Rhine Łaba Főn Øy Aare Tejo Ebro Volga".split():
+            context = WORDS[lang][0].format(river)
+            answers = [{"text": river, "answer_start": context.index(river)}]
+            lines.append(json.dumps({
+                "context": context, "question": WORDS[other][1], "answers": answers,
+                "lang_context": lang, "lang_question": other}))
+    Path(f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def test_the_whole_matrix_is_tested_and_learned(new_run, tmp_path, ask):
+def test_the_whole_matrix_is_tested_and_learned(ask):
     for name, languages in (("squad_train", ["en"]), ("squad_test", ["en"]), ("mlqa_test", WORDS)):
-        write_questions(tmp_path / f"{name}.jsonl", languages)
-    found, _ = ask(new_run(), "--task", "mlqa", "--files", tmp_path, "--epochs", 30, "--lr", "3e-3",
-                   "--max-length", 64)
+        write_questions(name, languages)
+    found, _ = ask("--task mlqa --epochs 30 --lr 3e-3 --max-length 64")
     cells = [found[f"mlqa/f1/{pair}"] for pair in ("de-de", "en-en", "de-en", "en-de")]
     assert found["mlqa/f1"] == pytest.approx(sum(cells) / 4)
     assert found["mlqa/f1/xlt"] == pytest.approx(sum(cells[:2]) / 2)
@@ -151,11 +141,9 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
 @pytest.mark.parametrize("flags, message", [
     ("--task xmli", "did you mean xnli?"), ("--task mlqa --max-length 3", "at least 8"),
     ("--task sst2 --lr nan", "lr is nan"), ("--task sst2 --limit -1", "limit is -1"),
-    ("--task glue --files nowhere", "there is no nowhere/mnli_train.tsv"),
-    ("--task mlqa --files FILES", "squad_test.jsonl:1: this is not a question"),
+    ("--task glue", "there is no mnli_train.tsv"),
+    ("--task mlqa", "squad_test.jsonl:1: this is not a question"),
     ("--task mlqa --files nowhere", "there is no nowhere/squad_test.jsonl")])
-def test_each_mistake_is_one_line(new_run, tmp_path, refused, flags, message):
-    (tmp_path / "squad_test.jsonl").write_text('{"context": "", "answers": [{"text": 1}]}\n',
-                                               encoding="utf-8")
-    words = f"finetune {new_run()} --device cpu {flags}".replace("FILES", str(tmp_path))
-    assert message in refused(command.main, words)
+def test_each_mistake_is_one_line(ask, refused, flags, message):
+    Path("squad_test.jsonl").write_text('{"context": "", "answers": [{"text": 1}]}\n')
+    assert message in refused(command.main, f"finetune run --files=. --device=cpu {flags}")

@@ -1,24 +1,11 @@
 """What a causal model writes, and how it is judged."""
 
 import numpy as np
-import torch
 from test_evaluate import tiny
 
 import corpora
 import evaluate
-from model import DECODER, Model, ModelConfig, Packed
-
-
-def writer():
-    """Return a random causal model whose next token depends on the whole prompt. test_model.py
-    tests the cache of every kind of model."""
-    torch.manual_seed(4)
-    model = Model(ModelConfig(vocab=40, width=32, layers=2, heads=4, ffn_dim=64, max_positions=24,
-                              **DECODER, kv_heads=2, causal=True, tied=False, dropout=.5)).double()
-    for weight in model.parameters():
-        if weight.ndim > 1:
-            weight.data *= 3
-    return model
+from model import DECODER, Packed
 
 
 def slow_generate(model, prompt, stop, max_new):
@@ -34,7 +21,11 @@ def slow_generate(model, prompt, stop, max_new):
 
 
 def test_generation_is_greedy_decoding_by_whole_forwards():
-    model = writer().eval()
+    """test_model.py tests the cache of every kind of model."""
+    model = tiny("last", True, **DECODER, vocab=40, heads=4, kv_heads=2, max_positions=24,
+                 tied=False, dropout=.5).double()
+    for weight in model.parameters():  # so that the next token depends on the whole prompt
+        weight.data *= 3 if weight.ndim > 1 else 1
     rng = np.random.default_rng(0)
     lengths = (1, 5, 2, 20, 9, 9, 24, 13, 23, 3, 6, 11)
     prompts = [rng.integers(40, size=length).tolist() for length in lengths]
@@ -68,8 +59,8 @@ def test_the_scores_of_known_answers(tokenizer, monkeypatch):
     scores = {"exact": 50, "startswith": 75, "stop": 50, "rows": 4}
     assert evaluate.task_generate(evaluation) == evaluate.task_generate(evaluation) == scores
     [(prompts, stop, max_new)] = calls  # the answers are generated once
-    special = tokenizer.special
-    assert max_new == 2 * max(len(ids) for ids in tokenizer.encode(golds)) + 8
-    assert prompts[0] == [special.cls, *tokenizer.encode(["the cat"])[0].tolist(), stop]
+    assert max_new == 2 * max(map(len, tokenizer.encode(golds))) + 8
+    assert prompts[0] == [tokenizer.special.cls, *tokenizer.encode(["the cat"])[0], stop]
     # A long prompt is truncated, so that there is room for the answer.
-    assert stop == special.sep == prompts[3][-1] and len(prompts[3]) == max(24, 48 - max_new)
+    assert stop == tokenizer.special.sep == prompts[3][-1]
+    assert len(prompts[3]) == max(24, 48 - max_new)

