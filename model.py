@@ -301,7 +301,7 @@ def make_norm(config, present=True):
 
 def in_whole_tiles(layer, x):
     """Apply a layer, (T, D) -> (T, D'), under autocast on a CPU to a whole number of tiles."""
-    if x.ndim != 2 or not torch.is_autocast_enabled("cpu"):
+    if not torch.is_autocast_enabled("cpu"):
         return layer(x)
     return layer(whole_tiles(x.bfloat16()))[:len(x)]
 
