@@ -480,9 +480,8 @@ def fixed_count_mask(ids, ratio, rng, special):
 def whole_word_mask(ids, ratio, rng, special):
     """Mask each whole word with probability `ratio`: the same expected fraction of the tokens."""
     barred = np.isin(ids, special.ids)
-    starts = special.starts[ids] | barred
-    starts[1:] |= barred[:-1]
-    words = np.cumsum(starts)  # (n,) number of the word; 0 if the text begins inside a word
+    # The number of each token's word (n,); 0 if the text begins inside a word.
+    words = np.cumsum(special.starts[ids] | barred)
     return (rng.random(len(ids) + 1) < ratio)[words] & ~barred
 
 

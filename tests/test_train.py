@@ -333,6 +333,8 @@ def test_a_finished_run_is_left_alone_and_can_be_moved_and_trained_longer(refuse
     before = contents("run")
     assert train.main(words) == 0
     assert "this run is finished" in capsys.readouterr().out and contents("run") == before
+    Path("run/eval.json").unlink()  # as if it had been killed just before
+    assert train.main(words) == 0 and contents("run")["eval.json"] == before["eval.json"]
     for name in ("run", "valid.tsv"):
         os.rename(name, f"moved_{name}")
     more |= dict(out="moved_run", steps=2)
