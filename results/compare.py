@@ -61,15 +61,18 @@ def value_of(record, metric):
     """Return a metric, a term of the last logged step, or a field such as "steps".
 
     Along training, "retrieval/xsim@60" is the metric after 60 seconds, "retrieval/xsim<10" the
-    first step at which it is below 10 (or infinity), and "retrieval/xsim<10 s" the seconds until
-    then. `pace` of a record is the seconds of a step where nothing else runs."""
+    first step at which it is below 10, and "retrieval/xsim<10 s" the seconds until then; infinity
+    if the run ended earlier. `pace` of a record is the seconds of a step where nothing else
+    runs."""
     name, sign, number, unit = re.fullmatch(r"(.*?)(?:([<@])(\d+)( s)?)?", metric).groups()
     if not sign:
         return (record | record.get("last", {}) | record.get("eval", {})).get(metric)
     pace = record.get("pace") or record["seconds"] / record["steps"]
     points = {int(step): values[name] for step, values in record["curve"].items() if name in values}
     if sign == "@":
-        return points[max(step for step in points if step * pace <= int(number))]
+        has_ended = record["steps"] * pace < int(number)
+        return math.inf if has_ended else points[max(step for step in points
+                                                     if step * pace <= int(number))]
     reached = [step for step, value in points.items() if value < int(number)]
     return min(reached, default=math.inf) * (pace if unit else 1)
 
@@ -89,7 +92,7 @@ def by_label(records, metric):
 
 def mean_std(values):
     """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits. Return "-"
-    without numbers, or if one of them is infinity: that run never reached its goal."""
+    without numbers, or if one of them is infinity: that run ended before it reached its goal."""
     values = list(values)
     if not values or math.inf in values:
         return "-"

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import lzma
+import math
 import re
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def own_records(tmp_path, monkeypatch):
     ([0.7810, 0.7812], "0.78110 ± 0.00014"), ([100.0, 100.0], "100.0"), ([], "-")])
 def test_a_deviation_has_two_digits(values, text):
     assert compare.mean_std(values) == text
+
+
+@pytest.mark.parametrize("metric, value", [
+    ("steps", 90), ("x", 4), ("x@30", 9), ("x@45", 5), ("x@46", math.inf), ("x<10", 50),
+    ("x<10 s", 25.0), ("x<3", math.inf), ("x<3 s", math.inf)])
+def test_values_along_training(metric, value):
+    record = {"steps": 90, "pace": 0.5, "eval": {"x": 4},
+              "curve": {"0": {"x": 90}, "50": {"x": 9}, "70": {"loss": 1}, "90": {"x": 5}}}
+    assert compare.value_of(record, metric) == value
 
 
 def test_a_paired_test_uses_common_seeds():
