@@ -242,10 +242,12 @@ def judge():
     for claim in DATA["claims"]:
         scores = by_label(read_records(claim["experiment"]), claim["metric"])
         ours, baseline = scores.get(claim["ours"], {}), scores.get(claim.get("baseline"), {})
-        seeds = len(ours.keys() & baseline.keys()) if "baseline" in claim else len(ours)
-        test = paired_test(ours, baseline) if seeds >= SEEDS else None
-        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "seeds": seeds, "test": test,
-                               "holm": None, "verdict": "not tested"}
+        if "baseline" in claim:  # everything is over the seeds that both have
+            seeds = ours.keys() & baseline.keys()
+            ours, baseline = ({seed: one[seed] for seed in seeds} for one in (ours, baseline))
+        test = paired_test(ours, baseline) if len(baseline) >= SEEDS else None
+        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "seeds": len(ours),
+                               "test": test, "holm": None, "verdict": "not tested"}
     corrected = holm({name: one["test"]["p"] for name, one in judged.items() if one["test"]})
     for claim in DATA["claims"]:
         one = judged[claim["id"]]
