@@ -294,7 +294,8 @@ def filled(text):
             lines = [line for line in board_lines() if "not tested" not in line]
         else:
             table = DATA["pages"][match[2]]
-            lines = table_lines(read_records(table["experiment"]), table["columns"], table["rows"])
+            records = [one for name in table["experiments"] for one in read_records(name)]
+            lines = table_lines(records, table["columns"], table["rows"])
         return "\n".join([match[1], *lines, ""])
     return re.sub(r"(<!-- table (\S+) -->)\n(?:\|.*\n)*", with_table, text)
 
