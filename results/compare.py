@@ -70,9 +70,9 @@ def value_of(record, metric):
     pace = record.get("pace") or record["seconds"] / record["steps"]
     points = {int(step): values[name] for step, values in record["curve"].items() if name in values}
     if sign == "@":
-        has_ended = record["steps"] * pace < int(number)
-        return math.inf if has_ended else points[max(step for step in points
-                                                     if step * pace <= int(number))]
+        if record["steps"] * pace < int(number):
+            return math.inf
+        return points[max(step for step in points if step * pace <= int(number))]
     reached = [step for step, value in points.items() if value < int(number)]
     return min(reached, default=math.inf) * (pace if unit else 1)
 
