@@ -206,7 +206,7 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     ("plot x", "x has no retrieval/xsim"), ("inspect --row 99 --data pairs.tsv", "rows 0 to 7"),
     ("inspect --part clean --data pairs.tsv", "this batch has packed, head_packed"),
     ("flops --match nowhere", "nowhere"),
-    ("encoders", "--files None: give the folder"), ("collapse --seeds x", "value: 'x'")])
+    ("encoders --again", "--files None: give the folder"), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words)
 
