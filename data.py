@@ -509,7 +509,7 @@ def span_mask(ids, ratio, rng, special, mean_length=3):
 MASKS = {"token": token_mask, "word": whole_word_mask, "span": span_mask}
 
 
-def apply_bert_masking(ids, chosen, rng, special, mask=.8, random=.1):
+def apply_bert_masking(ids, chosen, rng, special, mask=0.8, random=0.1):
     """Return new ids (n,). Of the chosen tokens a fraction `mask` becomes the mask token, a
     fraction `random` becomes any token, and the others stay. [Devlin et al. 2019, sec. 3.1]"""
     if special.mask is None:

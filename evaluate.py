@@ -178,7 +178,7 @@ def over_pairs(embeddings, measure):
     pairs = {f"{name}-{first}": measure(x, y) for name, x in others}
     scores = {}
     for metric in next(iter(pairs.values()), ()):
-        scores |= with_mean(metric, {pair: found[metric] for pair, found in pairs.items()})
+        scores |= with_mean(metric, {pair: values[metric] for pair, values in pairs.items()})
     return scores
 
 
@@ -364,9 +364,9 @@ def diagnose(results):
     pairs = "retrieval/xsim" in results
     # Neither sign is enough: a pretrained BERT has a random cosine of 0.99 and can be trained
     # [BERT-JEPA, table 4], and embeddings on a line through 0 have one of 0.
-    if low_rank and unrelated > .9:
+    if low_rank and unrelated > 0.9:
         verdict = "COLLAPSING"
-    elif unrelated > .5:
+    elif unrelated > 0.5:
         verdict = "half-collapsed (all embeddings share one direction)"
     elif low_rank:
         verdict = "half-collapsed (low effective rank)"
@@ -392,7 +392,7 @@ def linear_probe(x, labels, queries, gold):
     z = x.double() - center  # (N, D)
     gram = z.T @ z  # (D, D)
     # The penalty is relative to the mean variance of a dimension, so the scale has no effect.
-    gram.diagonal().add_(.01 * gram.diagonal().mean() + 1e-300)
+    gram.diagonal().add_(0.01 * gram.diagonal().mean() + 1e-300)
     weight = torch.linalg.solve(gram, z.T @ targets)  # (D, classes)
     scores = (queries.double() - center) @ weight + targets.mean(0)  # (M, classes)
     return percent([classes[i] == label for i, label in zip(scores.argmax(1).tolist(), gold)])
@@ -580,13 +580,13 @@ def examples(evaluation):
     if len(evaluation.texts) < 2 or evaluation.views < 2:
         return []
     if evaluation.can_answer:
-        queries, golds, found, _ = replace(evaluation, answer_limit=5).answers
+        queries, golds, answers, _ = replace(evaluation, answer_limit=5).answers
     else:
         golds, queries, *_ = evaluation.texts.values()
         y, x, *_ = evaluation.embeddings.values()
-        found = [golds[j] for j in margin_search(x, y)[:5].tolist()]
+        answers = [golds[j] for j in margin_search(x, y)[:5].tolist()]
     lines = []
-    for query, text, gold in zip(queries, found, golds):
+    for query, text, gold in zip(queries, answers, golds):
         right = exact(text, gold)
         lines += [f"  {shown(query)}", f"    {'=' if right else '!'} {shown(text)}"]
         if not right:
@@ -734,7 +734,7 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None):
     if not spec:
         raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
     if limit is None:
-        limit = 0 if os.path.isdir(spec) else 1000
+        limit = 0 if os.path.isdir(os.path.expanduser(spec)) else 1000
     if limit < 0:
         raise BadInput(f"--limit {limit}: it must be at least 0")
     if spec == own:

@@ -224,8 +224,9 @@ def resolve_config(objective_class, given, init=None):
     if longest > limit:
         fits = limit // texts - 2
         if "max_length" in given or train.block or fits < 1:
+            way_out = f"use --max-length {fits}" if fits > 0 else "choose a model for longer rows"
             raise BadInput(f"max_length {train.max_length}: a row can have {longest} tokens, but "
-                           f"the model reads {limit}: use --max-length {fits}")
+                           f"the model reads {limit}: {way_out}")
         notes.append(f"  max_length {fits} (not {train.max_length}): the model reads {limit} "
                      "tokens")
         train = replace(train, max_length=fits)
@@ -289,6 +290,8 @@ def start(objective, out=None, **given):
     this run resumes it."""
     given = {name: str(value) if isinstance(value, Path) else value
              for name, value in given.items()}
+    if isinstance(objective, Path):
+        objective = str(objective)
     return Run(find_objective(objective), given | {"out": str(out or "")}, writes=out is not None)
 
 
@@ -430,6 +433,7 @@ class Run:
                        objective_class.name: asdict(self.options)}
         self.step, self.tokens, self.seconds, self.untrained = 0, 0, 0.0, None
         self.saved_step = 0  # the step of the checkpoint on disk
+        self.pending = []  # metrics of the steps since the last record, still on the device
         self.finished = False  # trained and evaluated
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
@@ -452,10 +456,13 @@ class Run:
             uses_in_batch_negatives=self.objective_class.uses_in_batch_negatives(self.options),
             max_length=train.max_length, pairs=train.pairs, system=train.chat == "system")
         self.batches = make_batches(self.corpus, batch=train.batch, seed=train.seed)
+        self.eval_source = self.source
+        if train.eval_data:
+            self.eval_source = corpora.open_text(train.eval_data, train.langs)
         self.rows = corpora.evaluation_rows(
-            train.eval_data or self.source, train.langs, "all" if train.eval_data else "valid",
+            self.eval_source, train.langs, "all" if train.eval_data else "valid",
             train.eval_limit, system=train.chat == "system")
-        self.held_out = open_rows(train.eval_data or self.source, self.tokenizer, split="valid")
+        self.held_out = open_rows(self.eval_source, self.tokenizer, split="valid")
         if self.held_out.hash == self.corpus.hash:
             raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
                            "out, and rows will be held out")
@@ -475,9 +482,11 @@ class Run:
         last complete step, and the next loop continues from there. Several processes keep their
         last checkpoint."""
         train = self.train
-        lock = open_folder(self)
+        lock = lock_folder(self.folder) if self.writes else None
         batches = None
         try:
+            if self.writes:
+                open_folder(self)
             if self.untrained is None:
                 yield self.evaluate()
             forward = self.objective.train()  # the module itself; DDP wraps it below
@@ -485,26 +494,29 @@ class Run:
                 compile_blocks(self.objective)
             if self.world > 1:
                 forward = DistributedDataParallel(forward)
-            pending = []  # metrics of the steps since the last record, still on the device
-            clock = time.perf_counter()
+            self.clock = time.perf_counter()
             # A background thread prepares the next batches while this one is being computed.
             batches = data.prefetch(self.make_batch, self.step, train.steps)
             for micro_batches in batches:
                 with uninterrupted():
-                    pending.append(self.train_step(micro_batches, forward))
+                    self.pending.append(self.train_step(micro_batches, forward))
                     self.step += 1
                     self.objective.after_step(self.step / train.steps)
                 last = self.step == train.steps
+                is_due = self.step % (every or train.log_every) == 0 or last
+                evaluates = self.step % train.eval_every == 0 and not last
+                saves = self.step % train.save_every == 0 or last
                 records = []
-                if self.step % (every or train.log_every) == 0 or last:
-                    records.append(self.flush_metrics(pending, clock))
-                    pending, clock = [], time.perf_counter()
-                if self.step % train.eval_every == 0 and not last:
+                if is_due or evaluates or saves:
+                    record = self.flush_metrics()
+                    records += [record] * is_due
+                if evaluates:
                     records.append(self.evaluate())
-                    clock = time.perf_counter()  # evaluation is not training time
-                if self.step % train.save_every == 0 or last:
+                if saves:
                     save_checkpoint(self)
                 yield from records  # after the save, so that whoever leaves here has a checkpoint
+                if not self.pending:  # evaluation, saving and your code are not training time
+                    self.clock = time.perf_counter()
             if not self.finished:
                 yield self.evaluate()
                 self.finished = True
@@ -512,6 +524,8 @@ class Run:
             # Several processes can stop at different steps, so they keep the last checkpoint.
             if self.world == 1 and self.step > self.saved_step:
                 with uninterrupted():  # a second Ctrl-C would leave a new train.pt, an old model.pt
+                    if self.pending:
+                        self.flush_metrics()
                     save_checkpoint(self)
             raise
         finally:
@@ -566,16 +580,17 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         return dict(zip([*total, "grad_norm"], torch.cat([values, norm.float().view(1)])))
 
-    def flush_metrics(self, pending, clock):
-        """Average the metrics of the last steps, log them and return the record."""
+    def flush_metrics(self):
+        """Average the metrics of the pending steps, log them and return the record."""
+        pending, self.pending = self.pending, []
         steps = torch.stack([torch.stack(list(one.values())) for one in pending])  # (steps, names)
-        # This is the only line that waits for the GPU.
-        mean = dict(zip(pending[0], steps.mean(0).tolist()))
+        # This is the only line that waits for the GPU. In float64 the number of tokens is exact.
+        mean = dict(zip(pending[0], steps.cpu().double().mean(0).tolist()))
         if not math.isfinite(mean["loss"]):
             raise BadInput(f"step {self.step}: the loss is not finite ({mean}). Restart with a "
-                           "lower --lr, --precision float32 or a smaller --clip; the last "
-                           "checkpoint is intact")
-        seconds = time.perf_counter() - clock
+                           "lower --lr, --precision float32 or a smaller --clip"
+                           f"{'; the last checkpoint is intact' * (self.saved_step > 0)}")
+        seconds = time.perf_counter() - self.clock
         tokens = round(mean.pop("tokens") * len(pending) * self.world)
         self.tokens += tokens
         self.seconds += seconds
@@ -641,16 +656,23 @@ class Run:
 # ---- the folder of a run: log, checkpoints, resume
 
 
+PART = ".*.*.????????.part"  # what atomic_file leaves after a kill, such as .model.pt.0a1b2c3d.part
+
+
 def read_checkpoint(folder):
     """Return the content of train.pt, or None for a new run. Raises BadInput for a folder that
     contains anything else, so that we never overwrite files that we did not create."""
-    if os.path.exists(folder / "train.pt"):
-        return read_torch(folder / "train.pt")
+    path = folder / "train.pt"
+    if os.path.exists(path):
+        saved = read_torch(path)
+        if not (isinstance(saved, dict) and "precision" in saved):
+            raise BadInput(f"{path} is not a checkpoint of this version: choose another --out")
+        return saved
     if os.path.isdir(folder):
         # A run that is killed before its first checkpoint leaves these.
         ours = {"log.jsonl", "tokenizer.json", "hf"}
         others = [path.name for path in folder.iterdir()
-                  if path.name not in ours and path.suffix != ".part"]
+                  if path.name not in ours and not path.match(PART)]
         if others:
             raise BadInput(f"--out {folder} contains {others[0]}, but no train.pt to resume from: "
                            "choose another --out")
@@ -658,30 +680,26 @@ def read_checkpoint(folder):
 
 
 def open_folder(run):
-    """Lock the run's folder and return the lock. A new run starts its log; a resumed one drops the
-    log lines after its checkpoint and writes model.pt again, in case a kill prevented that."""
-    if not run.writes:
-        return None
-    lock = lock_folder(run.folder)
+    """Prepare the locked folder of a run. A new run starts its log; a resumed one drops the log
+    lines after its checkpoint and writes model.pt again, in case a kill prevented that."""
     saved = read_checkpoint(run.folder)
     if (saved["step"] if saved else 0) != run.saved_step:
-        os.close(lock)
         raise BadInput(f"{run.folder} was trained further by another process: start the run again "
                        "to continue from there")
-    for part in run.folder.glob(".*.part"):  # left by a kill
+    for part in run.folder.glob(PART):  # left by a kill
         part.unlink()
-    if run.step == 0:
+    if run.step == 0 and run.untrained is None:
         run.tokenizer.save(run.folder / "tokenizer.json")
         if run.init and (run.init.folder / "hf").is_dir():  # what an export needs
             shutil.copytree(run.init.folder / "hf", run.folder / "hf", symlinks=True,
                             dirs_exist_ok=True)
         write_log(run, [describe(run)])
-    elif run.step == run.saved_step:
-        write_log(run, [record for record in evaluate.read_log(run.folder)
-                        if record.get("step", 0) <= run.step])
+    elif 0 < run.step == run.saved_step:
         check_finite(run)
+        # The first line is written again, because the data files may have moved.
+        write_log(run, [describe(run), *(record for record in evaluate.read_log(run.folder)[1:]
+                                         if record["step"] <= run.step)])
         save(run.model, run.folder / "model.pt")
-    return lock
 
 
 def append_log(run, record):
@@ -699,9 +717,6 @@ def write_log(run, records):
 
 def describe(run):
     """Return the first line of the log."""
-    files = [*run.source.paths]
-    if run.train.eval_data:
-        files += corpora.open_text(run.train.eval_data, run.train.langs).paths
     special = run.tokenizer.special
     return {"format": evaluate.FORMAT, "config": run.config, "command": run.command,
             "parameters": sum(p.numel() for p in run.objective.parameters()),
@@ -710,7 +725,8 @@ def describe(run):
             "views": run.objective_class.views, "device": str(run.device),
             "precision": run.precision, "torch": torch.__version__,
             "python": platform.python_version(),
-            "data_files": {str(path): file_hash(path) for path in files}}
+            "data_files": {str(path): file_hash(path)
+                           for path in (*run.source.paths, *run.eval_source.paths)}}
 
 
 def identity(run):
@@ -823,7 +839,7 @@ def introduce(run, say):
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
             "will be truncated")
     if not run.validation:
-        say("no validation loss: too few distinct rows are held out for one batch")
+        say("there will be no validation loss: too few distinct rows are held out for one batch")
     if train.eval_data or train.init:
         evaluate.warn_train_test_overlap({"config": run.config}, run.rows)
     if run.step:

@@ -6,6 +6,7 @@ cache/, which keeps the tokens of old rows.
 """
 
 import bz2
+import contextlib
 import csv
 import itertools
 import json
@@ -87,8 +88,8 @@ def read_lines(path):
     except UnicodeDecodeError:
         raise at_line(path, number, "this is not UTF-8: convert it (iconv -f latin1)") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise at_line(path, number + 1, f"cannot read on ({error}): is the file damaged, cut short "
-                      "or followed by other bytes?") from None
+        raise at_line(path, number + 1, f"the file cannot be read further ({error}): it is "
+                      "damaged, cut short or followed by other bytes") from None
 
 
 # ---- columns
@@ -98,14 +99,17 @@ LANGUAGES = set(Path(__file__).with_name("languages.txt").read_text().split())
 GROUPS = ("src tgt", "src trg", "sentence1 sentence2", "question1 question2", "s1 s2",
           "text1 text2", "anchor positive", "premise hypothesis", "english regex",
           "user assistant system", "user assistant", "question answer", "text")
+NO_TEXT = re.compile("(id|label|score|rating|class|quality|duplicate|match|correct|relevant|"
+                     "similarity)s?")  # no language's text, as in en_score and is_duplicate
 LABEL = re.compile("label|score|simil|rating|class|duplicate|quality|entail|match|correct|relevan",
                    re.IGNORECASE)
 
 
 def is_language(name):
-    """Return whether a column is named by a language, such as en, zh-CN, en1 or deu_Latn."""
-    found = re.fullmatch(r"([a-z]+)\d*([_-]\w+)*", name.lower())
-    return bool(found) and found[1] in LANGUAGES and not LABEL.search(name) and "_id" not in name
+    """Return whether a column is named by a language, such as en, zh-CN, en1, deu_Latn or en_text,
+    but not en_id or en_score."""
+    match = re.fullmatch(r"([a-z]+)\d*(?:[_-](\w+))*", name.lower())
+    return bool(match) and match[1] in LANGUAGES and not NO_TEXT.fullmatch(match[2] or "")
 
 
 def choose_columns(names, langs=()):
@@ -150,17 +154,28 @@ def read_table(path, langs=()):
     lines = read_lines(path)
     start, header = next((pair for pair in lines  # Excel begins some files with "sep=;"
                           if pair[1].strip() and not pair[1].startswith("sep=")), (1, ""))
+    if not header:
+        return  # an empty file
+
+    def reader_of(lines, delimiter, **options):
+        quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+        return csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting, **options)
+
     delimiters = ",\t;|" if ".csv" in path.name.lower() else "\t,;|"
-    headers = {one: [name.strip(" " if one == "\t" else ' "') for name in header.split(one)]
-               for one in delimiters}
-    delimiter = next((one for one in delimiters if choose_columns(headers[one], langs)),
-                     max(delimiters, key=header.count))
+    headers = {}
+    for one in delimiters:
+        with contextlib.suppress(csv.Error):
+            cells = next(reader_of([header], one, skipinitialspace=True))
+            headers[one] = [name.strip() for name in cells]
+    delimiter = next((one for one in headers if choose_columns(headers[one], langs)),
+                     max(headers, key=header.count))
     names = headers[delimiter]
     if not langs and not choose_columns(names):
         raise no_columns(path, start, names, delimiter=delimiter.replace("\t", "<TAB>"))
-    reader = csv.reader((line.replace("\r", " ") + "\n" for _, line in lines), strict=True,
-                        delimiter=delimiter,
-                        quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL)
+    for name in choose_columns(names, langs):
+        if names.count(name) > 1:
+            raise at_line(path, start, f"two columns are named {shown(name)}: rename one")
+    reader = reader_of((line.replace("\r", " ") + "\n" for _, line in lines), delimiter)
     number = start + 1
     try:
         for cells in reader:
@@ -358,7 +373,8 @@ def hold_out(texts):
         Eine Katze.  A cat.         EXCLUDED   a copy with the columns exchanged
         A dog.       Ein Hund.      TRAIN
 
-    Texts of very many rows, such as "Yes.", are not compared."""
+    Texts of many rows, such as "Yes.", are not compared: of more than a tenth of a small file's
+    rows, 20 rows of a larger file, or 0.2 % of a very large one's."""
     rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= min(2, texts.shape[1]))
     _, first = np.unique(rows[whole], return_index=True)  # one of all copies, the smallest first

@@ -45,12 +45,13 @@ class Picture(Figure):
 
 
 def png(figure):
-    """Return the bytes of a picture. 64 colors take a quarter of the space."""
+    """Return the bytes of a picture. 64 colors take a quarter of the space; MAXCOVERAGE keeps those
+    that are rare, such as the brightest cell of a table."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     file = io.BytesIO()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    picture.quantize(64).save(file, "PNG", optimize=True)
+    picture.quantize(64, Image.Quantize.MAXCOVERAGE).save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
@@ -222,15 +223,16 @@ def cosines(embeddings, axis=None, title=""):
 # ---- words and cells
 
 
-def words(rows):
+def words(rows, title):
     """Draw {label: [(word, color), ...]} as lines of text. A color is None, the number of a group,
     or a weight from 0.0 to 1.0: the darker, the more."""
     start = max(map(len, rows)) + 2  # characters before the words, of 84 in a line
     figure = Picture(figsize=(5.4, 1))
     axis = figure.add_axes([0.01, 0, 0.98, 1], xlim=(0, 84))
     axis.set_axis_off()
+    axis.text(0, 0, title, fontsize=SMALL + 1, va="center")
     font = dict(fontsize=SMALL + 0.5, family=MONO, va="center")
-    line = 0
+    line = 1.5
     for label, row in rows.items():
         axis.text(0, line, label, **font)
         column = start
@@ -251,13 +253,14 @@ def words(rows):
     return figure
 
 
-def cells(rows, arrows=(), notes=()):
+def cells(rows, title, arrows=(), notes=()):
     """Draw {label: {column: (text, color)}}, each row a line of cells; arrows [(column, from row,
     to row)], notes [(column, row, text)]. Row 0 is at the top; rows may be fractions."""
     columns = 1 + max(column for row in rows.values() for column in row)
-    figure = Picture(figsize=(0.47 * (columns + 3.2), 0.48 * len(rows)))
-    axis = figure.add_axes([0, 0, 1, 1], xlim=(-3, columns + 0.2), ylim=(len(rows) - 0.6, -0.5))
+    figure = Picture(figsize=(0.47 * (columns + 3.2), 0.48 * (len(rows) + 0.6)))
+    axis = figure.add_axes([0, 0, 1, 1], xlim=(-3, columns + 0.2), ylim=(len(rows) - 0.6, -1.1))
     axis.set_axis_off()
+    axis.text(-2.9, -0.75, title, fontsize=SMALL + 1, va="center")
     for number, (label, row) in enumerate(rows.items()):
         axis.text(-2.9, number, label, va="center")
         for column, (text, color) in row.items():

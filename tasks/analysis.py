@@ -134,7 +134,7 @@ def linear_map(x, y):
             "singular_100": spectrum(x - y, center=False)[:100].mean().item()}
 
 
-RIDGE = (1e-6, 1e-4, .01, .1, 1.0, 10.0)  # strengths, relative to the variance of a dimension
+RIDGE = (1e-6, 1e-4, 0.01, 0.1, 1.0, 10.0)  # strengths, relative to the variance of a dimension
 
 
 def predict_codes(x, y, texts):

@@ -54,7 +54,7 @@ def classifier():
     """Return SentEval's classifier, a linear layer trained with Adam, and the grid of its L2
     penalty. A twentieth of the rows selects the epoch. [SentEval's code]"""
     model = MLPClassifier((), activation="logistic", batch_size=64, early_stopping=True,
-                          validation_fraction=.05, n_iter_no_change=24, tol=1e-9,
+                          validation_fraction=0.05, n_iter_no_change=24, tol=1e-9,
                           random_state=1111)
     # scikit-learn divides the penalty by the rows of a batch.
     return model, {"alpha": [64 * 10.0 ** power for power in range(-5, -1)]}
@@ -91,7 +91,7 @@ class Probe(nn.Module):
     def __init__(self, width, classes, is_pair):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(.2 if classes else .1)
+        self.dropout = nn.Dropout(0.2 if classes else 0.1)
         self.linear = nn.Linear(width * (4 if is_pair else 1), classes) if classes else None
         if not classes:
             self.scale = nn.Parameter(torch.tensor(2.5))
@@ -128,7 +128,7 @@ def hybrid_probe(train, valid, test, metric, epochs, batch, weighted=False, lr=1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         head = Probe(u.shape[1], len(counts), v is not None)
-        adam = torch.optim.AdamW(head.parameters(), lr, weight_decay=.01, fused=True)
+        adam = torch.optim.AdamW(head.parameters(), lr, weight_decay=0.01, fused=True)
         best = -torch.inf
         for _ in range(epochs):
             head.train()

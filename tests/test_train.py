@@ -85,9 +85,9 @@ assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def assert_same_run(one, two):
-    """Assert that weights, optimizer and random state are the same bit for bit."""
+    """Assert that weights, optimizer, random state and counts are the same bit for bit."""
     first, second = checkpoint(one), checkpoint(two)
-    for name in ("weights", "optimizer", "random", "step", "untrained"):
+    for name in ("weights", "optimizer", "random", "step", "tokens", "untrained"):
         assert_equal(first[name], second[name], msg=name)
     assert_equal(weights(one), weights(two))
 
@@ -237,7 +237,7 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
     assert first["config"]["objective"] == name and [*first["data_files"]] == ["pairs.tsv"]
     steps, evaluated = ([record for record in records if kind in record]
                         for kind in ("loss", "eval"))
-    assert [record["step"] for record in steps] == [2, 4, 6]
+    assert [record["step"] for record in steps] == [2, 3, 4, 6]  # 3: before the evaluation
     assert [record["step"] for record in evaluated] == [0, 3, 6]
     rest = {"step", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"}
     assert rest < steps[0].keys() and steps[-1]["tokens"] > 0
@@ -341,6 +341,7 @@ def test_a_finished_run_is_left_alone_and_can_be_moved_and_trained_longer(refuse
     assert "held-out rows" in refused(command("ntp", eval_data="other.tsv", **more))
     assert train.main(command("ntp", eval_data="moved_valid.tsv", **more)) == 0
     assert checkpoint("moved_run")["step"] == 2
+    assert not evaluate.main(["moved_run", "--json"])  # it finds the rows where they are now
 
 
 @pytest.fixture(scope="module")
@@ -405,6 +406,18 @@ def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_fo
     assert_same_run("run", "whole")
 
 
+def test_a_loop_that_is_left_or_refused_at_step_0_can_start_again():
+    run = started("mlm", "run", steps=2)
+    Path("run").mkdir()
+    Path("run/mine.txt").touch()
+    with pytest.raises(BadInput, match="mine.txt"):
+        next(run.steps())
+    Path("run/mine.txt").unlink()
+    next(run.steps())  # the evaluation at step 0
+    list(run.steps())
+    assert [one["step"] for one in evaluate.read_log("run") if "eval" in one] == [0, 2]
+
+
 # Eleven processes train a run. Each but the last is killed before a file gets its name.
 KILLED = """
 import os, signal, sys
@@ -427,7 +440,7 @@ for victim in ["log.jsonl", "train.pt", "model.pt"] * 3 + ["eval.json", ""]:
 
 
 def test_every_kill_minus_nine_can_be_resumed_bit_for_bit():
-    more = dict(steps=6, save_every=2, log_every=1)
+    more = dict(steps=6, save_every=2, log_every=4)
     done = subprocess.run([sys.executable, "-c", KILLED, *command("mlm", **more)], text=True,
                           capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -439,12 +452,21 @@ def test_every_kill_minus_nine_can_be_resumed_bit_for_bit():
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize("log_every, what", [(1, "loss is"), (5, "weights are")])
-def test_what_is_not_finite_stops_and_the_checkpoint_is_intact(log_every, what, refused):
-    words = command("mexma", lr=1e30, warmup=0, clip=0, log_every=log_every, save_every=1,
-                    precision="float32")
-    assert f"the {what} not finite" in refused(words)
+def test_what_is_not_finite_stops_and_the_checkpoint_is_intact(refused):
+    words = command("mexma", lr=1e30, warmup=0, clip=0, save_every=1, precision="float32")
+    assert "the loss is not finite" in refused(words)
     assert torch.isfinite(checkpoint("run")["weights"]["model.embed.weight"]).all()
+
+
+def test_weights_that_are_not_finite_are_not_saved():
+    run = started("mlm", "run", steps=5)
+    records = run.steps(every=1)
+    while next(records)["step"] < 2:
+        pass
+    run.model.embed.weight.data.fill_(math.nan)
+    with pytest.raises(BadInput, match="the weights are not finite"):
+        records.close()
+    assert not os.path.exists("run/train.pt") and not os.path.exists("run/model.pt")
 
 
 # ---- masks, compile, accumulation, GPU
