@@ -40,6 +40,8 @@ def encode(run, file, out, device):
     if out.suffix != ".npy":
         raise BadInput(f"--out is {shown(out)}: the name must end in .npy")
     lines = [line for _, line in read_lines(file)]  # row i is line i, also if line i is empty
+    if not lines:
+        raise BadInput(f"{shown(file)} has no lines")
     run = evaluate.open_run(run, usable_device(device))
     make_folder(out.parent)
     embeddings = evaluate.encode(run.model, run.tokenizer, lines, run.first["affixes"][0],

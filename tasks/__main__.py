@@ -44,6 +44,14 @@ def parse_flags(words):
             raise BadInput(f"there is no set {shown(name)!r} among {', '.join(sets.CLASSES)}"
                            f"{did_you_mean(name, sets.CLASSES)}")
     flags.of_sets = set(flags.tasks) <= probes.SETS.keys()  # no task reads the rows of --data
+    for flag in ("data", "langs", "split", "hard"):
+        if flags.of_sets and getattr(flags, flag):
+            raise BadInput(f"--{flag} has no effect on {', '.join(flags.tasks)}, which read the "
+                           "data sets of --files: remove it")
+    if bool(flags.hard) != bool(flags.hard_types):
+        raise BadInput("--hard and --hard-types belong together: give both, or neither")
+    if "spider" in flags.tasks and not answers.databases(flags).is_dir():
+        raise sets.Missing(answers.databases(flags))
     flags.train_texts = None
     return flags
 

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import re
 import sqlite3
+import time
 from functools import partial
 from pathlib import Path
 
@@ -57,8 +58,10 @@ def label_correct(generated, gold):
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
          sqlite3.SQLITE_RECURSIVE}
 STEPS = 20_000_000   # of SQLite's virtual machine, for one query
+SECONDS = 60         # for one query, looked at every 1,000 steps
 HEAP = 500_000_000   # bytes that SQLite may use
 LENGTH = 1_000_000   # of a text
+PATTERN = 1000       # of LIKE: a longer one can take half a minute in a single step
 
 
 def query_result(query, database, in_order):
@@ -66,16 +69,22 @@ def query_result(query, database, in_order):
     fails, needs too much, or would do anything but read, or if there is no file."""
     if not database.is_file():
         return None
-    address = f"{database.resolve().as_uri()}?mode=ro"
+    # immutable: SQLite neither locks the file nor puts another one beside it.
+    address = f"{database.resolve().as_uri()}?mode=ro&immutable=1"
     calls = itertools.count(1)
+    end = time.monotonic() + SECONDS
     with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
         connection.text_factory = partial(bytes.decode, errors="surrogateescape")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute(f"PRAGMA hard_heap_limit = {HEAP}")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LENGTH)
-        connection.set_authorizer(lambda action, *_: (
-            sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY))
-        connection.set_progress_handler(lambda: next(calls) > STEPS // 10_000, 10_000)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
+        # fts3_tokenizer takes an address in memory.
+        connection.set_authorizer(lambda action, _, name, *rest: (
+            sqlite3.SQLITE_OK if action in READS and name != "fts3_tokenizer"
+            else sqlite3.SQLITE_DENY))
+        connection.set_progress_handler(
+            lambda: next(calls) > STEPS // 1000 or time.monotonic() > end, 1000)
         try:
             cursor = connection.execute(query)
             rows = [hashlib.sha256(repr([*map(rounded, row)]).encode()).digest() for row in cursor]
@@ -110,9 +119,14 @@ def judge_pairs(rules, answers, flags):
     return {metric: [*map(rule, answers.written, answers.golds)] for metric, rule in rules.items()}
 
 
+def databases(flags):
+    """Return the folder of Spider's databases, NAME/NAME.sqlite."""
+    return Path(flags.files).expanduser() / "database"
+
+
 def judge_spider(answers, flags):
-    """Judge by `same_result`, on the databases --files/database/NAME/NAME.sqlite."""
-    folder = Path(flags.files).expanduser() / "database"
+    """Judge by `same_result`."""
+    folder = databases(flags)
     right = []
     for prompt, *pair in zip(answers.prompts, answers.written, answers.golds):
         found = re.match(r"\s*For db_id:\[([\w-]+)\]", prompt)
@@ -147,6 +161,8 @@ def answer_task(name, evaluation, flags):
         counts["rows_unseen"] = len(judged[f"{first}_unseen"])
     kept = {metric: [one for one in decisions if one is not None]
             for metric, decisions in judged.items()}
+    if not kept[next(iter(judged))]:
+        raise BadInput(f"{name} left out all rows, so there is no result")
     return {metric: percent(decisions) for metric, decisions in kept.items() if decisions} | counts
 
 

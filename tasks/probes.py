@@ -171,9 +171,9 @@ def read_sets(task, flags):
                        f"{', '.join(SETS[task])}")
     found = {}
     missing = []
+    has_languages = task in ("sts", "pairs") and not set(IN_LANGUAGES).isdisjoint(names)
     for name in names:
-        has_languages = task in ("sts", "pairs") and name in IN_LANGUAGES
-        for lang in flags.task_langs if has_languages else ("en",):
+        for lang in flags.task_langs if has_languages and name in IN_LANGUAGES else ("en",):
             try:
                 found[sets.in_language(name, lang)] = [
                     sets.read_set(name, flags.files, split, lang) for split in SETS[task][name]]
@@ -181,11 +181,19 @@ def read_sets(task, flags):
                 missing.append(f"{task}: {error}")
     if missing and (flags.sets or not found):
         raise BadInput(missing[0])
+    for lang in flags.task_langs if has_languages else ():
+        if not any(sets.in_language(name, lang) in found for name in names):
+            raise BadInput(f"{task}: no set has a table in the language {lang} of --task-langs")
     for line in missing:
         warn(line)
     for name, parts in found.items():
-        if min(len({label for _, _, label in rows}) for rows in parts) < 2:
-            raise BadInput(f"all rows of {name} have one label")
+        for rows in parts:
+            counts = Counter(label for _, _, label in rows)
+            if len(counts) < 2:
+                raise BadInput(f"all rows of {name} have one label")
+            if task == "senteval" and min(counts.values()) < 10:
+                raise BadInput(f"{name} has a class with fewer than 10 rows, and SentEval splits "
+                               "each class into 10 parts")
     return found
 
 

@@ -63,6 +63,8 @@ def read_set(name, folder, splits="test", lang="en"):
         end = len(trained) if split == "train" else start + tenth
         order = np.random.Generator(np.random.Philox([0, 2, 0, 0])).permutation(len(trained))
         rows += [row for row, index in zip(trained, order) if start <= index < end]
+    if not rows:
+        raise BadInput(f"{shown(files['train'])} has too few rows: a tenth of them is tested")
     return rows
 
 

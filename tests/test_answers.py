@@ -80,6 +80,8 @@ FOREVER = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELEC
     ("DROP TABLE item", VOID, False), ("PRAGMA user_version", "SELECT 0", False),
     ("ATTACH 'new.sqlite' AS b", VOID, False), ("VACUUM INTO 'new.sqlite'", VOID, False),
     ("SELECT load_extension('x')", VOID, False), ("SELECT '\ud800'", VOID, False),
+    ("SELECT fts3_tokenizer('a', x'4141414141414141')", VOID, False),
+    (f"SELECT 'a' LIKE '{2000 * '%a'}'", VOID, False),
     (FOREVER.format("max(x)"), VOID, False), (FOREVER.format("x"), VOID, False),
     ("SELECT printf('%.*c', 2000000, 'x')", VOID, False),
 ])
@@ -102,6 +104,9 @@ def test_rows_of_spider_that_cannot_be_judged_are_left_out(databases, capsys):
     scores = answers.answer_task("spider", evaluation, flags_with(files=databases))
     assert scores == {"result": 50, "rows": 5, "stop": 100}
     assert "leaves out 3 rows" in capsys.readouterr().err
+    none = SimpleNamespace(answers=Answers(["c"], ["SELECT 1"], ["SELECT 1"], [True]))
+    with pytest.raises(BadInput, match="spider left out all rows"):
+        answers.answer_task("spider", none, flags_with(files=databases))
 
 
 # ---- extractive answers

@@ -83,6 +83,7 @@ def tables():
     pairs = [(text, text if i % 2 else texts[i - 7], i % 2) for i, text in enumerate(texts)]
     scores = [(a, b, 5 * label) for a, b, label in pairs]
     for names, rows in (("sst2_train", single[:45]), ("sst2_test", single[45:]),
+                        ("subj_train", single[:12]),
                         ("mrpc_train mrpc_test", pairs), ("qqp_test", 3 * [("1", "a", 1)]),
                         ("stsb_train stsb_test stsb-de_test", scores)):
         for name in names.split():
@@ -122,8 +123,10 @@ def test_every_task_gives_its_metrics_beside_their_controls(tokenizer, tables, c
     name = "hybrid-probes/stsb/spearman"
     assert found_by(["hybrid-probes"], small(pool="mean"), **options)[name] == results[name]
     assert found_by(["hybrid-probes"], pool="cls", **options)[name] != results[name]
-    found_by(["sts"], task_langs=("en", "fr"), no_controls=True)
-    assert "warning: sts: there is no " in capsys.readouterr().err
+    found_by(["sts"], task_langs=("en", "de"), no_controls=True)
+    assert "warning: sts: there is no " in capsys.readouterr().err  # of sick
+    with pytest.raises(BadInput, match="no set has a table in the language fr"):
+        found_by(["sts"], task_langs=("en", "fr"), no_controls=True)
 
 
 def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):
@@ -144,6 +147,7 @@ def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):
 
 @pytest.mark.parametrize("task, name, message", [
     ("senteval", "trec", "senteval: there is no .*trec_train.tsv"),
+    ("senteval", "subj", "subj has a class with fewer than 10 rows"),
     ("pairs", "qqp", "all rows of qqp have one label")])
 def test_a_set_that_was_named_must_be_there_and_have_two_labels(tokenizer, tables, task, name,
                                                                 message):
