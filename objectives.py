@@ -679,9 +679,9 @@ class Bepa(Objective):
         order: Literal["random", "given"] = "random"
         # sentences in an MLM row: a translation pair, two of one language, or one
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"
-        # what a [CLS] sees of the other sentence. clean: nothing; hidden (paper): nothing, but the
-        # second sentence's positions continue after the first's; masked (released code): a [MASK]
-        # for each of its tokens
+        # what a [CLS] sees of the other sentence. clean (released code): nothing; hidden (paper):
+        # nothing, but the second sentence's positions continue after the first's; masked (early
+        # code): a [MASK] for each of its tokens
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
 
     # packed: the masked rows, then a row for each first and for each second [CLS] embedding
@@ -737,7 +737,7 @@ def cls_rows(first, second, cls_view, mask):
     [CLS] in each row."""
     pairs = list(zip(first, second))
     if cls_view == "masked":
-        # As released: the other sentence is all [MASK], except for the first [CLS].
+        # As in the early code, the other sentence is all [MASK], except for the first [CLS].
         rows = [concat_ids(a, np.full_like(b, mask)) for a, b in pairs]
         rows += [concat_ids(a[:1], np.full_like(a[1:], mask), b) for a, b in pairs]
         return [[Segment(row)] for row in rows], [0] * len(pairs) + [len(a) for a in first]

@@ -2,7 +2,7 @@
 
     python -m interop import xlm-roberta-base out/xlmr              # a folder or a hub name
     python -m interop export out/mexma folder                       # for SentenceTransformer
-    python -m interop encode out/mexma lines.txt --out vectors.npy  # one embedding per line
+    python -m interop encode out/mexma lines.txt --out lines.npy  # one embedding per line
 """
 
 import argparse

@@ -126,7 +126,11 @@ def import_model(name, folder):
         # train.py hands these files on to the runs that start here, for their export.
         kept = part / "hf"
         kept.mkdir()
-        if isinstance(template := library.tokenizer.chat_template, str):
+        template = library.tokenizer.chat_template
+        if isinstance(template, dict):  # several, each with a name
+            warn(f"of the chat templates {shown(', '.join(template))} only default is imported")
+            template = template.get("default")
+        if template:
             (kept / "chat_template.jinja").write_text(template, encoding="utf-8")
         if (inside / "generation_config.json").is_file():
             shutil.copy(inside / "generation_config.json", kept)
@@ -183,6 +187,8 @@ def load_weights(path):
         if not weight.isfinite().all():
             raise BadInput(f"the weight {shown(name)} has NaN or infinity")
     if head:  # models for embeddings are often saved without
+        if not config.tied:
+            warn("the folder has no vocabulary head: the token embeddings replace it")
         return theirs.base_model, replace(config, tied=True)
     return theirs, replace(config, head="none" if config.causal else "transform")
 

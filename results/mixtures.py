@@ -22,6 +22,8 @@ TESTS = ("parallel/ntrex", "parallel/multi30k_val", "parallel/multi30k_test_2016
 
 
 def lines_of(path):
+    if not path.is_file():
+        raise BadInput(f"there is no {path}: REPRODUCE.md describes the files")
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         yield from file
 
@@ -115,8 +117,6 @@ def mixtures_command(words):
     parser.add_argument("public", type=Path, metavar="PUBLIC", help="folder of the public files")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="for the new files")
     options = parser.parse_args(words)
-    if not (options.public / "parallel").is_dir():
-        raise BadInput(f"{options.public} has no folder parallel: REPRODUCE.md describes the files")
     make_folder(options.folder, "FOLDER")
     for name, lines in make_files(options.public).items():
         with atomic_file(options.folder / name) as file:

@@ -20,9 +20,9 @@ from PIL import Image
 
 import evaluate
 import train
-from common import BadInput, Parser, atomic_file, comma_list
+from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
 
-from .compare import DATA, read_records
+from .compare import DATA, EXPERIMENTS, read_records
 
 # Distinguishable without red and green [Okabe & Ito 2008].
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -318,7 +318,14 @@ PICTURES = {"embeddings": embeddings_picture, "health": health_picture}
 def experiment_picture(name, metric, labels=(), flops=False):
     """Draw a metric of recorded runs along training, against steps or compute."""
     series = {}
-    for record in read_records(name):
+    records = read_records(name)
+    if not records:
+        known = [*PICTURES, *EXPERIMENTS]
+        raise BadInput(f"there is no picture or experiment {name!r}{did_you_mean(name, known)}")
+    for label in labels or ():
+        if label not in {record["label"] for record in records}:
+            raise BadInput(f"{name} has no row {label!r} (see python -m results show {name})")
+    for record in records:
         scale = record["flops"] / record["steps"] / 1e12 if flops else 1
         points = {int(step) * scale: one[metric] for step, one in record.get("curve", {}).items()
                   if metric in one}

@@ -154,12 +154,13 @@ def test_transformers_and_sentence_transformers_open_what_is_exported(changes, c
 TEMPLATE = "{{ bos_token }}{% for turn in messages %}{{ turn.content }}<|eot_id|>{% endfor %}"
 
 
-def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same():
+def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same(capsys):
     make_models.save("theirs", "llama", make_models.llama3(), make_models.LLAMA_ROLES, head=True,
-                     chat_template=TEMPLATE)
+                     chat_template={"default": TEMPLATE, "tools": "x"})
     settings = {"temperature": 0.5, "do_sample": True, "eos_token_id": [1, 2]}
     make_models.write_json(Path("theirs/generation_config.json"), settings)
     huggingface.import_model("theirs", "run")
+    assert "of the chat templates default, tools only default" in capsys.readouterr().err
     write_pairs(Path("pairs.tsv"), 60)
     run = train.start("ntp", init="run", data="pairs.tsv", out="trained", steps=3, batch=4,
                       eval_limit=4, device="cpu")
@@ -197,6 +198,7 @@ def test_encode_writes_one_embedding_per_line(capsys):
 
 @pytest.mark.parametrize("words, message", [
     ("encode RUN no.txt --out v.npy", "there is no file no.txt"),
+    ("encode RUN EMPTY --out v.npy", "EMPTY has no lines"),
     ("encode RUN LINES --out LINES", "--out is LINES: the name must end in .npy"),
     ("encode RUN LINES --out LINES/new/v.npy", "--out LINES/new: this folder cannot be created"),
     ("encode NAN LINES --out v.npy", "NaN"), ("export NAN new", "NaN"),
@@ -213,6 +215,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, re
     model.embed.weight.data.fill_(torch.nan)
     save(model, Path("NAN/model.pt"))
     Path("LINES").write_text("a\nb\n", encoding="utf-8")
+    Path("EMPTY").touch()
     before = sorted(tmp_path.rglob("*"))
     assert message in refused(program.main, words)
     assert sorted(tmp_path.rglob("*")) == before

@@ -195,7 +195,7 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     assert "a/geometry/rankme" in second["eval"] and "generate/exact" in first["eval"]
     capsys.readouterr()
     main(["mini", "--list"])
-    assert capsys.readouterr().out.strip() == ""
+    assert capsys.readouterr().out == "everything is recorded: --again lists it too\n"
 
 
 # ---- inspect, compute, plots, mixtures
@@ -203,7 +203,8 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
 
 @pytest.mark.parametrize("words, error", [
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
-    ("plot x", "x has no retrieval/xsim"), ("inspect --row 99 --data pairs.tsv", "rows 0 to 7"),
+    ("plot helth", "did you mean health?"), ("plot languages --metric x", "languages has no x"),
+    ("plot languages --rows x", "languages has no row 'x'"), ("inspect --row 99 --data pairs.tsv", "rows 0 to 7"),
     ("inspect --part clean --data pairs.tsv", "this batch has packed, head_packed"),
     ("flops --match nowhere", "nowhere"),
     ("encoders --again", "--files None: give the folder"), ("collapse --seeds x", "value: 'x'")])
