@@ -21,10 +21,10 @@ class LeJepa(Objective):
     """Pull the projected embeddings of two masked versions of a text to their center, and make all
     projected embeddings an isotropic Gaussian [LeJEPA, arXiv 2511.08544; released MINIMAL.md].
 
-        loss = (1 - share) * mean over views |z_v - center|^2 + share * mean over views SIGReg(z_v)
+        loss = (1 - w) * mean over views |z_v - center|^2 + w * mean over views SIGReg(z_v)
 
-    The paper's views are crops of images; masking is our choice. share is 0.05 in the paper, where
-    it is called lambda, and 0.02 in the minimal example. SIGReg keeps the projected embeddings from
+    w is our sigreg_weight, the paper's lambda: 0.05, and 0.02 in its minimal example. The paper's
+    views are crops of images; masking is our choice. SIGReg keeps the projected embeddings from
     collapsing, but not the embeddings before the projector.
     """
     name = "lejepa"
@@ -35,7 +35,7 @@ class LeJepa(Objective):
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
-        share: Fraction = 0.05  # weight of SIGReg; agreement has the rest
+        sigreg_weight: Fraction = 0.05  # weight of SIGReg; agreement has the rest
         mask_ratio: Fraction = 0.3  # fraction of tokens to mask in each version
         hidden: AtLeast1 = 2048  # hidden width of the projector
         projected: AtLeast1 = 128  # width of the projected embeddings
@@ -61,11 +61,11 @@ class LeJepa(Objective):
         return dict(packed=Packed.of(rows), loss_denominators=torch.zeros(0))
 
     def forward(self, batch):
-        share = self.config.share
+        w = self.config.sigreg_weight
         embeddings = self.model.pool(self.model(batch["packed"]), batch["packed"])  # (2N, D)
         x, y = map(all_gather_with_grad, upcast(self.projector(embeddings)).chunk(2))  # (N, P)
         center = (x + y) / 2
         agree = ((x - center).square().mean() + (y - center).square().mean()) / 2
         sigreg = (epps_pulley(x) + epps_pulley(y)) / 2
-        loss = (1 - share) * agree + share * sigreg
+        loss = (1 - w) * agree + w * sigreg
         return loss, {"agree": agree.detach(), "sigreg": sigreg.detach()}

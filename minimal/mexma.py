@@ -98,5 +98,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-# Not on this page, but in objectives.py: --align, --align-views, --koleo-input, --no-symmetrical,
-# --no-token-gradients, --masking, and dropout. Its batches are packed into one line, unpadded.
+# Not on this page, but in objectives.py: --align, --intra-language-negatives, --align-views,
+# --koleo-input, --no-symmetrical, --no-token-gradients, --masking, dropout, and unpadded batches.

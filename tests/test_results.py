@@ -204,7 +204,8 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
 @pytest.mark.parametrize("words, error", [
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
     ("plot helth", "did you mean health?"), ("plot languages --metric x", "languages has no x"),
-    ("plot languages --rows x", "languages has no row 'x'"), ("inspect --row 99 --data pairs.tsv", "rows 0 to 7"),
+    ("plot languages --rows x", "languages has no row 'x'"),
+    ("inspect --row 99 --data pairs.tsv", "rows 0 to 7"),
     ("inspect --part clean --data pairs.tsv", "this batch has packed, head_packed"),
     ("flops --match nowhere", "nowhere"),
     ("encoders --again", "--files None: give the folder"), ("collapse --seeds x", "value: 'x'")])
