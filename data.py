@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
 
 from common import BadInput, atomic_file, digest, shown, warn
 from corpora import EMBEDDED_VOCAB, open_text
@@ -323,6 +324,7 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         # Of a large file, every n-th row is read.
         step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
         rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
+        rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
         vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
         tokenizer = Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
     if source.embedded:
