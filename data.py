@@ -518,7 +518,7 @@ def apply_bert_masking(ids, chosen, rng, special, mask=0.8, random=0.1):
         raise BadInput(f"the tokenizer has no mask token ({' or '.join(SPELLINGS['mask'])}): use "
                        "another one, or an objective that does not mask")
     fate = np.where(chosen, rng.random(len(ids)), 2.0)
-    # Random tokens come from the whole vocabulary, special ones too, as in all released codes.
+    # Random tokens come from the whole vocabulary, special ones too, as in the papers' codes.
     random_ids = rng.integers(special.vocab, size=len(ids))
     new = np.where(fate < mask + random, random_ids, ids)
     return np.where(fate < mask, special.mask, new).astype(ids.dtype)

@@ -312,7 +312,7 @@ def unit_or_zero(z):
 
 def uniformity(z):
     """Return log mean exp(-2 |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one
-    point)..-4 (the whole sphere). [Wang & Isola 2020, sec. 4]"""
+    point)..about -4 (the whole sphere, in many dimensions). [Wang & Isola 2020, sec. 4]"""
     u = unit_or_zero(z)
     # |u_i - u_j|^2 = 2 - 2 cos. The pairs i = j would bias the mean, so subtract them.
     total = -(4 * (u.square().sum(1) - 1)).exp().sum().item()
@@ -603,7 +603,7 @@ METRICS = {
     "retrieval/xsim++": "% the same, with hard negatives; lower is better",
     "geometry/rankme": "effective rank; higher is better",
     "geometry/rankme_share": "% effective rank, as a fraction of the largest possible",
-    "geometry/uniformity": "0 is one point, -4 the whole sphere; lower is better",
+    "geometry/uniformity": "0 is one point, about -4 the whole sphere; lower is better",
     "geometry/std": "0 is one point, 1 is healthy",
     "geometry/norm": "mean L2 norm of the embeddings, before normalization",
     "geometry/cosine/same": "unrelated sentences, one language; lower is better",

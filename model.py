@@ -458,7 +458,7 @@ class Model(nn.Module):
             self.vocabulary_bias = nn.Parameter(torch.zeros(config.vocab))
         if not config.tied:
             self.vocabulary = nn.Linear(width, config.vocab, bias=False)
-        # BERT's standard deviation is 0.02 at width 768 [BERT, sec. A.2]. Scale it with
+        # BERT's standard deviation is 0.02 at width 768 [BERT's code]. Scale it with
         # 1 / sqrt(width), so that the sublayers of a narrow model start as strong as BERT's.
         std = 0.02 * (768 / width) ** 0.5
         self.apply(lambda module: initialize(module, std))

@@ -51,7 +51,7 @@ def mse_unit(x, y):
 
 
 def cosine_distance(x, y):
-    """Return the mean of 1 - cos(x_i, y_i) [LLM-JEPA, sec. 3; Predict-and-Reconstruct, eq. 7]."""
+    """Return the mean of 1 - cos(x_i, y_i) [LLM-JEPA, sec. 3; Predict-and-Reconstruct, eq. 5]."""
     return (1 - F.cosine_similarity(upcast(x), upcast(y), dim=-1)).mean()
 
 
@@ -68,7 +68,7 @@ def no_autocast(x):
 def koleo(x, unit=True, epsilon=1e-8):
     """Push each embedding away from its nearest neighbor: -mean_i log min_j |x_i - x_j|,
     (N, D) -> () [Sablayrolles et al. 2019, eq. 3]. `unit`: L2-normalize first, as MEXMA's code
-    does; its formula does not [MEXMA, sec. 3.3]."""
+    does; its formula does not [MEXMA, sec. 3]."""
     x = upcast(x)
     if unit:
         x = F.normalize(x, dim=-1, eps=epsilon)
@@ -85,9 +85,9 @@ def info_nce(x, y, temperature, intra_side_negatives=True, include_self=False, s
     """Classify each embedding's partner among all others: the mean cross-entropy of
     cosine / temperature [van den Oord et al. 2018, eq. 4].
 
-    intra_side_negatives: embeddings of the same side are negatives too, 2N - 2 in all
-    include_self: each embedding is its own negative too; the loss then stays above ln 2
     symmetric: classify in both directions; otherwise classify only x's partners, among y
+    intra_side_negatives, if symmetric: embeddings of the same side are negatives too, 2N - 2 in all
+    include_self, with these: each embedding is its own negative too; the loss stays above ln 2
     """
     x = F.normalize(upcast(x), dim=-1)
     y = F.normalize(upcast(y), dim=-1)
@@ -153,8 +153,8 @@ def epps_pulley(z, slices=256, reach=3.0, points=17):
 
 
 def sigreg(x, y, fraction=0.05):
-    """Return the MSE, and how far each side is from an isotropic Gaussian; not normalized
-    [LeJEPA, Balestriero & LeCun 2025, eq. 7]."""
+    """Return the MSE, and how far each side is from an isotropic Gaussian; not normalized. The MSE
+    is four times LeJEPA's distance to the center [Balestriero & LeCun 2025, eq. 7]."""
     return (1 - fraction) * mse(x, y) + fraction * (epps_pulley(x) + epps_pulley(y)) / 2
 
 
@@ -351,7 +351,9 @@ def check_heads(name, heads, width):
 # ---- baselines; `toy` settings are for small models from scratch that train in minutes on a CPU
 
 
-# Settings of MEXMA [A.3, A.5], of Predict and Reconstruct [table 1], and of their baselines.
+# Settings of MEXMA, of Predict and Reconstruct [table 1], and of their baselines. MEXMA's steps and
+# lengths are the paper's [A.3, A.5], its learning rate, schedule and clip those of its code's
+# README; the paper only says that the learning rate rises from 1e-5.
 MEXMA = dict(lr=1e-4, steps=300_000, warmup=0.3, lr_start=0.1, schedule="cosine", weight_decay=0.0,
              clip=1.2, max_length=200)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
@@ -876,13 +878,14 @@ class Hybrid(Objective):
         # scheduled from there to --balance-end
         balance: Literal["learned", "fixed", "scheduled"] = "learned"
         balance_start: Fraction = 0.5  # lambda at step 0
-        balance_end: Fraction = 0.5  # lambda at the last step, if it is scheduled
+        balance_end: Fraction = 0.5  # lambda after the last step, if it is scheduled
         target_blocks: AtLeast1 = 2  # number of blocks per row whose hidden states are predicted
         target_low: Fraction = 0.10  # smallest predicted block, as a fraction of the row
         target_high: Fraction = 0.25  # largest predicted block, as a fraction of the row
         context_low: Fraction = 0.65  # smallest context to predict from, as a fraction of the row
         context_high: Fraction = 0.85  # largest context to predict from, as a fraction of the row
-        # a context with fewer tokens becomes all tokens outside the predicted blocks
+        # a context with fewer tokens becomes all tokens outside the predicted blocks (without
+        # --allow-overlap)
         min_keep: AtLeast0 = 32
         allow_overlap: bool = False  # let the context contain predicted blocks (released code)
         momentum: Fraction = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
@@ -895,6 +898,10 @@ class Hybrid(Objective):
 
         def __post_init__(self):
             super().__post_init__()
+            for low, high in (("target_low", "target_high"), ("context_low", "context_high")):
+                if getattr(self, low) > getattr(self, high):
+                    raise BadInput(f"{low} is {getattr(self, low)}: it must be at most {high} "
+                                   f"{getattr(self, high)}")
             if self.target_blocks * self.target_high >= 1:
                 raise BadInput(f"target_blocks {self.target_blocks} of up to {self.target_high} of "
                                "the row leave no context: lower one of them")
@@ -1038,7 +1045,7 @@ def draw_blocks(length, block_fraction, context_fraction, config, rng):
     start = rng.integers(0, length - context_size + 1)
     outside = np.setdiff1d(everything, concat_ids(*blocks))
     if not len(outside):
-        outside = everything[:1]  # in a row of three tokens
+        outside = everything[:1]  # blocks can cover a row of very few tokens
     context = outside[(outside >= start) & (outside < start + context_size)]
     return (context if len(context) >= max(1, config.min_keep) else outside), blocks
 

@@ -309,7 +309,7 @@ def learning_rate(step, train):
     warm = max(1, round(train.warmup * train.steps))
     if step < warm:
         return train.lr * (train.lr_start + (1 - train.lr_start) * (step + 1) / warm)
-    done = (step - warm) / max(1, train.steps - warm)  # 0 after warmup, 1 at the last step
+    done = (step - warm) / max(1, train.steps - warm)  # 0 after warmup, 1 after the last step
     shapes = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0,
               "wsd": min(1.0, 5 * (1 - done))}  # [MiniCPM, arXiv 2404.06395]
     return train.lr * shapes[train.schedule]

@@ -17,9 +17,10 @@ class Data2Vec(Objective):
         loss = smooth_l1(P(h), sg 1/K sum over layers of norm(teacher's layer)), quadratic below 4
 
     sg: no gradient; norm: a layer norm without weights. data2vec 2.0 normalizes each dimension over
-    a row, and its loss is the square everywhere. The code masks 35 % of the tokens in spans, where
-    the paper has BERT's 15 %; it averages the outputs of the feed-forward layers, where we average
-    those of the blocks; it sums over dimensions; and its momentum ends at 0.9999.
+    a row, and its loss is the square everywhere. The code masks 35 % of the tokens in spans, all by
+    the mask token, where the paper has BERT's 15 %; it averages the outputs of the feed-forward
+    layers, where we average those of the blocks; it sums over dimensions; and its momentum ends at
+    0.9999.
     """
     name = "data2vec"
     pool = "mean"

@@ -59,7 +59,7 @@ class NextLat(Ntp):
         weight = len(index) / batch["loss_denominators"][1]  # of this micro-batch
         latent = weight * F.smooth_l1_loss(upcast(predicted), upcast(target))
 
-        _, head, _ = self.model.head(target)  # (V, D)
+        _, head, _ = self.model.head(target)  # (V, D); Gemma-2's softcap is left out
         with no_autocast(states):
             logits = F.linear(upcast(torch.stack([target, predicted])), head.detach())
         log_p, log_q = logits.log_softmax(-1)  # (M, V) each

@@ -1,6 +1,6 @@
 """The loss over a large vocabulary: cross-entropy and its gradients without storing all logits.
 
-10,000 positions times XLM-R's 250,002 words are 10 GB of logits, and PyTorch keeps about three
+10,000 positions times XLM-R's 250,002 tokens are 10 GB of logits, and PyTorch keeps about three
 copies. Here the logits of a chunk of positions are computed at a time, and their gradients at once.
 """
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 CHUNK = 3 * 2**27  # bytes of logits at a time: 402 positions of XLM-R's vocabulary in float32
-SLICE = 2**15  # words whose gradient is added at a time
+SLICE = 2**15  # tokens whose gradient is added at a time
 
 
 def upcast(x):

@@ -3,8 +3,9 @@ once per layer, and not on the device.
 
 Three facts make short rows cheap:
   1. The line consists of groups of tokens, and no token sees a token of another group. Groups of at
-     most 64 tokens are put together into *local* tiles: such a tile has all keys of its tokens, so
-     its attention is two matmuls without a loop, and its backward is one launch of five.
+     most 64 tokens (32 in float32) are put together into *local* tiles: such a tile has all keys of
+     its tokens, so its attention is two matmuls without a loop, and its backward is one kernel with
+     five.
   2. The other groups are cut into blocks of queries. Each block visits at most two disjoint ranges
      of keys, which begin at exact tokens, not at multiples of a tile. In the backward, blocks of
      keys visit ranges of queries in the same way.
@@ -36,11 +37,11 @@ class Tiles(NamedTuple):
         return Tiles(numbers[:3], numbers[3:7], numbers[7:11], numbers[11:])
 
 
+HEAD_SIZES = (16, 32, 64, 128)
 # {(GPU, bytes of a number, largest head size): (medium rows, long rows)}. The numbers are fixed:
 # with tuning during training, results would depend on what else the machine does. We found them by
 # building every row for its GPUs (tests/build.py: no register spills, tensor cores in use). "other"
 # is any other GPU: its rows fit the 99 KB of shared memory of compute capability 8.6 and 8.9.
-HEAD_SIZES = (16, 32, 64, 128)
 TILES = {
     ("9.0", 2, 64): (
         Tiles((64, 4, 4), (64, 32, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2)),

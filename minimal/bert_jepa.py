@@ -3,7 +3,7 @@
 BERT reads a sentence and its translation in one row and predicts masked words. A second loss pulls
 the [CLS] embeddings of the two sentences together and pushes those of unrelated sentences apart.
 Training takes four minutes on one CPU core. At the end we look up the translations of 1,000 unseen
-German sentences among 7,000 English ones; 6,000 are altered translations, with one mistake each.
+German sentences among some 7,000 English ones; 6,000 are altered translations, with a mistake each.
 """
 import re
 
@@ -53,7 +53,8 @@ class Bert(nn.Module):
         return h
 
     def embedding(self, texts):  # the hidden states of N sentences at [CLS]: (N, D)
-        # Each sentence is read alone. The paper hides its translation, with the same effect.
+        # Each sentence is read alone, as in the released code. The paper hides the other one in
+        # their row, so there the second sentence has later positions.
         return self(pad(map(tokenize, texts)))[:, 0]
 
     def loss(self, a, b):  # L_BEPA = L_MLM + lambda L_alignment, with lambda = 1 (section 3.2)

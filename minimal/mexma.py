@@ -3,7 +3,7 @@
 We mask 40 % of the words of a sentence. The model predicts them from the words that are left and
 from the embedding of the *translation*, so this one embedding has to carry the whole meaning.
 Training takes four minutes on one CPU core. At the end we look up the translations of 1,000 unseen
-German sentences among 7,000 English ones; 6,000 are altered translations, with one mistake each.
+German sentences among some 7,000 English ones; 6,000 are altered translations, with a mistake each.
 """
 import re
 

@@ -52,7 +52,8 @@ def directions(z):
 
     effective_rank: exp(-sum p log p), p = s / sum s [Roy & Vetterli 2007]. stable_rank: sum s^2 /
     max s^2 [Vershynin 2018]. rank_90: number of components that hold 90 % of the variance.
-    spectral_entropy: log effective rank / log D."""
+    spectral_entropy: log effective rank / log D; the released code, and so the paper's numbers,
+    have s^2 and log min(N, D)."""
     s = spectrum(z, center=True)
     if not s.any():  # one point
         return dict(effective_rank=0.0, stable_rank=0.0, rank_90=0.0, spectral_entropy=0.0)
@@ -79,15 +80,18 @@ def ranks(embeddings):
 
 def of_classes(z, labels):
     """Measure the distances within and between classes: (N, D), (N,) -> {metric: number}.
-    [Predict-and-Reconstruct, sec. 4.3 and its code]
+    [Predict-and-Reconstruct, sec. 4.3]
 
-    class_alignment: mean |u_i - u_j|^2 over the pairs of a class, then over classes.
+    class_alignment: mean |u_i - u_j|^2 over the pairs of a class, then over classes. The released
+    code, and so the paper's numbers, have the fourth power.
     class_separation: mean distance within classes, divided by that between classes."""
     if labels.is_floating_point():  # the released code makes five classes of scores
         labels = torch.bucketize(labels, torch.tensor([1., 2, 3, 4]), right=True)
     distances = torch.pdist(unit(z))  # (N (N - 1) / 2,) in the order of i, j
     i, j = torch.triu_indices(len(labels), len(labels), 1)
     same = labels[i] == labels[j]
+    if same.all():
+        raise ValueError("its rows have one class")
     squares = [distances[same & (labels[i] == label)].square() for label in labels.unique()]
     return {"class_alignment": mean([one.mean().item() for one in squares if len(one)]),
             "class_separation": (distances[same].mean() / distances[~same].mean()).item()}
@@ -336,9 +340,9 @@ def tokens(evaluation):
 
 
 def attention(evaluation):
-    """Return the entropy in nats of the last layer's attention from the token whose state is the
-    embedding: the first or, in a causal model, the last. It is averaged over heads and rows.
-    [MEXMA, sec. 5.6, which does not say how]"""
+    """Return the entropy in nats of the last layer's attention from the first token or, in a causal
+    model, the last one: with pooling cls or last its state is the embedding. It is averaged over
+    heads and rows. [MEXMA, sec. 5.6, which does not say how]"""
     model = evaluation.model
 
     def read(packed):
@@ -362,13 +366,13 @@ def uniform(evaluation):
 
 def gap(evaluation, flags):
     """Return Predict-and-Reconstruct's tables 4-11 for each set and each pooling. "gap" is the
-    score of a probe for labels, "semantic", minus that of one for `commonest_tokens`, "token". As
-    in its code, a pair is one row."""
+    score of a probe for labels, "semantic" (CoLA's is the accuracy, in table 10 MCC), minus that of
+    one for `commonest_tokens`, "token". As in its code, a pair is one row."""
     special = evaluation.tokenizer.special
     longest = evaluation.model.config.longest_row
     scores = {}
     for name, (table,) in flags.tables["gap"].items():
-        texts, second, labels = zip(*table[:flags.limit])
+        texts, second, labels = zip(*table[:flags.limit or None])
         labels = torch.tensor(labels)
         rows = evaluation.encode_ids(texts)
         if None not in second:
@@ -385,7 +389,7 @@ def gap(evaluation, flags):
                     found["token"] = probe(z[known], targets[known], 3)
                     found["gap"] = found["semantic"] - found["token"]
                 found |= ranks({name: z}) | of_classes(z, labels)
-            except ValueError as error:
+            except (ValueError, ZeroDivisionError) as error:  # too few rows, or a single class
                 raise BadInput(f"the set {name} cannot be probed: {error}") from None
             scores |= {f"{name}/{how}/{metric}": value for metric, value in found.items()}
     return scores

@@ -23,7 +23,7 @@ NUMBER = re.compile(r" *(-?\d*\.?\d+)(?!\.?\d| *[-+*/^] *\d)")  # not the 7 of 7
 
 def gsm8k_answer(text):
     """Return the number after the first ####, 1080.5 of "#### $1,080.50.". None if there is none,
-    or an expression such as 7/2. [Cobbe et al. 2021]"""
+    or arithmetic that follows at once, such as 7/2. [Cobbe et al. 2021]"""
     found = NUMBER.match(re.sub("[$,]", "", text.partition("####")[2]))
     return float(found[1]) if found else None
 
@@ -49,7 +49,8 @@ def nq_correct(generated, gold, released=False):
 
 
 def label_correct(generated, gold):
-    """Does the generated text begin with the label, in whole words? [LLM-JEPA, sec. A.7]"""
+    """Does the generated text begin with the label, in whole words? [LLM-JEPA, sec. 4.1; whole
+    words are our choice]"""
     return bool(re.match(re.escape(gold.strip()) + r"(?!\w)", generated.strip()))
 
 
@@ -58,7 +59,7 @@ def label_correct(generated, gold):
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
          sqlite3.SQLITE_RECURSIVE}
 STEPS = 20_000_000   # of SQLite's virtual machine, for one query
-SECONDS = 60         # for one query, looked at every 1,000 steps
+SECONDS = 60         # for one query, checked every 1,000 steps
 HEAP = 500_000_000   # bytes that SQLite may use
 LENGTH = 1_000_000   # of a text
 PATTERN = 1000       # of LIKE: a longer one can take half a minute in a single step

@@ -1,7 +1,7 @@
 """Fine-tune a run's encoder on a data set and test it, also in other languages.
 
 All weights are trained, with one linear layer on the sentence embedding or, for answers, on every
-token, and tested after the last epoch. Defaults are BERT-JEPA's [sec. 4, code].
+token, and tested after the last epoch. Defaults are BERT-JEPA's [sec. 5, code].
 """
 
 import json
