@@ -132,10 +132,11 @@ def add_flags(parser, title, config, defaults, only=None):
     its default can depend on other flags; `defaults` are the values that --help shows."""
     group = parser.add_argument_group(title)
     notes = comments(config)
+    kinds = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         if only and field.name not in only:
             continue
-        types = typing.get_args(field.type) or (field.type,)
+        types = typing.get_args(kinds[field.name]) or (kinds[field.name],)
         default = defaults.get(field.name)
         how = dict(type=types[0], metavar=types[0].__name__.upper()) if types[0] in (
             int, float, str) else dict(metavar="|".join(map(str, types)))

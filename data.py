@@ -276,10 +276,11 @@ class Corpus:
         """Return (n,) uint32 of a column by name or number; n is 0 if the row has no text in it."""
         return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
 
-    def count_truncated(self, max_length):
-        """Return how many texts have more than max_length tokens, and how many texts there are."""
+    def count_truncated(self, max_length, system=False):
+        """Return how many texts have more than max_length tokens, and how many texts there are.
+        `system`: count system turns too."""
         lengths = np.diff(self.offsets).reshape(-1, len(self.columns))  # of all cells
-        lengths = lengths[self.rows, :self.num_text_columns]
+        lengths = lengths[self.rows, :self.num_text_columns + system]
         return int((lengths > max_length).sum()), int((lengths > 0).sum())
 
     def example(self, row, views, choice, pairs="pivot", max_length=None, system=False):

@@ -102,9 +102,9 @@ def encode_ids(model, tokenizer, texts, affixes=None, max_length=None, openings=
 def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
     """Embed N texts: (N, D) float32 on the CPU. affixes: the ids before and after a text, by
     default [CLS] and [SEP]."""
-    if isinstance(texts, str):
-        raise BadInput(f"{shown(texts)!r} is one string: pass a list of texts")
-    return embed(model, encode_ids(model, tokenizer, list(texts), affixes, max_length), pool)
+    if isinstance(texts, str) or not (texts := list(texts)):
+        raise BadInput(f"{shown(texts)!r} is no list of texts with at least one text")
+    return embed(model, encode_ids(model, tokenizer, texts, affixes, max_length), pool)
 
 
 # ---- generation
@@ -789,7 +789,7 @@ def make_parser(prog, description, tasks):
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
     add("--out", help="JSON file for the numbers [RUN/eval.json; none with --data, --langs, "
-        "--split, --limit or --pool]")
+        "--split, --limit above 0 or --pool]")
     return parser
 
 

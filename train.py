@@ -110,7 +110,7 @@ class TrainConfig(Checked):
     batch: AtLeast1 = 64  # examples per step and process
     accumulate: AtLeast1 = 1  # gradient accumulation: split each batch into N micro-batches
     lr: Positive = 1e-4  # peak learning rate
-    lr_start: Fraction = 0.0  # learning rate at step 0, as a fraction of the peak
+    lr_start: Fraction = 0.0  # learning rate where warmup begins, as a fraction of the peak
     warmup: Fraction = 0.1  # linear warmup, as a fraction of the steps
     # decay of the learning rate after warmup; wsd: constant, then linear in the last fifth
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
@@ -191,6 +191,9 @@ def resolve_config(objective_class, given, init=None):
     Each layer overrides the one before: paper, toy scale, the run of --init, the user."""
     known = [field.name for config in (TrainConfig, objective_class.Config)
              for field in fields(config)] + [*SHAPE]
+    if objective_class.name in (*known, "model", "objective") or "/" in objective_class.name:
+        raise BadInput(f"the class {objective_class.__name__} has the name "
+                       f"{objective_class.name!r}: give it one without / that no setting has")
     for name in given:
         if name not in known:
             raise BadInput(f"there is no setting {name}{did_you_mean(name, known)}")
@@ -387,6 +390,43 @@ def uninterrupted():
         signal.raise_signal(caught[0][0])
 
 
+def open_data(run, resumed):
+    """Open the rows that a run trains on and is evaluated on."""
+    train = run.train
+    tokenizer = run.init.tokenizer if run.init else None
+    if resumed and not run.init:  # a tokenizer that is trained again could give other ids
+        tokenizer = evaluate.read_tokenizer(run.folder)
+    run.source = corpora.open_text(train.data, train.langs)
+    open_rows = functools.partial(data.open_corpus, langs=train.langs, vocab=train.vocab,
+                                  holdout=not train.eval_data, block=train.block)
+    run.corpus = open_rows(run.source, tokenizer, split="train")
+    run.tokenizer = run.corpus.tokenizer
+    run.affixes = run.objective_class.affixes(run.options, run.tokenizer.special)
+    make_batches = functools.partial(
+        data.Batches, views=run.objective_class.views, rank=run.rank, world=run.world,
+        uses_in_batch_negatives=run.objective_class.uses_in_batch_negatives(run.options),
+        max_length=train.max_length, pairs=train.pairs, system=train.chat == "system")
+    run.batches = make_batches(run.corpus, batch=train.batch, seed=train.seed)
+    run.eval_source = run.source
+    if train.eval_data:
+        run.eval_source = corpora.open_text(train.eval_data, train.langs)
+    run.rows = corpora.evaluation_rows(
+        run.eval_source, train.langs, "all" if train.eval_data else "valid",
+        train.eval_limit, system=train.chat == "system")
+    run.held_out = open_rows(run.eval_source, run.tokenizer, split="valid")
+    run.data_files = {str(path): file_hash(path) for path in
+                      (*run.source.paths, *run.eval_source.paths) if run.writes}
+    if run.held_out.hash == run.corpus.hash:
+        raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
+                       "out, and rows will be held out")
+    size = min(train.batch // train.accumulate, max(1, len(run.held_out) // run.world))
+    try:
+        run.validation = make_batches(run.held_out, batch=size, seed=0)
+    except BadInput as error:  # for example, too few distinct rows for in-batch negatives
+        run.validation = None
+        run.notes.append(f"no validation loss can be computed: {error}")
+
+
 # ---- the run
 
 
@@ -412,7 +452,7 @@ class Run:
         self.precision = usable_precision(precision, self.device)
         if self.init:
             self.init = adapt_init(self.init, objective_class, self.options)
-        self.open_data(resumed=saved is not None)
+        open_data(self, resumed=saved is not None)
 
         torch.manual_seed(train.seed)  # all processes start from the same weights
         self.model = make_model(train, shape, self.init, self.tokenizer.special)
@@ -438,39 +478,6 @@ class Run:
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
             load_checkpoint(self, saved)
-
-    def open_data(self, resumed):
-        """Open the rows for training and evaluation."""
-        train = self.train
-        tokenizer = self.init.tokenizer if self.init else None
-        if resumed and not self.init:  # a tokenizer that is trained again could give other ids
-            tokenizer = evaluate.read_tokenizer(self.folder)
-        self.source = corpora.open_text(train.data, train.langs)
-        open_rows = functools.partial(data.open_corpus, langs=train.langs, vocab=train.vocab,
-                                      holdout=not train.eval_data, block=train.block)
-        self.corpus = open_rows(self.source, tokenizer, split="train")
-        self.tokenizer = self.corpus.tokenizer
-        self.affixes = self.objective_class.affixes(self.options, self.tokenizer.special)
-        make_batches = functools.partial(
-            data.Batches, views=self.objective_class.views, rank=self.rank, world=self.world,
-            uses_in_batch_negatives=self.objective_class.uses_in_batch_negatives(self.options),
-            max_length=train.max_length, pairs=train.pairs, system=train.chat == "system")
-        self.batches = make_batches(self.corpus, batch=train.batch, seed=train.seed)
-        self.eval_source = self.source
-        if train.eval_data:
-            self.eval_source = corpora.open_text(train.eval_data, train.langs)
-        self.rows = corpora.evaluation_rows(
-            self.eval_source, train.langs, "all" if train.eval_data else "valid",
-            train.eval_limit, system=train.chat == "system")
-        self.held_out = open_rows(self.eval_source, self.tokenizer, split="valid")
-        if self.held_out.hash == self.corpus.hash:
-            raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
-                           "out, and rows will be held out")
-        size = min(train.batch // train.accumulate, max(1, len(self.held_out) // self.world))
-        try:
-            self.validation = make_batches(self.held_out, batch=size, seed=0)
-        except BadInput:  # too few distinct rows for in-batch negatives
-            self.validation = None
 
     # ---- the loop
 
@@ -582,7 +589,7 @@ class Run:
 
     def flush_metrics(self):
         """Average the metrics of the pending steps, log them and return the record."""
-        pending, self.pending = self.pending, []
+        pending = self.pending
         steps = torch.stack([torch.stack(list(one.values())) for one in pending])  # (steps, names)
         # This is the only line that waits for the GPU. In float64 the number of tokens is exact.
         mean = dict(zip(pending[0], steps.cpu().double().mean(0).tolist()))
@@ -592,6 +599,7 @@ class Run:
                            f"{'; the last checkpoint is intact' * (self.saved_step > 0)}")
         seconds = time.perf_counter() - self.clock
         tokens = round(mean.pop("tokens") * len(pending) * self.world)
+        self.pending = []
         self.tokens += tokens
         self.seconds += seconds
         record = {"step": self.step, **mean, "lr": learning_rate(self.step - 1, self.train),
@@ -725,8 +733,7 @@ def describe(run):
             "views": run.objective_class.views, "device": str(run.device),
             "precision": run.precision, "torch": torch.__version__,
             "python": platform.python_version(),
-            "data_files": {str(path): file_hash(path)
-                           for path in (*run.source.paths, *run.eval_source.paths)}}
+            "data_files": run.data_files}
 
 
 def identity(run):
@@ -834,12 +841,10 @@ def introduce(run, say):
     say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {columns}, and "
         f"{len(run.held_out):,} {'in --eval-data' if train.eval_data else 'held out'}; vocabulary "
         f"{run.tokenizer.vocab:,}")
-    truncated, count = run.corpus.count_truncated(train.max_length)
+    truncated, count = run.corpus.count_truncated(train.max_length, train.chat == "system")
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
             "will be truncated")
-    if not run.validation:
-        say("there will be no validation loss: too few distinct rows are held out for one batch")
     if train.eval_data or train.init:
         evaluate.warn_train_test_overlap({"config": run.config}, run.rows)
     if run.step:
@@ -853,7 +858,7 @@ def finish(run, results, say):
     for line in evaluate.examples(run.evaluation()):
         say(line)
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n"
-        f"next: python evaluate.py {run.folder}")
+        f"next: python evaluate.py {shlex.quote(str(run.folder))}")
 
 
 def interrupt(number, frame):
@@ -875,7 +880,8 @@ def main(arguments):
 
     introduce(run, say)
     if run.finished:
-        say(f"this run is finished. Evaluate it: python evaluate.py {run.folder}")
+        say("this run is finished. Evaluate it: python evaluate.py "
+            f"{shlex.quote(str(run.folder))}")
         return 0
     signal.signal(signal.SIGTERM, interrupt)
     bar = tqdm(total=run.train.steps, initial=run.step, dynamic_ncols=True,

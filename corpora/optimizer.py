@@ -22,6 +22,9 @@ class MuonAndAdamW:
             group = others if parameter.ndim != 2 else embeddings if is_embedding else matrices
             if parameter.requires_grad:
                 group.append(parameter)
+        if not matrices:
+            raise BadInput("optimizer muon trains weight matrices, and this model has none: use "
+                           "--optimizer adamw")
         self.muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay,
                                      adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW([dict(params=embeddings, weight_decay=weight_decay),

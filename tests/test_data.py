@@ -167,6 +167,7 @@ def test_chats_may_have_the_same_system_text_which_comes_last(table):
     rows = [("Answer.", f"question {i // 2}", f"answer {i}") for i in range(60)]
     corpus = table(rows, "system\tuser\tassistant")
     system = corpus.tokenizer.encode(["Answer."])[0]
+    assert [corpus.count_truncated(0, one)[0] for one in (False, True)] == [120, 180]
     for step in range(5):
         examples = Batches(corpus, 2, 20, 0, uses_in_batch_negatives=True,
                            system=True).examples(step)

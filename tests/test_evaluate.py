@@ -70,7 +70,8 @@ def test_a_text_has_one_embedding_whatever_the_batch(tokenizer, pool, causal):
 def test_one_string_and_a_diverged_model_are_refused(tokenizer):
     model = tiny()
     model.embed.weight.data.fill_(math.nan)
-    for texts, message in ("the cat", "is one string"), (["the cat"], "has diverged"):
+    for texts, message in (("the cat", "'the cat' is no list"), ([], "is no list"),
+                           (["the cat"], "has diverged")):
         with pytest.raises(BadInput, match=message):
             evaluate.encode(model, tokenizer, texts)
 

@@ -186,6 +186,18 @@ def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, va
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize("name", ["steps", "model", "a/b"])
+def test_an_objective_is_not_named_like_a_setting_or_a_folder_elsewhere(name):
+    with pytest.raises(BadInput, match=f"'{name}': give it one without /"):
+        started(type("Mine", (Contrastive,), {"name": name}))
+
+
+def test_what_evaluation_data_cannot_measure_is_said():
+    Path("one.txt").write_text("".join(f"line {i}\n" for i in range(30)), encoding="utf-8")
+    notes = started("mlm", eval_data="one.txt").notes + started("mexma", eval_data="one.txt").notes
+    assert [note for note in notes if "no validation loss" in note and "single column" in note]
+
+
 @pytest.mark.parametrize("words, expected, is_noted", [  # that koleo_weight is not the paper's
     ("--objective mexma", dict(koleo_weight=1.0), True),
     ("--koleo-weight 0.01 --lr 0.5", dict(koleo_weight=0.01, lr=0.5), False),
