@@ -473,6 +473,7 @@ class Run:
                        objective_class.name: asdict(self.options)}
         self.step, self.tokens, self.seconds, self.untrained = 0, 0, 0.0, None
         self.saved_step = 0  # the step of the checkpoint on disk
+        self.evaluated = None  # the step of the last evaluation
         self.pending = []  # metrics of the steps since the last record, still on the device
         self.finished = False  # trained and evaluated
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
@@ -494,7 +495,9 @@ class Run:
         try:
             if self.writes:
                 open_folder(self)
-            if self.untrained is None:
+            # At step 0, or if the evaluation of this step was interrupted.
+            is_missing = self.evaluated != self.step and self.step % train.eval_every == 0
+            if is_missing and self.step < train.steps:
                 yield self.evaluate()
             forward = self.objective.train()  # the module itself; DDP wraps it below
             if train.compile:
@@ -658,6 +661,7 @@ class Run:
                                    file_hash(self.folder / "model.pt"))
         record = {"step": self.step, "eval": results}
         append_log(self, record)
+        self.evaluated = self.step
         return record
 
 
@@ -791,13 +795,14 @@ def load_checkpoint(run, saved):
     for name in ("step", "tokens", "seconds", "untrained"):
         setattr(run, name, saved[name])
     run.saved_step = run.step
+    evaluated = {one["step"] for one in evaluate.read_log(run.folder) if "eval" in one}
+    run.evaluated = run.step if run.step in evaluated else None
     # The last thing that a run writes is its last evaluation in the log. With a smaller --steps,
     # eval.json can be that of an earlier model.
     path = run.folder / "model.pt"
     known = evaluate.read_results(run.folder / "eval.json").get("model")
     written = path.exists() and known == file_hash(path)[:8]
-    run.finished = run.step == run.train.steps and written and any(
-        "eval" in one and one["step"] == run.step for one in evaluate.read_log(run.folder))
+    run.finished = run.step == run.train.steps == run.evaluated and written
     torch.set_rng_state(saved["random"][run.rank]["cpu"])
     if run.device.type == "cuda":
         torch.cuda.set_rng_state(saved["random"][run.rank]["cuda"], run.device)

@@ -418,6 +418,17 @@ def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_fo
     assert_same_run("run", "whole")
 
 
+def test_an_evaluation_that_was_interrupted_comes_when_the_run_goes_on():
+    words = command("mlm", steps=6, eval_every=2)
+    scores = train.Run.scores
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.Run, "scores", lambda run: (
+            signal.raise_signal(signal.SIGINT) if run.step == 2 else scores(run)))
+        assert train.main(words) == 128 + signal.SIGINT
+    assert train.main(words) == 0
+    assert [one["step"] for one in evaluate.read_log("run") if "eval" in one] == [0, 2, 4, 6]
+
+
 def test_a_loop_that_is_left_or_refused_at_step_0_can_start_again():
     run = started("mlm", "run", steps=2)
     Path("run").mkdir()
