@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import os
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -735,8 +736,6 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None):
         raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
     if limit is None:
         limit = 0 if os.path.isdir(os.path.expanduser(spec)) else 1000
-    if limit < 0:
-        raise BadInput(f"--limit {limit}: it must be at least 0")
     if spec == own:
         langs = langs or comma_list(config.get("langs", ""))
     split = split or ("test" if spec == config["data"] else "all")
@@ -772,6 +771,13 @@ def write_results(path, results, label, model_hash):
 # ---- command line
 
 
+def row_limit(text):
+    """Return the number of --limit."""
+    if int(text) < 0:
+        raise ArgumentTypeError(f"{text}: it must be at least 0")
+    return int(text)
+
+
 def make_parser(prog, description, tasks):
     """Return the Parser of a program that evaluates a run."""
     parser = Parser(prog, description=description)
@@ -784,7 +790,7 @@ def make_parser(prog, description, tasks):
         "column for the translation of each text of the others")
     add("--split", choices=("train", "valid", "test", "all"), help="which split to evaluate; valid "
         "and test are the same rows of a file [test for the run's own data, all for other files]")
-    add("--limit", type=int, help="maximum number of rows; 0: all [1000; all of a folder]")
+    add("--limit", type=row_limit, help="maximum number of rows; 0: all [1000; all of a folder]")
     add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")

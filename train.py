@@ -475,7 +475,6 @@ class Run:
         self.saved_step = 0  # the step of the checkpoint on disk
         self.evaluated = None  # the step of the last evaluation
         self.pending = []  # metrics of the steps since the last record, still on the device
-        self.finished = False  # trained and evaluated
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
             load_checkpoint(self, saved)
@@ -527,9 +526,8 @@ class Run:
                 yield from records  # after the save, so that whoever leaves here has a checkpoint
                 if not self.pending:  # evaluation, saving and your code are not training time
                     self.clock = time.perf_counter()
-            if not self.finished:
+            if self.evaluated != self.step:
                 yield self.evaluate()
-                self.finished = True
         except (GeneratorExit, KeyboardInterrupt):
             # Several processes can stop at different steps, so they keep the last checkpoint.
             if self.world == 1 and self.step > self.saved_step:
@@ -795,14 +793,14 @@ def load_checkpoint(run, saved):
     for name in ("step", "tokens", "seconds", "untrained"):
         setattr(run, name, saved[name])
     run.saved_step = run.step
-    evaluated = {one["step"] for one in evaluate.read_log(run.folder) if "eval" in one}
-    run.evaluated = run.step if run.step in evaluated else None
     # The last thing that a run writes is its last evaluation in the log. With a smaller --steps,
     # eval.json can be that of an earlier model.
     path = run.folder / "model.pt"
     known = evaluate.read_results(run.folder / "eval.json").get("model")
     written = path.exists() and known == file_hash(path)[:8]
-    run.finished = run.step == run.train.steps == run.evaluated and written
+    logged = {one["step"] for one in evaluate.read_log(run.folder) if "eval" in one}
+    if run.step in logged and (written or run.step < run.train.steps):
+        run.evaluated = run.step
     torch.set_rng_state(saved["random"][run.rank]["cpu"])
     if run.device.type == "cuda":
         torch.cuda.set_rng_state(saved["random"][run.rank]["cuda"], run.device)
@@ -884,7 +882,7 @@ def main(arguments):
             sys.stdout.flush()
 
     introduce(run, say)
-    if run.finished:
+    if run.step == run.train.steps == run.evaluated:
         say("this run is finished. Evaluate it: python evaluate.py "
             f"{shlex.quote(str(run.folder))}")
         return 0

@@ -99,10 +99,10 @@ LANGUAGES = set(Path(__file__).with_name("languages.txt").read_text().split())
 GROUPS = ("src tgt", "src trg", "sentence1 sentence2", "question1 question2", "s1 s2",
           "text1 text2", "anchor positive", "premise hypothesis", "english regex",
           "user assistant system", "user assistant", "question answer", "text")
-NO_TEXT = re.compile("(id|label|score|rating|class|quality|duplicate|match|correct|relevant|"
-                     "similarity)s?")  # no language's text, as in en_score and is_duplicate
 LABEL = re.compile("label|score|simil|rating|class|duplicate|quality|entail|match|correct|relevan",
                    re.IGNORECASE)
+# The last word of a column that is no text of a language, as in en_id, en_scores, is_relevant.
+NO_TEXT = re.compile(f"(id|{LABEL.pattern})(s|t|ce|ity|ment)?")
 
 
 def is_language(name):

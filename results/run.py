@@ -138,8 +138,7 @@ def run_command(name, words):
     jobs = [job for job in jobs_of(name, options.seeds)
             if options.again or (job.label, job.seed) not in recorded]
     if options.list:
-        return print(*(f"{job.train} && {job.tests}" for job in jobs) if jobs else
-                     ["everything is recorded: --again lists it too"], sep="\n")
+        return print(*(f"{job.train} && {job.tests}" for job in jobs), sep="\n")
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
         raise BadInput(f"--files {options.files}: give the folder with {experiment['files']}")
     for number, job in enumerate(jobs, 1):

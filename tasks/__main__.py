@@ -39,8 +39,6 @@ def parse_flags(words):
     flags = parser.parse_args(words)
     if not flags.tasks:
         raise BadInput("--tasks is missing: python -m tasks --help lists them")
-    if (flags.limit or 0) < 0:
-        raise BadInput(f"--limit {flags.limit}: it must be at least 0")
     for name in flags.sets or ():
         if name not in sets.CLASSES:
             raise BadInput(f"there is no set {shown(name)!r} among {', '.join(sets.CLASSES)}"

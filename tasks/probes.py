@@ -171,9 +171,9 @@ def read_sets(task, flags):
                        f"{', '.join(SETS[task])}")
     found = {}
     missing = []
-    has_languages = task in ("sts", "pairs") and not set(IN_LANGUAGES).isdisjoint(names)
+    translated = {*IN_LANGUAGES} & {*names} if task in ("sts", "pairs") else ()
     for name in names:
-        for lang in flags.task_langs if has_languages and name in IN_LANGUAGES else ("en",):
+        for lang in flags.task_langs if name in translated else ("en",):
             try:
                 found[sets.in_language(name, lang)] = [
                     sets.read_set(name, flags.files, split, lang) for split in SETS[task][name]]
@@ -181,8 +181,8 @@ def read_sets(task, flags):
                 missing.append(f"{task}: {error}")
     if missing and (flags.sets or not found):
         raise BadInput(missing[0])
-    for lang in flags.task_langs if has_languages else ():
-        if not any(sets.in_language(name, lang) in found for name in names):
+    for lang in flags.task_langs if translated else ():
+        if not any(sets.in_language(name, lang) in found for name in translated):
             raise BadInput(f"{task}: no set has a table in the language {lang} of --task-langs")
     for line in missing:
         warn(line)

@@ -220,7 +220,8 @@ def test_folders_that_were_renamed_into_a_cycle_do_not_hang(own, tokenizer, comm
 
 @pytest.mark.parametrize("words, message, damage", [
     ("RUN --limit 9 --tasks retreival", "did you mean retrieval?", None),
-    ("RUN --limit 1", "choose a larger limit", None), ("RUN --limit -1", "--limit -1", None),
+    ("RUN --limit 1", "choose a larger limit", None),
+    ("RUN --limit -1", "argument --limit: -1: it must be at least 0", None),
     ("RUN --limit 9 --out RUN/model.pt", "model.pt exists", None),
     ("hub/name", "hub/name has no log.jsonl", None),
     ("RUN", "tokenizer.json", "tokenizer.json"), ("RUN", "log.jsonl", "log.jsonl")])
