@@ -12,7 +12,6 @@ import functools
 import hashlib
 import itertools
 import re
-import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +60,6 @@ class Special(NamedTuple):
     preds: tuple  # [PRED_1] and so on, may be ()
     vocab: int  # V, one more than the highest id
     ids: np.ndarray  # all special ids, sorted
-    starts: np.ndarray  # (V,) bool: the token begins a word
     before: tuple  # ids before a text, usually [CLS]
     after: tuple  # ids after a text, usually [SEP]
     chat: Chat
@@ -89,26 +87,8 @@ def find_special(inner, around=None):
     preds = tuple(pieces[name] for name in ROLES[5:] if name in pieces)
     special = {*ids.values(), *preds, *(index for index, one in added.items() if one.special)}
     special = np.array(sorted(special - {None}), np.int64)
-    starts = word_starts(inner, pieces, added)
-    return Special(**ids, preds=preds, vocab=len(starts), ids=special, starts=starts, before=before,
-                   after=after, chat=chat)
-
-
-def word_starts(inner, pieces, added):
-    """Return (V,) bool: does the token begin a word? Added tokens do."""
-    # A byte-level piece spells bytes; a part of a character decodes to U+FFFD.
-    decode = decoders.ByteLevel().decode if "ByteLevel" in str(inner.pre_tokenizer) else "".join
-    starts = np.ones(max(pieces.values()) + 1, bool)
-    for piece, index in pieces.items():
-        if index in added:
-            continue
-        if isinstance(inner.model, models.WordPiece):
-            starts[index] = not piece.startswith("##")
-        else:  # a space mark, punctuation, a Chinese or a Japanese character begins a word
-            first = decode([piece]).lstrip("\ufffd")[:1]
-            starts[index] = bool(first) and (unicodedata.category(first)[0] not in "LNM"
-                                             or "\u2e80" <= first <= "\u9fff")
-    return starts
+    return Special(**ids, preds=preds, vocab=max(pieces.values()) + 1, ids=special,
+                   before=before, after=after, chat=chat)
 
 
 # ---- tokenizer and rows of ids
@@ -458,8 +438,9 @@ def prefetch(make, start, stop, depth=4):
         pool.shutdown(cancel_futures=True)
 
 
-# ---- masks: which tokens of a batch the model predicts, ids (n,) -> (n,) bool. The ids are those
-# of all rows of the batch, concatenated. Special tokens are never masked.
+# ---- masks: which tokens the model predicts, ids (n,) -> (n,) bool. Special tokens are never
+# masked. To mask in another way, write a function like token_mask, and give it to mask_rows in an
+# objective's collate. Its ids are those of all rows of a batch; each text begins at special.cls.
 
 
 def token_mask(ids, ratio, rng, special):
@@ -478,38 +459,6 @@ def fixed_count_mask(ids, ratio, rng, special):
     chosen = np.zeros(len(ids), bool)
     chosen[rng.choice(eligible, number, replace=False)] = True
     return chosen
-
-
-def whole_word_mask(ids, ratio, rng, special):
-    """Mask each whole word with probability `ratio`: the same expected fraction of the tokens."""
-    barred = np.isin(ids, special.ids)
-    # The number of each token's word (n,); 0 if the text begins inside a word.
-    words = np.cumsum(special.starts[ids] | barred)
-    return (rng.random(len(ids) + 1) < ratio)[words] & ~barred
-
-
-def span_mask(ids, ratio, rng, special, mean_length=3):
-    """Mask spans of geometric length: each token with probability `ratio`."""
-    most = mean_length / (mean_length + 1)
-    if ratio > most:
-        raise BadInput(f"spans of mean length {mean_length} cannot mask {ratio} of a text, because "
-                       f"gaps must separate them: at most {most:.2f}")
-    if ratio == 0:
-        return np.zeros(len(ids), bool)
-    # Spans and gaps alternate, and the lengths of both are geometric. These are the probabilities
-    # that a span ends and that a gap ends. A row may begin and end inside either.
-    leave = 1 / mean_length
-    enter = ratio / ((1 - ratio) * mean_length)
-    # Every second stretch is a span, and the first with probability `ratio`.
-    is_span = (np.arange(len(ids) + 1) + (rng.random() >= ratio)) % 2 == 0
-    lengths = np.minimum(rng.geometric(np.where(is_span, leave, enter)), len(ids))
-    last = int(np.searchsorted(np.cumsum(lengths), len(ids))) + 1
-    return np.repeat(is_span[:last], lengths[:last])[:len(ids)] & ~np.isin(ids, special.ids)
-
-
-# {value of --masking: its function}. A new masking is one function and one line here. It does
-# not get the bounds of the rows; each text begins at a special.cls. It may choose no token.
-MASKS = {"token": token_mask, "word": whole_word_mask, "span": span_mask}
 
 
 def apply_bert_masking(ids, chosen, rng, special, mask=0.8, random=0.1):

@@ -33,7 +33,7 @@ from common import (
     file_hash,
     shown,
 )
-from data import MASKS, add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
+from data import add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
 from model import Block, ModelConfig, Packed, Regressor, Segment, initialize, sinusoids
 
@@ -295,14 +295,10 @@ class Objective(nn.Module):
         return ""
 
 
-Masking = Literal[tuple(MASKS)]  # the choices of --masking
-
-
 @dataclass(frozen=True)
 class MaskConfig(Objective.Config):
     """Options of masked-language modeling."""
     mask_ratio: Fraction = 0.15  # fraction of tokens to mask
-    masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
 
 
 @dataclass(frozen=True)
@@ -315,8 +311,8 @@ class AlignConfig(Objective.Config):
 
 
 def mask_rows(rows, ratio, rng, special, choose=token_mask):
-    """Mask a random fraction of all tokens as BERT does. `choose` is a function of data.MASKS, or
-    fixed_count_mask for the same fraction of every row. Return the masked rows, the target
+    """Mask a random fraction of all tokens as BERT does. `choose` is token_mask, a function like
+    it, or fixed_count_mask for the same fraction of every row. Return the masked rows, the target
     positions (N,) in their line, and the targets (N,)."""
     line = np.concatenate(rows)
     parts = rows if choose is fixed_count_mask else [line]
@@ -389,8 +385,7 @@ class Mlm(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special,
-                                             MASKS[config.masking])
+        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
     def forward(self, batch):
@@ -546,7 +541,6 @@ class Mexma(Objective):
         # backpropagate the loss on masked tokens into the hidden states of the masked sentence;
         # --no-token-gradients: only into the embedding of the other sentence
         token_gradients: bool = True
-        masking: Masking = "token"  # which tokens to mask: single ones, whole words, spans, ...
         mask_first: Fraction = 0.4  # fraction of tokens to mask in the first text of a pair
         # fraction of tokens to mask in the second text of a pair; unused with --no-symmetrical
         mask_second: Fraction = 0.4
@@ -597,7 +591,7 @@ class Mexma(Objective):
         targets = []
         for rows, ratio in sides:
             length = sum(map(len, masked))  # of the line so far
-            rows, chosen, ids = mask_rows(rows, ratio, rng, special, MASKS[config.masking])
+            rows, chosen, ids = mask_rows(rows, ratio, rng, special)
             masked += rows
             positions.append(length + chosen)
             targets.append(ids)
@@ -699,9 +693,8 @@ class Bepa(Objective):
             clean = monolingual_rows(examples, special)
         if config.packing == "separate":
             clean = first + second
-        choose = MASKS[config.masking]
-        if config.packing == "separate" and choose is token_mask:
-            choose = fixed_count_mask  # as released: max(1, floor(ratio n)) of a row's n tokens
+        # As released, max(1, floor(ratio n)) of the n tokens of a separate row are masked.
+        choose = fixed_count_mask if config.packing == "separate" else token_mask
         rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special, choose)
         views, offsets = cls_rows(first, second, config.cls_view, special.mask)
         packed = Packed.of_segments([[Segment(row)] for row in rows] + views)
@@ -941,8 +934,7 @@ class Hybrid(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
-        masked, positions, targets = mask_rows(clean, config.mask_ratio, rng, special,
-                                               MASKS[config.masking])
+        masked, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         # As in I-JEPA, all blocks of a batch have the same size, as a fraction of the row.
         block_fraction = rng.uniform(config.target_low, config.target_high)
         context_fraction = rng.uniform(config.context_low, config.context_high)

@@ -191,9 +191,6 @@ def resolve_config(objective_class, given, init=None):
     Each layer overrides the one before: paper, toy scale, the run of --init, the user."""
     known = [field.name for config in (TrainConfig, objective_class.Config)
              for field in fields(config)] + [*SHAPE]
-    if objective_class.name in (*known, "model", "objective") or "/" in objective_class.name:
-        raise BadInput(f"the class {objective_class.__name__} has the name "
-                       f"{objective_class.name!r}: give it one without / that no setting has")
     for name in given:
         if name not in known:
             raise BadInput(f"there is no setting {name}{did_you_mean(name, known)}")
@@ -494,9 +491,7 @@ class Run:
         try:
             if self.writes:
                 open_folder(self)
-            # At step 0, or if the evaluation of this step was interrupted.
-            is_missing = self.evaluated != self.step and self.step % train.eval_every == 0
-            if is_missing and self.step < train.steps:
+            if self.evaluation_is_due():
                 yield self.evaluate()
             forward = self.objective.train()  # the module itself; DDP wraps it below
             if train.compile:
@@ -513,7 +508,7 @@ class Run:
                     self.objective.after_step(self.step / train.steps)
                 last = self.step == train.steps
                 is_due = self.step % (every or train.log_every) == 0 or last
-                evaluates = self.step % train.eval_every == 0 and not last
+                evaluates = self.evaluation_is_due() and not last
                 saves = self.step % train.save_every == 0 or last
                 records = []
                 if is_due or evaluates or saves:
@@ -526,7 +521,7 @@ class Run:
                 yield from records  # after the save, so that whoever leaves here has a checkpoint
                 if not self.pending:  # evaluation, saving and your code are not training time
                     self.clock = time.perf_counter()
-            if self.evaluated != self.step:
+            if self.evaluation_is_due():
                 yield self.evaluate()
         except (GeneratorExit, KeyboardInterrupt):
             # Several processes can stop at different steps, so they keep the last checkpoint.
@@ -610,6 +605,11 @@ class Run:
         return record
 
     # ---- evaluation
+
+    def evaluation_is_due(self):
+        """Return whether this step has an evaluation that this process has not done yet."""
+        is_one = self.step % self.train.eval_every == 0 or self.step == self.train.steps
+        return is_one and self.evaluated != self.step
 
     def validate(self):
         """Return {"validation/TERM": number}, the loss terms on held-out rows."""
@@ -706,9 +706,12 @@ def open_folder(run):
         write_log(run, [describe(run)])
     elif 0 < run.step == run.saved_step:
         check_finite(run)
-        # The first line is written again, because the data files may have moved.
-        write_log(run, [describe(run), *(record for record in evaluate.read_log(run.folder)[1:]
-                                         if record["step"] <= run.step)])
+        # The first line is written again, because the data files may have moved, and so is this
+        # step's evaluation if it is due.
+        again = run.evaluation_is_due()
+        kept = [record for record in evaluate.read_log(run.folder)[1:] if record["step"] < run.step
+                or record["step"] == run.step and ("loss" in record or not again)]
+        write_log(run, [describe(run), *kept])
         save(run.model, run.folder / "model.pt")
 
 
@@ -793,14 +796,6 @@ def load_checkpoint(run, saved):
     for name in ("step", "tokens", "seconds", "untrained"):
         setattr(run, name, saved[name])
     run.saved_step = run.step
-    # The last thing that a run writes is its last evaluation in the log. With a smaller --steps,
-    # eval.json can be that of an earlier model.
-    path = run.folder / "model.pt"
-    known = evaluate.read_results(run.folder / "eval.json").get("model")
-    written = path.exists() and known == file_hash(path)[:8]
-    logged = {one["step"] for one in evaluate.read_log(run.folder) if "eval" in one}
-    if run.step in logged and (written or run.step < run.train.steps):
-        run.evaluated = run.step
     torch.set_rng_state(saved["random"][run.rank]["cpu"])
     if run.device.type == "cuda":
         torch.cuda.set_rng_state(saved["random"][run.rank]["cuda"], run.device)
@@ -850,7 +845,9 @@ def introduce(run, say):
             "will be truncated")
     if train.eval_data or train.init:
         evaluate.warn_train_test_overlap({"config": run.config}, run.rows)
-    if run.step:
+    if run.step == train.steps:
+        say("this run is finished, and is evaluated again")
+    elif run.step:
         say(f"resuming at step {run.step} of {train.steps}")
 
 
@@ -882,10 +879,6 @@ def main(arguments):
             sys.stdout.flush()
 
     introduce(run, say)
-    if run.step == run.train.steps == run.evaluated:
-        say("this run is finished. Evaluate it: python evaluate.py "
-            f"{shlex.quote(str(run.folder))}")
-        return 0
     signal.signal(signal.SIGTERM, interrupt)
     bar = tqdm(total=run.train.steps, initial=run.step, dynamic_ncols=True,
                disable=None if run.rank == 0 else True)  # None: no bar in a file

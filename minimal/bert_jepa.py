@@ -94,4 +94,4 @@ def main():
 if __name__ == "__main__":
     main()
 # Not on this page, but in objectives.py: --align, --include-self, --order, --packing, --cls-view,
-# --masking, and dropout. Its batches are one line of tokens, unpadded.
+# and dropout. Its batches are one line of tokens, unpadded.

@@ -99,4 +99,4 @@ def main():
 if __name__ == "__main__":
     main()
 # Not on this page, but in objectives.py: --align, --intra-language-negatives, --align-views,
-# --koleo-input, --no-symmetrical, --no-token-gradients, --masking, dropout, and unpadded batches.
+# --koleo-input, --no-symmetrical, --no-token-gradients, dropout, and unpadded batches.

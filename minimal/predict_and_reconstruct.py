@@ -107,4 +107,4 @@ def main():
 if __name__ == "__main__":
     main()
 # Not on this page, but in objectives.py: --align, --balance, --min-keep, --allow-overlap,
-# --teacher-norm, --predictor-std, --masking, dropout. Its batches are one unpadded line of tokens.
+# --teacher-norm, --predictor-std, dropout. Its batches are one unpadded line of tokens.

@@ -48,7 +48,7 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_decodes_to_the_text(tmp_p
         ids, = one.encode([text])
         assert one.decode(ids) == text and not np.isin(ids, one.special.ids).any()
     assert [one.inner.id_to_token(index) for index in range(15)] == list(data.ROLES)
-    assert one.special.preds == tuple(range(5, 15)) and one.vocab == len(one.special.starts)
+    assert one.special.preds == tuple(range(5, 15)) and one.vocab == one.inner.get_vocab_size()
     one.inner.enable_truncation(3)
     one.save(tmp_path / "t.json")
     read = Tokenizer.read(tmp_path / "t.json", ([2, 7], []))  # truncation is off again
@@ -74,27 +74,17 @@ WORD_PIECES = (*data.ROLES[:5], "play", "##ing", "!")
 UNIGRAMS = ("<s>", "<pad>", "</s>", "<unk>", "▁play", "ing", ",", "é", "語", "<mask>")
 
 
-@pytest.mark.parametrize("model, names, roles, starts", [
+@pytest.mark.parametrize("model, names, roles", [
     (models.WordPiece({piece: index for index, piece in enumerate(WORD_PIECES)}), WORD_PIECES[:5],
-     (0, 2, 3, 4), [True, False, True]),
+     (0, 2, 3, 4)),
     (models.Unigram([(piece, -1.0) for piece in UNIGRAMS], unk_id=3), (*UNIGRAMS[:4], "<mask>"),
-     (1, 0, 2, 9), [True, False, True, False, True, True])])
-def test_roles_and_word_starts_are_found_in_tokenizers_of_bert_and_of_xlm_r(model, names, roles,
-                                                                            starts):
+     (1, 0, 2, 9))])
+def test_roles_are_found_in_tokenizers_of_bert_and_of_xlm_r(model, names, roles):
     inner = Inner(model)
     inner.add_special_tokens(list(names))
     special = Tokenizer(inner).special
     assert (special.pad, special.cls, special.sep, special.mask) == roles
     assert special.ids.tolist() == list(map(inner.token_to_id, names))
-    assert special.starts[-len(starts):].tolist() == starts  # of the last pieces
-
-
-def test_words_begin_at_spaces_and_at_punctuation_but_not_inside_letters():
-    tokenizer = Tokenizer.train([], 300)  # no merges: every byte is a token
-    ids, = tokenizer.encode(["für 12, 日本"])
-    text = " für 12, 日本".encode()
-    starts = np.flatnonzero(tokenizer.special.starts[ids])
-    assert [text[index:index + 1] for index in starts] == [b" ", b" ", b",", b" "]
 
 
 def test_rows_keep_what_follows_a_truncated_text_and_their_openings(toy, capsys):
@@ -223,8 +213,7 @@ NO_MASK = Inner(models.WordLevel({"[CLS]": 0, "[SEP]": 1}))
     (lambda table: Batches(table(REPEATS), 2, 11, 1, world=2, uses_in_batch_negatives=True),
      "--batch 11 x 2.*has only 20 rows"),
     (lambda table: Batches(table([["a"]], "text"), 2, 4, 1), "a has the single column 'text'"),
-    (lambda table: Batches(table(PAIRS), 2, 4, 0, system=True), "a has no system texts"),
-    (lambda table: data.span_mask([], .9, None, None), "mask 0.9 of a text.* at most 0.75")])
+    (lambda table: Batches(table(PAIRS), 2, 4, 0, system=True), "a has no system texts")])
 def test_what_cannot_be_used_is_refused_in_one_line(table, make, message):
     with pytest.raises(BadInput, match=f"^[^\n]*{message}[^\n]*$"):
         make(table)
@@ -241,18 +230,16 @@ def line(toy):
     return np.resize(np.concatenate(rows), 100_000).astype(np.uint32)
 
 
-def near(count, total, ratio, deviations=3):
-    return abs(count - total * ratio) < deviations * np.sqrt(total * ratio * (1 - ratio))
+def near(count, total, ratio):
+    return abs(count - total * ratio) < 3 * np.sqrt(total * ratio * (1 - ratio))
 
 
-@pytest.mark.parametrize("name", data.MASKS)
-def test_a_masking_has_its_ratio_and_spares_special_tokens(toy, line, name):
+def test_a_masking_has_its_ratio_and_spares_special_tokens(toy, line):
     barred = np.isin(line, toy.special.ids)
-    one, two = (data.MASKS[name](line, .3, np.random.default_rng(seed), toy.special)
+    one, two = (data.token_mask(line, .3, np.random.default_rng(seed), toy.special)
                 for seed in (1, 2))
-    draws = (~barred).sum() / (1 if name == "token" else 6)  # a word or a span is one draw
     for chosen, ratio in ((one, .3), (one & two, .09)):  # independent of each other
-        assert near(draws * chosen[~barred].mean(), draws, ratio) and not (chosen & barred).any()
+        assert near(chosen.sum(), (~barred).sum(), ratio) and not (chosen & barred).any()
 
 
 @pytest.mark.parametrize("words", range(5))
@@ -264,28 +251,6 @@ def test_at_least_and_fixed_counts_are_kept_also_where_little_is_eligible(toy, w
         assert chosen.sum() == min(least, words) and not chosen[[0, -1]].any()
     assert data.fixed_count_mask(ids, .15, rng, special).sum() == min(words, 1)
     assert data.fixed_count_mask(np.arange(15, 115), .299, rng, special).sum() == 29
-
-
-def test_whole_words_are_chosen_whole(toy, line):
-    chosen = data.whole_word_mask(line, .3, np.random.default_rng(3), toy.special)
-    barred = np.isin(line, toy.special.ids)
-    inside = ~toy.special.starts[line] & ~barred
-    inside[1:] &= ~barred[:-1]  # a token that continues the word before it
-    assert inside.sum() > 5000 and (chosen[1:] == chosen[:-1])[inside[1:]].all()
-
-
-@pytest.mark.parametrize("ratio, mean", [(.15, 3), (.5, 3), (.3, 6)])
-def test_spans_have_the_ratio_and_the_mean_length(toy, ratio, mean):
-    def spans(ids, seed):
-        return data.span_mask(ids, ratio, np.random.default_rng(seed), toy.special, mean)
-    ids = np.full(100_000, 20)
-    chosen = spans(ids, 4)
-    edges = np.diff(np.concatenate([[0], chosen.astype(int), [0]]))
-    lengths = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
-    assert abs(lengths.mean() - mean) < 3 * np.sqrt(mean * (mean - 1) / len(lengths))
-    at_each_index = sum(spans(ids[:7], seed) for seed in range(4000))
-    assert all(near(count, 4000, ratio, 4) for count in at_each_index)
-    assert len(spans(ids[:0], 5)) == 0
 
 
 def test_corruption_is_80_10_10_and_leaves_the_rest_alone(toy, line):

@@ -35,8 +35,8 @@ from objectives import (
 
 
 def make_special(vocab, pad=0, cls=2, sep=3, mask=4, preds=(), ids=range(5)):
-    return data.Special(pad, cls, sep, mask, preds, vocab, np.array(ids), np.arange(vocab) % 3 != 0,
-                        (cls,), (sep,), data.Chat((cls,), (), (), (sep,), ()))
+    return data.Special(pad, cls, sep, mask, preds, vocab, np.array(ids), (cls,), (sep,),
+                        data.Chat((cls,), (), (), (sep,), ()))
 
 
 SPECIAL = make_special(60, preds=(57, 58, 59), ids=[0, 1, 2, 3, 4, 57, 58, 59])

@@ -186,12 +186,6 @@ def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, va
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("name", ["steps", "model", "a/b"])
-def test_an_objective_is_not_named_like_a_setting_or_a_folder_elsewhere(name):
-    with pytest.raises(BadInput, match=f"'{name}': give it one without /"):
-        started(type("Mine", (Contrastive,), {"name": name}))
-
-
 def test_what_evaluation_data_cannot_measure_is_said():
     Path("one.txt").write_text("".join(f"line {i}\n" for i in range(30)), encoding="utf-8")
     notes = started("mlm", eval_data="one.txt").notes + started("mexma", eval_data="one.txt").notes
@@ -493,14 +487,6 @@ def test_weights_that_are_not_finite_are_not_saved():
 
 
 # ---- masks, compile, accumulation, GPU
-
-
-@pytest.mark.parametrize("name", ["mlm", "mexma", "bepa", "hybrid"])
-def test_masking_chooses_the_function_that_masks(name, monkeypatch):
-    mask = Mock(wraps=data.token_mask)
-    monkeypatch.setitem(data.MASKS, "span", mask)
-    train.batch(name, masking="span", **settings(name))
-    assert mask.called
 
 
 def test_a_compiled_run_has_the_same_losses(monkeypatch):
