@@ -407,9 +407,6 @@ def open_data(run, resumed):
     run.eval_source = run.source
     if train.eval_data:
         run.eval_source = corpora.open_text(train.eval_data, train.langs)
-    run.rows = corpora.evaluation_rows(
-        run.eval_source, train.langs, "all" if train.eval_data else "valid",
-        train.eval_limit, system=train.chat == "system")
     run.held_out = open_rows(run.eval_source, run.tokenizer, split="valid")
     run.data_files = {str(path): file_hash(path) for path in
                       (*run.source.paths, *run.eval_source.paths) if run.writes}
@@ -463,8 +460,6 @@ class Run:
                                           enabled=dtype != torch.float32)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.optimizer = make_optimizer(self.objective, train)
-        self.evaluator = evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
-                                             train.max_length, views=objective_class.views)
         self.config = {"objective": objective_class.name, **asdict(train),
                        "model": asdict(self.model.config),
                        objective_class.name: asdict(self.options)}
@@ -627,6 +622,20 @@ class Run:
                 add_terms(total, *self.objective(one), len(micro_batches))
         values = mean_over_ranks(torch.stack(list(total.values())).float(), self.world)
         return {f"validation/{name}": value for name, value in zip(total, values.tolist())}
+
+    @functools.cached_property
+    def rows(self):
+        """The held-out rows that evaluations read, as texts."""
+        train = self.train
+        return corpora.evaluation_rows(
+            self.eval_source, train.langs, "all" if train.eval_data else "valid",
+            train.eval_limit, system=train.chat == "system")
+
+    @functools.cached_property
+    def evaluator(self):
+        """An evaluate.Evaluation of these rows."""
+        return evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
+                                   self.train.max_length, views=self.objective_class.views)
 
     def evaluation(self):
         """Return an evaluate.Evaluation of the model as it is now, on the held-out rows."""
@@ -843,8 +852,9 @@ def introduce(run, say):
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
             "will be truncated")
+    rows = run.evaluator.rows  # read now, so that a fault in them stops no training
     if train.eval_data or train.init:
-        evaluate.warn_train_test_overlap({"config": run.config}, run.rows)
+        evaluate.warn_train_test_overlap({"config": run.config}, rows)
     if run.step == train.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:

@@ -23,7 +23,6 @@ from corpora.words import (
     mix,
     section_of,
     word,
-    word_forms,
 )
 
 TENSES = ("past", "present", "future")
@@ -48,10 +47,6 @@ class Meaning(NamedTuple):
     cause_number: int = 1
     cause: str = ""
     swapped: int = 0          # 1: the object acts on the subject; see `negatives`
-
-
-# The weight of each field in the similarity of two meanings.
-WEIGHTS = (4, 1, 1, 1, 4, 1, 2, 4, 1, 1, 2, 2, 1, 1, 1, 2, 4)
 
 
 # ---- meanings
@@ -191,14 +186,15 @@ def _phrase(language, noun, number, adjective, case, rare=False, rare_adjective=
     """Return (noun phrase, gender). `case`: subject, object, or denied, the object of a negated
     verb."""
     section = section_of(noun)
-    forms = word_forms(language, section, noun, rare)
+    forms = word(language, section, noun, rare).split(", ")
     if section == "names":
         form = forms[-1 if case != "subject" else 0]
         if language == "es" and case != "subject":
             form = "a " + form
         return form, lexicon()["names"][noun][0]
-    adjective = word_forms(language, "adjectives", adjective, rare_adjective) if adjective else []
-    numeral = word_forms(language, "numbers", str(number)) if number > 1 else []
+    adjective = (word(language, "adjectives", adjective, rare_adjective).split(", ")
+                 if adjective else [])
+    numeral = word(language, "numbers", str(number)).split(", ") if number > 1 else []
     words = PHRASES[language](forms, adjective, numeral, number > 1, section == "things", case)
     return " ".join(words).replace("a el ", "al "), forms[0]
 
@@ -206,7 +202,7 @@ def _phrase(language, noun, number, adjective, case, rare=False, rare_adjective=
 @lru_cache(1 << 15)
 def _conjugate(language, section, concept, tense, many, gender, negated=0, rare=False):
     """Return (finite verb with its negation, what German puts last). `section`: verbs or causes."""
-    forms = word_forms(language, section, concept, rare)
+    forms = word(language, section, concept, rare).split(", ")
     when = TENSES.index(tense)
     if language in ("fr", "es"):
         verb = forms[(2, 0, 4)[when] + many]
@@ -336,7 +332,7 @@ def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
     """Return a parallel corpus: rows of {language: sentence}, each in its own style."""
     stream = Stream("styles", split, seed)
     rows = []
-    for meaning in meanings(split, count, seed):
+    for meaning in islice(_walk(split, seed), count):
         style = stream.below(5)
         rows.append({language: render(meaning, language, style) for language in LANGUAGES})
     return rows
@@ -345,17 +341,13 @@ def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
 # ---- beside translation
 
 
-def _nouns(meaning):
-    return (meaning.subject, meaning.companion, meaning.object, meaning.cause_subject)
-
-
 def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
     """Return (error type, meaning with one field edited) for every edit [xsim++: Chen et al. 2023].
 
     In one style, an edit changes only the edited words and what must agree with them."""
     stream = Stream("negatives", *meaning)
     edits = []
-    people = _nouns(meaning)
+    people = (meaning.subject, meaning.companion, meaning.object, meaning.cause_subject)
 
     def edit(error, field, choices):
         choices = [choice for choice in choices if choice != getattr(meaning, field)]
@@ -388,41 +380,6 @@ def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
             if text != gold:
                 found.append((text, row, error))
     return found
-
-
-def similarity(left: Meaning, right: Meaning) -> float:
-    """Return 5 x the weighted fraction of equal fields, among those that one of the two fills."""
-    same = total = 0
-    for one, other, weight, unsaid in zip(left, right, WEIGHTS, Meaning()):
-        if one != unsaid or other != unsaid:
-            total += weight
-            same += weight * (one == other)
-    return 5.0 * same / total
-
-
-def _shape(meaning):
-    """Return the kinds of the nouns. Meanings of one shape can exchange any field."""
-    nouns = (meaning.subject, meaning.object, meaning.cause_subject)
-    return [noun and section_of(noun) for noun in nouns]
-
-
-@lru_cache(4)
-def graded(count: int, seed: int = 0) -> list[tuple[Meaning, Meaning, float]]:
-    """Return (meaning of the test split, one that shares some of its fields, their similarity)."""
-    stream = Stream("graded", seed)
-    pairs = []
-    for base in islice(_walk("test", seed, "graded"), count):
-        goal = stream.below(len(base))  # how many of the fields come from a donor
-        people = [base.subject, base.subject]
-        while len(people) > len(set(people)):
-            donor = _draw(stream)
-            if _shape(donor) != _shape(base):
-                continue
-            order = sorted(Meaning._fields, key=lambda field: stream.below(MASK))
-            edited = base._replace(**{field: getattr(donor, field) for field in order[:goal]})
-            people = [noun for noun in _nouns(edited) if noun]
-        pairs.append((base, edited, similarity(base, edited)))
-    return pairs
 
 
 def labels(meaning: Meaning) -> dict:

@@ -86,9 +86,5 @@ def section_of(noun: str) -> str:
 
 @lru_cache(None)
 def word(language: str, section: str, concept: str, rare: bool = False) -> str:
-    """Return a cell: the common synonym or, if there is one, the rare one."""
+    """Return a cell, "bike, bikes": the common synonym or, if there is one, the rare one."""
     return lexicon()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
-
-
-def word_forms(language: str, section: str, concept: str, rare: bool = False) -> list[str]:
-    return word(language, section, concept, rare).split(", ")

@@ -29,10 +29,8 @@ def sample():
     (lambda: toy.toy("train", 1000), "94541694873ef6ac"),
     (lambda: toy.regex("train", 500), "df480044245b17cb"),
     (lambda: toy.documents("train", 60), "5b7120fdbbeaa5e9"),
-    (lambda: [(toy.render(one, "de"), toy.render(two, "de"), score)
-              for one, two, score in toy.graded(20)], "657d8c596d73d8d5"),
     (lambda: [toy.negatives(meaning) for meaning in toy.meanings("test", 30)], "67e27a11a00403cf")],
-    ids=["toy", "regex", "documents", "graded", "negatives"])
+    ids=["toy", "regex", "documents", "negatives"])
 def test_the_corpora_are_what_they_have_always_been_in_every_process(make, digest):
     text = json.dumps(make(), ensure_ascii=False, sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
