@@ -2,7 +2,7 @@
 
     python evaluate.py out/x                       # all tasks that apply, on the run's test rows
     python evaluate.py out/x --data pairs.tsv --langs en,de --tasks retrieval
-    python evaluate.py out/x --json                # every number, not only those of the table
+    python evaluate.py out/x --json > numbers.json   # every number, not only those of the table
 
 Numbers are named task/metric or task/metric/detail. N and M are rows, D the embedding width.
 """
@@ -30,7 +30,6 @@ from common import (
     did_you_mean,
     digest,
     file_hash,
-    make_folder,
     run_program,
     shown,
     usable_device,
@@ -782,7 +781,8 @@ def make_parser(prog, description, tasks):
     """Return the Parser of a program that evaluates a run."""
     parser = Parser(prog, description=description)
     add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a run, such as out/mexma")
+    add("run", metavar="RUN", help="folder of a run, such as out/mexma; its eval.json keeps the "
+        "numbers, unless --data, --langs, --split, --limit or --pool is given")
     add("--tasks", type=comma_list, help=f"comma-separated, some of {', '.join(tasks)}")
     add("--data", help="rows to evaluate: toy, documents, regex, a file, or a folder of files "
         "CODE.devtest [the run's own data]")
@@ -794,24 +794,14 @@ def make_parser(prog, description, tasks):
     add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
-    add("--out", help="JSON file for the numbers [RUN/eval.json; none with --data, --langs, "
-        "--split, --limit above 0 or --pool]")
     return parser
 
 
-def results_file(options, label):
-    """Return the path for the numbers: --out, or RUN/eval.json, or None if a flag chooses other
-    rows. Raises BadInput for an --out that has other content."""
-    if not options.out:
-        chosen = options.data, options.langs, options.split, options.limit, options.pool
-        is_own = all(value in (None, "", []) for value in chosen)  # --limit 0 chooses all rows
-        return Path(options.run).expanduser() / "eval.json" if is_own else None
-    path = Path(options.out).expanduser()
-    make_folder(path.parent)
-    if os.path.lexists(path) and read_results(path).get("rows") != label:
-        raise BadInput(f"--out {shown(path)} exists and has no results of these rows: choose "
-                       "another name")
-    return path
+def keep_results(options, opened, results, label):
+    """Write the numbers of a run's own test rows, as it reads them by default, to its eval.json."""
+    chosen = options.data, options.langs, options.split, options.limit, options.pool
+    if all(value in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
+        write_results(opened.folder / "eval.json", results, label, opened.model_hash)
 
 
 def main(argv):
@@ -821,10 +811,8 @@ def main(argv):
     opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.pool)
-    path = results_file(options, evaluation.label)
     results = run(evaluation, options.tasks)
-    if path:
-        write_results(path, results, evaluation.label, opened.model_hash)
+    keep_results(options, opened, results, evaluation.label)
     if options.json:
         return print(json.dumps(results))
     lines = [shown(evaluation.label), table(results)]

@@ -59,8 +59,7 @@ def parse_flags(words):
 def make_evaluation(opened, flags):
     """Return the Evaluation of a RunFolder on the rows that the flags choose."""
     if flags.of_sets:
-        name = f"data sets of {flags.files}, pool {flags.pool}, limit {flags.limit}"
-        rows = corpora.EvaluationRows(name, {"": ["", ""]})
+        rows = corpora.EvaluationRows("data sets", {"": ["", ""]})
         return evaluate.Evaluation(opened.model, opened.tokenizer, rows, opened.first["affixes"],
                                    opened.config.get("max_length"), pool=flags.pool)
     evaluation = evaluate.evaluation_of(opened, flags.data, flags.langs, flags.split, flags.limit,
@@ -87,18 +86,15 @@ def main(words):
             rows = corpora.rows_trained_on(config["data"], comma_list(config.get("langs", "")),
                                            not config.get("eval_data"))
             flags.train_texts = {text.strip() for row in rows for text in row if text}
-    label = evaluation.rows.name if flags.of_sets else evaluation.label
-    is_own = not (flags.hard or flags.of_sets)  # then eval.json gets the numbers
-    path = evaluate.results_file(flags, label) if flags.out or is_own else None
     results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
+    if not (flags.hard or flags.of_sets):
+        evaluate.keep_results(flags, opened, results, evaluation.label)
     if flags.json:
         print(json.dumps(results))
     else:
         for task in flags.tasks:
             print(evaluate.table({name: value for name, value in results.items()
                                   if name.startswith(f"{task}/")}))
-    if path:
-        evaluate.write_results(path, results, label, opened.model_hash)
 
 
 if __name__ == "__main__":

@@ -231,7 +231,6 @@ def parse_flags(words):
     add_flags(parser, "settings", Settings, vars(Settings()))
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
-    add("--out", help="JSON file for the numbers [they are only printed]")
     flags = parser.parse_args(words)
     if "glue" in flags.task:
         flags.task = list(dict.fromkeys([*flags.task, *GLUE]))
@@ -246,8 +245,6 @@ def main(words):
     flags = parse_flags(words)
     opened = evaluate.open_run(flags.run)
     settings = {name: resolve_settings(name, flags, opened.model.config) for name in flags.task}
-    label = f"fine-tuned, pool {flags.pool}, {flags.given}"
-    path = evaluate.results_file(flags, label) if flags.out else None
     # Prepare all tasks before training the first, so that a missing file is reported at once.
     prepared = {name: TASKS[name](name, settings[name], flags, opened) for name in flags.task}
     encoders = {"": partial(load, opened.folder / "model.pt")}
@@ -264,5 +261,3 @@ def main(words):
         if name == flags.task[-1]:
             results |= headline_mean("glue/mean", every, MEAN_OF)
         print(json.dumps(results) if flags.json else evaluate.table(results))
-        if path:
-            evaluate.write_results(path, results, label, opened.model_hash)

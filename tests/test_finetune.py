@@ -10,7 +10,6 @@ import torch
 from test_evaluate import tiny, write_run
 from test_tasks import write_table
 
-import evaluate
 from common import BadInput
 from corpora import toy
 from data import Tokenizer
@@ -49,8 +48,7 @@ def test_what_is_learned_is_tested_zero_shot_and_the_control_has_fresh_weights(a
     write_table("mnli_train", CAUSE["en"][:200])
     for name, lang in (("mnli", "en"), ("xnli", "en"), ("xnli-de", "de")):
         write_table(f"{name}_test", CAUSE[lang][200:])
-    found, err = ask("--task xnli --untrained --epochs 4 --lr 1e-2 --out xnli.json")
-    assert found.items() <= evaluate.read_results("xnli.json").items()
+    found, err = ask("--task xnli --untrained --epochs 4 --lr 1e-2")
     assert found["xnli/train_rows"] == 200
     assert found["mnli/accuracy"] > 80 > 65 > found["mnli/majority"] >= 50
     each = [found[f"xnli/accuracy/{lang}"] for lang in ("en", "de")]
@@ -73,8 +71,7 @@ def test_several_tasks_have_glues_metrics_and_their_mean(ask, monkeypatch):
     each = [found[name] for name in ("mrpc/accuracy", "stsb/pearson")]
     assert found["glue/mean"] == pytest.approx(sum(each) / 2)
     with pytest.raises(BadInput, match="has diverged"):
-        ask("--task mrpc --lr 1e30 --out diverged.json")
-    assert not Path("diverged.json").exists()
+        ask("--task mrpc --lr 1e30")
 
 
 @pytest.mark.parametrize("given, wanted", [
