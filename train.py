@@ -191,6 +191,9 @@ def resolve_config(objective_class, given, init=None):
     Each layer overrides the one before: paper, toy scale, the run of --init, the user."""
     known = [field.name for config in (TrainConfig, objective_class.Config)
              for field in fields(config)] + [*SHAPE]
+    if objective_class.name in (*known, "model", "objective"):
+        raise BadInput(f"the class {objective_class.__name__} has the name "
+                       f"{objective_class.name!r}: give it one that no setting has")
     for name in given:
         if name not in known:
             raise BadInput(f"there is no setting {name}{did_you_mean(name, known)}")
@@ -481,6 +484,7 @@ class Run:
         last complete step, and the next loop continues from there. Several processes keep their
         last checkpoint."""
         train = self.train
+        self.evaluation()  # opened now, so that a fault in its rows leaves no folder
         lock = lock_folder(self.folder) if self.writes else None
         batches = None
         try:
@@ -507,7 +511,8 @@ class Run:
                 saves = self.step % train.save_every == 0 or last
                 records = []
                 if is_due or evaluates or saves:
-                    record = self.flush_metrics()
+                    with uninterrupted():
+                        record = self.flush_metrics()
                     records += [record] * is_due
                 if evaluates:
                     records.append(self.evaluate())
@@ -664,8 +669,11 @@ class Run:
             if self.rank == 0:
                 warn(f"step {self.step}: {text}")
         if self.writes and self.step == self.train.steps:
-            evaluate.write_results(self.folder / "eval.json", results, self.evaluator.label,
-                                   file_hash(self.folder / "model.pt"))
+            path = self.folder / "eval.json"
+            model = file_hash(self.folder / "model.pt")
+            # Of a finished run that is started again, it keeps the numbers of evaluate.py.
+            if evaluate.read_results(path).get("model") != model[:8]:
+                evaluate.write_results(path, results, self.evaluator.label, model)
         record = {"step": self.step, "eval": results}
         append_log(self, record)
         self.evaluated = self.step
@@ -852,9 +860,8 @@ def introduce(run, say):
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
             "will be truncated")
-    rows = run.evaluator.rows  # read now, so that a fault in them stops no training
     if train.eval_data or train.init:
-        evaluate.warn_train_test_overlap({"config": run.config}, rows)
+        evaluate.warn_train_test_overlap({"config": run.config}, run.rows)
     if run.step == train.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:

@@ -69,7 +69,7 @@ def open_text(spec, langs=(), count=20_000):
                            "name its files, as in --data corpus.de,corpus.en")
     if len(paths) < 2 and not any(map(os.path.lexists, paths)):
         name = "".join(map(str, spec))
-        raise BadInput(f"--data {shown(name)!r} is neither a file nor one of {', '.join(EMBEDDED)}"
+        raise BadInput(f"{shown(name)!r} is neither a file nor one of {', '.join(EMBEDDED)}"
                        + did_you_mean(name, EMBEDDED))
     return TextFiles(paths, langs)
 

@@ -110,7 +110,7 @@ def execute(name, job, files):
         if not (ROOT / folder).exists():  # a pretrained model that the runs start from
             call(command, files)
     train = with_steps(job, jobs_of(name, [job.seed]), files)
-    # A finished training ends at once; an import would refuse the folder.
+    # A finished training is only evaluated; an import would refuse the folder.
     if "train.py" in train or not (ROOT / job.folder).exists():
         call(train, files)
     scores = {}

@@ -26,7 +26,7 @@ import data
 import evaluate
 import model
 import train
-from common import BadInput, run_program
+from common import BadInput, file_hash, run_program
 from objectives import OBJECTIVES, Contrastive
 
 EXTRA = {  # what else must be small
@@ -186,10 +186,19 @@ def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, va
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize("name", ["steps", "model"])
+def test_an_objective_is_not_named_like_a_setting(name):
+    with pytest.raises(BadInput, match=f"'{name}': give it one that no setting has"):
+        started(type("Mine", (Contrastive,), {"name": name}))
+
+
 def test_what_evaluation_data_cannot_measure_is_said():
     Path("one.txt").write_text("".join(f"line {i}\n" for i in range(30)), encoding="utf-8")
     notes = started("mlm", eval_data="one.txt").notes + started("mexma", eval_data="one.txt").notes
     assert [note for note in notes if "no validation loss" in note and "single column" in note]
+    with pytest.raises(BadInput, match="has 1 rows to evaluate"):
+        next(started("mlm", "run", eval_limit=1).steps())
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize("words, expected, is_noted", [  # that koleo_weight is not the paper's
@@ -340,6 +349,9 @@ def test_a_finished_run_is_evaluated_again_and_can_be_moved_and_trained_longer(r
     Path("run/eval.json").unlink()  # as if it had been killed just before
     assert train.main(words) == 0
     assert "this run is finished" in capsys.readouterr().out and contents("run") == before
+    model_hash = file_hash(Path("run/model.pt"))
+    evaluate.write_results("run/eval.json", {"a": 1}, "other rows", model_hash)
+    assert train.main(words) == 0 and evaluate.read_results("run/eval.json")["a"] == 1
     for name in ("run", "valid.tsv"):
         os.rename(name, f"moved_{name}")
     more |= dict(out="moved_run", steps=2)
