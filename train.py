@@ -372,8 +372,8 @@ def add_terms(total, loss, terms, count):
 
 @contextlib.contextmanager
 def uninterrupted():
-    """Delay Ctrl-C, Jupyter's Stop and SIGTERM to the end of the block, so that an optimizer step
-    or a save is done completely or not at all."""
+    """Delay Ctrl-C, Jupyter's Stop and SIGTERM to the end of the block or function, so that an
+    optimizer step, a log record or a save is done completely or not at all."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -511,8 +511,7 @@ class Run:
                 saves = self.step % train.save_every == 0 or last
                 records = []
                 if is_due or evaluates or saves:
-                    with uninterrupted():
-                        record = self.flush_metrics()
+                    record = self.flush_metrics()
                     records += [record] * is_due
                 if evaluates:
                     records.append(self.evaluate())
@@ -583,6 +582,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         return dict(zip([*total, "grad_norm"], torch.cat([values, norm.float().view(1)])))
 
+    @uninterrupted()
     def flush_metrics(self):
         """Average the metrics of the pending steps, log them and return the record."""
         pending = self.pending
