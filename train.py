@@ -669,11 +669,7 @@ class Run:
             if self.rank == 0:
                 warn(f"step {self.step}: {text}")
         if self.writes and self.step == self.train.steps:
-            path = self.folder / "eval.json"
-            model = file_hash(self.folder / "model.pt")
-            # Of a finished run that is started again, it keeps the numbers of evaluate.py.
-            if evaluate.read_results(path).get("model") != model[:8]:
-                evaluate.write_results(path, results, self.evaluator.label, model)
+            write_eval_json(self, results)
         record = {"step": self.step, "eval": results}
         append_log(self, record)
         self.evaluated = self.step
@@ -743,6 +739,15 @@ def append_log(run, record):
 def write_log(run, records):
     with atomic_file(run.folder / "log.jsonl") as file:
         file.write("".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+def write_eval_json(run, results):
+    """Write the last evaluation. A finished run that is started again keeps what is there, because
+    evaluate.py can have added to it."""
+    path = run.folder / "eval.json"
+    model = file_hash(run.folder / "model.pt")
+    if evaluate.read_results(path).get("model") != model[:8]:
+        evaluate.write_results(path, results, run.evaluator.label, model)
 
 
 def describe(run):

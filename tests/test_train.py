@@ -423,17 +423,6 @@ def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_fo
     assert_same_run("run", "whole")
 
 
-def test_an_evaluation_that_was_interrupted_comes_when_the_run_goes_on():
-    words = command("mlm", steps=6, eval_every=2)
-    scores = train.Run.scores
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.Run, "scores", lambda run: (
-            signal.raise_signal(signal.SIGINT) if run.step == 2 else scores(run)))
-        assert train.main(words) == 128 + signal.SIGINT
-    assert train.main(words) == 0
-    assert [one["step"] for one in evaluate.read_log("run") if "eval" in one] == [0, 2, 4, 6]
-
-
 def test_a_loop_that_is_left_or_refused_at_step_0_can_start_again():
     run = started("mlm", "run", steps=2)
     Path("run").mkdir()
@@ -468,7 +457,7 @@ for victim in ["log.jsonl", "train.pt", "model.pt"] * 3 + ["eval.json", ""]:
 
 
 def test_every_kill_minus_nine_can_be_resumed_bit_for_bit():
-    more = dict(steps=6, save_every=2, log_every=4)
+    more = dict(steps=6, save_every=2, log_every=4, eval_every=2)
     done = subprocess.run([sys.executable, "-c", KILLED, *command("mlm", **more)], text=True,
                           capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -476,8 +465,9 @@ def test_every_kill_minus_nine_can_be_resumed_bit_for_bit():
     assert_same_run("run", "whole")
     killed, whole = contents("run"), contents("whole")
     assert killed.keys() == whole.keys() and killed["eval.json"] == whole["eval.json"]
-    steps = [record["step"] for record in evaluate.read_log("run")[1:]]
-    assert steps == sorted(steps)
+    logs = [[(record["step"], "eval" in record) for record in evaluate.read_log(name)[1:]]
+            for name in ("run", "whole")]
+    assert logs[0] == logs[1]
 
 
 def test_what_is_not_finite_stops_and_the_checkpoint_is_intact(refused):
