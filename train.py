@@ -608,8 +608,8 @@ class Run:
 
     def evaluation_is_due(self):
         """Return whether this step has an evaluation that this process has not done yet."""
-        is_one = self.step % self.train.eval_every == 0 or self.step == self.train.steps
-        return is_one and self.evaluated != self.step
+        is_scheduled = self.step % self.train.eval_every == 0 or self.step == self.train.steps
+        return is_scheduled and self.evaluated != self.step
 
     def validate(self):
         """Return {"validation/TERM": number}, the loss terms on held-out rows."""
