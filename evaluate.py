@@ -10,11 +10,9 @@ Numbers are named task/metric or task/metric/detail. N and M are rows, D the emb
 import contextlib
 import functools
 import json
-import math
 import os
 from argparse import ArgumentTypeError
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +20,10 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import corpora
+import runs
 from common import (
     BadInput,
     Parser,
-    atomic_file,
     comma_list,
     did_you_mean,
     digest,
@@ -36,7 +34,17 @@ from common import (
     warn,
 )
 from data import Tokenizer, tokenize_rows
-from model import Packed, load
+from metrics import (
+    exact,
+    geometry,
+    linear_probe,
+    margin_search,
+    mean,
+    percent,
+    retrieval,
+    starts_with,
+)
+from model import Packed
 
 # ---- embeddings
 
@@ -142,260 +150,6 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     answers = [row[len(prompt):] for row, prompt in zip(rows, prompts)]
     stopped = [stop in answer for answer in answers]
     return [answer[:len(answer) - ended] for answer, ended in zip(answers, stopped)], stopped
-
-
-def exact(written, gold):
-    """Return whether two texts are equal, apart from space around them."""
-    return written.strip() == gold.strip()
-
-
-def starts_with(written, gold):
-    """Return whether an answer begins with the gold text. [LLM-JEPA, sec. A.7]"""
-    return written.strip().startswith(gold.strip())
-
-
-# ---- averages
-
-
-def mean(values):
-    return sum(values) / len(values)
-
-
-def percent(flags):
-    return 100 * mean(flags)
-
-
-def with_mean(metric, values):
-    """Return {metric: mean, "metric/detail": value, ...} for {detail: value, ...}."""
-    details = {f"{metric}/{detail}": value for detail, value in values.items()}
-    return {metric: mean(values.values())} | details
-
-
-def over_pairs(embeddings, measure):
-    """Return {metric: mean, "metric/de-en": number, ...} of measure(x, y), which returns {metric:
-    number}, over all languages x and the first language y."""
-    (first, y), *others = embeddings.items()
-    pairs = {f"{name}-{first}": measure(x, y) for name, x in others}
-    scores = {}
-    for metric in next(iter(pairs.values()), ()):
-        scores |= with_mean(metric, {pair: values[metric] for pair, values in pairs.items()})
-    return scores
-
-
-# ---- retrieval: find a sentence's translation among all sentences of the other language
-
-
-def unit(z):
-    """Scale rows to L2 norm 1 in float64: (N, D) -> (N, D). A row of zeros stays zero."""
-    return F.normalize(torch.as_tensor(z).double(), dim=1, eps=1e-300)
-
-
-class Neighbors(NamedTuple):
-    cosines: torch.Tensor  # (N, k) float64, best first
-    indices: torch.Tensor  # (N, k)
-
-
-def best_first(cosines, indices, k):
-    """Return the k largest of each row (n, W) as Neighbors, the first of equal ones. `indices`
-    (n, W) are their row numbers in y, ascending."""
-    # The last bits of a cosine depend on its position in the matmul, so equal ones need rounding.
-    cosines, order = cosines.round(decimals=9).sort(dim=1, descending=True, stable=True)
-    return Neighbors(cosines[:, :k], indices.gather(1, order[:, :k]))
-
-
-def knn(x, y, k):
-    """Find the k <= M rows of y (M, D) with the highest cosine to each row of x (N, D), exactly.
-    Ties go to the lowest index."""
-    y = unit(y)
-    y32 = y.float()
-    width = min(len(y), k + 4)           # candidates of a row
-    error = (y.shape[1] + 8) * 2 ** -24  # bound of a float32 cosine's rounding error
-    results = []
-    # At most 2 million numbers are in memory at once.
-    block = 2 ** 21 // max(len(y), width * y.shape[1])
-    for rows in unit(x).split(max(1, block)):
-        # Find candidates in float32, which is faster, then compute their cosines in float64.
-        rough, candidates = (rows.float() @ y32.T).topk(width)  # (n, width)
-        candidates = candidates.sort(dim=1).values
-        near = best_first((y[candidates] @ rows[:, :, None])[:, :, 0], candidates, k)
-        # If a row outside the candidates could be as near, compare all rows in float64.
-        unsure = near.cosines[:, -1] <= rough[:, -1] + error
-        if width < len(y) and unsure.any():
-            cosines = rows[unsure] @ y.T
-            every = torch.arange(len(y)).expand_as(cosines)
-            near.cosines[unsure], near.indices[unsure] = best_first(cosines, every, k)
-        results.append(near)
-    return Neighbors(*map(torch.cat, zip(*results)))
-
-
-def margin_rank(forward, backward):
-    """Return the best row of y for each row of x (N,), given the Neighbors of x in y and of y in x,
-    by cos(x, y) / mean cosine of x and y to their neighbors. [Artetxe & Schwenk 2019]"""
-    # A hub is near to everything. The division keeps it from being everybody's translation.
-    similar = forward.cosines.mean(1, keepdim=True) + backward.cosines.mean(1)[forward.indices]
-    best = (forward.cosines / (similar / 2)).argmax(1, keepdim=True)  # (N, 1)
-    return forward.indices.gather(1, best)[:, 0]
-
-
-def margin_search(x, y, k=4):
-    """Find for each row of x (N, D) the row of y (M, D) with the best margin: (N,)."""
-    return margin_rank(knn(x, y, min(k, len(y))), knn(y, x, min(k, len(x))))
-
-
-def errors(retrieved, texts):
-    """Return for each retrieved row number (N,) whether its text is a wrong one."""
-    return [texts[i] != texts[j] for i, j in enumerate(retrieved.tolist())]
-
-
-def xsim(x, y, texts=None):
-    """Return the percentage of rows of x (N, D) that retrieve a wrong row of y (N, D). Rows with
-    equal texts (those of y) are both correct. [Heffernan et al. 2022]"""
-    return percent(errors(margin_search(x, y), texts or range(len(x))))
-
-
-def xsim_plus(x, y, negatives, hard, texts):
-    """Return {"xsim++": error if altered sentences join y (N, D), "xsim++/TYPE": altered copies of
-    the right text, "xsim++/misaligned": other errors}, in percent. negatives (M, D) embed hard:
-    [(altered text, row of y, type)]; texts: those of y. [Chen et al. 2023]"""
-    candidates = [*((text, row, "misaligned") for row, text in enumerate(texts)), *hard]
-    counts = dict.fromkeys([*sorted({kind for _, _, kind in hard}), "misaligned"], 0)
-    for gold, j in zip(texts, margin_search(x, torch.cat([y, negatives])).tolist()):
-        text, source, kind = candidates[j]
-        counts[kind if texts[source] == gold else "misaligned"] += text != gold
-    types = {f"xsim++/{error}": 100 * count / len(x) for error, count in counts.items()}
-    return {"xsim++": 100 * (sum(counts.values()) / len(x))} | types
-
-
-def retrieval(embeddings, texts, negatives=None, hard=()):
-    """Measure xsim of {language: (N, D)} with {language: N texts}, and xsim++ if there are altered
-    sentences: means over languages, and "metric/de-en"."""
-    texts = next(iter(texts.values()))
-
-    def measure(x, y):
-        plus = xsim_plus(x, y, negatives, hard, texts) if hard else {}
-        return {"xsim": xsim(x, y, texts)} | plus
-
-    scores = over_pairs(embeddings, measure)
-    # Keep only the mean over languages of each error type.
-    return {name: value for name, value in scores.items() if name.count("/") < 2}
-
-
-# ---- geometry: do the embeddings use the space, or has the encoder collapsed?
-
-
-def spectrum(z, center):
-    """Return the singular values in float64, largest first: (N, D) -> (min(N, D),)."""
-    z = torch.as_tensor(z).double()
-    # Smaller values are float32 rounding, which would give identical embeddings a high rank.
-    floor = 1e-7 * z.norm()
-    if center:
-        z = z - z.mean(0)
-    gram = z.T @ z if len(z) > z.shape[1] else z @ z.T  # the smaller of the two
-    s = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(0)
-    return torch.where(s > floor, s, 0)
-
-
-def rankme(z):
-    """Return the effective rank exp(-sum p log p), p = s / sum s + 1e-7, s the singular values:
-    (N, D) -> 1..min(N, D). It grows with N. [RankMe, Garrido et al. 2023]"""
-    s = spectrum(z, center=False)
-    p = s / s.sum().clamp(min=1e-300) + 1e-7
-    return math.exp(torch.special.entr(p).sum().item())
-
-
-def unit_or_zero(z):
-    """Scale rows to L2 norm 1: (N, D) -> (N, D + 1). All rows of zeros are one point, in the last
-    dimension."""
-    u = unit(z)
-    return torch.cat([u, (u == 0).all(1, keepdim=True)], 1)
-
-
-def uniformity(z):
-    """Return log mean exp(-2 |u_i - u_j|^2) over all i != j of unit rows: (N, D), N > 1 -> 0 (one
-    point)..about -4 (the whole sphere, in many dimensions). [Wang & Isola 2020, sec. 4]"""
-    u = unit_or_zero(z)
-    # |u_i - u_j|^2 = 2 - 2 cos. The pairs i = j would bias the mean, so subtract them.
-    total = -(4 * (u.square().sum(1) - 1)).exp().sum().item()
-    for rows in u.split(1024):
-        total += (4 * (rows @ u.T - 1)).exp().sum().item()  # (1024, N)
-    return math.log(total / (len(u) * (len(u) - 1)))
-
-
-def std(z):
-    """Return the mean standard deviation of the dimensions of unit rows, times sqrt(D): (N, D) -> 0
-    (one point)..1 (healthy). [SimSiam, Chen & He 2021, fig. 2]"""
-    u = unit(z)
-    return u.std(0, correction=0).mean().item() * math.sqrt(u.shape[1])
-
-
-def cosines(x, y):
-    """Return the cosine of row i of x and row i of y: (N, D), (N, D) -> (N,)."""
-    return (unit(x) * unit(y)).sum(1)
-
-
-def random_cosine(x, y):
-    """Return the mean cosine of row i of x and row j != i of y: (N, D), (N, D), N > 1 -> -1..1."""
-    u, v = unit_or_zero(x), unit_or_zero(y)
-    # The sum over all pairs is the product of two sums.
-    return ((u.sum(0) @ v.sum(0) - (u * v).sum()) / (len(u) * (len(u) - 1))).item()
-
-
-def geometry(embeddings):
-    """Measure {language: (N, D)}, aligned, N > 1: means over languages, or over pairs with the
-    first. All cosines but "translations" are of unrelated sentences. [BERT-JEPA, tables 4-7]"""
-    each = list(embeddings.values())
-    rank = mean([rankme(z) for z in each])
-    return {"rankme": rank, "rankme_share": 100 * rank / min(each[0].shape),
-            "uniformity": mean([uniformity(z) for z in each]),
-            "std": mean([std(z) for z in each]),
-            "norm": mean([z.norm(dim=1).mean().item() for z in each]),
-            "cosine/same": mean([random_cosine(z, z) for z in each]),
-            **over_pairs(embeddings, lambda x, y: {
-                "cosine/translations": cosines(x, y).mean().item(),
-                "cosine/different": random_cosine(x, y)})}
-
-
-def diagnose(results):
-    """Return the health line for results of `run`: is the encoder collapsing?"""
-    scores = {name.removeprefix("geometry/"): value for name, value in results.items()}
-    unrelated = scores["cosine/same"]
-    low_rank = scores["rankme_share"] < 5 or scores["rankme"] < 2
-    # By default, an objective that never sees translations is evaluated without retrieval.
-    pairs = "retrieval/xsim" in results
-    # Neither sign is enough: a pretrained BERT has a random cosine of 0.99 and can be trained
-    # [BERT-JEPA, table 4], and embeddings on a line through 0 have one of 0.
-    if low_rank and unrelated > 0.9:
-        verdict = "COLLAPSING"
-    elif unrelated > 0.5:
-        verdict = "half-collapsed (all embeddings share one direction)"
-    elif low_rank:
-        verdict = "half-collapsed (low effective rank)"
-    elif pairs and scores["cosine/translations"] <= scores["cosine/different"]:
-        verdict = "translations are less similar than unrelated sentences"
-    else:
-        verdict = "ok"
-    line = ("health: RankMe {rankme:.1f} ({rankme_share:.0f} %) | cos(rand) {cosine/same:.2f}"
-            + (" | cos(pos) {cosine/translations:.2f}" if pairs else "")
-            + " | unif {uniformity:.2f} | std {std:.2f} | embedding norm {norm:.1f} -> ")
-    return line.format_map(scores) + verdict
-
-
-# ---- the probe: which properties of a sentence can be read from its embedding?
-
-
-def linear_probe(x, labels, queries, gold):
-    """Fit N labels to x (N, D) by ridge regression on one-hot classes. Return the accuracy in
-    percent on the queries (M, D) and their gold labels."""
-    classes = sorted(set(labels), key=str)
-    targets = torch.tensor([[label == one for one in classes] for label in labels]).double()
-    center = x.double().mean(0)  # (D,)
-    z = x.double() - center  # (N, D)
-    gram = z.T @ z  # (D, D)
-    # The penalty is relative to the mean variance of a dimension, so the scale has no effect.
-    gram.diagonal().add_(0.01 * gram.diagonal().mean() + 1e-300)
-    weight = torch.linalg.solve(gram, z.T @ targets)  # (D, classes)
-    scores = (queries.double() - center) @ weight + targets.mean(0)  # (M, classes)
-    return percent([classes[i] == label for i, label in zip(scores.argmax(1).tolist(), gold)])
 
 
 # ---- a model and the rows on which it is evaluated
@@ -636,6 +390,31 @@ def table(results, before=None, about=METRICS, start="untrained"):
     return "\n".join(lines)
 
 
+def diagnose(results):
+    """Return the health line for results of `run`: is the encoder collapsing?"""
+    scores = {name.removeprefix("geometry/"): value for name, value in results.items()}
+    unrelated = scores["cosine/same"]
+    low_rank = scores["rankme_share"] < 5 or scores["rankme"] < 2
+    # By default, an objective that never sees translations is evaluated without retrieval.
+    pairs = "retrieval/xsim" in results
+    # Neither sign is enough: a pretrained BERT has a random cosine of 0.99 and can be trained
+    # [BERT-JEPA, table 4], and embeddings on a line through 0 have one of 0.
+    if low_rank and unrelated > 0.9:
+        verdict = "COLLAPSING"
+    elif unrelated > 0.5:
+        verdict = "half-collapsed (all embeddings share one direction)"
+    elif low_rank:
+        verdict = "half-collapsed (low effective rank)"
+    elif pairs and scores["cosine/translations"] <= scores["cosine/different"]:
+        verdict = "translations are less similar than unrelated sentences"
+    else:
+        verdict = "ok"
+    line = ("health: RankMe {rankme:.1f} ({rankme_share:.0f} %) | cos(rand) {cosine/same:.2f}"
+            + (" | cos(pos) {cosine/translations:.2f}" if pairs else "")
+            + " | unif {uniformity:.2f} | std {std:.2f} | embedding norm {norm:.1f} -> ")
+    return line.format_map(scores) + verdict
+
+
 def headline(results, step, start="untrained"):
     """Format an evaluation during training as one line."""
     parts = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++",
@@ -648,58 +427,7 @@ def headline(results, step, start="untrained"):
     return "  ".join(parts)
 
 
-# ---- the folder of a run
-
-FORMAT = 6  # of log.jsonl
-
-
-class RunFolder(NamedTuple):
-    folder: Path
-    model: torch.nn.Module
-    tokenizer: Tokenizer
-    first: dict      # the first line of the log
-    config: dict     # its "config"
-    model_hash: str  # sha256 of the model.pt that was loaded
-
-
-def read_log(folder):
-    """Return the records of a run's log; [] without one."""
-    path = Path(folder) / "log.jsonl"
-    records = []
-    for line in path.read_bytes().splitlines() if os.path.isfile(path) else ():
-        with contextlib.suppress(ValueError):  # a kill can truncate the last line
-            records.append(json.loads(line))
-    return records
-
-
-def read_first(folder):
-    """Return the first line of a run's log, which has its "config"."""
-    folder = Path(folder).expanduser()
-    first = next(iter(read_log(folder)), {})
-    if first.get("format") != FORMAT:
-        raise BadInput(f'{shown(folder)} has no log.jsonl with "format": {FORMAT}: give the folder '
-                       "of a run, or import a model with python -m interop")
-    return first
-
-
-def read_tokenizer(folder):
-    """Return the Tokenizer of a run. Raises BadInput if it is not that of the training."""
-    path = Path(folder) / "tokenizer.json"
-    first = read_first(folder)
-    tokenizer = Tokenizer.read(path, tuple(map(tuple, first["around"])))
-    if tokenizer.hash != first["tokenizer_hash"]:
-        raise BadInput(f"{path} is not the file of the training: restore it")
-    return tokenizer
-
-
-def open_run(folder, device="cpu"):
-    """Load the folder of a run as a RunFolder."""
-    folder = Path(folder).expanduser()
-    first = read_first(folder)
-    path = folder / "model.pt"
-    model_hash = os.path.isfile(path) and file_hash(path)  # load reports a missing file
-    return RunFolder(folder, load(path, device), read_tokenizer(folder), first, first["config"],
-                     model_hash)
+# ---- the rows of a run
 
 
 def warn_train_test_overlap(first, rows, held_out=False, visited=()):
@@ -721,7 +449,7 @@ def warn_train_test_overlap(first, rows, held_out=False, visited=()):
                      f"{rows.name}")
         init = config.get("init")
         if init and init not in visited:
-            warn_train_test_overlap(read_first(init), rows, visited=(*visited, init))
+            warn_train_test_overlap(runs.read_first(init), rows, visited=(*visited, init))
     except BadInput as error:
         warn(f"we cannot tell which of these rows the model was trained on: {error}")
 
@@ -745,26 +473,6 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None):
     warn_train_test_overlap(opened.first, rows, held_out)
     return Evaluation(opened.model, opened.tokenizer, rows, opened.first["affixes"],
                       config.get("max_length"), None, opened.first["views"], pool)
-
-
-def read_results(path):
-    """Return what `write_results` wrote; {} for a missing or different file."""
-    try:
-        results = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return results if isinstance(results, dict) else {}
-
-
-def write_results(path, results, label, model_hash):
-    """Add numbers to a JSON file that begins with the model and the rows. Those of a different
-    model or of different rows are replaced."""
-    facts = {"model": model_hash[:8], "rows": label}
-    before = read_results(path)
-    if facts.items() <= before.items():
-        results = before | results
-    with atomic_file(path) as file:
-        file.write(json.dumps(facts | results, indent=1, allow_nan=False).encode())
 
 
 # ---- command line
@@ -801,14 +509,14 @@ def keep_results(options, opened, results, label):
     """Write the numbers of a run's own test rows, as it reads them by default, to its eval.json."""
     chosen = options.data, options.langs, options.split, options.limit, options.pool
     if all(value in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
-        write_results(opened.folder / "eval.json", results, label, opened.model_hash)
+        runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)
 
 
 def main(argv):
     parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. "
                          "python -m tasks has more tasks.", TASKS)
     options = parser.parse_args(argv)
-    opened = open_run(options.run, usable_device(options.device))
+    opened = runs.open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.pool)
     results = run(evaluation, options.tasks)

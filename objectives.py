@@ -229,8 +229,8 @@ class Objective(nn.Module):
 
     `collate(examples, rng, config, special)` turns N examples into a batch. An example is a tuple
     of token ids, one array per view. A batch is a dict: `packed`, the line of tokens that the model
-    reads; `loss_denominators` (k,), the numbers of targets of its k token losses (k can be 0); and
-    what `forward` needs. All randomness must come from `rng`: a resumed run repeats its batches.
+    reads; what `forward` needs; and, if it has k token losses, `loss_denominators` (k,), their
+    numbers of targets. All randomness must come from `rng`: a resumed run repeats its batches.
 
     `forward(batch)` returns the loss () and {term: ()}, detached, with the same terms every time.
     """
@@ -413,11 +413,11 @@ class Contrastive(Objective):
     def uses_in_batch_negatives(cls, config):
         return True
 
-    # packed: the N first sentences, then the N second ones;  loss_denominators (0,)
+    # packed: the N first sentences, then the N second ones
     @staticmethod
     def collate(examples, rng, config, special):
         rows = [add_special(pair[side], special) for side in (0, 1) for pair in examples]
-        return dict(packed=Packed.of(rows), loss_denominators=torch.zeros(0))
+        return dict(packed=Packed.of(rows))
 
     def forward(self, batch):
         states = self.model(batch["packed"])  # (T, D)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from common import AtLeast1, Fraction
@@ -53,12 +52,12 @@ class LeJepa(Objective):
     def uses_in_batch_negatives(cls, config):
         return True  # SIGReg compares all texts of a batch
 
-    # packed: a masked version of each of N rows, then another of each;  loss_denominators (0,)
+    # packed: a masked version of each of N rows, then another of each
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(ids, special) for ids, in examples]
         rows, _, _ = mask_rows(clean + clean, config.mask_ratio, rng, special)
-        return dict(packed=Packed.of(rows), loss_denominators=torch.zeros(0))
+        return dict(packed=Packed.of(rows))
 
     def forward(self, batch):
         w = self.config.sigreg_weight

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from common import Positive
@@ -37,11 +36,11 @@ class SimCse(Objective):
     def uses_in_batch_negatives(cls, config):
         return True
 
-    # packed: the N rows, and the same rows again;  loss_denominators (0,)
+    # packed: the N rows, and the same rows again
     @staticmethod
     def collate(examples, rng, config, special):
         rows = [add_special(ids, special) for ids, in examples]
-        return dict(packed=Packed.of(rows + rows), loss_denominators=torch.zeros(0))
+        return dict(packed=Packed.of(rows + rows))
 
     def forward(self, batch):
         states = self.model(batch["packed"])  # (T, D)

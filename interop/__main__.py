@@ -13,6 +13,7 @@ import numpy as np
 from torch.nn.functional import normalize
 
 import evaluate
+import runs
 from common import BadInput, Parser, atomic_file, make_folder, run_program, shown, usable_device
 from corpora.files import read_lines
 
@@ -42,7 +43,7 @@ def encode(run, file, out, device):
     lines = [line for _, line in read_lines(file)]  # row i is line i, also if line i is empty
     if not lines:
         raise BadInput(f"{shown(file)} has no lines")
-    run = evaluate.open_run(run, usable_device(device))
+    run = runs.open_run(run, usable_device(device))
     make_folder(out.parent)
     embeddings = evaluate.encode(run.model, run.tokenizer, lines, run.first["affixes"][0],
                                  run.config.get("max_length"))

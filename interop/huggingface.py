@@ -23,6 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
+import runs
 from common import BadInput, shown, warn
 from data import Tokenizer
 from interop.families import copy_in, copy_out, read_config, write_config
@@ -119,7 +120,7 @@ def import_model(name, folder):
         tokenizer = Tokenizer(inner, around)
         tokenizer.save(part / "tokenizer.json")
         longest = limit - sum(map(len, around))
-        first = {"format": evaluate.FORMAT, "imported": str(name), "tokenizer_hash": tokenizer.hash,
+        first = {"format": runs.FORMAT, "imported": str(name), "tokenizer_hash": tokenizer.hash,
                  "config": {"data": "", "size": "imported", "max_length": longest},
                  "views": 2, "around": around, "affixes": [around] * 2}
         (part / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
@@ -134,7 +135,7 @@ def import_model(name, folder):
             (kept / "chat_template.jinja").write_text(template, encoding="utf-8")
         if (inside / "generation_config.json").is_file():
             shutil.copy(inside / "generation_config.json", kept)
-        return config, compare(evaluate.open_run(part), library, theirs)
+        return config, compare(runs.open_run(part), library, theirs)
 
 
 def find_model(name):
@@ -220,7 +221,7 @@ def load_library(path):
 def export(name, folder):
     """Write a run as a folder for AutoModel and SentenceTransformer. Return what is equal. Raises
     BadInput if no class of theirs can express the model."""
-    run = evaluate.open_run(name)
+    run = runs.open_run(name)
     config = run.model.config
     with new_folder(folder, f"cannot export {shown(name)}") as part:
         kind = transformers.AutoModelForCausalLM if config.causal else (

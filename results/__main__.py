@@ -4,7 +4,6 @@
     python -m results board                   the claims of the papers beside our measurements
     python -m results NAME --files FOLDER     run what an experiment has not recorded yet
     python -m results plot NAME               draw an experiment along training, or a picture
-    python -m results inspect --objective X   print one batch as text, and its attention mask
     python -m results flops --objective X     compute of a step; --match RUN: equal compute
     python -m results peers                   training steps against transformers
     python -m results gpu                     attention, tile sizes and training steps on a GPU
@@ -20,8 +19,7 @@ from common import BadInput, did_you_mean, run_program
 
 # {command: its file}, which is imported when it is needed: some need requirements-dev.txt.
 COMMANDS = {"show": "compare", "board": "compare", "readme": "compare", "plot": "plots",
-            "inspect": "inspect", "flops": "flops", "peers": "bench", "gpu": "bench",
-            "mixtures": "mixtures"}
+            "flops": "flops", "peers": "bench", "gpu": "bench", "mixtures": "mixtures"}
 
 
 def main(words):

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-import evaluate
+import runs
+import settings
 import train
 from common import BadInput, Parser
 from model import Block, to_device
@@ -44,7 +45,7 @@ def batch_flops(objective, batch):
 
 def step_flops(words):
     """Return (FLOPs of one step of one process, number of steps) for flags of train.py."""
-    run = train.Run(*train.parse(words), writes=False)
+    run = train.Run(*settings.parse(words), writes=False)
     kinds = [(1.0, run.options)]
     # Count both kinds of steps and weight them, so that the result does not depend on the draws.
     if dropped := getattr(run.options, "jepa_dropout", 0.0):
@@ -64,13 +65,13 @@ def matching_steps(flops, words):
 
 def run_flops(folder):
     """Return all FLOPs of a run until now, counted again from the command in its log."""
-    first = evaluate.read_first(folder)
+    first = runs.read_first(folder)
     # The flags follow train.py, which may have been called by a path.
     words = shlex.split(first.get("command", ""))
     words = list(itertools.dropwhile(lambda word: not word.endswith("train.py"), words))[1:]
     if not words:
         raise BadInput(f"{folder} was not trained by train.py: its log has no command")
-    steps = max(record.get("step", 0) for record in evaluate.read_log(folder))
+    steps = max(record.get("step", 0) for record in runs.read_log(folder))
     return step_flops(words)[0] * steps * first["processes"]
 
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import evaluate
+import runs
 from common import BadInput, Parser
 
 from .compare import DATA, EXPERIMENTS, ROOT, keep_records, read_records
@@ -78,7 +78,7 @@ def record_of(job, train, scores):
     Its "curve" is {step: {metric: number}} along training: what has a column, losses on the
     held-out rows, and hybrid's lambda. "last" has the terms of the last logged step and the last
     losses on the held-out rows."""
-    first, *lines = evaluate.read_log(ROOT / job.folder)
+    first, *lines = runs.read_log(ROOT / job.folder)
     kept = {"lambda", "validation/loss", "validation/mlm", *DATA["columns"].values()}
     kept -= {"seconds", "steps"}
     last, curve, validation = {}, {}, {}

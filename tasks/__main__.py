@@ -7,6 +7,7 @@ from functools import partial
 
 import corpora
 import evaluate
+import runs
 from common import BadInput, comma_list, did_you_mean, run_program, shown, usable_device
 from tasks import analysis, answers, finetune, mining, probes, sets
 
@@ -75,7 +76,7 @@ def main(words):
     if words[:1] == ["finetune"]:
         return finetune.main(words[1:])
     flags = parse_flags(words)
-    opened = evaluate.open_run(flags.run, usable_device(flags.device))
+    opened = runs.open_run(flags.run, usable_device(flags.device))
     # Before any task runs: a missing table should not be found after an hour.
     flags.tables = {name: probes.read_sets(name, flags) for name in flags.tasks
                     if name in probes.SETS}

@@ -1,4 +1,4 @@
-"""What the papers measure in embeddings, hidden states and attention, beyond evaluate.geometry.
+"""What the papers measure in embeddings, hidden states and attention, beyond metrics.geometry.
 
 The metrics come first, then the tasks. Embeddings are (N, D), u unit rows, s singular values.
 """
@@ -18,17 +18,19 @@ from common import BadInput, warn
 from evaluate import (
     NotApplicable,
     embed,
-    errors,
-    knn,
     map_batches,
-    mean,
     need_answers,
     need_translations,
+    task_retrieval,
+)
+from metrics import (
+    errors,
+    knn,
+    mean,
     percent,
     random_cosine,
     rankme,
     spectrum,
-    task_retrieval,
     uniformity,
     unit,
     with_mean,

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from common import BadInput, shown, warn
-from evaluate import NotApplicable, exact, map_batches, need_answers, percent, starts_with
+from evaluate import NotApplicable, map_batches, need_answers
+from metrics import exact, percent, starts_with
 
 # ---- GSM8K, NQ-Open, labels
 

@@ -17,6 +17,7 @@ from torch import nn
 from tqdm import tqdm
 
 import evaluate
+import runs
 from common import (
     AtLeast0,
     AtLeast1,
@@ -31,7 +32,8 @@ from common import (
     usable_device,
     warn,
 )
-from evaluate import map_batches, mean
+from evaluate import map_batches
+from metrics import mean
 from model import Model, Packed, load
 from tasks import sets
 from tasks.probes import METRICS, headline_mean, majority, measure
@@ -243,7 +245,7 @@ def parse_flags(words):
 
 def main(words):
     flags = parse_flags(words)
-    opened = evaluate.open_run(flags.run)
+    opened = runs.open_run(flags.run)
     settings = {name: resolve_settings(name, flags, opened.model.config) for name in flags.task}
     # Prepare all tasks before training the first, so that a missing file is reported at once.
     prepared = {name: TASKS[name](name, settings[name], flags, opened) for name in flags.task}

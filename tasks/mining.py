@@ -9,7 +9,8 @@ from sklearn.metrics import f1_score
 
 from common import BadInput, shown, warn
 from corpora import open_text
-from evaluate import errors, knn, mean, need_translations, over_pairs, percent, with_mean, xsim
+from evaluate import need_translations
+from metrics import errors, knn, mean, over_pairs, percent, with_mean, xsim
 
 
 def matrix(evaluation):

@@ -16,7 +16,8 @@ from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 from common import BadInput, warn
-from evaluate import embed, mean
+from evaluate import embed
+from metrics import mean
 from model import Model
 from tasks import sets
 

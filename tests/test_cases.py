@@ -15,6 +15,7 @@ from test_train import assert_same_run, flags
 
 import corpora
 import evaluate
+import runs
 import train
 from common import BadInput, run_program
 from corpora.files import EMPTY, SKIPPED
@@ -170,7 +171,7 @@ def test_k11_after_an_interrupt_the_loop_continues_from_memory(step, strikes, mo
     list(run.steps())
     list(start_ten(out="whole").steps())
     assert_same_run("run", "whole")
-    steps = [record["step"] for record in evaluate.read_log("run")[1:] if "loss" in record]
+    steps = [record["step"] for record in runs.read_log("run")[1:] if "loss" in record]
     assert steps == [2, 4, 6, 8, 10]
 
 
@@ -188,10 +189,10 @@ def test_k11_a_kill_before_the_last_model_is_noticed_although_the_old_one_was_ev
         with pytest.raises(MemoryError):
             list(run.steps())
     assert evaluate.main(["run"]) is None
-    old = evaluate.open_run("run").model_hash
+    old = runs.open_run("run").model_hash
     list(start_ten(out="run").steps())
-    new = evaluate.open_run("run").model_hash
-    assert new != old and evaluate.read_results("run/eval.json")["model"] == new[:8]
+    new = runs.open_run("run").model_hash
+    assert new != old and runs.read_results("run/eval.json")["model"] == new[:8]
 
 
 # ---- k12: advice that helps. tests/test_data.py has more on rows and blocks that are too few

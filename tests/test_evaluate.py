@@ -9,6 +9,8 @@ import torch
 
 import corpora
 import evaluate
+import metrics
+import runs
 from common import BadInput, file_hash
 from model import Model, ModelConfig, save
 
@@ -112,14 +114,14 @@ def test_the_probe_trains_on_even_rows_and_is_tested_on_odd_ones(tokenizer):
     one = evaluation(tokenizer)
     texts, properties = one.rows.labelled
     z, labels = evaluate.embed(one.model, one.encode_ids(texts)), properties["verb"]
-    accuracy = evaluate.linear_probe(z[::2], labels[::2], z[1::2], labels[1::2])
+    accuracy = metrics.linear_probe(z[::2], labels[::2], z[1::2], labels[1::2])
     assert evaluate.run(one, ["probe"])["probe/verb"] == accuracy
 
 
 def test_examples_are_retrieved_translations(tokenizer):
     one = evaluation(tokenizer)
     wanted = []
-    for row, best in enumerate(evaluate.margin_search(*map(one.embeddings.get, ("de", "en")))[:5]):
+    for row, best in enumerate(metrics.margin_search(*map(one.embeddings.get, ("de", "en")))[:5]):
         found, gold = one.texts["en"][best], one.texts["en"][row]
         wanted += [f"  {one.texts['de'][row]}", f"    {'=' if best == row else '!'} {found}"]
         wanted += [f"    instead of {gold}"] * (best != row)
@@ -161,9 +163,9 @@ def test_eval_json_has_the_numbers_of_the_model_that_was_loaded(own, command, mo
     path, model = own / "eval.json", file_hash(own / "model.pt")
     label, *_, health = command(own).out.splitlines()
     assert "rows of data (en, de)" in label and health.startswith("health: ")
-    numbers = evaluate.read_results(path)
+    numbers = runs.read_results(path)
     assert (numbers["model"], numbers["rows"]) == (model[:8], label)
-    evaluate.write_results(path, {"retrieval/xsim": 51.0}, label, model)
+    runs.write_results(path, {"retrieval/xsim": 51.0}, label, model)
     run = evaluate.run
 
     def replace_model(*arguments):  # a training goes on during the evaluation
@@ -172,9 +174,9 @@ def test_eval_json_has_the_numbers_of_the_model_that_was_loaded(own, command, mo
 
     monkeypatch.setattr(evaluate, "run", replace_model)
     command(own)
-    assert evaluate.read_results(path) == numbers | {"retrieval/xsim": 51.0}
+    assert runs.read_results(path) == numbers | {"retrieval/xsim": 51.0}
     command(own)  # of the other model
-    other = evaluate.read_results(path)
+    other = runs.read_results(path)
     assert other["model"] != model[:8] and other.keys() == numbers.keys()
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = ("common", "model", "data", "objectives", "evaluate", "train")
+CORE = ("common", "model", "data", "metrics", "optimizer", "runs", "objectives", "settings",
+        "evaluate", "train")
 # A file imports only from lower layers; files of one folder also from each other.
-LAYERS = {"common": 0, "kernels": 1, "corpora": 1, "data": 2, "model": 3, "objectives": 4,
-          "evaluate": 4, "train": 5, "interop": 6, "tasks": 6, "gallery": 6, "results": 7}
+LAYERS = {"common": 0, "optimizer": 1, "metrics": 1, "corpora": 1, "kernels": 1, "data": 2,
+          "model": 3, "objectives": 4, "runs": 4, "settings": 5, "evaluate": 6, "train": 7,
+          "look": 8, "tasks": 9, "interop": 9, "gallery": 9, "results": 10}
 CLOSED = (*CORE, "kernels", "corpora")
 NEVER_IMPORTED = ("?", "", "tests", "notebooks", "gallery", "minimal")
 LOADERS = ("import_module", "__import__", "run_module", "run_path")
@@ -100,13 +102,13 @@ import sys
 for name in ("safetensors", "sklearn", "scipy", "matplotlib", "transformers", "huggingface_hub",
              "sentence_transformers", "triton", "pytest"):
     sys.modules[name] = None  # as if it were not installed
-import evaluate, objectives, train
+import evaluate, objectives, runs, train
 for name in objectives.OBJECTIVES:
     for step in (0, 1):  # the second run resumes the first
         run = train.start(name, steps=step + 1, out=name, **{SMALL | SHAPE})
         assert run.step == step
         list(run.steps())
-    assert evaluate.read_log(name)[-1]["eval"] == run.scores()
+    assert runs.read_log(name)[-1]["eval"] == run.scores()
     evaluate.main([name, "--json"])
 print(*objectives.OBJECTIVES)
 """

@@ -17,6 +17,7 @@ from test_evaluate import tiny, write_run
 from test_house import write_pairs
 
 import evaluate
+import runs
 import train
 from data import Tokenizer
 from interop import __main__ as program
@@ -49,7 +50,7 @@ def a_run(folder="run", after="[SEP]", **changes):
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data == 1)
     after = [*map(tokenizer.inner.token_to_id, after.split())]
-    return evaluate.open_run(write_run(folder, model, tokenizer, after=after, max_length=20))
+    return runs.open_run(write_run(folder, model, tokenizer, after=after, max_length=20))
 
 
 # ---- import
@@ -66,7 +67,7 @@ def test_a_folder_is_imported_exactly_or_refused_in_one_line(name, refused):
     huggingface.import_model("theirs", "run")
     huggingface.export("run", "exported")
     for folder in ("theirs", "exported"):
-        assert_same_as_sentence_transformers(evaluate.open_run("run"), folder)
+        assert_same_as_sentence_transformers(runs.open_run("run"), folder)
 
 
 def test_the_real_minilm_keeps_its_embeddings_in_both_directions(capsys):
@@ -76,7 +77,7 @@ def test_the_real_minilm_keeps_its_embeddings_in_both_directions(capsys):
     line = "equal token ids, embeddings of 4 texts, one of them truncated at 256 tokens"
     assert capsys.readouterr().out.count(line) == 2
     for folder in (theirs, "exported"):
-        assert_same_as_sentence_transformers(evaluate.open_run("run"), folder)
+        assert_same_as_sentence_transformers(runs.open_run("run"), folder)
 
 
 KEY = "bert.encoder.layer.0.attention.self.key.weight"
@@ -172,7 +173,7 @@ def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same(ca
     row = tokenizer.apply_chat_template([{"role": "user", "content": TEXTS[0]}])["input_ids"]
     theirs = transformers.AutoModelForCausalLM.from_pretrained("made")
     answer = theirs.generate(torch.tensor([row]), max_new_tokens=9, do_sample=False)
-    gold, _ = evaluate.generate(evaluate.open_run("trained").model, [row], 1, 9)
+    gold, _ = evaluate.generate(runs.open_run("trained").model, [row], 1, 9)
     assert answer[0, len(row):].tolist()[:len(gold[0])] == gold[0]
 
 

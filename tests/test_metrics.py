@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
+import metrics
 
 
 def normal(rows, width, seed=0):
@@ -21,7 +22,7 @@ def test_golden_values():
     j = torch.arange(6, dtype=torch.float64)
     en = torch.sin(1 + i * j + i / 10) + .3
     de = torch.sin(1 + i * j + i / 10 + .4 * torch.cos(5 * i + j)) + .3
-    assert evaluate.geometry({"en": en, "de": de}) == pytest.approx({
+    assert metrics.geometry({"en": en, "de": de}) == pytest.approx({
         "rankme": 5.743845505656257, "rankme_share": 95.73075842760427,
         "uniformity": -2.303116693658147, "std": 0.9024511198001693, "norm": 1.8105284321180952,
         "cosine/same": 0.14992366497392112, "cosine/translations": 0.9537474580882004,
@@ -29,7 +30,7 @@ def test_golden_values():
         "cosine/different/de-en": 0.1507652688947388}, rel=1e-12)
     texts = list(map(str, range(40)))
     hard = [(f"altered {row}", 2 * row, "ab"[row % 2]) for row in range(20)]
-    assert evaluate.retrieval({"en": en, "de": de}, {"en": texts}, en[::2] + .1, hard) == {
+    assert metrics.retrieval({"en": en, "de": de}, {"en": texts}, en[::2] + .1, hard) == {
         "xsim": 22.5, "xsim/de-en": 22.5, "xsim++": 40.0, "xsim++/de-en": 40.0,
         "xsim++/a": 12.5, "xsim++/b": 5.0, "xsim++/misaligned": 22.5}
 
@@ -44,7 +45,7 @@ def test_knn_is_the_search_in_float64_also_where_float32_is_too_coarse(spread):
     x = normal(1, 40) + spread * normal(90, 40, 2)
     cosines = (F.normalize(x) @ F.normalize(y).T).round(decimals=9)
     wanted = cosines.sort(dim=1, descending=True, stable=True)
-    neighbors = evaluate.knn(x, y, 7)
+    neighbors = metrics.knn(x, y, 7)
     assert torch.equal(neighbors.indices, wanted.indices[:, :7])
     assert torch.equal(neighbors.cosines, wanted.values[:, :7])
 
@@ -56,7 +57,7 @@ def test_xsim_plus_blames_the_altered_sentence_that_is_retrieved(text, source, t
     """Row 0 retrieves an altered copy of its text, of another, of an equal one; or its own text."""
     y = torch.eye(8)
     y[0, 7] = 2
-    scores = evaluate.xsim_plus(torch.eye(8), y, torch.eye(8)[:1], [(text, source, "number")],
+    scores = metrics.xsim_plus(torch.eye(8), y, torch.eye(8)[:1], [(text, source, "number")],
                                 texts)
     assert scores.pop("xsim++") == sum(scores.values()) == (12.5 if error else 0)
     assert not error or scores[f"xsim++/{error}"] == 12.5
@@ -73,7 +74,7 @@ ONES = torch.ones(64)
     (torch.cat([torch.zeros(3, 4), torch.eye(4)[:1]]), math.log((1 + math.exp(-4)) / 2)),
     (NOISE, torch.pdist(F.normalize(NOISE)).square().mul(-2).exp().mean().log())])
 def test_uniformity(z, wanted):
-    assert evaluate.uniformity(z) == pytest.approx(float(wanted), abs=1e-9)
+    assert metrics.uniformity(z) == pytest.approx(float(wanted), abs=1e-9)
 
 
 @pytest.mark.parametrize("x, y, verdict", [
@@ -85,7 +86,7 @@ def test_uniformity(z, wanted):
     (NOISE, NOISE.roll(1, 0) - .5 * NOISE, "translations are less similar than unrelated sentences")
 ])
 def test_the_health_line_names_what_is_wrong(x, y, verdict):
-    scores = evaluate.geometry({"x": x} if y is None else {"x": x, "y": y})
+    scores = metrics.geometry({"x": x} if y is None else {"x": x, "y": y})
     results = {f"geometry/{name}": value for name, value in scores.items()}
     alone = evaluate.diagnose(results)  # an objective that never sees translations
     assert alone.startswith("health: RankMe ") and "cos(pos)" not in alone
@@ -108,5 +109,5 @@ def test_the_linear_probe_is_ridge_regression_at_any_scale(scale, shift):
     weight = np.linalg.solve(gram + .01 * np.trace(gram) / 5 * np.eye(5), z[:40].T @ targets)
     right = (z[40:] @ weight + targets.mean(0)).argmax(1) == labels[40:]
     x = scale * x + shift
-    accuracy = evaluate.linear_probe(x[:40], labels[:40], x[40:], labels[40:])
+    accuracy = metrics.linear_probe(x[:40], labels[:40], x[40:], labels[40:])
     assert accuracy == pytest.approx(100 * right.mean()) and accuracy > 70

@@ -8,6 +8,7 @@ from test_evaluate import tiny
 from test_tasks import WORDS, results_of
 
 import evaluate
+import metrics
 from common import BadInput
 from corpora import EvaluationRows
 from tasks import mining
@@ -19,7 +20,7 @@ def test_the_matrix_is_xsim_and_buccs_f1_weights_every_row_as_a_class(tokenizer)
     found = results_of(tiny(), tokenizer, rows, ["matrix"])
     z = {name: evaluate.encode(tiny(), tokenizer, lines) for name, lines in texts.items()}
     for a, b in itertools.permutations(texts, 2):
-        wanted = evaluate.xsim(z[a], z[b], texts=texts[b])
+        wanted = metrics.xsim(z[a], z[b], texts=texts[b])
         assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(wanted)
     into = (found["matrix/xsim/de-en"] + found["matrix/xsim/ru-en"]) / 2
     assert found["matrix/xsim/into/en"] == pytest.approx(into)

@@ -9,6 +9,7 @@ import pytest
 from test_evaluate import tiny, write_rows, write_run
 
 import evaluate
+import runs
 from common import BadInput
 from corpora import EvaluationRows
 from tasks import __main__ as command
@@ -64,7 +65,7 @@ def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
     assert not [*run_folder.glob("eval*")]
     found = [ask(f"--tasks {task} --json") for task in ("matrix", "bucc")]
     assert {name.split("/")[0] for name in found[1]} == {"bucc"}
-    written = evaluate.read_results(run_folder / "eval.json")
+    written = runs.read_results(run_folder / "eval.json")
     assert written.pop("rows").startswith("1000 rows of toy (") and written.pop("model")
     assert written == found[0] | found[1]
 

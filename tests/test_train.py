@@ -25,6 +25,8 @@ from test_house import ROOT, SHAPE, SMALL, write_pairs
 import data
 import evaluate
 import model
+import runs
+import settings
 import train
 from common import BadInput, file_hash, run_program
 from objectives import OBJECTIVES, Contrastive
@@ -40,7 +42,7 @@ def pairs(tmp_path):
     write_pairs(tmp_path / "pairs.tsv", 400)
 
 
-def settings(objective, **more):
+def small_settings(objective, **more):
     """Return the settings of a small run. The model of --init brings its own shape."""
     return SMALL | ({} if "init" in more else SHAPE) | EXTRA.get(objective, {}) | more
 
@@ -51,11 +53,11 @@ def flags(given):
 
 def command(objective, out="run", **more):
     """Return the words of a command line."""
-    return ["--objective", objective, *flags(settings(objective, out=out, **more))]
+    return ["--objective", objective, *flags(small_settings(objective, out=out, **more))]
 
 
 def started(objective, out=None, **more):
-    return train.start(objective, out=out, **settings(objective, **more))
+    return train.start(objective, out=out, **small_settings(objective, **more))
 
 
 @pytest.fixture
@@ -210,7 +212,7 @@ def test_what_evaluation_data_cannot_measure_is_said():
     ("--objective llm-jepa --preset scratch --size small --jepa-weight 4",
      dict(lr=8e-5, jepa_weight=4, predictors=3, data="regex"), False)])
 def test_each_layer_of_settings_overrides_the_one_before(words, expected, is_noted):
-    *configs, notes = train.resolve_config(*train.parse(words.split()))
+    *configs, notes = settings.resolve_config(*settings.parse(words.split()))
     found = {name: value for config in configs for name, value in vars(config).items()}
     assert expected.items() <= found.items()
     assert any("koleo_weight 1.0 (paper: 0.01)" in note for note in notes) == is_noted
@@ -248,7 +250,7 @@ def test_a_closed_pipe_ends_the_program_and_the_run_is_saved(monkeypatch, capsys
 def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
     more = dict(steps=6, save_every=4, log_every=2, eval_every=3)
     assert train.main(command(name, "whole", **more)) == 0
-    first, *records = evaluate.read_log("whole")
+    first, *records = runs.read_log("whole")
     assert first["config"]["objective"] == name and [*first["data_files"]] == ["pairs.tsv"]
     steps, evaluated = ([record for record in records if kind in record]
                         for kind in ("loss", "eval"))
@@ -268,7 +270,7 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
         assert checkpoint("parts")["step"] == step
     assert train.main(words) == 0
     assert_same_run("whole", "parts")
-    logged = [record["step"] for record in evaluate.read_log("parts")[1:]]
+    logged = [record["step"] for record in runs.read_log("parts")[1:]]
     assert logged == sorted(logged) and logged[-1] == 6
 
 
@@ -296,7 +298,7 @@ def test_auto_is_bfloat16_on_a_cpu_that_supports_it_and_a_run_keeps_its_precisio
     can = {"avx512_bf16": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
     list(started("contrastive", "run", steps=2, device="cpu").steps())
-    assert evaluate.read_log("run")[0]["precision"] == "bfloat16"
+    assert runs.read_log("run")[0]["precision"] == "bfloat16"
     # The same run on a machine that does not support it, and a new run there.
     can.clear()
     run = started("contrastive", "run", steps=3, device="cpu")
@@ -333,7 +335,7 @@ def test_a_number_that_is_not_finite_and_what_the_objective_finds_are_warnings(m
                         lambda run: validate(run) | {"validation/x": math.nan})
     list(started("hybrid", "run", steps=1, momentum=0.996).steps())
     warnings = [(one["step"], one["warning"].split()[0])
-                for one in evaluate.read_log("run") if "warning" in one]
+                for one in runs.read_log("run") if "warning" in one]
     assert warnings == [(0, "validation/x"), (1, "validation/x"), (1, "100%")]  # of the teacher
     assert b"validation/x" not in contents("run")["eval.json"]
 
@@ -350,8 +352,8 @@ def test_a_finished_run_is_evaluated_again_and_can_be_moved_and_trained_longer(r
     assert train.main(words) == 0
     assert "this run is finished" in capsys.readouterr().out and contents("run") == before
     model_hash = file_hash(Path("run/model.pt"))
-    evaluate.write_results("run/eval.json", {"a": 1}, "other rows", model_hash)
-    assert train.main(words) == 0 and evaluate.read_results("run/eval.json")["a"] == 1
+    runs.write_results("run/eval.json", {"a": 1}, "other rows", model_hash)
+    assert train.main(words) == 0 and runs.read_results("run/eval.json")["a"] == 1
     for name in ("run", "valid.tsv"):
         os.rename(name, f"moved_{name}")
     more |= dict(out="moved_run", steps=2)
@@ -432,7 +434,7 @@ def test_a_loop_that_is_left_or_refused_at_step_0_can_start_again():
     Path("run/mine.txt").unlink()
     next(run.steps())  # the evaluation at step 0
     list(run.steps())
-    assert [one["step"] for one in evaluate.read_log("run") if "eval" in one] == [0, 2]
+    assert [one["step"] for one in runs.read_log("run") if "eval" in one] == [0, 2]
 
 
 # Eleven processes train a run. Each but the last is killed before a file gets its name.
@@ -465,7 +467,7 @@ def test_every_kill_minus_nine_can_be_resumed_bit_for_bit():
     assert_same_run("run", "whole")
     killed, whole = contents("run"), contents("whole")
     assert killed.keys() == whole.keys() and killed["eval.json"] == whole["eval.json"]
-    logs = [[(record["step"], "eval" in record) for record in evaluate.read_log(name)[1:]]
+    logs = [[(record["step"], "eval" in record) for record in runs.read_log(name)[1:]]
             for name in ("run", "whole")]
     assert logs[0] == logs[1]
 
@@ -564,7 +566,7 @@ def test_two_processes_resume_bit_for_bit(two):
     assert_equal(one["weights"], other["weights"])
     assert not torch.equal(one["random"][0]["cpu"], one["random"][1]["cpu"])
     # The finished run was left alone.
-    evaluated = [record["step"] for record in evaluate.read_log(two / "parts") if "eval" in record]
+    evaluated = [record["step"] for record in runs.read_log(two / "parts") if "eval" in record]
     assert evaluated == [0, 2, 4]
 
 

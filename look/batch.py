@@ -1,6 +1,6 @@
 """Print one batch of an objective: its rows as text, and the attention mask of one row.
 
-    python -m results inspect --objective hybrid --part predict --row 1
+    python -m look batch --objective hybrid --part predict --row 1
 
 objectives.py explains the parts of a batch, above the objective's collate.
 """
@@ -8,6 +8,7 @@ objectives.py explains the parts of a batch, above the objective's collate.
 import itertools
 import textwrap
 
+import settings
 import train
 from common import BadInput, Parser
 from model import Packed
@@ -36,14 +37,14 @@ def token_texts(batch, part, tokenizer):
             for index, token in enumerate(tokens.tolist())]
 
 
-def inspect_command(words):
-    parser = Parser("python -m results inspect", "Print one batch of an objective. Accepts every "
+def batch_command(words):
+    parser = Parser("python -m look batch", "Print one batch of an objective. Accepts every "
                     "flag of train.py; --batch is 2.")
     parser.add_argument("--row", type=int, default=0, help="row whose mask is drawn [0]")
     parser.add_argument("--part", default="packed", help="which line of the batch: packed, "
                         "head_packed, clean or predict [packed]")
     options, rest = parser.parse_known_args(words)
-    run = train.Run(*train.parse(["--batch", "2", *rest]), writes=False)
+    run = train.Run(*settings.parse(["--batch", "2", *rest]), writes=False)
     batch, *_ = run.make_batch(0)
     parts = [name for name, value in batch.items() if isinstance(value, Packed)]
     if options.part not in parts:
