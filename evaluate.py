@@ -11,9 +11,13 @@ import contextlib
 import functools
 import json
 import os
+import sys
 from argparse import ArgumentTypeError
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+if __name__ == "__main__":  # the first import of PyTorch can take half a minute
+    print("loading PyTorch ...", file=sys.stderr)
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +37,7 @@ from common import (
     usable_device,
     warn,
 )
-from data import Tokenizer, tokenize_rows
+from data import tokenize_rows
 from metrics import (
     exact,
     geometry,
@@ -101,18 +105,13 @@ def embed(model, rows, pool=None):
     return F.normalize(z, dim=1) if model.config.normalize else z
 
 
-def encode_ids(model, tokenizer, texts, affixes=None, max_length=None, openings=None):
-    """Tokenize N texts as rows of ids that fit into the model. As in training, max_length counts
-    the tokens of a text alone; see `data.tokenize_rows`."""
-    return tokenize_rows(tokenizer, texts, affixes, model.config.longest_row, max_length, openings)
-
-
 def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
     """Embed N texts: (N, D) float32 on the CPU. affixes: the ids before and after a text, by
-    default [CLS] and [SEP]."""
+    default [CLS] and [SEP]; max_length: tokens of a text alone, as in training."""
     if isinstance(texts, str) or not (texts := list(texts)):
         raise BadInput(f"{shown(texts)!r} is no list of texts with at least one text")
-    return embed(model, encode_ids(model, tokenizer, texts, affixes, max_length), pool)
+    rows = tokenize_rows(tokenizer, texts, affixes, model.config.longest_row, max_length)
+    return embed(model, rows, pool)
 
 
 # ---- generation
@@ -166,87 +165,97 @@ class Answers(NamedTuple):
     stopped: list  # whether the model generated the stop token
 
 
-@dataclass
-class Evaluation:
-    """A model and the rows on which it is evaluated. Embeddings and answers are computed once."""
-    model: torch.nn.Module
-    tokenizer: Tokenizer
-    rows: corpora.EvaluationRows
-    affixes: Any = None  # (ids before, ids after) of the first view, and of the others
-    max_length: int | None = None  # tokens of a text; None: all that the model can take
-    answer_limit: int | None = 200  # number of rows that are answered
-    views: int = 2  # texts of a training example
-    pool: str | None = None  # None: the model's
+class EncodedRows:
+    """The rows of an evaluation as texts and as ids. They stay the same while a model trains.
 
-    def __post_init__(self):
-        self.texts = self.rows.texts  # {column: N texts}
-        self.hard = self.rows.hard  # [(altered text, row of the first column, error type)]
-        special = self.tokenizer.special
-        self.affixes = self.affixes or ((special.before, special.after),) * 2
-        self.pool = self.pool or self.model.config.pool
+    rows: corpora.EvaluationRows; config: the model's; affixes: (ids before, ids after) of a text in
+    the first column, and in the others; max_length: tokens of a text, None for all that the model
+    can read."""
+
+    def __init__(self, rows, tokenizer, config, affixes=None, max_length=None):
+        special = tokenizer.special
+        self.name, self.texts, self.system, self.hard, self.labelled = rows
+        self.tokenizer = tokenizer
+        self.config = config
+        self.affixes = affixes or ((special.before, special.after),) * 2
+        self.max_length = max_length
         self.count = len(next(iter(self.texts.values())))  # N
         if self.count < 2:
-            raise BadInput(f"{self.rows.name} has {self.count} rows to evaluate, and at least 2 "
-                           "are needed: choose a larger limit, or other data")
+            raise BadInput(f"{self.name} has {self.count} rows to evaluate, and at least 2 are "
+                           "needed: choose a larger limit, or other data")
 
-    def with_fresh_cache(self):
-        """Return an Evaluation of the same rows, for when the model has changed."""
-        other = replace(self)
-        other.ids = self.ids  # tokenizing again would print its warnings again
-        return other
+    def with_affixes(self, affixes):
+        """Return the same rows with different ids around a text."""
+        rows = corpora.EvaluationRows(self.name, self.texts, self.system, self.hard, self.labelled)
+        return EncodedRows(rows, self.tokenizer, self.config, affixes, self.max_length)
 
     @property
     def label(self):
         """Name the rows, with a hash of their texts, because two files can have one name."""
         columns = ", ".join(self.texts)
-        return f"{self.count} rows of {self.rows.name} ({columns}), {digest(self.texts)[:8]}"
+        return f"{self.count} rows of {self.name} ({columns}), {digest(self.texts)[:8]}"
 
     def openings(self):
         """Return the ids of each row's system text, which opens a chat; None without them."""
         chat = self.tokenizer.special.chat
-        return self.rows.system and [
+        return self.system and [
             [*chat.start, *chat.system, *ids[:self.max_length].tolist(), *chat.end]
-            for ids in self.tokenizer.encode(self.rows.system)]
+            for ids in self.tokenizer.encode(self.system)]
 
-    def encode_ids(self, texts, column=0, openings=None):
-        """Tokenize N texts like those of a column."""
-        affixes = self.affixes[min(column, 1)]
-        return encode_ids(self.model, self.tokenizer, texts, affixes, self.max_length, openings)
+    def encode(self, texts, column=0, openings=None):
+        """Tokenize N texts like those of a column: N rows of ids that fit into the model."""
+        return tokenize_rows(self.tokenizer, texts, self.affixes[min(column, 1)],
+                             self.config.longest_row, self.max_length, openings)
 
-    @functools.cached_property
-    def ids(self):
-        """{column: N rows of ids}."""
-        openings = self.openings()
-        return {name: self.encode_ids(texts, column, openings)
-                for column, (name, texts) in enumerate(self.texts.items())}
-
-    @functools.cached_property
-    def embeddings(self):
-        """{column: (N, D)}."""
-        z = embed(self.model, sum(self.ids.values(), []), self.pool)  # (columns * N, D)
-        return dict(zip(self.ids, z.split(self.count)))
-
-    def prompt_ids(self, prompts, longest):
+    def encode_prompts(self, prompts, longest):
         """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
         chat = self.tokenizer.special.chat
         affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
         return tokenize_rows(self.tokenizer, prompts, affixes, longest, openings=self.openings())
 
+    @functools.cached_property
+    def ids(self):
+        """{column: N rows of ids}."""
+        openings = self.openings()
+        return {name: self.encode(texts, column, openings)
+                for column, (name, texts) in enumerate(self.texts.items())}
+
+
+@dataclass
+class Evaluation:
+    """What a model makes of some rows: embeddings and answers, each computed once."""
+    model: torch.nn.Module
+    rows: EncodedRows
+    views: int = 2  # texts of a training example
+    pool: str | None = None  # None: the model's
+    answer_limit: int | None = 200  # number of rows that are answered
+
+    def __post_init__(self):
+        self.pool = self.pool or self.model.config.pool
+
+    @functools.cached_property
+    def embeddings(self):
+        """{column: (N, D)}."""
+        ids = self.rows.ids
+        z = embed(self.model, sum(ids.values(), []), self.pool)  # (columns * N, D)
+        return dict(zip(ids, z.split(self.rows.count)))
+
     @property
     def can_answer(self):
-        return self.model.config.causal and len(self.texts) == 2
+        return self.model.config.causal and len(self.rows.texts) == 2
 
     @functools.cached_property
     def answers(self):
         """Answers of a causal model to the first prompts, up to the stop token."""
         need_answers(self, "this task")
-        prompts, golds = (texts[:self.answer_limit] for texts in self.texts.values())
-        max_new = 2 * max(map(len, self.tokenizer.encode(golds))) + 8
+        tokenizer = self.rows.tokenizer
+        prompts, golds = (texts[:self.answer_limit] for texts in self.rows.texts.values())
+        max_new = 2 * max(map(len, tokenizer.encode(golds))) + 8
         # Truncate prompts that would leave no room for the answer.
         longest = self.model.config.max_positions
-        ids = self.prompt_ids(prompts, max(longest // 2, longest - max_new))
-        written, stopped = generate(self.model, ids, self.tokenizer.special.sep, max_new)
-        return Answers(prompts, golds, list(map(self.tokenizer.decode, written)), stopped)
+        ids = self.rows.encode_prompts(prompts, max(longest // 2, longest - max_new))
+        written, stopped = generate(self.model, ids, tokenizer.special.sep, max_new)
+        return Answers(prompts, golds, list(map(tokenizer.decode, written)), stopped)
 
 
 # ---- tasks: Evaluation -> {"metric" or "metric/detail": number}
@@ -259,7 +268,7 @@ def need_answers(evaluation, task):
 
 
 def need_translations(evaluation, task):
-    if len(evaluation.texts) < 2:
+    if len(evaluation.rows.texts) < 2:
         raise NotApplicable(f"{task} needs translations, and {evaluation.rows.name} has one text "
                             "per row")
 
@@ -267,14 +276,14 @@ def need_translations(evaluation, task):
 def task_retrieval(evaluation):
     """Search the translations of every language in the first."""
     need_translations(evaluation, "retrieval")
-    hard = evaluation.encode_ids([text for text, _, _ in evaluation.hard])
+    hard = evaluation.rows.encode([text for text, _, _ in evaluation.rows.hard])
     negatives = embed(evaluation.model, hard, evaluation.pool) if hard else None  # (M, D)
-    return {"rows": evaluation.count} | retrieval(
-        evaluation.embeddings, evaluation.texts, negatives, evaluation.hard)
+    return {"rows": evaluation.rows.count} | retrieval(
+        evaluation.embeddings, evaluation.rows.texts, negatives, evaluation.rows.hard)
 
 
 def task_geometry(evaluation):
-    return {"rows": evaluation.count} | geometry(evaluation.embeddings)
+    return {"rows": evaluation.rows.count} | geometry(evaluation.embeddings)
 
 
 def task_probe(evaluation):
@@ -283,7 +292,7 @@ def task_probe(evaluation):
         raise NotApplicable(f"probe needs labels, and {evaluation.rows.name} has none: use --data "
                             "toy")
     texts, properties = evaluation.rows.labelled
-    z = embed(evaluation.model, evaluation.encode_ids(texts), evaluation.pool)  # (N, D)
+    z = embed(evaluation.model, evaluation.rows.encode(texts), evaluation.pool)  # (N, D)
     accuracy = {}
     majority = []  # accuracy of always predicting the most frequent class
     for name, labels in properties.items():
@@ -331,12 +340,12 @@ def run(evaluation, names=None, tasks=TASKS):
 def examples(evaluation):
     """Return lines with five rows to read: answers of a causal model, or retrieved translations. []
     if the objective is not trained on pairs."""
-    if len(evaluation.texts) < 2 or evaluation.views < 2:
+    if len(evaluation.rows.texts) < 2 or evaluation.views < 2:
         return []
     if evaluation.can_answer:
         queries, golds, answers, _ = replace(evaluation, answer_limit=5).answers
     else:
-        golds, queries, *_ = evaluation.texts.values()
+        golds, queries, *_ = evaluation.rows.texts.values()
         y, x, *_ = evaluation.embeddings.values()
         answers = [golds[j] for j in margin_search(x, y)[:5].tolist()]
     lines = []
@@ -471,8 +480,9 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None):
     rows = corpora.evaluation_rows(spec, langs, split, limit, system)
     held_out = spec == config["data"] and not config.get("eval_data") and split in ("valid", "test")
     warn_train_test_overlap(opened.first, rows, held_out)
-    return Evaluation(opened.model, opened.tokenizer, rows, opened.first["affixes"],
-                      config.get("max_length"), None, opened.first["views"], pool)
+    rows = EncodedRows(rows, opened.tokenizer, opened.model.config, opened.first["affixes"],
+                       config.get("max_length"))
+    return Evaluation(opened.model, rows, opened.first["views"], pool, answer_limit=None)
 
 
 # ---- command line
@@ -520,10 +530,10 @@ def main(argv):
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.pool)
     results = run(evaluation, options.tasks)
-    keep_results(options, opened, results, evaluation.label)
+    keep_results(options, opened, results, evaluation.rows.label)
     if options.json:
         return print(json.dumps(results))
-    lines = [shown(evaluation.label), table(results)]
+    lines = [shown(evaluation.rows.label), table(results)]
     if not options.tasks:
         lines += examples(evaluation)
     if "geometry/rankme" in results:

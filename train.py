@@ -26,6 +26,9 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+if __name__ == "__main__":  # the first import of PyTorch can take half a minute
+    print("loading PyTorch ...", file=sys.stderr)
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -191,6 +194,8 @@ class Run:
                         packed.plan(kind, self.device)
         return micro_batches
 
+    # ---- a new objective never needs to look below this line
+
     def flush_metrics(self):
         """Average the metrics of the pending steps, log them and return the record."""
         with uninterrupted():
@@ -272,21 +277,17 @@ class Run:
 
     @functools.cached_property
     def rows(self):
-        """The held-out rows that evaluations read, as texts."""
+        """The held-out rows that evaluations read, as evaluate.EncodedRows."""
         train = self.train
-        return corpora.evaluation_rows(
+        rows = corpora.evaluation_rows(
             self.eval_source, train.langs, "all" if train.eval_data else "valid",
             train.eval_limit, system=train.chat == "system")
-
-    @functools.cached_property
-    def evaluator(self):
-        """An evaluate.Evaluation of these rows."""
-        return evaluate.Evaluation(self.model, self.tokenizer, self.rows, self.affixes,
-                                   self.train.max_length, views=self.objective_class.views)
+        return evaluate.EncodedRows(rows, self.tokenizer, self.model.config, self.affixes,
+                                    train.max_length)
 
     def evaluation(self):
         """Return an evaluate.Evaluation of the model as it is now, on the held-out rows."""
-        return self.evaluator.with_fresh_cache()
+        return evaluate.Evaluation(self.model, self.rows, self.objective_class.views)
 
     def encode(self, texts):
         """Return the L2-normalized embeddings (N, D) of N texts, encoded as the first view is."""
@@ -391,17 +392,34 @@ def batch(objective, rows=4, step=0, **given):
 # ---- command line
 
 
+def derived_values(run):
+    """Return a line for each value that follows from others, with its reason."""
+    train = run.train
+    parameters = list(run.objective.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    lines = [f"parameters {sum(p.numel() for p in parameters):,} ({trained:,} of them are trained)"]
+    if train.precision == "auto":
+        able = "has" if run.precision == "bfloat16" else "lacks"
+        lines.append(f"precision {run.precision} (auto: {run.device} {able} bfloat16 instructions)")
+    if not train.vocab:
+        source = "the model of --init" if run.init else "the tokenizer of these rows"
+        lines.append(f"vocabulary {run.tokenizer.vocab:,} (of {source})")
+    examples = train.steps * train.batch * run.world
+    lines.append(f"epochs {examples / len(run.corpus):.2f} ({examples:,} examples of "
+                 f"{len(run.corpus):,} rows)")
+    return [f"  {line}" for line in lines]
+
+
 def introduce(run, say):
     """Print what is trained on what, and which values are not the paper's."""
     train = run.train
     say(f"nanoJEPA: {run.objective_class.name}, size {train.size}, {train.steps} steps of "
         f"{train.batch} examples, {run.precision} on {run.device}")
-    for note in run.notes + run.source.notes:
+    for note in derived_values(run) + run.notes + run.source.notes:
         say(note)
     columns = shown(", ".join(run.corpus.columns))
     say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {columns}, and "
-        f"{len(run.held_out):,} {'in --eval-data' if train.eval_data else 'held out'}; vocabulary "
-        f"{run.tokenizer.vocab:,}")
+        f"{len(run.held_out):,} {'in --eval-data' if train.eval_data else 'held out'}")
     truncated, count = run.corpus.count_truncated(train.max_length, train.chat == "system")
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
@@ -422,6 +440,23 @@ def finish(run, results, say):
         say(line)
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n"
         f"next: python evaluate.py {shlex.quote(str(run.folder))}")
+
+
+class ProgressLines:
+    """Progress for a file or a notebook, where no bar moves: a line after 30 s or 10 % of the
+    steps, whichever comes first."""
+
+    def __init__(self, run):
+        self.run = run
+        self.step, self.time = run.step, time.monotonic()
+
+    def show(self, speed):
+        """Print a line to stderr if one is due. speed: what to print after the step."""
+        now = time.monotonic()
+        steps = self.run.train.steps
+        if now - self.time >= 30 or self.run.step - self.step >= steps / 10:
+            self.step, self.time = self.run.step, now
+            print(f"step {self.step:>5} of {steps}  {speed}", file=sys.stderr)
 
 
 def interrupt(number, frame):
@@ -445,13 +480,17 @@ def main(arguments):
     signal.signal(signal.SIGTERM, interrupt)
     bar = tqdm(total=run.train.steps, initial=run.step, dynamic_ncols=True,
                disable=None if run.rank == 0 else True)  # None: no bar in a file
+    progress = ProgressLines(run) if bar.disable and run.rank == 0 else None
     try:
         with bar, contextlib.closing(run.steps()) as records:
             for record in records:
                 bar.update(run.step - bar.n)
                 if "loss" in record:
-                    bar.set_postfix_str(f"loss {record['loss']:.3f}, "
-                                        f"{record['tokens_per_second']:,} tokens/s")
+                    speed = (f"loss {record['loss']:.3f}, "
+                             f"{record['tokens_per_second']:,} tokens/s")
+                    bar.set_postfix_str(speed)
+                    if progress:
+                        progress.show(speed)
                 elif record["eval"]:  # only rank 0 has numbers
                     headline = evaluate.headline(
                         record["eval"], record["step"],

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from dataclasses import replace
 from functools import partial
 
 import corpora
@@ -60,15 +59,15 @@ def parse_flags(words):
 def make_evaluation(opened, flags):
     """Return the Evaluation of a RunFolder on the rows that the flags choose."""
     if flags.of_sets:
-        rows = corpora.EvaluationRows("data sets", {"": ["", ""]})
-        return evaluate.Evaluation(opened.model, opened.tokenizer, rows, opened.first["affixes"],
-                                   opened.config.get("max_length"), pool=flags.pool)
+        rows = evaluate.EncodedRows(
+            corpora.EvaluationRows("data sets", {"": ["", ""]}), opened.tokenizer,
+            opened.model.config, opened.first["affixes"], opened.config.get("max_length"))
+        return evaluate.Evaluation(opened.model, rows, pool=flags.pool)
     evaluation = evaluate.evaluation_of(opened, flags.data, flags.langs, flags.split, flags.limit,
                                         flags.pool)
     if flags.hard:
-        gold = next(iter(evaluation.texts.values()))
-        hard = mining.hard_rows(flags.hard, flags.hard_types, gold)
-        evaluation = replace(evaluation, rows=evaluation.rows._replace(hard=hard))
+        gold = next(iter(evaluation.rows.texts.values()))
+        evaluation.rows.hard = mining.hard_rows(flags.hard, flags.hard_types, gold)
     return evaluation
 
 
@@ -89,7 +88,7 @@ def main(words):
             flags.train_texts = {text.strip() for row in rows for text in row if text}
     results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
     if not (flags.hard or flags.of_sets):
-        evaluate.keep_results(flags, opened, results, evaluation.label)
+        evaluate.keep_results(flags, opened, results, evaluation.rows.label)
     if flags.json:
         print(json.dumps(results))
     else:

@@ -261,9 +261,10 @@ def pool(evaluation, rows, how):
 
 def poolings(evaluation):
     """Return `ranks` under each of Predict-and-Reconstruct's poolings."""
-    scores = {"rows": evaluation.count}
+    scores = {"rows": evaluation.rows.count}
     for how in POOLINGS:
-        embeddings = {name: pool(evaluation, rows, how) for name, rows in evaluation.ids.items()}
+        embeddings = {name: pool(evaluation, rows, how)
+                      for name, rows in evaluation.rows.ids.items()}
         scores |= {f"{how}/{name}": value for name, value in ranks(embeddings).items()}
     return scores
 
@@ -273,13 +274,13 @@ def spectra(evaluation):
     [BERT-JEPA, fig. 1]"""
     variance = explained(torch.cat(list(evaluation.embeddings.values())))
     first = {f"explained_{k}": variance[:k][-1].item() for k in (1, 2, 10, 50)}
-    return {"rows": evaluation.count} | first | ranks(evaluation.embeddings)
+    return {"rows": evaluation.rows.count} | first | ranks(evaluation.embeddings)
 
 
 def frequencies(evaluation):
     """Return the entropy of the tokens in nats: the loss of a model that knows only how frequent
     each token is."""
-    ids = np.concatenate(evaluation.tokenizer.encode(sum(evaluation.texts.values(), [])))
+    ids = np.concatenate(evaluation.rows.tokenizer.encode(sum(evaluation.rows.texts.values(), [])))
     return {"tokens": len(ids), "nats": float(entropy(np.bincount(ids)))}
 
 
@@ -288,15 +289,16 @@ def at_both_positions(evaluation, task, measure):
     the texts themselves, and "train/metric" where the objective reads: at [PRED] for llm-jepa, else
     at the stop token."""
     need_answers(evaluation, task)
-    special = evaluation.tokenizer.special
-    train = [tuple(map(tuple, pair)) for pair in evaluation.affixes]
+    special = evaluation.rows.tokenizer.special
+    train = [tuple(map(tuple, pair)) for pair in evaluation.rows.affixes]
     if train == [(special.before, special.after)] * 2:  # an imported model
         train = Ntp.affixes(None, special)
     # Without [PRED] before a text, so that "last" is the same position for all objectives.
     last = [(special.chat.start + turn, ()) for turn in (special.chat.user, special.chat.assistant)]
-    scores = {"rows": evaluation.count}
+    scores = {"rows": evaluation.rows.count}
     for position, affixes in (("last", last), ("train", train)):
-        found = measure(*replace(evaluation, affixes=affixes).embeddings.values())
+        there = replace(evaluation, rows=evaluation.rows.with_affixes(affixes))
+        found = measure(*there.embeddings.values())
         scores |= {f"{position}/{metric}": value for metric, value in found.items()}
     return scores
 
@@ -305,9 +307,10 @@ def linear(evaluation):
     """Return `linear_map` of the two columns at both positions, with no prefix for "last". It warns
     if the fit is ill-posed."""
     width = evaluation.model.config.width
-    if evaluation.count < 2 * width:
-        warn(f"linear is ill-posed: a map of width {width} fits {evaluation.count} rows whatever "
-             "they are. Give more, or use --tasks embedding-position, which tests on other rows")
+    if evaluation.rows.count < 2 * width:
+        warn(f"linear is ill-posed: a map of width {width} fits {evaluation.rows.count} rows "
+             "whatever they are. Give more, or use --tasks embedding-position, which tests on "
+             "other rows")
     scores = at_both_positions(evaluation, "linear", linear_map)
     return {name.removeprefix("last/"): value for name, value in scores.items()}
 
@@ -315,12 +318,12 @@ def linear(evaluation):
 def embedding_position(evaluation):
     """Return `predict_codes` at both positions, and the geometry of both columns there;
     rankme_centered is of embeddings minus their mean."""
-    if evaluation.count < 16:
+    if evaluation.rows.count < 16:
         raise NotApplicable("embedding-position needs 16 rows to fit a map, and there are "
-                            f"{evaluation.count}")
+                            f"{evaluation.rows.count}")
 
     def measure(x, y):
-        return predict_codes(x, y, list(evaluation.texts.values())[1]) | {
+        return predict_codes(x, y, list(evaluation.rows.texts.values())[1]) | {
             "rankme": mean([rankme(x), rankme(y)]),
             "rankme_centered": mean([rankme(x - x.mean(0)), rankme(y - y.mean(0))]),
             "cosine_random": mean([random_cosine(x, x), random_cosine(y, y)]),
@@ -333,11 +336,11 @@ def tokens(evaluation):
     """Return MEXMA's table 9: `token_matches` of three tokens in each of 250 rows."""
     need_translations(evaluation, "tokens")
     # Keep one of equal texts: otherwise tokens would be found in the copy of their row.
-    texts = next(iter(evaluation.texts.values()))
+    texts = next(iter(evaluation.rows.texts.values()))
     new = [row for row, text in enumerate(texts) if texts.index(text) == row]
-    columns = [[ids[row] for row in new] for ids in evaluation.ids.values()]
+    columns = [[ids[row] for row in new] for ids in evaluation.rows.ids.values()]
     states = [token_states(evaluation, column) for column in columns]
-    queries, found = nearest_tokens(columns, states, evaluation.tokenizer.special.ids)
+    queries, found = nearest_tokens(columns, states, evaluation.rows.tokenizer.special.ids)
     return {"rows": len(new), "rows_queries": len(queries)} | token_matches(queries, found)
 
 
@@ -352,14 +355,14 @@ def attention(evaluation):
         return [torch.tensor(entropy(weights.double().cpu(), axis=1).mean())
                 for weights in attention_weights(model, packed, ends)]
 
-    return {"rows": evaluation.count} | with_mean("entropy", {
+    return {"rows": evaluation.rows.count} | with_mean("entropy", {
         name: mean(map_batches(model, rows, read)).item()
-        for name, rows in evaluation.ids.items()})
+        for name, rows in evaluation.rows.ids.items()})
 
 
 def uniform(evaluation):
     """Return MEXMA's table 10: retrieval with the model's own pooling and with the mean."""
-    scores = {"rows": evaluation.count}
+    scores = {"rows": evaluation.rows.count}
     for how in (evaluation.pool, "mean"):
         found = task_retrieval(replace(evaluation, pool=how))
         scores |= {f"{name}/{how}": found[name] for name in ("xsim", "xsim++") if name in found}
@@ -370,16 +373,16 @@ def gap(evaluation, flags):
     """Return Predict-and-Reconstruct's tables 4-11 for each set and each pooling. "gap" is the
     score of a probe for labels, "semantic" (CoLA's is the accuracy, in table 10 MCC), minus that of
     one for `commonest_tokens`, "token". As in its code, a pair is one row."""
-    special = evaluation.tokenizer.special
+    special = evaluation.rows.tokenizer.special
     longest = evaluation.model.config.longest_row
     scores = {}
     for name, (table,) in flags.tables["gap"].items():
         texts, second, labels = zip(*table[:flags.limit or None])
         labels = torch.tensor(labels)
-        rows = evaluation.encode_ids(texts)
+        rows = evaluation.rows.encode(texts)
         if None not in second:
             rows = [[special.cls, *a, special.sep, *b][:longest - 1] + [special.sep]
-                    for a, b in zip(*map(evaluation.tokenizer.encode, (texts, second)))]
+                    for a, b in zip(*map(evaluation.rows.tokenizer.encode, (texts, second)))]
         targets = commonest_tokens(rows, special.ids)
         known = targets >= 0
         scores[f"{name}/rows"] = len(rows)

@@ -174,14 +174,14 @@ def hellaswag_letter(evaluation):
     """Return the percentage of prompts after which the right letter is the most likely of four.
     [LLM-JEPA, sec. 5.1. Its code truncates prompts to 128 tokens, and so loses many endings.]"""
     need_answers(evaluation, "hellaswag-letter")
-    prompts, golds = evaluation.texts.values()
+    prompts, golds = evaluation.rows.texts.values()
     for prompt, gold in zip(prompts, golds):
         if "".join(OPTION.findall(prompt)) != LETTERS or gold.strip() not in [*LETTERS]:
             raise NotApplicable("hellaswag-letter needs prompts with the lines A) to D), and a "
                                 f"letter as answer, unlike {shown(prompt)!r} and {shown(gold)!r}")
     model = evaluation.model
-    rows = evaluation.prompt_ids(prompts, model.config.longest_row)
-    letters = [ids[-1] for ids in evaluation.tokenizer.encode(LETTERS)]
+    rows = evaluation.rows.encode_prompts(prompts, model.config.longest_row)
+    letters = [ids[-1] for ids in evaluation.rows.tokenizer.encode(LETTERS)]
 
     logits = map_batches(model, rows, lambda packed: (
         model.logits(model.pool(model(packed), packed, "last"))[:, letters].cpu()))  # (4,) each

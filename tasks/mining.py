@@ -18,10 +18,10 @@ def matrix(evaluation):
     language. [LASER, --nway]"""
     need_translations(evaluation, "matrix")
     z = evaluation.embeddings
-    wrong = {f"{a}-{b}": xsim(z[a], z[b], evaluation.texts[b])
+    wrong = {f"{a}-{b}": xsim(z[a], z[b], evaluation.rows.texts[b])
              for a, b in itertools.permutations(z, 2)}
     into = {f"xsim/into/{b}": mean([wrong[f"{a}-{b}"] for a in z if a != b]) for b in z}
-    return {"rows": evaluation.count} | with_mean("xsim", wrong) | into
+    return {"rows": evaluation.rows.count} | with_mean("xsim", wrong) | into
 
 
 def bucc(evaluation):
@@ -34,7 +34,7 @@ def bucc(evaluation):
         nearest = knn(x, y, 1).indices[:, 0]
         return {"f1": 100 * f1_score(range(len(x)), nearest, average="weighted", zero_division=0)}
 
-    return {"rows": evaluation.count} | over_pairs(evaluation.embeddings, f1)
+    return {"rows": evaluation.rows.count} | over_pairs(evaluation.embeddings, f1)
 
 
 def tatoeba(evaluation):
@@ -48,7 +48,7 @@ def tatoeba(evaluation):
                       for near in (knn(x, y, 1), knn(y, x, 1)))
         return {"accuracy": (into + back) / 2, "accuracy_into": into, "accuracy_from": back}
 
-    return {"rows": evaluation.count} | over_pairs(evaluation.embeddings, accuracy)
+    return {"rows": evaluation.rows.count} | over_pairs(evaluation.embeddings, accuracy)
 
 
 def hard_rows(lines, types, gold):

@@ -229,7 +229,7 @@ def make_encoders(evaluation, flags, pool):
         def encode(texts):
             new = [text for text in dict.fromkeys(texts) if text not in known]
             if new:
-                known.update(zip(new, embed(model, evaluation.encode_ids(new), pool)))
+                known.update(zip(new, embed(model, evaluation.rows.encode(new), pool)))
             return torch.stack([known[text] for text in texts])
         return encode
 
@@ -245,7 +245,7 @@ def make_encoders(evaluation, flags, pool):
 def bag(evaluation, texts):
     """Return the mean token embedding of N texts, (N, D)."""
     weight = evaluation.model.embed.weight.detach().float().cpu()
-    ids = [torch.from_numpy(row.astype(int)) for row in evaluation.tokenizer.encode(texts)]
+    ids = [torch.from_numpy(row.astype(int)) for row in evaluation.rows.tokenizer.encode(texts)]
     starts = torch.tensor([0, *map(len, ids[:-1])]).cumsum(0)
     return F.embedding_bag(torch.cat(ids), weight, starts, mode="mean")
 

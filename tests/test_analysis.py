@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist, squareform
 from sklearn.preprocessing import normalize
+from test_evaluate import evaluation as evaluation_of
 from test_evaluate import rows, tiny
 from test_metrics import normal
 from test_tasks import WORDS, results_of, write_table
@@ -127,7 +128,7 @@ def test_both_positions_are_read_from_the_same_rows(tokenizer):
     code = [[cls], []]
     cases = [([[[cls], [20]], code], at_pred, x), (None, at_sep, at_sep)]  # an imported model
     for affixes, train, train_code in cases:
-        evaluation = evaluate.Evaluation(model, tokenizer, rows, affixes)
+        evaluation = evaluation_of(tokenizer, model, rows, affixes)
         scores = analysis.embedding_position(evaluation)
         paper = analysis.linear(evaluation)
         for position, prefix, a, b in (("last", "", x, x.flip(0)),
@@ -138,14 +139,14 @@ def test_both_positions_are_read_from_the_same_rows(tokenizer):
                 assert paper[prefix + metric] == pytest.approx(value, rel=1e-3, abs=1e-3)
     few = EvaluationRows("x", {"text": texts[:9], "code": texts[:9]})
     with pytest.raises(evaluate.NotApplicable, match="needs 16"):
-        analysis.embedding_position(evaluate.Evaluation(model, tokenizer, few))
+        analysis.embedding_position(evaluation_of(tokenizer, model, few))
 
 
 @pytest.mark.parametrize("count", [63, 64])
 def test_the_papers_residual_warns_if_it_is_ill_posed(tokenizer, capsys, count):
     texts = [f"{WORDS[row % 12]} {row}" for row in range(count)]
     rows = EvaluationRows("x", {"en": texts, "de": texts[::-1]})
-    analysis.linear(evaluate.Evaluation(tiny("last", causal=True), tokenizer, rows))  # width 32
+    analysis.linear(evaluation_of(tokenizer, tiny("last", causal=True), rows))  # width 32
     assert ("ill-posed" in capsys.readouterr().err) == (count < 64)
 
 
@@ -210,7 +211,7 @@ def test_attention_weights_give_what_the_layer_computes(changes):
 def test_the_tasks_are_the_metrics_of_the_rows(tokenizer, causal):
     model = tiny("last" if causal else "cls", causal)
     toy_rows = rows()
-    evaluation = evaluate.Evaluation(model, tokenizer, toy_rows)
+    evaluation = evaluation_of(tokenizer, model, toy_rows)
     found = results_of(model, tokenizer, toy_rows, [
         "spectrum", "tokens", "attention", "uniform", "poolings", "frequencies"])
     assert all(math.isfinite(value) for value in found.values())
@@ -218,16 +219,16 @@ def test_the_tasks_are_the_metrics_of_the_rows(tokenizer, causal):
     assert found["spectrum/explained_10"] == pytest.approx(together[9].item(), rel=1e-4)
     assert found["tokens/rows_queries"] == 90
     for pool in {model.config.pool, "mean"}:
-        there = evaluate.Evaluation(model, tokenizer, toy_rows, pool=pool)
+        there = evaluation_of(tokenizer, model, toy_rows, pool=pool)
         for metric in ("xsim", "xsim++"):
             assert found[f"uniform/{metric}/{pool}"] == evaluate.task_retrieval(there)[metric]
-    packed = Packed.of(evaluation.ids["en"], causal=causal)
+    packed = Packed.of(evaluation.rows.ids["en"], causal=causal)
     ends = packed.cu_seqlens[1:] - 1 if causal else packed.cu_seqlens[:-1]
     with torch.no_grad():
         weights = analysis.attention_weights(model, packed, ends)
     entropies = [-(w * w.log()).sum(1).mean().item() for w in weights]
     assert found["attention/entropy/en"] == pytest.approx(np.mean(entropies), rel=1e-4)
-    maxima = {name: evaluate.embed(model, ids, "max") for name, ids in evaluation.ids.items()}
+    maxima = {name: evaluate.embed(model, ids, "max") for name, ids in evaluation.rows.ids.items()}
     for metric, value in analysis.ranks(maxima).items():
         assert found[f"poolings/max/{metric}"] == pytest.approx(value, rel=1e-4)
     ids = np.concatenate(tokenizer.encode(sum(toy_rows.texts.values(), [])))

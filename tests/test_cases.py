@@ -144,10 +144,10 @@ start_ten = functools.partial(
 
 
 @pytest.mark.parametrize("step, strikes", [  # where the interrupts come, at this step
-    (6, [(train.Run, "flush_metrics")]), (6, [(train, "append_log")]),
+    (6, [(train.Run, "flush_metrics")]), (6, [(runs, "append_log")]),
     (6, [(train.Run, "evaluate")]), (0, [(train.Run, "evaluate")]),
-    (8, [(train, "check_finite")]),  # between train.pt and model.pt
-    (4, [(train.Run, "flush_metrics"), (train, "save")])])
+    (8, [(runs, "check_finite")]),  # between train.pt and model.pt
+    (4, [(train.Run, "flush_metrics"), (runs, "save")])])
 def test_k11_after_an_interrupt_the_loop_continues_from_memory(step, strikes, monkeypatch):
     run = start_ten(out="run")
     left = list(strikes)
@@ -185,7 +185,7 @@ def test_k11_a_kill_before_the_last_model_is_noticed_although_the_old_one_was_ev
         save(model, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "save", save_once)
+        patch.setattr(runs, "save", save_once)
         with pytest.raises(MemoryError):
             list(run.steps())
     assert evaluate.main(["run"]) is None

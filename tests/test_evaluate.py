@@ -12,6 +12,7 @@ import evaluate
 import metrics
 import runs
 from common import BadInput, file_hash
+from data import tokenize_rows
 from model import Model, ModelConfig, save
 
 TEXTS = ["the cat", "", "seven dogs see the cat", "too long for the model " * 50, "the cat"]
@@ -44,8 +45,10 @@ def rows(spec="toy", langs=("en", "de", "ru"), limit=30):
     return corpora.evaluation_rows(spec, langs, limit=limit)
 
 
-def evaluation(tokenizer, model=None, texts=None, **more):
-    return evaluate.Evaluation(model or tiny(), tokenizer, texts or rows(), **more)
+def evaluation(tokenizer, model=None, texts=None, affixes=None, max_length=None, **more):
+    model = model or tiny()
+    encoded = evaluate.EncodedRows(texts or rows(), tokenizer, model.config, affixes, max_length)
+    return evaluate.Evaluation(model, encoded, **more)
 
 
 def write_rows(path, lines, header="en\tde"):
@@ -61,7 +64,7 @@ def test_a_text_has_one_embedding_whatever_the_batch(tokenizer, pool, causal):
     model = tiny(pool, causal).train()
     together = evaluate.encode(model, tokenizer, TEXTS)
     alone = [evaluate.encode(model, tokenizer, [text])[0] for text in TEXTS]
-    small = evaluate.map_batches(model, evaluate.encode_ids(model, tokenizer, TEXTS),
+    small = evaluate.map_batches(model, tokenize_rows(tokenizer, TEXTS, max_length=48),
                                  lambda packed: model.pool(model(packed), packed), 20)
     for other in (alone, small):  # also without dropout
         assert torch.allclose(together, torch.stack(other), rtol=0, atol=2e-6)
@@ -86,7 +89,7 @@ def test_rows_have_affixes_and_system_texts_and_are_truncated_as_in_training(tok
     one = evaluation(tokenizer, texts=texts, affixes=affixes, max_length=2)
     systems = tokenizer.encode(texts.system)
     for (before, after), (column, lines) in zip(affixes, cells.items()):
-        assert one.ids[column] == [[cls, *system[:2], sep, *before[1:], *text[:2], *after]
+        assert one.rows.ids[column] == [[cls, *system[:2], sep, *before[1:], *text[:2], *after]
                                    for system, text in zip(systems, tokenizer.encode(lines))]
 
 
@@ -113,7 +116,7 @@ def test_by_default_the_tasks_that_apply_run(tokenizer):
 def test_the_probe_trains_on_even_rows_and_is_tested_on_odd_ones(tokenizer):
     one = evaluation(tokenizer)
     texts, properties = one.rows.labelled
-    z, labels = evaluate.embed(one.model, one.encode_ids(texts)), properties["verb"]
+    z, labels = evaluate.embed(one.model, one.rows.encode(texts)), properties["verb"]
     accuracy = metrics.linear_probe(z[::2], labels[::2], z[1::2], labels[1::2])
     assert evaluate.run(one, ["probe"])["probe/verb"] == accuracy
 
@@ -122,8 +125,8 @@ def test_examples_are_retrieved_translations(tokenizer):
     one = evaluation(tokenizer)
     wanted = []
     for row, best in enumerate(metrics.margin_search(*map(one.embeddings.get, ("de", "en")))[:5]):
-        found, gold = one.texts["en"][best], one.texts["en"][row]
-        wanted += [f"  {one.texts['de'][row]}", f"    {'=' if best == row else '!'} {found}"]
+        found, gold = one.rows.texts["en"][best], one.rows.texts["en"][row]
+        wanted += [f"  {one.rows.texts['de'][row]}", f"    {'=' if best == row else '!'} {found}"]
         wanted += [f"    instead of {gold}"] * (best != row)
     assert evaluate.examples(one) == wanted
 

@@ -1,6 +1,7 @@
 """What a causal model writes, and how it is judged."""
 
 import numpy as np
+from test_evaluate import evaluation as evaluation_of
 from test_evaluate import tiny
 
 import corpora
@@ -54,8 +55,8 @@ def test_the_scores_of_known_answers(tokenizer, monkeypatch):
     monkeypatch.setattr(evaluate, "generate", generate)
     golds = ["Katze", "Hunde", "Katze sieht", "sieben"]
     texts = {"user": ["the cat", "seven dogs", "the cat sees", "dogs " * 100], "assistant": golds}
-    evaluation = evaluate.Evaluation(tiny("last", causal=True), tokenizer,
-                                     corpora.EvaluationRows("x", texts))
+    evaluation = evaluation_of(tokenizer, tiny("last", causal=True),
+                               corpora.EvaluationRows("x", texts))
     scores = {"exact": 50, "startswith": 75, "stop": 50, "rows": 4}
     assert evaluate.task_generate(evaluation) == evaluate.task_generate(evaluation) == scores
     [(prompts, stop, max_new)] = calls  # the answers are generated once

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from test_evaluate import evaluation as evaluation_of
 from test_evaluate import tiny
 from test_tasks import WORDS, results_of
 
@@ -24,7 +25,7 @@ def test_the_matrix_is_xsim_and_buccs_f1_weights_every_row_as_a_class(tokenizer)
         assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(wanted)
     into = (found["matrix/xsim/de-en"] + found["matrix/xsim/ru-en"]) / 2
     assert found["matrix/xsim/into/en"] == pytest.approx(into)
-    evaluation = evaluate.Evaluation(tiny(), tokenizer, rows)
+    evaluation = evaluation_of(tokenizer, texts=rows)
     evaluation.embeddings = {"en": torch.eye(6), "de": torch.eye(6)[[0, 0, 2, 2, 2, 5]] + .1}
     f1 = 100 * (2 / 3 + 2 / 4 + 1) / 6
     assert mining.bucc(evaluation) == {"rows": 12, "f1": pytest.approx(f1),

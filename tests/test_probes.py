@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from test_evaluate import evaluation as evaluation_of
 from test_evaluate import tiny
 from test_tasks import NO_ROWS, flags_with, results_of, write_table
 
@@ -131,7 +132,7 @@ def test_every_task_gives_its_metrics_beside_their_controls(tokenizer, tables, c
 
 def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):
     model = small()
-    evaluation = evaluate.Evaluation(model, tokenizer, NO_ROWS)
+    evaluation = evaluation_of(tokenizer, model, NO_ROWS)
     texts = ["good film", "", "film good", "good film"]
     state = torch.get_rng_state()
     encoders = probes.make_encoders(evaluation, flags_with(), "max")
@@ -140,7 +141,7 @@ def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):
     ids = tokenizer.encode(texts[:1])[0].astype(np.int64)
     assert torch.allclose(z["/bag"][0], model.embed.weight[ids].mean(0)) and not z["/bag"][1].any()
     torch.manual_seed(0)
-    rows = evaluation.encode_ids(texts)
+    rows = evaluation.rows.encode(texts)
     for kind, one in (("", model), ("/untrained", Model(model.config))):
         assert torch.allclose(z[kind], evaluate.embed(one, rows, "max"), atol=1e-6)
 

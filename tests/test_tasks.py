@@ -6,6 +6,7 @@ import lzma
 from pathlib import Path
 
 import pytest
+from test_evaluate import evaluation as evaluation_of
 from test_evaluate import tiny, write_rows, write_run
 
 import evaluate
@@ -31,7 +32,7 @@ def flags_with(**changes):
 
 def results_of(model, tokenizer, rows, names, **changes):
     """Return {"task/metric": number} of some tasks, as the command gives them."""
-    evaluation = evaluate.Evaluation(model, tokenizer, rows or NO_ROWS)
+    evaluation = evaluation_of(tokenizer, model, rows or NO_ROWS)
     flags = flags_with(**changes)
     flags.tables = {name: probes.read_sets(name, flags) for name in names if name in probes.SETS}
     return evaluate.run(evaluation, names, command.make_tasks(flags))

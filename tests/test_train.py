@@ -243,6 +243,32 @@ def test_a_closed_pipe_ends_the_program_and_the_run_is_saved(monkeypatch, capsys
     assert checkpoint("run")["step"] == 1
 
 
+def test_the_first_lines_name_every_derived_value_with_its_reason(capsys):
+    words = [word for word in command("contrastive", steps=10) if "--vocab" not in word]
+    assert train.main(words) == 0
+    shown = capsys.readouterr().out.partition("\nstep ")[0]
+    run = train.Run(*settings.parse(words))
+    count = sum(p.numel() for p in run.objective.parameters())
+    assert f"parameters {count:,} ({count:,} of them are trained)" in shown
+    assert f"precision {run.precision} (auto: cpu " in shown
+    assert f"vocabulary {run.tokenizer.vocab:,} (of the tokenizer of these rows)" in shown
+    assert f"epochs {80 / len(run.corpus):.2f} (80 examples of {len(run.corpus)} rows)" in shown
+
+
+def test_without_a_terminal_a_line_of_progress_comes_after_a_tenth_of_the_steps(capsys):
+    assert train.main(command("contrastive", steps=40, log_every=1, eval_every=40)) == 0
+    lines = re.findall(r"^step +(\d+) of 40  loss \d", capsys.readouterr().err, re.M)
+    assert list(map(int, lines)) == list(range(4, 41, 4))
+
+
+@pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
+def test_a_program_speaks_before_it_loads_pytorch(program):
+    done = subprocess.run([sys.executable, "-c", "import runpy, sys; sys.modules['torch'] = None; "
+                           f"runpy.run_path({str(ROOT / program)!r}, run_name='__main__')"],
+                          text=True, capture_output=True)
+    assert done.stderr.startswith("loading PyTorch ...\nTraceback") and done.returncode == 1
+
+
 # ---- runs and resume
 
 
@@ -668,7 +694,7 @@ def test_a_chat_trains_and_is_evaluated_with_and_without_its_system_text(name):
         list(run.steps())
         assert not evaluate.main([view, "--json"])
         tokens.append(run.tokens)
-        lengths.append(sum(map(len, run.evaluation().ids["user"])))
+        lengths.append(sum(map(len, run.rows.ids["user"])))
     assert tokens[0] < tokens[1] and lengths[0] < lengths[1]
 
 
