@@ -33,7 +33,8 @@ from corpora.store import encoded
 # Our own special tokens, with the ids 0 to 14.
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
          *(f"[PRED_{number}]" for number in range(1, 11)))
-# The names of a role in our own tokenizers, in encoders and in decoders. The first one counts.
+# How vocabularies spell each special token: ours first, then those of encoders and of decoders. The
+# first spelling that a vocabulary has is used.
 SPELLINGS = {
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "cls": ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
@@ -66,7 +67,8 @@ class Special(NamedTuple):
 
 
 def find_special(inner, around=None):
-    """Find the special tokens of a tokenizer by name. Raises BadInput without [CLS] or [SEP]."""
+    """Find the special tokens of a tokenizer by name. It must encode the name of a special token as
+    this token. Raises BadInput without [CLS] or [SEP]."""
     pieces = inner.get_vocab(with_added_tokens=True)
     added = inner.get_added_tokens_decoder()
     ids = {role: next((pieces[name] for name in names if name in pieces), None)
@@ -80,7 +82,6 @@ def find_special(inner, around=None):
     before, after = map(tuple, around or ([ids["cls"]], [ids["sep"]]))
     chat = Chat(before, (), (), (ids["sep"],), ())  # without a family, [SEP] ends each turn
     if family:
-        inner.encode_special_tokens = False  # here the name of a special token means this token
         marks = [None if text is None else
                  tuple(inner.encode(text, add_special_tokens=False).ids) for text in family[2:]]
         chat = Chat((ids["cls"],), *marks)
@@ -108,12 +109,14 @@ class Tokenizer:
         inner.no_padding()  # it and truncation would change the data without a warning
         inner.no_truncation()
         self.inner = inner
+        # Around the turns of a chat, the name of a special token means this token. In a text it
+        # stays text: a page with "</s>" must not end a row.
+        inner.encode_special_tokens = False
         self.special = find_special(inner, around)
+        inner.encode_special_tokens = True
         self.vocab = self.special.vocab
         # The hash covers everything that decides which ids a text gets.
         self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
-        # The name of a special token in a text stays text: a page with "</s>" must not end a row.
-        inner.encode_special_tokens = True
         # Under these conditions a word has the same ids in every text.
         self.by_words = (isinstance(inner.pre_tokenizer, pre_tokenizers.ByteLevel)
                          and inner.normalizer is None
@@ -186,12 +189,12 @@ def add_special(ids, special):
     return concat_ids(special.before, ids, special.after)
 
 
-def tokenize_rows(tokenizer, texts, affixes=None, max_length=None, max_text=None, openings=None):
+def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, openings=None):
     """Turn N texts into N rows of ids, as lists, and warn if some are truncated.
 
-    `affixes`: all ids before and all ids after a text, [CLS] and [SEP] by default. `openings`: N
-    lists of ids that replace chat.start at the start of a row: a system turn, or another text. A
-    text is truncated to max_text tokens, and further until its row has max_length tokens."""
+    Each text is truncated to max_text tokens, then its row to max_row. `affixes`: all ids before
+    and all ids after a text, [CLS] and [SEP] by default. `openings`: N lists of ids that come
+    before a text instead of chat.start, such as a system turn."""
     special = tokenizer.special
     before, after = affixes or (special.before, special.after)
     openings = openings or itertools.repeat(before[:len(special.chat.start)])
@@ -201,9 +204,9 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_length=None, max_text=None
     for opening, ids in zip(openings, tokenizer.encode(texts)):
         row = [*opening, *rest, *ids[:max_text].tolist(), *after]
         # Keep what follows the text: the model reads the embedding there.
-        if max_length and len(row) > max_length:
-            row = [*row[:max_length - len(after)], *after]
-            truncated[max_length] += 1
+        if max_row and len(row) > max_row:
+            row = [*row[:max_row - len(after)], *after]
+            truncated[max_row] += 1
         elif max_text and len(ids) > max_text:
             truncated[max_text] += 1
         rows.append(row)
@@ -214,16 +217,12 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_length=None, max_text=None
 
 # ---- corpora
 
-class Example(tuple):
-    """A row as training reads it: the ids (n,) uint32 of each view and, for chats with a system
-    turn, those of the system text. `columns` are the column numbers in the corpus; `cut` tells
-    which of the texts were truncated."""
-
-    def __new__(cls, views, columns=None, cut=None):
-        example = super().__new__(cls, views)
-        example.columns = tuple(range(len(example)) if columns is None else columns)
-        example.cut = tuple(cut or [False] * len(example))
-        return example
+class Example(NamedTuple):
+    """A row as training reads it."""
+    views: tuple  # the ids (n,) uint32 of each text
+    columns: tuple = (0, 1)  # the number of each view's column in the corpus
+    cut: tuple = (False, False)  # whether each view was truncated
+    system: np.ndarray | None = None  # the ids (n,) of a chat's system text
 
 
 @dataclass(eq=False)
@@ -279,10 +278,10 @@ class Corpus:
         else:  # a row without the pivot: any two columns
             ordered_pairs = list(itertools.permutations(filled, 2))
             columns = ordered_pairs[choice % len(ordered_pairs)]
-        if system:
-            columns = (*columns, self.columns.index("system"))
-        cut = [max_length is not None and len(cells[column]) > max_length for column in columns]
-        return Example([cells[column][:max_length] for column in columns], columns, cut)
+        cut = tuple(max_length is not None and len(cells[column]) > max_length
+                    for column in columns)
+        return Example(tuple(cells[column][:max_length] for column in columns), columns, cut,
+                       cells[self.columns.index("system")][:max_length] if system else None)
 
 
 def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), vocab=None,
@@ -415,7 +414,7 @@ class Batches:
     def _is_new(self, example, seen):
         """Return whether no view is among the texts seen, and then add them."""
         # System texts do not count, because all chats may have the same one.
-        texts = {ids.tobytes() for ids in example[:self.views]}
+        texts = {ids.tobytes() for ids in example.views}
         if not seen.isdisjoint(texts):
             return False
         seen |= texts

@@ -118,8 +118,9 @@ class Packed:
         Raises BadInput if the back end does not support the mask."""
         if need not in self.plans:
             home = self.key_ranges.device
-            plan = kernels.make_plan(need, self.key_ranges.cpu().numpy(),
-                                     self.cu_seqlens.cpu().numpy(), device or home)
+            make_plan = kernels.uncompiled(kernels.make_plan)
+            plan = make_plan(need, self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy(),
+                             device or home)
             self.plans[need] = each_tensor(plan, lambda x: x.to(home))
         return self.plans[need]
 
@@ -419,8 +420,8 @@ def initialize(module, std):
 
 
 class Regressor(nn.Module):
-    """W2 LN(GELU(W1 z)): (N, D) -> what Model.head returns; untied, with PyTorch's own initial
-    values [Predict and Reconstruct, eq. 9]."""
+    """W2 LN(GELU(W1 z)): (N, D) -> what Model.vocabulary_projection returns; untied, with PyTorch's
+    own initial values [Predict and Reconstruct, eq. 9]."""
 
     def __init__(self, width, vocab):
         super().__init__()
@@ -488,7 +489,7 @@ class Model(nn.Module):
             angles = rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
         return self.dropout(self.embed_norm(x)), angles
 
-    def head(self, states):
+    def vocabulary_projection(self, states):
         """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
         weight (V, D), and bias (V,) or None."""
         if self.config.head == "transform":
@@ -498,7 +499,7 @@ class Model(nn.Module):
 
     def logits(self, states):
         """Return logits, (N, D) -> (N, V). Call it with the states of the needed positions only."""
-        logits = F.linear(*self.head(states))
+        logits = F.linear(*self.vocabulary_projection(states))
         softcap = self.config.logit_softcap
         return softcap * (logits / softcap).tanh() if softcap else logits
 
@@ -561,10 +562,8 @@ def set_attention(module, back_end, device, element_size):
 
 
 def compile_blocks(module):
-    """Compile every block of a module with torch.compile, but not what differs in every batch."""
-    # Not decorators: importing torch.compiler takes 1.5 s.
-    kernels.make_plan = torch.compiler.disable(kernels.make_plan)
-    kernels.padded_attention = torch.compiler.disable(kernels.padded_attention)
+    """Compile every block of a module with torch.compile, but not what differs in every batch:
+    kernels.uncompiled."""
     for block in module.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)

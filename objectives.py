@@ -227,9 +227,9 @@ class Teacher(nn.Module):
 class Objective(nn.Module):
     """A model, and everything that exists only to train it. A subclass writes two functions.
 
-    `collate(examples, rng, config, special)` turns N examples into a batch. An example is a tuple
-    of token ids, one array per view. A batch is a dict: `packed`, the line of tokens that the model
-    reads; what `forward` needs; and, if it has k token losses, `loss_denominators` (k,), their
+    `collate(examples, rng, config, special)` turns N examples into a batch. example.views are the
+    texts of one, as arrays of token ids. A batch is a dict: `packed`, the line of tokens that the
+    model reads; what `forward` needs; and for k losses over tokens `loss_denominators` (k,), their
     numbers of targets. All randomness must come from `rng`: a resumed run repeats its batches.
 
     `forward(batch)` returns the loss () and {term: ()}, detached, with the same terms every time.
@@ -238,7 +238,7 @@ class Objective(nn.Module):
     views = 1  # texts in an example
     texts_per_row = 1  # how many of them a row can hold
     causal = False  # tokens see only themselves and earlier tokens
-    head = "none"  # what comes before the model's vocabulary: none, or BERT's transform
+    head = "none"  # the model's vocabulary head: none, or BERT's transform
     pool = "cls"  # the state that is the sentence embedding: cls, mean, max or last
     paper = {}  # settings and options of the paper; those that are missing have defaults
     toy = {}  # settings that differ at size toy
@@ -254,7 +254,7 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
-        self.mlm_head = None  # a head to use instead of the model's
+        self.mlm_head = None  # a module to use instead of the model's vocabulary head
         self.register_buffer("progress", torch.zeros(()))  # fraction of the run that is done
 
     @classmethod
@@ -263,8 +263,8 @@ class Objective(nn.Module):
         return getattr(config, "align", "") in IN_BATCH
 
     @classmethod
-    def model_head(cls, config):
-        """Return the model's `head`: "none" if the objective has its own."""
+    def head_type(cls, config):
+        """Return the `head` of the ModelConfig: "none" if the objective has its own module."""
         return cls.head
 
     @staticmethod
@@ -280,8 +280,8 @@ class Objective(nn.Module):
 
     def vocabulary_loss(self, states, batch):
         """Return the mean cross-entropy at the target positions, (T, D) -> ()."""
-        head = self.mlm_head or self.model.head
-        states, weight, bias = head(states[batch["target_positions"]])  # (N, D)
+        project = self.mlm_head or self.model.vocabulary_projection
+        states, weight, bias = project(states[batch["target_positions"]])  # (N, D)
         softcap = self.model.config.logit_softcap
         total = linear_cross_entropy(states, weight, bias, batch["targets"], softcap)
         return total / batch["loss_denominators"][0]
@@ -333,10 +333,10 @@ def token_targets(positions, targets, counts=None):
                 loss_denominators=torch.tensor(counts).float().clamp(min=1))
 
 
-def shuffled_pairs(examples, rng):
+def shuffled_pairs(pairs, rng):
     """Swap the two texts of each pair with probability 1/2."""
-    swapped = rng.random(len(examples)) < 0.5
-    return [pair[::-1] if swap else pair for pair, swap in zip(examples, swapped)]
+    swapped = rng.random(len(pairs)) < 0.5
+    return [pair[::-1] if swap else pair for pair, swap in zip(pairs, swapped)]
 
 
 def check_heads(name, heads, width):
@@ -378,13 +378,13 @@ class Mlm(Objective):
             self.mlm_head = Regressor(model.config.width, model.config.vocab)
 
     @classmethod
-    def model_head(cls, config):
+    def head_type(cls, config):
         return "none" if config.regressor else cls.head
 
     # packed: one masked row per example, and what token_targets returns
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [add_special(ids, special) for ids, in examples]
+        clean = [add_special(example.views[0], special) for example in examples]
         rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
@@ -395,8 +395,8 @@ class Mlm(Objective):
 
 
 class Contrastive(Objective):
-    """A bi-encoder, trained with symmetric InfoNCE on translation pairs (as LaBSE; the baseline of
-    MEXMA's table 6)."""
+    """A bi-encoder, trained with symmetric InfoNCE on translation pairs (like LaBSE, without its
+    additive margin; the baseline of MEXMA's table 6)."""
     name = "contrastive"
     views = 2
     paper = dict(MEXMA, batch=1200)
@@ -416,7 +416,7 @@ class Contrastive(Objective):
     # packed: the N first sentences, then the N second ones
     @staticmethod
     def collate(examples, rng, config, special):
-        rows = [add_special(pair[side], special) for side in (0, 1) for pair in examples]
+        rows = [add_special(pair.views[side], special) for side in (0, 1) for pair in examples]
         return dict(packed=Packed.of(rows))
 
     def forward(self, batch):
@@ -429,8 +429,8 @@ class Contrastive(Objective):
 
 class Ntp(Objective):
     """Next-token prediction of an answer after a Text: a row is [CLS] Text [SEP] answer, and the
-    targets are the answer and [SEP], the stop token (not after a truncated answer). In a chat, an
-    example has a third text, the system turn."""
+    targets are the answer and [SEP], the stop token (not after a truncated answer). In a chat, a
+    row can begin with a system turn."""
     name = "ntp"
     views = 2
     texts_per_row = 2
@@ -467,16 +467,19 @@ class Ntp(Objective):
 
 def row_start(example, special):
     """Return the start of a row: [CLS], and the system turn if there is one."""
-    system = [concat_ids(special.chat.system, text, special.chat.end) for text in example[2:]]
-    return concat_ids(special.chat.start, *system)
+    chat = special.chat
+    if example.system is None:
+        return concat_ids(chat.start)
+    return concat_ids(chat.start, chat.system, example.system, chat.end)
 
 
 def prompt_and_answer(example, special):
     """Return two segments: [CLS] (system [SEP]) Text, and [SEP] answer, which continues it. Around
     the turns, a pretrained decoder has the tokens of its own chats."""
     chat = special.chat
-    prompt = concat_ids(row_start(example, special), chat.user, example[0])
-    answer = concat_ids(chat.end, chat.assistant, example[1])
+    text, answer = example.views
+    prompt = concat_ids(row_start(example, special), chat.user, text)
+    answer = concat_ids(chat.end, chat.assistant, answer)
     return [Segment(prompt, True), Segment(answer, True, prefix=(0, len(prompt)))]
 
 
@@ -492,7 +495,7 @@ def next_tokens(packed, rows, examples, labels, special):
         index = concat_ids(range(start, start + prompt_length),
                            range(answer_start, answer_start + len(answer.tokens)))
         # The token before the answer predicts its first one.
-        first = len(index) - len(example[1]) - 1 if labels == "answer" else 0
+        first = len(index) - len(example.views[1]) - 1 if labels == "answer" else 0
         last = len(index) - (labels == "all" or example.cut[1])
         positions.append(index[first:last])
         targets.append(tokens[first + 1:last + 1])
@@ -579,10 +582,11 @@ class Mexma(Objective):
     # loss_denominators: the same numbers
     @staticmethod
     def collate(examples, rng, config, special):
+        pairs = [example.views for example in examples]
         if not config.symmetrical:
-            examples = shuffled_pairs(examples, rng)  # A can be either language
-        a = [add_special(first, special) for first, _ in examples]
-        b = [add_special(second, special) for _, second in examples]
+            pairs = shuffled_pairs(pairs, rng)  # A can be either language
+        a = [add_special(first, special) for first, _ in pairs]
+        b = [add_special(second, special) for _, second in pairs]
         sides = [(a, config.mask_first)]
         if config.symmetrical:
             sides.append((b, config.mask_second))
@@ -685,7 +689,9 @@ class Bepa(Objective):
     # and what token_targets returns
     @staticmethod
     def collate(examples, rng, config, special):
-        pairs = shuffled_pairs(examples, rng) if config.order == "random" else examples
+        pairs = [example.views for example in examples]
+        if config.order == "random":
+            pairs = shuffled_pairs(pairs, rng)
         first = [add_special(pair[0], special) for pair in pairs]
         second = [add_special(pair[1], special) for pair in pairs]
         clean = [concat_ids(*pair) for pair in zip(first, second)]
@@ -718,7 +724,7 @@ def monolingual_rows(examples, special):
     rows = []
     waiting = {}  # {column: a sentence that waits for its partner}
     for example in examples:
-        for column, ids in zip(example.columns, example):
+        for column, ids in zip(example.columns, example.views):
             row = add_special(ids, special)
             if column in waiting:
                 rows.append(concat_ids(waiting.pop(column), row))
@@ -754,7 +760,7 @@ class LlmJepa(Ntp):
     One row has three segments: the Text with its [PRED]s; the answer, which continues the Text and
     does not see the [PRED]s; the Code again, which sees only the start, [CLS] and a system turn.
     """
-    name = "llm-jepa"  # all other facts are Ntp's
+    name = "llm-jepa"  # views, pool and training values are inherited from Ntp
     presets = {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})}  # [table 2]
     eval_overrides = dict(jepa_dropout=0.0)
 
@@ -812,7 +818,7 @@ class LlmJepa(Ntp):
             start = row_start(example, special)
             prompt, answer = prompt_and_answer(example, special)
             text, code = (concat_ids(before[skip:], ids, after)
-                          for (before, after), ids in zip(affixes, example))
+                          for (before, after), ids in zip(affixes, example.views))
             row = [Segment(concat_ids(start, text), True), answer]
             if is_apart:
                 row = [prompt, answer, Segment(text, True, prefix=(0, len(start)))]
@@ -933,7 +939,7 @@ class Hybrid(Objective):
     # loss_denominators (2,): M and K
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [add_special(ids, special) for ids, in examples]
+        clean = [add_special(example.views[0], special) for example in examples]
         masked, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
         # As in I-JEPA, all blocks of a batch have the same size, as a fraction of the row.
         block_fraction = rng.uniform(config.target_low, config.target_high)

@@ -290,7 +290,7 @@ class Run:
         return evaluate.Evaluation(self.model, self.rows, self.objective_class.views)
 
     def encode(self, texts):
-        """Return the L2-normalized embeddings (N, D) of N texts, in the format of the first view."""
+        """Return the L2-normalized embeddings (N, D) of N texts, read as the first view is."""
         embeddings = evaluate.encode(self.model, self.tokenizer, texts, self.affixes[0],
                                      self.train.max_length)
         return torch.nn.functional.normalize(embeddings, dim=-1)

@@ -127,7 +127,7 @@ def complete_rows(source, split, limit):
         warn(f"{partial:,} rows of {source.name} have an empty text among "
              f"{shown(', '.join(source.columns[:size]))} and are left out of all scores; fewer "
              "--langs keep more")
-    # The rows of "valid" are for a training, which prints the notes itself.
+    # train.py reads "valid" and prints these notes itself.
     if split != "valid":
         for note in source.notes:
             warn(note)

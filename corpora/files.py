@@ -79,7 +79,7 @@ def split_lines(path):
 def read_lines(path):
     """Yield (line number, line) of a text file, packed or not. Raises BadInput."""
     if not os.path.isfile(path):
-        raise BadInput(f"there is no file {shown(path)}: it is missing, a folder, or a pipe")
+        raise BadInput(f"{shown(path)} is not a file: it does not exist, or is a folder or a pipe")
     number = 0
     try:
         for number, line in enumerate(split_lines(path), 1):

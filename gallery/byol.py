@@ -40,7 +40,7 @@ class Byol(Objective):
     # packed: a masked version of each of N rows, then another of each
     @staticmethod
     def collate(examples, rng, config, special):
-        clean = [add_special(ids, special) for ids, in examples]
+        clean = [add_special(example.views[0], special) for example in examples]
         rows, _, _ = mask_rows(clean + clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows))
 

@@ -44,7 +44,8 @@ class Data2Vec(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         batch = Mlm.collate(examples, rng, Mlm.Config(config.mask_ratio), special)
-        return dict(batch, clean=Packed.of([add_special(ids, special) for ids, in examples]))
+        clean = [add_special(example.views[0], special) for example in examples]
+        return dict(batch, clean=Packed.of(clean))
 
     def forward(self, batch):
         positions = batch["target_positions"]

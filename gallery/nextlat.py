@@ -59,9 +59,10 @@ class NextLat(Ntp):
         weight = len(index) / batch["loss_denominators"][1]  # of this micro-batch
         latent = weight * F.smooth_l1_loss(upcast(predicted), upcast(target))
 
-        _, head, _ = self.model.head(target)  # (V, D); Gemma-2's softcap is left out
+        # (V, D); Gemma-2's softcap is left out
+        _, table, _ = self.model.vocabulary_projection(target)
         with no_autocast(states):
-            logits = F.linear(upcast(torch.stack([target, predicted])), head.detach())
+            logits = F.linear(upcast(torch.stack([target, predicted])), table.detach())
         log_p, log_q = logits.log_softmax(-1)  # (M, V) each
         kl = weight * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
 

@@ -39,7 +39,7 @@ class SimCse(Objective):
     # packed: the N rows, and the same rows again
     @staticmethod
     def collate(examples, rng, config, special):
-        rows = [add_special(ids, special) for ids, in examples]
+        rows = [add_special(example.views[0], special) for example in examples]
         return dict(packed=Packed.of(rows + rows))
 
     def forward(self, batch):

@@ -40,7 +40,8 @@ def encode(run, file, out, device):
     out = Path(out).expanduser()
     if out.suffix != ".npy":
         raise BadInput(f"--out is {shown(out)}: the name must end in .npy")
-    lines = [line for _, line in read_lines(file)]  # row i is line i, also if line i is empty
+    # Row i is the embedding of line i, even of an empty line.
+    lines = [line for _, line in read_lines(file)]
     if not lines:
         raise BadInput(f"{shown(file)} has no lines")
     run = runs.open_run(run, usable_device(device))

@@ -75,6 +75,12 @@ def make_plan(need, key_ranges, cu_seqlens, device):
         return pad_plan(key_ranges, cu_seqlens)
 
 
+def uncompiled(function):
+    """Return a function that torch.compile runs as it is: it differs in every batch."""
+    # Not a decorator: torch.compiler.disable imports the compiler, which takes 1.5 s.
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
+
+
 def packed_attention(qkv, heads, kv_heads, packed, back_end=None, softcap=0.0):
     """Compute attention under the mask of a Packed, from heads of q, k, v:
     (T, (H + 2 Hkv) K) -> (T, H K). The scale is 1 / sqrt(K); `softcap` is that of padded.sdpa."""
@@ -82,7 +88,7 @@ def packed_attention(qkv, heads, kv_heads, packed, back_end=None, softcap=0.0):
     back_end = back_end or choose_back_end("auto", qkv.device, head_dim, softcap)
     plan = packed.plan(plan_needed(back_end, heads, kv_heads, head_dim, qkv.element_size()))
     if isinstance(plan, Padded):
-        return padded_attention(qkv, heads, kv_heads, plan, softcap)
+        return uncompiled(padded_attention)(qkv, heads, kv_heads, plan, softcap)
     # Imported here, because it needs Triton.
     from .attention import attention as fused
     return fused(qkv, heads, kv_heads, packed.key_ranges, plan)

@@ -69,7 +69,7 @@ def make_batch(name, count, lengths):
     for mean, spread, low, high in lengths:
         drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, count).clip(low, high)
         texts.append([rng.integers(20, special.vocab, int(length)) for length in drawn])
-    pairs = [data.Example(list(pair)) for pair in zip(*texts)]
+    pairs = [data.Example(pair) for pair in zip(*texts)]
     return objective_class.collate(pairs, rng, config, special)
 
 
@@ -96,7 +96,7 @@ def interleaved(sides):
         table[side] = {}
         try:
             run()
-        except Exception as error:  # a peer may lack this layout, this GPU or the memory
+        except Exception as error:  # it may not support this layout or GPU, or run out of memory
             if side == ours:
                 raise
             table[side]["failed"] = repr(error)[:100].replace("\n", " ")
@@ -174,7 +174,7 @@ def training(batches):
         objective_class, config, passes, fields = OBJECTIVES[name]
         torch.manual_seed(0)
         shape = dict(vocab=toy_special().vocab, dropout=0.0) | SIZES[size] | fields
-        model = Model(ModelConfig(**shape, head=objective_class.model_head(config)))
+        model = Model(ModelConfig(**shape, head=objective_class.head_type(config)))
         batch = make_batch(name, count, lengths)
         grids = to_device(padded_inputs(batch["packed"], passes), DEVICE)
         batch = to_device(batch, DEVICE)

@@ -34,7 +34,7 @@ def toy():
 
 
 def as_bytes(examples):
-    return [tuple(ids.tobytes() for ids in example) for example in examples]
+    return [tuple(ids.tobytes() for ids in example.views) for example in examples]
 
 
 # ---- tokenizers and rows of ids
@@ -93,7 +93,7 @@ def test_rows_keep_what_follows_a_truncated_text_and_their_openings(toy, capsys)
     texts = ["Hello, hello.", "", "a"]
     assert data.tokenize_rows(tokenizer, texts) == [[2, *one, 3] for one in ids]
     assert not capsys.readouterr().err
-    rows = data.tokenize_rows(tokenizer, texts, ((2, 9), (7, 3)), max_length=8, max_text=5,
+    rows = data.tokenize_rows(tokenizer, texts, ((2, 9), (7, 3)), max_row=8, max_text=5,
                               openings=[[2, 20, 21], [], [2]])
     assert rows == [[2, 20, 21, 9, *ids[0][:2], 7, 3], [9, 7, 3], [2, 9, *ids[2], 7, 3]]
     warning = "warning: 1 of 3 texts are longer than 8 tokens and were truncated\n"
@@ -112,7 +112,7 @@ def test_the_hash_of_a_corpus_tells_its_rows(table):
 def test_one_text_can_be_run_together_in_blocks(toy):
     text = corpora.open_text("toy", ["de"], count=50)
     rows, blocks = (open_corpus(text, toy.tokenizer, block=size) for size in (0, 16))
-    ids = [blocks.example(row, 1, 0)[0] for row in range(len(blocks))]
+    ids = [blocks.example(row, 1, 0).views[0] for row in range(len(blocks))]
     assert np.array_equal(np.concatenate(ids), rows.tokens[:len(rows.tokens) // 16 * 16])
     assert blocks.count_truncated(9) == (len(blocks), len(blocks))
 
@@ -123,7 +123,7 @@ def test_one_text_can_be_run_together_in_blocks(toy):
 def test_every_row_comes_once_an_epoch_in_a_new_order(toy):
     def epoch(number, seed=5):
         ranks = [Batches(toy, 2, 25, seed, rank, 2) for rank in range(2)]
-        return [example[0].tobytes() for step in range(12 * number, 12 * number + 12)
+        return [example.views[0].tobytes() for step in range(12 * number, 12 * number + 12)
                 for one in ranks for example in one.examples(step)]
     everything = [toy.ids(row, "en").tobytes() for row in range(600)]
     orders = [epoch(0), epoch(1), epoch(0, seed=6), everything]
@@ -153,7 +153,7 @@ def test_in_batch_negatives_repeat_no_text_on_any_rank(table, batch, views):
         assert len({ids for example in both for ids in example}) == 2 * batch * views
 
 
-def test_chats_may_have_the_same_system_text_which_comes_last(table):
+def test_chats_may_have_the_same_system_text_which_is_no_view(table):
     rows = [("Answer.", f"question {i // 2}", f"answer {i}") for i in range(60)]
     corpus = table(rows, "system\tuser\tassistant")
     system = corpus.tokenizer.encode(["Answer."])[0]
@@ -161,8 +161,8 @@ def test_chats_may_have_the_same_system_text_which_comes_last(table):
     for step in range(5):
         examples = Batches(corpus, 2, 20, 0, uses_in_batch_negatives=True,
                            system=True).examples(step)
-        assert all(np.array_equal(example[2], system) for example in examples)
-        assert len({text for example in as_bytes(examples) for text in example[:2]}) == 40
+        assert all(np.array_equal(example.system, system) for example in examples)
+        assert len({text for example in as_bytes(examples) for text in example}) == 40
 
 
 def test_views_are_the_pivot_and_another_or_any_two_or_neighbors(table):
@@ -173,8 +173,8 @@ def test_views_are_the_pivot_and_another_or_any_two_or_neighbors(table):
         found = {}  # {columns: which texts are truncated}
         for choice in range(9):
             example = corpus.example(row, views, choice, pairs, max_length=3)
-            texts = [corpus.ids(row, column)[:3] for column in example.columns]
-            assert as_bytes([example]) == as_bytes([texts])
+            texts = tuple(corpus.ids(row, column)[:3] for column in example.columns)
+            assert as_bytes([example]) == as_bytes([data.Example(texts)])
             found[example.columns] = example.cut
         return found
 
@@ -184,7 +184,7 @@ def test_views_are_the_pivot_and_another_or_any_two_or_neighbors(table):
     assert views_of(0, 2, "neighbours").keys() == {(0, 1), (1, 2)}
     assert views_of(1, 1).keys() == {(0,), (2,)} and len(corpus.ids(1, "de")) == 0
     shortest = Batches(corpus, 2, 3, 0, max_length=1).examples(0)
-    assert {len(ids) for example in shortest for ids in example} == {1}
+    assert {len(ids) for example in shortest for ids in example.views} == {1}
 
 
 def test_prefetch_keeps_the_order_hands_on_errors_and_ends_when_closed():

@@ -149,14 +149,15 @@ def test_rows_of_next_token_prediction_equal_the_chat_template(family):
     for keys, opening in (("UA", start), ("UAS", system)):
         if opening is None:  # chats of this family have no system turn
             continue
-        example = Example(tokenizer.encode([TEXTS[key] for key in keys]))
+        text, answer, *system = tokenizer.encode([TEXTS[key] for key in keys])
+        example = Example((text, answer), system=system[0] if system else None)
         gold = ids_of(tokenizer, (opening + user + assistant).format(**TEXTS))
         batch = Ntp.collate([example], None, Ntp.Config(), tokenizer.special)
         targets = batch["targets"].tolist()
         row = [*batch["packed"].tokens.tolist(), targets[-1]]
         assert row == gold[:len(row)]
         assert tokenizer.inner.decode(gold[len(row):]) in ("", "\n")
-        assert targets == [*example[1], tokenizer.special.sep]
+        assert targets == [*answer, tokenizer.special.sep]
 
 
 @pytest.mark.parametrize("family", CHATS)

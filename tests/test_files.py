@@ -136,7 +136,7 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.jsonl", lines(chat(user="a")), "a chat has one turn"),
     ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ('list' object is not a mapping)"),
     ("toyy", None, "'toyy' is neither a file nor one of toy, documents, regex; did you mean toy"),
-    ("", None, "'' is neither a file"), ("a.de,a.en", None, "there is no file a.de"),
+    ("", None, "'' is neither a file"), ("a.de,a.en", None, "a.de is not a file"),
     (".", None, ". is a folder without files CODE.devtest")])
 def test_a_mistake_in_a_file_is_one_line_that_names_it(name, content, message):
     if content is not None:

@@ -37,7 +37,8 @@ def test_generation_is_greedy_decoding_by_whole_forwards():
     prompts[8] = [*prompts[8][:-1], stop]  # a stop token in the prompt stops nothing
     wanted = [slow_generate(model, prompt, stop, 9) for prompt in prompts]
     assert 1 < sum(stopped for _, stopped in wanted) < 11
-    assert wanted[6] == ([], False) and len(wanted[3][0]) <= 4  # no room; little room
+    assert wanted[6] == ([], False)  # the prompt fills the context
+    assert len(wanted[3][0]) <= 4  # four tokens are left
     model.train()  # generation turns dropout off, and on again
     for tokens_per_batch in (1, 40, 100, 10_000):
         assert list(zip(*evaluate.generate(model, prompts, stop, 9, tokens_per_batch))) == wanted

@@ -198,7 +198,7 @@ def test_encode_writes_one_embedding_per_line(capsys):
 
 
 @pytest.mark.parametrize("words, message", [
-    ("encode RUN no.txt --out v.npy", "there is no file no.txt"),
+    ("encode RUN no.txt --out v.npy", "no.txt is not a file"),
     ("encode RUN EMPTY --out v.npy", "EMPTY has no lines"),
     ("encode RUN LINES --out LINES", "--out is LINES: the name must end in .npy"),
     ("encode RUN LINES --out LINES/new/v.npy", "--out LINES/new: this folder cannot be created"),
