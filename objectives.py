@@ -227,10 +227,11 @@ class Teacher(nn.Module):
 class Objective(nn.Module):
     """A model, and everything that exists only to train it. A subclass writes two functions.
 
-    `collate(examples, rng, config, special)` turns N examples into a batch. example.views are the
-    texts of one, as arrays of token ids. A batch is a dict: `packed`, the line of tokens that the
-    model reads; what `forward` needs; and for k losses over tokens `loss_denominators` (k,), their
-    numbers of targets. All randomness must come from `rng`: a resumed run repeats its batches.
+    `collate(examples, rng, config, special)` turns N examples into a batch. `example.views` is a
+    tuple of its texts, each an array of token ids. A batch is a dict: `packed`, the line of tokens
+    that the model reads; what `forward` needs; and, if it has k token losses, `loss_denominators`
+    (k,), their numbers of targets. All randomness must come from `rng`: a resumed run repeats its
+    batches.
 
     `forward(batch)` returns the loss () and {term: ()}, detached, with the same terms every time.
     """
