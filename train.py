@@ -112,6 +112,8 @@ class Run:
         last checkpoint."""
         train = self.train
         self.evaluation()  # opened now, so that a fault in its rows leaves no folder
+        # When the loop is left, these are done, the last one first: save the last step, stop the
+        # thread that prepares batches, turn dropout off, unlock the folder.
         with contextlib.ExitStack() as at_the_end:
             if self.writes:
                 at_the_end.callback(os.close, lock_folder(self.folder))
