@@ -252,8 +252,8 @@ def slow_mlm(objective, batch, items, count=None):
 
 
 def slow_contrastive(objective, batch, items):
-    x, _ = encode(objective.model, rows_of(batch["packed"]))
-    return slow_info_nce(*x[:, 0].chunk(2), within=objective.config.intra_language_negatives)
+    c, (x, _) = objective.config, encode(objective.model, rows_of(batch["packed"]))
+    return slow_info_nce(*x[:, 0].chunk(2), c.temperature, c.intra_language_negatives)
 
 
 def slow_mexma(objective, batch, items):
@@ -271,8 +271,9 @@ def slow_mexma(objective, batch, items):
     logits, sides = logits[batch["target_positions"]], batch["targets_per_side"]
     mlm = sum(map(F.cross_entropy, logits.split(sides), batch["targets"].split(sides)))
     first = dirty if c.align_views == "dirty" else a
-    return (c.align_weight * slow_align(c.align, first, b, within=c.intra_language_negatives)
-            + c.mlm_weight * mlm / len(sides)
+    aligned = slow_align(c.align, first, b, temperature=c.temperature,
+                         within=c.intra_language_negatives)
+    return (c.align_weight * aligned + c.mlm_weight * mlm / len(sides)
             + c.koleo_weight * (slow_koleo(a, c.koleo_input) + slow_koleo(b, c.koleo_input)) / 2)
 
 
@@ -343,8 +344,8 @@ def slow_bepa(objective, batch, items):
     else:
         positions = [range(start, start + len(b)) for start, b in zip(starts, seconds)]
         y = encode(objective.model, seconds, positions)[0][:, 0]
-    mlm = slow_mlm(objective, batch, items, -2 * n)
-    return mlm + c.align_weight * slow_align(c.align, x, y, include_self=c.include_self)
+    aligned = slow_align(c.align, x, y, temperature=c.temperature, include_self=c.include_self)
+    return slow_mlm(objective, batch, items, -2 * n) + c.align_weight * aligned
 
 
 def system_of(item):
@@ -370,6 +371,8 @@ def slow_ntp(objective, batch, items):
 def slow_llm_jepa(objective, batch, items):
     """The answers, the Texts and the Codes in rows of their own."""
     c, embeddings = objective.config, []
+    if c.jepa_dropout == 1:
+        return c.gamma * slow_ntp(objective, batch, items)
     for side, (before, after) in enumerate(LlmJepa.affixes(c, SPECIAL)):
         rows = []
         for item in items:
@@ -378,7 +381,7 @@ def slow_llm_jepa(objective, batch, items):
         states, _ = encode(objective.model, rows)
         embeddings.append(states[range(len(rows)), [len(row) - 1 for row in rows]])
     source, target = embeddings[::-1] if c.reverse else embeddings
-    jepa = slow_align(c.align, source, target, symmetric=False)
+    jepa = slow_align(c.align, source, target, temperature=c.temperature, symmetric=False)
     return c.gamma * slow_ntp(objective, batch, items) + c.jepa_weight * jepa
 
 

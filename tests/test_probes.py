@@ -12,7 +12,7 @@ import evaluate
 from common import BadInput
 from data import Tokenizer
 from model import Model
-from tasks import probes
+from tasks import analysis, probes
 from tasks.probes import measure
 
 
@@ -70,6 +70,54 @@ def test_the_hybrids_probes_learn_and_keep_the_best_epoch_of_the_valid_rows(kind
     assert torch.equal(state, torch.get_rng_state())
     if kind != "similarity":  # with wrong labels of valid rows, the worst epoch looks best
         assert learn(1 - gold[200:]) < found
+
+
+@pytest.mark.parametrize("task, name, splits", [
+    ("senteval", "trec", 2), ("senteval", "sst2", 3), ("hybrid-probes", "sst2", 3),
+    ("hybrid-probes", "mrpc", 3), ("hybrid-probes", "stsb", 3)])
+def test_no_probe_knows_the_labels_of_the_test_rows(task, name, splits, monkeypatch):
+    """The same test rows with the opposite labels give the opposite score."""
+    model, _ = probes.classifier()
+    # The second model of the grid is not trained, so with wrong labels it looks best.
+    grid = {"learning_rate_init": [0.02, 1e-9]}
+    quick = model.set_params(batch_size=16, n_iter_no_change=5, random_state=0), grid
+    monkeypatch.setattr(probes, "classifier", lambda: quick)
+    monkeypatch.setitem(probes.EPOCHS, name, (40, 16))
+    u, labels = rows(180, 6, apart=6)
+    v, others = rows(180, 6, apart=6, seed=1)
+    if name in ("mrpc", "stsb"):
+        labels = (labels == others).long()
+    if name == "stsb":
+        labels = 5.0 * labels
+
+    def found(test_labels):
+        gold = torch.cat([labels[:120], test_labels])
+        parts = [[u[part], v[part] if name in ("mrpc", "stsb") else None, gold[part]]
+                 for part in (slice(80), slice(80, 120), slice(120, 180))]
+        if splits == 2:
+            parts = [[None if a is None else torch.cat([a, b]) for a, b in zip(*parts[:2])],
+                     parts[2]]
+        return probes.score(task, name, parts)[probes.METRICS.get(name, ["accuracy"])[0]]
+
+    right = found(labels[120:])
+    opposite = -right if name == "stsb" else 100 - right
+    assert right > 70 and found(labels.max() - labels[120:]) == pytest.approx(opposite)
+
+
+def test_probes_on_folds_do_not_know_the_labels_of_their_test_rows(monkeypatch):
+    """With more dimensions than rows and random labels, rows that a probe is fitted to are all
+    right, and others are at chance."""
+    model, grid = probes.classifier()
+    model.set_params(alpha=1e-4, batch_size=16, early_stopping=False, max_iter=40,
+                     learning_rate_init=0.02)
+    monkeypatch.setattr(probes, "classifier", lambda: (model, {"alpha": [1e-4]}))
+    x, labels = rows(120, 300, apart=0)
+    assert model.fit(x.numpy(), labels.numpy()).score(x.numpy(), labels.numpy()) == 1
+    found = probes.senteval([(x.numpy(), labels.numpy())], k=3)
+    assert measure("accuracy", found, labels.numpy()) < 65
+    assert analysis.probe(x, labels, 5) < 65
+    codes = torch.randn(120, 300, generator=torch.Generator().manual_seed(2))
+    assert analysis.predict_codes(x, codes, list(map(str, range(120))))["r2"] < 0.1
 
 
 # ---- tasks
