@@ -1,11 +1,13 @@
 """Records, statistics, the board of claims, the pages, experiments, and the tools beside them."""
 
 import contextlib
+import functools
 import io
 import json
 import lzma
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -112,9 +114,12 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     assert "| a | 1.50 ± 0.71 |" in compare.show("odd")
 
 
+show = functools.cache(compare.show)
+
+
 def cited(text):
     """Return what the experiments print that a text names in `...`."""
-    return "".join(compare.show(name) for part in re.findall(r"`([^`]+)`", text)
+    return "".join(show(name) for part in re.findall(r"`([^`]+)`", text)
                    for name in part.split() if name in compare.EXPERIMENTS)
 
 
@@ -128,13 +133,53 @@ def test_pages_have_the_recorded_numbers():
     paragraphs = text.partition("## Six findings")[2].split("\n\n")
     paragraphs += [f"{claim['note']} `{claim['experiment']}`" for claim in compare.DATA["claims"]]
     for paragraph in paragraphs:
-        prose = re.sub(r"`[^`]*`|^\|.*", "", paragraph, flags=re.M)
+        prose = re.sub(r"<!-- table \S+ -->\n(\|.*\n?)*|`[^`]*`", "", paragraph)
         known = cited(paragraph) + board
         assert [one for one in re.findall(r"-?\d+\.\d+", prose) if one not in known] == [], prose
     text = (ROOT / "results/REPRODUCE.md").read_text(encoding="utf-8")
     for ours in re.findall(r"\| ([^|]*) \|$", text.partition("## Published")[0], re.M):
         known = cited(ours) + board
         assert all(mean in known for mean in re.findall(r"\d+\.\d+ ± \d+\.\d+", ours)), ours
+
+
+def differences(metric, row, other):
+    """Return the mean difference of two rows in every experiment that has both, by a metric or one
+    whose name ends in it: [(number of seeds, difference), ...]."""
+    values = {}  # {(experiment, metric): {row: {seed: number}}}
+    for record in compare.read_records():
+        if record["label"] in (row, other):
+            numbers = record | record.get("eval", {})
+            for name in [name for name in numbers if f"/{name}".endswith(f"/{metric}")]:
+                rows = values.setdefault((record["experiment"], name), {row: {}, other: {}})
+                rows[record["label"]][record["seed"]] = numbers[name]
+    pairs = [[one[row][seed] - one[other][seed] for seed in one[row].keys() & one[other].keys()]
+             for one in values.values()]
+    return [(len(one), statistics.fmean(one)) for one in pairs if one]
+
+
+@pytest.mark.parametrize("number", compare.DATA["findings"])
+def test_a_finding_has_the_direction_of_its_records_and_of_any_with_more_seeds(number):
+    """findings: what the first sentences of a finding compare, and the row that is higher or lower.
+    There are three seeds, or the paragraph says that there is one."""
+    text = (ROOT / "results/README.md").read_text(encoding="utf-8")
+    paragraph = re.search(rf"^\*\*{number}\. .*?(?=^<!-- table)", text, re.M | re.S)[0]
+    for name, metric, row, direction, other in compare.DATA["findings"][number]:
+        sign = 1 if direction == "higher" else -1
+        scores = compare.by_label(compare.read_records(name), metric)
+        test = {seed: scores[row][seed] - scores[other][seed]
+                for seed in scores[row].keys() & scores[other].keys()}
+        assert sign * statistics.fmean(test.values()) > 0, metric
+        assert len(test) >= compare.SEEDS or "one seed" in paragraph
+        more = [one for one in differences(metric, row, other) if one[0] > len(test)]
+        assert all(sign * difference > 0 for _, difference in more), metric
+
+
+def test_every_finding_has_its_direction_checked_and_finding_1_is_no_gain():
+    text = (ROOT / "results/README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\*\*(\d+)\. ", text, re.M) == [*compare.DATA["findings"]]
+    judged = compare.judge()
+    gains = [number for number in judged if re.fullmatch("[123][a-z]?", number)]
+    assert len(gains) == 7 and "better" not in {judged[number]["verdict"] for number in gains}
 
 
 def parse_test(words):
