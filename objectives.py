@@ -348,10 +348,10 @@ def check_heads(name, heads, width):
 # ---- baselines; `toy` settings are for small models from scratch that train in minutes on a CPU
 
 
-# Settings of MEXMA, of Predict and Reconstruct [table 1], and of their baselines. As in MEXMA's paper
-# the learning rate rises linearly from 1e-5 over all 300,000 steps [A.3, A.5]. The paper does not
-# say where it ends: 1e-4 is the peak in its code's README (there after 30 % of three epochs, then a
-# cosine decay), and so is the clip.
+# Settings of MEXMA, of Predict and Reconstruct [table 1], and of their baselines. In MEXMA's paper
+# the learning rate rises linearly from 1e-5 over all 300,000 steps [A.3, A.5], and it does not say
+# to what. The peak of 1e-4 and the clip are those of its code's README, where the learning rate
+# rises for 30 % of three epochs and then has a cosine decay.
 MEXMA = dict(lr=1e-4, steps=300_000, warmup=1.0, lr_start=0.1, schedule="constant",
              weight_decay=0.0, clip=1.2, max_length=200)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
@@ -445,8 +445,8 @@ class Ntp(Objective):
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
-        # tokens to predict. answer: the answer and [SEP], the stop token; all (released code): Text
-        # and answer; all+eos: all three
+        # tokens to predict. answer (ours): the answer and [SEP], the stop token; all (released
+        # code): Text and answer; all+eos (the paper's equation 2): all three
         labels: Literal["answer", "all", "all+eos"] = "answer"
 
     @staticmethod
