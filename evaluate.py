@@ -101,7 +101,7 @@ def map_batches(model, rows, function, tokens_per_batch=4096):
 def embed(model, rows, pool=None):
     """Embed N rows of ids: (N, D) float32 on the CPU."""
     z = torch.stack(map_batches(  # (N, D)
-        model, rows, lambda packed: model.pool(model(packed), packed, pool).float().cpu()))
+        model, rows, lambda packed: model.embeddings(packed, pool).float().cpu()))
     return F.normalize(z, dim=1) if model.config.normalize else z
 
 
@@ -131,7 +131,7 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
                 continue
             packed = Packed.of([rows[i] for i in batch], causal=True).to(device)
             cache = model.new_cache(len(batch), max(limits[i] for i in batch))
-            states = model.pool(model(packed, cache=cache), packed, "last")  # (R, D)
+            states = model(packed, model.pool_index(packed, "last"), cache=cache)  # (R, D)
             logits = model.logits(states)                                      # (R, V)
             while True:
                 for i, token in zip(batch, logits.argmax(1).tolist()):

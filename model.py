@@ -307,8 +307,14 @@ def in_whole_tiles(layer, x):
     return layer(whole_tiles(x.bfloat16()))[:len(x)]
 
 
+def rows_at(x, at):
+    """Return the rows of x at the indices `at`, (T, D) -> (N, D); all if `at` is None."""
+    return x if at is None else x[at]
+
+
 class Attention(nn.Module):
-    """Multi-head attention: (T, D) under the mask of a Packed, or (R, D) of a DecodeStep."""
+    """Multi-head attention: (T, D) under the mask of a Packed, or (R, D) of a DecodeStep. With `at`
+    the result is that of these tokens, (N, D)."""
     back_end = None  # set_attention chooses it for a run; None: choose at every call
 
     def __init__(self, config):
@@ -330,7 +336,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(q_size if whole else self.head_dim, config.norm_epsilon)
             self.k_norm = RMSNorm(k_size if whole else self.head_dim, config.norm_epsilon)
 
-    def forward(self, x, packed, angles=None, cache=None):
+    def forward(self, x, packed, angles=None, cache=None, at=None):
         qkv = self.project(x, angles)
         if cache is not None:
             q, kv = qkv.unflatten(1, (-1, self.head_dim)).split([self.heads, 2 * self.kv_heads], 1)
@@ -341,7 +347,7 @@ class Attention(nn.Module):
             return self.out(sdpa(q[:, :, None], k, v, packed.mask, self.softcap).flatten(1))
         attended = kernels.packed_attention(qkv, self.heads, self.kv_heads, packed, self.back_end,
                                             self.softcap)
-        return in_whole_tiles(self.out, attended)
+        return in_whole_tiles(self.out, rows_at(attended, at))
 
     def project(self, x, angles):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
@@ -380,7 +386,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the residual stream: (T, D) -> (T, D)."""
+    """Attention and feed-forward, each added to the residual stream: (T, D) -> (T, D), or (N, D)
+    with `at`, the indices (N,) of the tokens whose states are needed."""
     is_checkpointed = False  # True: keep the input alone, and recompute the rest in the backward
 
     def __init__(self, config):
@@ -396,19 +403,32 @@ class Block(nn.Module):
         self.post_norm2 = make_norm(config, after)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, packed, angles=None, cache=None):
+    def forward(self, x, packed, angles=None, cache=None, at=None):
         if self.is_checkpointed and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, packed, angles, cache, use_reentrant=False)
-        return self.compute(x, packed, angles, cache)
+            return checkpoint(self.compute, x, packed, angles, cache, at, use_reentrant=False)
+        return self.compute(x, packed, angles, cache, at)
 
-    def compute(self, x, packed, angles=None, cache=None):
+    def compute(self, x, packed, angles=None, cache=None, at=None):
         if self.config.norm_position == "post":
-            x = self.norm1(x + self.dropout(self.attention(x, packed, angles, cache)))
+            attended = self.attention(x, packed, angles, cache, at)
+            x = self.norm1(rows_at(x, at) + self.dropout(attended))
             return self.norm2(x + self.dropout(in_whole_tiles(self.mlp, x)))
-        attended = self.attention(self.norm1(x), packed, angles, cache)
-        x = x + self.dropout(self.post_norm1(attended))
+        attended = self.attention(self.norm1(x), packed, angles, cache, at)
+        x = rows_at(x, at) + self.dropout(self.post_norm1(attended))
         fed = in_whole_tiles(self.mlp, self.norm2(x))
         return x + self.dropout(self.post_norm2(fed))
+
+
+def run_blocks(blocks, x, packed, angles=None, cache=None, layers=None, at=None):
+    """Run blocks one after the other, (T, D) -> (T, D). With `at` (N,) the last one computes the
+    states of these tokens alone, (N, D): nothing reads the others, only their keys and values."""
+    for number, block in enumerate(blocks):
+        is_last = number == len(blocks) - 1
+        x = block(x, packed, angles, None if cache is None else cache[number],
+                  at if is_last else None)
+        if layers is not None:
+            layers.append(x)
+    return x if len(blocks) else rows_at(x, at)
 
 
 def initialize(module, std):
@@ -464,16 +484,13 @@ class Model(nn.Module):
         std = 0.02 * (768 / width) ** 0.5
         self.apply(lambda module: initialize(module, std))
 
-    def forward(self, packed, layers=None, cache=None):
+    def forward(self, packed, at=None, layers=None, cache=None):
         """Return the hidden states (T, D) of the last layer, after the final norm; (R, D) of a
-        DecodeStep. A list `layers` receives the states after every block, (T, D) each; a `cache`
-        of new_cache receives the keys and values of plain rows."""
+        DecodeStep. With `at`, the indices (N,) of some tokens, return their states alone (N, D),
+        which is faster. A list `layers` receives the states after every block, (T, D) each; a
+        `cache` of new_cache receives the keys and values of plain rows."""
         x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
-        for number, block in enumerate(self.blocks):
-            x = block(x, packed, angles, None if cache is None else cache[number])
-            if layers is not None:
-                layers.append(x)
-        return self.final_norm(x)
+        return self.final_norm(run_blocks(self.blocks, x, packed, angles, cache, layers, at))
 
     def embed_tokens(self, tokens, positions):
         """Embed tokens and positions (..., T): return states (..., T, D), and rotary angles or
@@ -503,14 +520,25 @@ class Model(nn.Module):
         softcap = self.config.logit_softcap
         return softcap * (logits / softcap).tanh() if softcap else logits
 
+    def embeddings(self, packed, how=None):
+        """Return one embedding per row, (R, D), computing no more states than `pool` reads."""
+        index = self.pool_index(packed, how)
+        return self.pool(self(packed), packed, how) if index is None else self(packed, index)
+
+    def pool_index(self, packed, how=None):
+        """Return the index of the one token in each row that pooling reads, (R,); None if it reads
+        all tokens."""
+        how = how or self.config.pool
+        ends = packed.cu_seqlens.long()
+        return {"cls": ends[:-1], "last": ends[1:] - 1}.get(how)
+
     def pool(self, states, packed, how=None):
         """Return one embedding per row, (T, D) -> (R, D): the row's first state (cls), its last,
         their mean or their maximum."""
         how = how or self.config.pool
-        if how == "cls":
-            return states[packed.cu_seqlens[:-1].long()]
-        if how == "last":
-            return states[packed.cu_seqlens[1:].long() - 1]
+        index = self.pool_index(packed, how)
+        if index is not None:
+            return states[index]
         lengths = packed.cu_seqlens.diff().long()  # (R,)
         row = packed.row_of_token()
         shape = (len(lengths), states.shape[1])  # (R, D)

@@ -35,7 +35,16 @@ from common import (
 )
 from data import add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
-from model import Block, ModelConfig, Packed, Regressor, Segment, initialize, sinusoids
+from model import (
+    Block,
+    ModelConfig,
+    Packed,
+    Regressor,
+    Segment,
+    initialize,
+    run_blocks,
+    sinusoids,
+)
 
 # ---- losses, the simplest first: (N, D), (N, D) -> (), computed in float32 at every precision
 
@@ -194,8 +203,8 @@ def all_gather_with_grad(x):
 
 
 class Teacher(nn.Module):
-    """An EMA copy of a model: Packed -> hidden states (T, D), without gradients or dropout
-    [BYOL, Grill et al. 2020, sec. 3.1].
+    """An EMA copy of a module, without gradients or dropout; of a model: Packed -> hidden states
+    (T, D), or (N, D) of the tokens `at` [BYOL, Grill et al. 2020, sec. 3.1].
 
         teacher <- m teacher + (1 - m) student,  m rises from `momentum` to 1 over the run
 
@@ -213,8 +222,8 @@ class Teacher(nn.Module):
         return super().train(False)  # also when the objective around it is set to train
 
     @torch.no_grad()
-    def forward(self, packed):
-        return self.model(packed)
+    def forward(self, x, *at):
+        return self.model(x, *at)
 
     @torch.no_grad()
     def update(self, student, progress):
@@ -281,8 +290,12 @@ class Objective(nn.Module):
 
     def vocabulary_loss(self, states, batch):
         """Return the mean cross-entropy at the target positions, (T, D) -> ()."""
+        return self.target_loss(states[batch["target_positions"]], batch)
+
+    def target_loss(self, states, batch):
+        """Return the same of the states at the target positions alone, (N, D) -> ()."""
         project = self.mlm_head or self.model.vocabulary_projection
-        states, weight, bias = project(states[batch["target_positions"]])  # (N, D)
+        states, weight, bias = project(states)  # (N, D), (V, D), (V,) or None
         softcap = self.model.config.logit_softcap
         total = linear_cross_entropy(states, weight, bias, batch["targets"], softcap)
         return total / batch["loss_denominators"][0]
@@ -391,8 +404,8 @@ class Mlm(Objective):
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
     def forward(self, batch):
-        states = self.model(batch["packed"])  # (T, D)
-        loss = self.vocabulary_loss(states, batch)
+        states = self.model(batch["packed"], at=batch["target_positions"])  # (N, D)
+        loss = self.target_loss(states, batch)
         return loss, {"mlm": loss.detach()}
 
 
@@ -422,8 +435,7 @@ class Contrastive(Objective):
         return dict(packed=Packed.of(rows))
 
     def forward(self, batch):
-        states = self.model(batch["packed"])  # (T, D)
-        embeddings = self.model.pool(states, batch["packed"])  # (2N, D)
+        embeddings = self.model.embeddings(batch["packed"])  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
         loss = info_nce(x, y, self.config.temperature, self.config.intra_language_negatives)
         return loss, {"align": loss.detach()}
@@ -463,7 +475,8 @@ class Ntp(Objective):
         return dict(packed=packed, **next_tokens(packed, rows, examples, config.labels, special))
 
     def forward(self, batch):
-        loss = self.vocabulary_loss(self.model(batch["packed"]), batch)
+        states = self.model(batch["packed"], at=batch["target_positions"])  # (N, D)
+        loss = self.target_loss(states, batch)
         return loss, {"ntp": loss.detach()}
 
 
@@ -609,12 +622,16 @@ class Mexma(Objective):
 
     def forward(self, batch):
         c = self.config
-        states = self.model(batch["packed"])  # (T, D)
-        embeddings = self.model.pool(states, batch["packed"])  # (R, D)
-        n = len(embeddings) // (4 if c.symmetrical else 2)
-        a, b = embeddings[-2 * n:].chunk(2)  # (N, D) each; the clean rows come last
-        # The head reads masked A with B's embedding, and masked B with A's.
-        others = torch.cat([b, a]) if c.symmetrical else b
+        states, clean = self.encode(batch)  # (T', D) of the masked rows, (R', D) of the clean rows
+        dirty = self.model.pool(states, batch["head_packed"])  # (R', D) of the masked rows
+        if c.symmetrical:
+            a, b = clean.chunk(2)  # (N, D) each
+            first = a if c.align_views == "clean" else dirty.chunk(2)[0]
+            # The head reads masked A with B's embedding, and masked B with A's.
+            others = torch.cat([b, a])
+        else:
+            a, b = dirty, clean
+            first, others = a, b
 
         sides = batch["targets_per_side"]
         hidden = self.unmasked(states, others, batch).split(sides)
@@ -625,8 +642,7 @@ class Mexma(Objective):
             mlm = mlm + linear_cross_entropy(x, table, self.vocabulary_bias, targets) / count
         mlm = mlm / len(sides)  # the mean of both languages
 
-        first = all_gather_with_grad(a if c.align_views == "clean" else embeddings[:n])
-        second = all_gather_with_grad(b)
+        first, second = all_gather_with_grad(first), all_gather_with_grad(b)
         aligned = align(c.align, first, second, c.temperature, c.intra_language_negatives)
 
         # As released, KoLeo compares the embeddings of one process.
@@ -638,17 +654,27 @@ class Mexma(Objective):
         loss = c.align_weight * aligned + c.mlm_weight * mlm + c.koleo_weight * spread
         return loss, {"mlm": mlm.detach(), "align": aligned.detach(), "koleo": spread.detach()}
 
+    def encode(self, batch):
+        """Return the states of the masked rows (T', D), and the embeddings of the clean rows."""
+        packed, masked = batch["packed"], batch["head_packed"]
+        length = len(masked.tokens)
+        index = self.model.pool_index(packed)  # (R,)
+        if index is None:
+            states = self.model(packed)  # (T, D)
+            return states[:length], self.model.pool(states, packed)[len(masked):]
+        clean = index[len(masked):]
+        at = torch.cat([torch.arange(length, device=clean.device), clean])
+        return self.model(packed, at).split([length, len(clean)])
+
     def unmasked(self, states, others, batch):
         """Return the head's states at the target positions; it reads the masked rows with the other
-        language's embedding at position 0: (T, D), (R', D) -> (N, D)."""
+        language's embedding at position 0: (T', D), (R', D) -> (N, D)."""
         packed = batch["head_packed"]
         states = states[:len(packed.tokens)]
         if not self.config.token_gradients:
             states = states.detach()  # the gradient still flows through the embeddings
         states = states.index_copy(0, packed.cu_seqlens[:-1].long(), others)
-        for block in self.unmask:
-            states = block(states, packed)
-        return states[batch["target_positions"]]
+        return run_blocks(self.unmask, states, packed, at=batch["target_positions"])
 
 
 # ---- BERT-JEPA
@@ -711,10 +737,12 @@ class Bepa(Objective):
 
     def forward(self, batch):
         c = self.config
-        states = self.model(batch["packed"])  # (T, D)
-        mlm = self.vocabulary_loss(states, batch)
+        targets, cls = batch["target_positions"], batch["cls_index"]
+        states, embeddings = self.model(batch["packed"], torch.cat([targets, cls])).split(
+            [len(targets), len(cls)])
+        mlm = self.target_loss(states, batch)
 
-        x, y = map(all_gather_with_grad, states[batch["cls_index"]].chunk(2))  # (N, D) each
+        x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
         aligned = align(c.align, x, y, c.temperature, include_self=c.include_self)
 
         loss = mlm + c.align_weight * aligned
@@ -834,12 +862,16 @@ class LlmJepa(Ntp):
 
     def forward(self, batch):
         c = self.config
-        states = self.model(batch["packed"])  # (T, D)
-        ntp = self.vocabulary_loss(states, batch)
+        targets = batch["target_positions"]
         if "vector_index" not in batch:  # jepa_dropout
+            ntp = self.target_loss(self.model(batch["packed"], targets), batch)
             return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
 
-        text, code = states[batch["vector_index"]]  # (N, D) each
+        lasts = batch["vector_index"].flatten()  # (2N,)
+        states, views = self.model(batch["packed"], torch.cat([targets, lasts])).split(
+            [len(targets), len(lasts)])
+        ntp = self.target_loss(states, batch)
+        text, code = views.chunk(2)  # (N, D) each
         if c.align in IN_BATCH:
             text, code = all_gather_with_grad(text), all_gather_with_grad(code)
         if c.reverse:
@@ -975,13 +1007,18 @@ class Hybrid(Objective):
 
     def forward(self, batch):
         c = self.config
-        states = self.model(batch["packed"])  # (T, D)
-        mlm = self.vocabulary_loss(states, batch)
+        packed, targets = batch["packed"], batch["target_positions"]
+        # The masked rows are as long as the clean ones, and the contexts come after them.
+        start = len(batch["clean"].tokens)
+        contexts = torch.arange(start, len(packed.tokens), device=targets.device)
+        states, context = self.model(packed, torch.cat([targets, contexts])).split(
+            [len(targets), len(contexts)])
+        mlm = self.target_loss(states, batch)
 
-        target = self.teacher(batch["clean"])[batch["target_index"]]  # (K, D)
+        target = self.teacher(batch["clean"], batch["target_index"])  # (K, D)
         if c.teacher_norm:
             target = F.layer_norm(upcast(target), target.shape[-1:])
-        predicted = self.predict(states, batch)  # (K, D)
+        predicted = self.predict(context[batch["context_index"] - start], batch)  # (K, D)
         latent = align(c.align, predicted, target)
         if c.align not in IN_BATCH:
             # Micro-batches count by their numbers of tokens.
@@ -1000,16 +1037,16 @@ class Hybrid(Objective):
         end = c.balance_end if c.balance == "scheduled" else c.balance_start
         return c.balance_start + (end - c.balance_start) * self.progress
 
-    def predict(self, states, batch):
-        """Predict the hidden states of all blocks: (T, D) -> (K, D)."""
+    def predict(self, context, batch):
+        """Predict the hidden states of all blocks from those at context_index: (C, D) -> (K, D)."""
         packed = batch["predict"]
-        context = self.predictor_embed(states[batch["context_index"]])  # (C, P)
-        x = self.mask_token.to(states.dtype).expand(len(packed.tokens), -1)
+        dtype = context.dtype
+        context = self.predictor_embed(context)  # (C, P)
+        x = self.mask_token.to(dtype).expand(len(packed.tokens), -1)
         x = x.index_copy(0, batch["context_slots"], context.to(x.dtype))  # (T', P)
         x = x + sinusoids(packed.positions, x.shape[1]).to(x.dtype)
-        for block in self.predictor:
-            x = block(x, packed)
-        return self.predictor_proj(self.predictor_norm(x[batch["mask_index"]]))
+        x = run_blocks(self.predictor, x, packed, at=batch["mask_index"])  # (K, P)
+        return self.predictor_proj(self.predictor_norm(x))
 
     def after_step(self, progress):
         super().after_step(progress)

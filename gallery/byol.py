@@ -46,7 +46,7 @@ class Byol(Objective):
 
     def forward(self, batch):
         packed = batch["packed"]
-        z = self.projector(self.model.pool(self.model(packed), packed))  # (2N, D)
+        z = self.projector(self.model.embeddings(packed))  # (2N, D)
         target = self.teacher_projector(self.model.pool(self.teacher(packed), packed))  # (2N, D)
         q_1, q_2 = self.predictor(z).chunk(2)  # (N, D) each
         target_1, target_2 = target.chunk(2)

@@ -49,10 +49,10 @@ class Data2Vec(Objective):
 
     def forward(self, batch):
         positions = batch["target_positions"]
-        predicted = self.predictor(self.model(batch["packed"])[positions])  # (N, D)
+        predicted = self.predictor(self.model(batch["packed"], at=positions))  # (N, D)
         layers = []
         with torch.no_grad():
-            self.teacher.model(batch["clean"], layers)
+            self.teacher.model(batch["clean"], layers=layers)
         top = [upcast(layer[positions]) for layer in layers[-self.config.top_layers:]]
         target = sum(F.layer_norm(states, states.shape[-1:]) for states in top) / len(top)
         weight = len(positions) / batch["loss_denominators"][0]  # of this micro-batch

@@ -61,7 +61,7 @@ class LeJepa(Objective):
 
     def forward(self, batch):
         w = self.config.sigreg_weight
-        embeddings = self.model.pool(self.model(batch["packed"]), batch["packed"])  # (2N, D)
+        embeddings = self.model.embeddings(batch["packed"])  # (2N, D)
         x, y = map(all_gather_with_grad, upcast(self.projector(embeddings)).chunk(2))  # (N, P)
         center = (x + y) / 2
         agree = ((x - center).square().mean() + (y - center).square().mean()) / 2

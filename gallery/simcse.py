@@ -43,8 +43,7 @@ class SimCse(Objective):
         return dict(packed=Packed.of(rows + rows))
 
     def forward(self, batch):
-        states = self.model(batch["packed"])  # (T, D)
-        embeddings = self.projector(self.model.pool(states, batch["packed"]))  # (2N, D)
+        embeddings = self.projector(self.model.embeddings(batch["packed"]))  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
         loss = info_nce(x, y, self.config.temperature, intra_side_negatives=False, symmetric=False)
         return loss, {"align": loss.detach()}

@@ -43,10 +43,12 @@ class Stp(Ntp):
         return dict(batch, span_index=torch.from_numpy(index))
 
     def forward(self, batch):
-        states = self.model(batch["packed"])  # (T, D)
-        ntp = self.vocabulary_loss(states, batch)
+        targets, index = batch["target_positions"], batch["span_index"].flatten()  # (4N,)
+        states, ends = self.model(batch["packed"], torch.cat([targets, index])).split(
+            [len(targets), len(index)])
+        ntp = self.target_loss(states, batch)
 
-        first, start, end, last = states[batch["span_index"]]  # (N, D) each
+        first, start, end, last = ends.chunk(4)  # (N, D) each
         span = end - start
         rest = (last - first) - span
         stp = cosine_distance(span, rest)

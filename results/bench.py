@@ -20,7 +20,7 @@ import data
 import kernels
 from common import BadInput, Parser, usable_precision
 from kernels import schedule
-from model import DECODER, Model, ModelConfig, Packed, set_attention, to_device
+from model import DECODER, Model, ModelConfig, Packed, rows_at, set_attention, to_device
 from objectives import Bepa, Contrastive, LlmJepa, Mexma
 
 from .compare import keep_records, times_lines
@@ -146,8 +146,12 @@ def peer_of(objective, grids):
     # One embedding matrix, and none of our layers: its optimizer has as much work as ours.
     theirs.get_input_embeddings().weight = peer.model.embed.weight
     peer.model.blocks = torch.nn.ModuleList()
-    peer.model.forward = lambda packed: torch.cat([
-        theirs(**grid).last_hidden_state[real] for grid, real in grids])
+
+    def forward(packed, at=None):
+        states = torch.cat([theirs(**grid).last_hidden_state[real] for grid, real in grids])
+        return rows_at(states, at)
+
+    peer.model.forward = forward
     return peer
 
 

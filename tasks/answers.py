@@ -184,6 +184,6 @@ def hellaswag_letter(evaluation):
     letters = [ids[-1] for ids in evaluation.rows.tokenizer.encode(LETTERS)]
 
     logits = map_batches(model, rows, lambda packed: (
-        model.logits(model.pool(model(packed), packed, "last"))[:, letters].cpu()))  # (4,) each
+        model.logits(model.embeddings(packed, "last"))[:, letters].cpu()))  # (4,) each
     return {"rows": len(golds), "accuracy": percent([
         LETTERS[int(each.argmax())] == gold.strip() for each, gold in zip(logits, golds)])}
