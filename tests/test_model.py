@@ -192,6 +192,37 @@ def test_rows_and_segments_have_the_same_states_in_any_company(name, causal):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("how", ["plain", "LoRA", "checkpointing", "no layers"])
+def test_the_states_of_some_tokens_and_their_gradients_are_those_of_all_tokens(name, how):
+    config = replace(CONFIGS[name], layers=0) if how == "no layers" else CONFIGS[name]
+    model = Model(config).double()
+    if how == "LoRA":
+        add_lora(model, 2)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight)
+    model.eval()  # LoRA has dropout
+    for module in model.modules():
+        module.is_checkpointed = how == "checkpointing"
+    packed = Packed.of_segments(LAYOUTS["prefix, answer, isolated segment"])
+    packed.tokens = torch.randint(5, 50, packed.tokens.shape)
+    at = torch.tensor([30, 2, 77, 2, 65, 76])  # in any order, also twice
+    weight = torch.randn(len(at), config.width, dtype=torch.float64)
+    results = []
+    for states in (model(packed, at), model(packed)[at]):
+        trained = [p for p in model.parameters() if p.requires_grad]
+        results.append((states, *torch.autograd.grad((states * weight).sum(), trained,
+                                                     allow_unused=True, materialize_grads=True)))
+    assert_close(*results, 1e-10)
+
+
+@pytest.mark.parametrize("how", [None, "cls", "last", "mean", "max"])
+def test_embeddings_are_the_pooled_states(how):
+    model = Model(TINY).double()
+    packed = Packed.of([[5, 6, 7], [8], [9, 10]])
+    assert_close([model.embeddings(packed, how)], [model.pool(model(packed), packed, how)])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
     model = Model(CONFIGS[name]).double().eval()
     rows = [ids(np.random.default_rng(n), n) for n in (12, 9, 11)]
