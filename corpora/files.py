@@ -15,6 +15,7 @@ import os
 import re
 import unicodedata
 import zlib
+from collections import Counter
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common import BadInput, shown
+from corpora.columns import LABEL, NESTED, choose, known_names, parallel_names
 
 csv.field_size_limit(10 ** 6)  # characters of a cell
 
@@ -92,36 +94,14 @@ def read_lines(path):
                       "damaged, cut short or followed by other bytes") from None
 
 
-# ---- columns
+# ---- formats: generators of (line number, {column: text})
+#
+# Their argument `langs`, the columns of --langs or of the run, helps a table to find its header.
+# `counts` is a Counter of what the user should know; a reader adds to it.
 
-# ISO 639-1 and FLORES-200. "id" is missing, because such a column holds identifiers.
-LANGUAGES = set(Path(__file__).with_name("languages.txt").read_text().split())
-GROUPS = ("src tgt", "src trg", "sentence1 sentence2", "question1 question2", "s1 s2",
-          "text1 text2", "anchor positive", "premise hypothesis", "english regex",
-          "user assistant system", "user assistant", "question answer", "text")
-LABEL = re.compile("label|score|simil|rating|class|duplicate|quality|entail|match|correct|relevan",
-                   re.IGNORECASE)
-# The last word of a column that is no text of a language, as in en_id, en_scores, is_relevant.
-NO_TEXT = re.compile(f"(id|{LABEL.pattern})(s|t|ce|ity|ment)?")
-
-
-def is_language(name):
-    """Return whether a column is named by a language, such as en, zh-CN, en1, deu_Latn or en_text,
-    but not en_id or en_score."""
-    match = re.fullmatch(r"([a-z]+)\d*(?:[_-](\w+))*", name.lower())
-    return bool(match) and match[1] in LANGUAGES and not NO_TEXT.fullmatch(match[2] or "")
-
-
-def choose_columns(names, langs=()):
-    """Return the columns to read: `langs`, or the first known group in `names`; () if none is."""
-    if langs:
-        return tuple(langs) if set(langs) <= set(names) else ()
-    languages = tuple(dict.fromkeys(filter(is_language, names)))
-    if len(languages) >= 2:
-        return languages
-    spelled = {name.lower(): name for name in names}
-    known = (group.split() for group in GROUPS if set(group.split()) <= spelled.keys())
-    return tuple(map(spelled.get, next(known, ())))
+QUOTED = "cells begin and end with a quotation mark"
+UNQUOTED = 'cells of a TSV file have the quotes of CSV, as in "He said ""yes""", and are read without'
+CSV_QUOTES = re.compile(r'"([^"]|"")*""([^"]|"")*"|""')
 
 
 def no_columns(path, number, names, langs=(), delimiter="<TAB>"):
@@ -131,51 +111,56 @@ def no_columns(path, number, names, langs=(), delimiter="<TAB>"):
                    f"one, such as src{delimiter}tgt")
 
 
-# ---- formats: generators of (line number, {column: text})
-#
-# Their argument `langs`, the columns of --langs, helps a table to find its header.
-
-
-def read_text(path, langs=()):
+def read_text(path, langs=(), counts=None):
     """Yield a row for each line that is not blank. A first line with tabs is a table's header."""
     for number, line in read_lines(path):
         if number == 1 and "\t" in line.strip():
-            yield from read_table(path, langs)
+            yield from read_table(path, langs, counts)
             return
         if line.strip():
             yield number, {"text": line}
 
 
-def read_table(path, langs=()):
-    """Yield the rows of a table whose first line names the columns; {} for a repeated header.
+def read_header(path, number, header, langs):
+    """Return the delimiter of a table, its columns, and whether the rules of CSV hold. They do not
+    between tabs, unless a name in the header is in quotes. Raises BadInput."""
+    headers = {}
+    for delimiter in ",\t;|" if ".csv" in path.name.lower() else "\t,;|":
+        is_csv = delimiter != "\t" or '"' in (header[0], header[-1])
+        with contextlib.suppress(csv.Error):
+            [cells] = csv_reader([header], delimiter, is_csv, skipinitialspace=True)
+            headers[delimiter, is_csv] = [name.strip() for name in cells]
 
-    The delimiter is the one that splits this line into known names. Between tabs, quotes are text.
-    Otherwise the rules of CSV hold, and a cell in quotes can have several lines."""
+    def columns(names):
+        return known_names(names) if not langs else langs if {*langs} <= {*names} else ()
+
+    # The delimiter is the one that splits this line into known names.
+    best = next((one for one in headers if columns(headers[one])),
+                max(headers, key=lambda one: header.count(one[0])))
+    names = headers[best]
+    if not langs and not columns(names):
+        raise no_columns(path, number, names, delimiter=best[0].replace("\t", "<TAB>"))
+    for name in columns(names):
+        if names.count(name) > 1:
+            raise at_line(path, number, f"two columns are named {shown(name)}: rename one")
+    return *best, names
+
+
+def csv_reader(lines, delimiter, is_csv, **options):
+    quoting = csv.QUOTE_MINIMAL if is_csv else csv.QUOTE_NONE
+    return csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting, **options)
+
+
+def read_table(path, langs=(), counts=None):
+    """Yield the rows of a table whose first line names the columns; {} for a repeated header. By
+    the rules of CSV a cell in quotes can have several lines."""
     lines = read_lines(path)
     start, header = next((pair for pair in lines  # Excel begins some files with "sep=;"
                           if pair[1].strip() and not pair[1].startswith("sep=")), (1, ""))
     if not header:
         return  # an empty file
-
-    def reader_of(lines, delimiter, **options):
-        quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-        return csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting, **options)
-
-    delimiters = ",\t;|" if ".csv" in path.name.lower() else "\t,;|"
-    headers = {}
-    for one in delimiters:
-        with contextlib.suppress(csv.Error):
-            cells = next(reader_of([header], one, skipinitialspace=True))
-            headers[one] = [name.strip() for name in cells]
-    delimiter = next((one for one in headers if choose_columns(headers[one], langs)),
-                     max(headers, key=header.count))
-    names = headers[delimiter]
-    if not langs and not choose_columns(names):
-        raise no_columns(path, start, names, delimiter=delimiter.replace("\t", "<TAB>"))
-    for name in choose_columns(names, langs):
-        if names.count(name) > 1:
-            raise at_line(path, start, f"two columns are named {shown(name)}: rename one")
-    reader = reader_of((line.replace("\r", " ") + "\n" for _, line in lines), delimiter)
+    delimiter, is_csv, names = read_header(path, start, header.strip(), langs)
+    reader = csv_reader((line.replace("\r", " ") + "\n" for _, line in lines), delimiter, is_csv)
     number = start + 1
     try:
         for cells in reader:
@@ -186,6 +171,8 @@ def read_table(path, langs=()):
                 if len(cells) != len(names):
                     raise at_line(path, number, f"{len(cells)} cells, but the header has "
                                   f"{len(names)} columns ({shown(', '.join(names))})")
+                if not is_csv:
+                    cells = [cell if cell[:1] != '"' else unquoted(cell, counts) for cell in cells]
                 yield number, dict(zip(names, cells))
             number = start + 1 + reader.line_num
     except csv.Error as error:
@@ -193,7 +180,16 @@ def read_table(path, langs=()):
                       "those inside are doubled") from None
 
 
-def read_jsonl(path, langs=()):
+def unquoted(cell, counts):
+    """Return a cell of a TSV file without the quotes of CSV. Programs that write CSV quote a cell
+    with marks inside, and double these; a quotation has single ones."""
+    is_csv = CSV_QUOTES.fullmatch(cell)
+    if counts is not None and len(cell) > 1 and cell[-1] == '"':
+        counts[UNQUOTED if is_csv else QUOTED] += 1
+    return cell[1:-1].replace('""', '"') if is_csv else cell
+
+
+def read_jsonl(path, langs=(), counts=None):
     """Yield the rows of JSON Lines: {"en": ..., "de": ...}, {"translation": {...}}, or a chat,
     {"messages": [{"role": ..., "content": ...}, ...]}."""
     for number, line in read_lines(path):
@@ -218,12 +214,13 @@ def read_jsonl(path, langs=()):
         yield number, row
 
 
-def read_moses(paths, names):
+def read_moses(paths, names, counts=None):
     """Yield rows from several files: line N of each is row N in another language."""
     for lines in itertools.zip_longest(*map(read_lines, paths)):
         if None in lines:
             raise at_line(paths[lines.index(None)], max(filter(None, lines))[0], "the file ends "
-                          "before this line, but line N of all files must be one row")
+                          "before this line, but line N of all files must be one row: if they are "
+                           "not parallel, give one file that has all texts")
         yield lines[0][0], {name: line for name, (_, line) in zip(names, lines)}
 
 
@@ -241,87 +238,97 @@ SKIPPED = "rows are skipped: too little text, or a repeated header"
 class TextFiles:
     """Rows of text from one or more files. Raises BadInput.
 
-    The first `num_text_columns` columns can be views; a chat's system text comes after them."""
+    The first `num_text_columns` columns can be views; a chat's system text comes after them.
+    langs: the columns to read. like: the columns of a run, which the files must have."""
 
     embedded = False
 
-    def __init__(self, paths, langs=()):
+    def __init__(self, paths, langs=(), like=()):
         self.paths = paths
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
-        readers = [READERS.get(path.suffix.lower()) for path in plain]
-        # Moses: corpus.de and corpus.en are de and en; deu_Latn.dev and eng_Latn.dev are languages.
-        codes = [path.suffix[1:] for path in plain]
-        if len(set(codes)) == 1 and all(is_language(path.stem) for path in plain):
-            codes = [path.stem for path in plain]
-        is_moses = len(set(codes)) == len(plain) > 1 and not any(readers)
-        self.readers = [partial(read_moses, paths, codes)] if is_moses else [
-            partial(read or read_text, path, langs) for path, read in zip(paths, readers)]
-        # JSON can name a column late, hence 10,000 rows of each file.
-        self.known = dict.fromkeys(name for read in self.readers
-                                   for _, row in itertools.islice(read(), 10_000) for name in row)
-        if not self.known:
+        readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
+        codes = parallel_names(plain, is_text={*readers} == {read_text})
+        self.readers = [partial(read_moses, paths, codes)] if codes else [
+            partial(read, path, langs or like) for path, read in zip(paths, readers)]
+        rows = self._sample()
+        if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
-        default = codes if is_moses else choose_columns(self.known)
-        columns = choose_columns(self.known, langs) if langs else default
-        if not columns:
-            raise no_columns(paths[0], 1, self.known, langs)
-        self.columns = tuple(sorted(columns, key=lambda name: name == "system"))
-        self.num_text_columns = len(columns) - ("system" in self.columns[1:])
+        self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
+        if like == ("text",) != ("text",) and "text" not in self.known:
+            like = ()
+        schema = choose([*self.known], rows, langs, like, codes)
+        if not schema.columns:
+            raise no_columns(paths[0], 1, self.known, langs or like)
+        self.schema, self.columns = schema, schema.columns
+        self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
         # All of these are read, so that the same rows are held out whatever --langs chooses.
-        self.names = tuple(dict.fromkeys((*self.columns, *default)))
+        self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
+        self.compared = [name in schema.texts and name != "system" for name in self.names]
         self.kinds = None  # what each row is for, once find_kinds has found it
-        self.counts = {EMPTY: 0, SKIPPED: 0}  # of the last reading
+        self.counts = Counter()  # {what: how many} of the last reading
+
+    def _sample(self):
+        """Return the first 10,000 rows of each file, because JSON can name a column late: {column:
+        the start of the text}, without empty cells."""
+        def start(cell):
+            return NESTED if isinstance(cell, (list, dict)) else as_text(cell)[:100]
+
+        return [{name: start(cell) for name, cell in row.items()} for read in self.readers
+                for _, row in itertools.islice(read(counts=Counter()), 10_000)]
 
     @property
     def notes(self):
         """Lines for the user: what is not read, skipped and held out."""
         notes = []
-        unread = [name for name in self.known if name not in self.columns]
+        unread = {}  # {why: columns}
+        for name in self.known:
+            if name not in self.columns:
+                why = self.schema.unread.get(name, "not in the first 10,000 rows")
+                unread.setdefault(why, []).append(name)
         if unread:
-            pairs = self.num_text_columns > 1 and any(map(LABEL.search, unread))
-            notes.append(f"columns not read: {shown(', '.join(unread))} (choose with --langs)"
+            columns = "; ".join(f"{shown(', '.join(names))} ({why})"
+                                for why, names in unread.items())
+            pairs = self.num_text_columns > 1 and any(map(LABEL.search, sum(unread.values(), [])))
+            notes.append(f"columns not read: {columns}: choose with --langs"
                          + ", and all rows are used as matching pairs" * pairs)
+        if self.columns == ("text",) and len(self.readers) > 1:
+            notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
+                         "parallel files are named corpus.de,corpus.en")
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
+            others = [name for name, compared in zip(self.names, self.compared)
+                      if compared and name not in self.columns]
+            also = f" (also in {shown(', '.join(others))})" if others else ""
             notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} rows that share "
-                         "a text with them are not trained on")
+                         f"a text with them{also} are not trained on")
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):
         """Yield for each row the texts of self.names, "" for none, and whether they are enough:
         two, or one if there is a single column."""
-        self.counts = {EMPTY: 0, SKIPPED: 0}
-        size = self.num_text_columns
+        self.counts = counts = Counter({EMPTY: 0, SKIPPED: 0})
+        size, chosen = self.num_text_columns, len(self.columns)
         found = False
         for path, read in zip(self.paths, self.readers):
-            for number, row in read():
+            for number, row in read(counts=counts):
                 self.known.update(dict.fromkeys(row))
                 texts = [row.get(name) for name in self.names]
-                for index, text in enumerate(texts):
-                    # Only texts that begin in an unusual way are examined, which saves time.
-                    if not (isinstance(text, str) and len(text) > 3 and text[0].isalnum()):
-                        texts[index] = self._clean(text, path, number)
+                for index, cell in enumerate(texts):
+                    texts[index] = as_text(cell)
+                    if index < chosen:  # the others do not matter to the user
+                        if isinstance(cell, (list, dict, bool)):
+                            raise at_line(path, number, f"{shown(cell)} is not a text: choose "
+                                          "other columns with --langs")
+                        counts[EMPTY] += not (texts[index] or cell is None or not str(cell).strip())
                 is_enough = sum(map(bool, texts[:size])) >= min(2, size)
                 found = found or is_enough
-                self.counts[SKIPPED] += not is_enough
+                counts[SKIPPED] += not is_enough
                 yield texts, is_enough
         if not found:
             raise BadInput(f"{shown(self.paths[0])}: no row has enough text in "
                            f"{shown(', '.join(self.columns))}")
-
-    def _clean(self, text, path, number):
-        """Return the text of a cell, "" if nothing in it is visible. Raises BadInput."""
-        if isinstance(text, (list, dict, bool)):
-            raise at_line(path, number, f"{shown(text)} is not a text: choose other columns with "
-                          "--langs")
-        text = "" if text is None else str(text)
-        visible = "".join(filter(str.isprintable, text)).strip().lower()
-        if visible not in ("", r"\n", "nan"):
-            return text
-        self.counts[EMPTY] += bool(text.strip())
-        return ""
 
     def find_kinds(self):
         """Return (N,) uint8, what each row is for: TRAIN, EVAL or EXCLUDED. Raises BadInput."""
@@ -329,8 +336,8 @@ class TextFiles:
             reading = tqdm(self._read(), f"read {self.name}", unit=" rows", disable=None)
             rows = ((*map(text_hash, texts), is_enough) for texts, is_enough in reading)
             table = np.fromiter(rows, np.dtype((np.uint64, len(self.names) + 1)))
-            compared = [name != "system" for name in self.names]
-            self.kinds = hold_out(table[:, :-1][:, compared])[table[:, -1] > 0]
+            self.kinds = hold_out(table[:, :-1][:, self.compared], self.schema.least
+                                  )[table[:, -1] > 0]
         if np.count_nonzero(self.kinds == EVAL) < 2:  # retrieval needs two
             raise BadInput(f"{self.name} has too few rows to hold some out: 20 different rows are "
                            "needed, or give --eval-data (evaluate.py: --split all)")
@@ -347,6 +354,16 @@ class TextFiles:
         return itertools.compress(rows, self.find_kinds() == kind)
 
 
+def as_text(cell):
+    """Return a cell of a file as text, "" if nothing in it is visible."""
+    # Only a text that begins in an unusual way is examined, which saves time.
+    if isinstance(cell, str) and len(cell) > 3 and cell[0].isalnum():
+        return cell
+    text = "" if cell is None else str(cell)
+    visible = "".join(filter(str.isprintable, text)).strip().lower()
+    return "" if visible in ("", r"\n", "nan") else text
+
+
 # ---- which rows are held out
 
 
@@ -361,12 +378,12 @@ def text_hash(text):
     return int.from_bytes(digest, "little") if text else 0
 
 
-def hold_out(texts):
+def hold_out(texts, least=2):
     """Return (N,) uint8, TRAIN, EVAL or EXCLUDED, given the hashes (N, C) of all texts, 0 for none.
 
-    The rows with the smallest hashes are held out: a tenth of them up to 200 rows, 1 % of more than
-    20,000, at most 1,000. Their copies, and rows that share a text with them, are excluded from
-    training:
+    Of the rows with at least `least` texts, those with the smallest hashes are held out: a tenth of
+    them up to 200 rows, 1 % of more than 20,000, at most 1,000. Their copies, and rows that share a
+    text with them, are excluded from training:
 
         A cat.       Eine Katze.    EVAL
         a  CAT.      Ein Kater.     EXCLUDED   its first text is compared as "a cat."
@@ -376,7 +393,7 @@ def hold_out(texts):
     Texts of many rows, such as "Yes.", are not compared: of more than a tenth of a small file's
     rows, 20 rows of a larger file, or 0.2 % of a very large one's."""
     rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= min(2, texts.shape[1]))
+    whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= least)
     _, first = np.unique(rows[whole], return_index=True)  # one of all copies, the smallest first
     kinds = np.full(len(rows), TRAIN, np.uint8)
     held = whole[first[:min(1000, max(len(first) // 100, min(200, len(first) // 10)))]]

@@ -1,0 +1,209 @@
+"""Which columns of a file hold texts, and which of them a run reads: by content and by name.
+
+    no   en        de        en_len   topic   de_url        en, de are read
+    1    A cat.    Ein Kater.   6     web     x.org/1       no, en_len are numbers, and so on
+"""
+
+import collections
+import itertools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+# ISO 639-1, FLORES-200, and languages written out. "id" is missing, because such a column holds
+# identifiers.
+LANGUAGES = set(Path(__file__).with_name("languages.txt").read_text("utf-8").split())
+GROUPS = ("src tgt", "src trg", "sentence1 sentence2", "question1 question2",
+          "s1 s2", "text1 text2", "anchor positive", "premise hypothesis", "english regex",
+          "user assistant system", "user assistant", "question answer", "text",
+          "source target")
+LABEL = re.compile("label|score|simil|rating|class|duplicate|quality|entail|match|correct|relevan",
+                   re.IGNORECASE)
+# The last word of a column that is no text of a language, as in en_id, en_scores, is_relevant.
+NO_TEXT = re.compile(rf"(.*[\W_])?(id|{LABEL.pattern})(s|t|ce|ity|ment)?", re.IGNORECASE)
+# Which language it is more exactly: pt-BR, zh_cn, deu_Latn, zh-Hans-CN.
+REGION = re.compile(r"([A-Z]{2}|[A-Z][a-z]{3}|\d{3}|cn|tw|hk|br|us|gb|latn|cyrl|arab|han[st])"
+                    r"([\W_]\w+)?")
+SIDES = ("src", "tgt", "trg", "ref", "source", "target")  # of a translation, in a file's name
+CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")  # what a code looks like, known or not
+
+
+# ---- names
+
+
+def parse(name):
+    """Return the language of a column and what else its name says: ("en", "") for en, EN2 or
+    en-GB, ("en", "title") for en_title; None if it does not begin with a language."""
+    match = re.fullmatch(r"([^\W\d_]+)\d*(?:[\W_]+(\w.*?))?\)?", name)
+    if not match or match[1].lower() not in LANGUAGES or NO_TEXT.fullmatch(match[2] or ""):
+        return None
+    rest = match[2] or ""
+    return match[1].lower(), "" if REGION.fullmatch(rest) else rest
+
+
+def is_language(name):
+    """Return whether a name is nothing but a language: en, zh-CN, en1, deu_Latn, English."""
+    return parse(name) is not None and not parse(name)[1]
+
+
+def after_prefix(name):
+    """Return ("text_en", "text_"), a name and what comes before a language in it; () if there is
+    no language at its end."""
+    cuts = [match.end() for match in re.finditer(r"[\W_]", name)]
+    return next(((name, name[:cut]) for cut in cuts if is_language(name[cut:])), ())
+
+
+def languages(names):
+    """Return the names of the same text in several languages; [] if there are fewer than two."""
+    found = {name: parse(name) for name in names if parse(name)}
+    bare = {language for language, rest in found.values() if not rest}
+    # en and de are the texts, so that en_title is something else.
+    kept = [name for name, (language, rest) in found.items()
+            if not rest or len(bare) < 2 and language not in bare]
+    rests = [found[name][1] for name in kept]
+    # Of en_title, de_title, en_body, de_body the first kind is read.
+    first = next((rest for rest in rests if rest and rests.count(rest) > 1), None)
+    if first:
+        kept = [name for name in kept if found[name][1] in ("", first)]
+    return kept if len(kept) > 1 else []
+
+
+def known_names(names, texts=None):
+    """Return the columns to read, the first known group in `names`; () if there is none. `texts`:
+    those that can be languages, by default all."""
+    spelled = {name.lower(): name for name in names}
+    texts = names if texts is None else texts
+    if found := languages(texts):
+        return tuple(found)
+    if group := next((group.split() for group in GROUPS if {*group.split()} <= {*spelled}), ()):
+        return tuple(map(spelled.get, group))
+    prefixes = dict(filter(None, map(after_prefix, texts)))
+    counts = collections.Counter(prefixes.values())
+    # Only one kind of texts, because s1_en, s2_en, s1_de, s2_de are not the same text.
+    several = [prefix for prefix in counts if counts[prefix] > 1]
+    return tuple(name for name in prefixes if [prefixes[name]] == several)
+
+
+def parallel_names(paths, is_text):
+    """Return the column of each file if line N of all files is one row; () if they are no such
+    files. `paths` are without .gz; is_text: their endings name no table.
+
+        corpus.de corpus.en        deu_Latn.dev eng_Latn.dev    train.de.txt train.en.txt
+        src-train.txt tgt-train.txt    news-src.eng.txt news-ref.deu.txt
+    """
+    def distinct(names):
+        return tuple(names) if len({*names}) == len(paths) > 1 and all(names) else ()
+
+    endings = [path.suffix[1:] for path in paths]
+    if len(paths) < 2 or not is_text:
+        return ()
+    if "txt" not in map(str.lower, endings) and distinct(endings):
+        return distinct(endings)
+    if {*endings} <= {"dev", "devtest"}:
+        return distinct([path.stem for path in paths])
+    for separators in (".", ".-", ".-_"):
+        parts = [re.split(f"[{separators}]", path.name) for path in paths]
+        # Remove what all names have in common, such as "train" or "txt", at the start and the end.
+        while all(parts) and len({one[0] for one in parts}) == 1:
+            parts = [one[1:] for one in parts]
+        while all(parts) and len({one[-1] for one in parts}) == 1:
+            parts = [one[:-1] for one in parts]
+        for is_known in (is_language, SIDES.__contains__):
+            known = [next(filter(is_known, one[::-1]), "") for one in parts]
+            if distinct(known):
+                return distinct(known)
+        # An unknown code beside a known one, at the same place.
+        if all(len(one) == 1 and CODE.fullmatch(one[0]) for one in parts) and any(
+                is_language(one[0]) for one in parts):
+            return distinct([one[0] for one in parts])
+    return ()
+
+
+# ---- content
+
+IDENTIFIERS, FEW = "addresses or identifiers", "few values"
+NESTED = "[...]"  # stands for a list or an object of JSON
+# A cell without a letter; an address or one word of ASCII that has a digit or an inner sign.
+NUMBER = re.compile(r"[\W\d_]+")
+ADDRESS = re.compile(r"https?://\S+|[!-~]*(\d|\w[./:@\\_]+\w)[!-~]*")
+
+
+def mostly(test, cells):
+    return 2 * sum(map(bool, map(test, cells))) > len(cells)
+
+
+def kinds_of(rows, names):
+    """Return {column: what it is} for those columns of `rows` that hold no texts."""
+    kinds = {}
+    for name in names:
+        cells = [row[name] for row in rows if row.get(name)]
+        if not cells:
+            kinds[name] = "empty"
+        elif mostly(NESTED.__eq__, cells):
+            kinds[name] = "lists or objects"
+        elif mostly(NUMBER.fullmatch, cells):
+            kinds[name] = "numbers"
+        elif mostly(ADDRESS.fullmatch, cells):
+            kinds[name] = IDENTIFIERS
+    texts = [name for name in names if name not in kinds]
+    # Copies of a row do not make its values rare.
+    unique = dict.fromkeys(tuple(row.get(name, "") for name in texts) for row in rows)
+    columns = {name: list(filter(None, cells)) for name, cells in zip(texts, zip(*unique))}
+    lengths = {name: sum(map(len, cells)) / len(cells) for name, cells in columns.items()}
+    for name, cells in columns.items():
+        values = len({*cells})
+        is_short = values <= 20 and 2 * lengths[name] <= max(lengths.values())
+        if len(cells) >= 10 and values * (3 if is_short else 10) <= len(cells):
+            kinds[name] = FEW
+        # Maltese, or a machine translation into the language of another column.
+        near = name.lower() == "mt" and next((other for other in texts if other != name
+                                              and are_alike(unique, texts, name, other)), "")
+        if near:
+            kinds[name] = f"much like {near}"
+    return kinds
+
+
+def are_alike(rows, names, one, other, least=0.25):
+    """Return whether two columns share a quarter of their trigrams of characters."""
+    shares = []
+    for row in itertools.islice(rows, 200):
+        texts = row[names.index(one)], row[names.index(other)]
+        x, y = ({text[i:i + 3] for i in range(len(text) - 2)} for text in texts)
+        if x and y:
+            shares.append(len(x & y) / len(x | y))
+    return sum(shares) > least * max(1, len(shares))
+
+
+# ---- what a run reads
+
+
+class Schema(NamedTuple):
+    """The columns of a file."""
+    columns: tuple  # those that are read, () if there is no known name; "system" comes last
+    texts: tuple  # those that decide which rows are held out, whatever is read
+    least: int  # a row is held out only if it has a text in so many of them
+    unread: dict  # {column: why it is not read}
+
+
+def choose(names, rows, langs=(), like=(), default=()):
+    """Return the Schema of a file with the columns `names`, given some of its rows, {column: text}.
+
+    langs: the columns of --langs. like: those that the run has chosen already. default: those to
+    read if neither is given, if the content does not matter."""
+    kinds = kinds_of(rows, names)
+    texts = [name for name in names if name not in kinds]
+    if not texts:  # a file of identifiers has nothing better
+        texts = [name for name in names if kinds[name] in (IDENTIFIERS, FEW)]
+    default = default or known_names(names, texts)
+    columns = tuple(langs or like or default)
+    if not {*columns} <= {*names}:
+        columns = ()
+    elif like and not langs and {*like} & {*default}:
+        columns = tuple(dict.fromkeys((*like, *default)))
+    columns = tuple(sorted(columns, key=lambda name: name == "system"))
+    known = {name for name in names if parse(name) or name.lower() in " ".join(GROUPS).split()}
+    unread = {name: kinds.get(name) or ("not in --langs" if langs else "others are read"
+                                        if name in known else "unknown name")
+              for name in names if name not in columns}
+    least = 2 if sum(name != "system" for name in default) > 1 else 1
+    return Schema(columns, tuple(dict.fromkeys((*default, *texts))), least, unread)
