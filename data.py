@@ -115,6 +115,9 @@ class Tokenizer:
         self.special = find_special(inner, around)
         inner.encode_special_tokens = True
         self.vocab = self.special.vocab
+        # The id of what the tokenizer does not know; None if it knows everything.
+        self.unknown = next((index for index in map(inner.token_to_id, ("[UNK]", "<unk>"))
+                             if index is not None), None)
         # The hash covers everything that decides which ids a text gets.
         self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
         # Under these conditions a word has the same ids in every text.
@@ -167,8 +170,7 @@ class Tokenizer:
         words = list(dict.fromkeys(itertools.chain.from_iterable(split_texts)))
         encodings = self.inner.encode_batch_fast(words, add_special_tokens=False)
         # Some normalizers delete a text completely: BERT's does, for a zero-width space.
-        known = map(self.inner.token_to_id, ("[UNK]", "<unk>", "[MASK]", "<mask>"))
-        unknown = next((index for index in known if index is not None), 0)
+        unknown = self.special.mask or 0 if self.unknown is None else self.unknown
         ids = {word: encoding.ids or [unknown] * bool(word)
                for word, encoding in zip(words, encodings)}
         return [np.array([*itertools.chain.from_iterable(map(ids.get, parts))], np.uint32)
@@ -210,6 +212,11 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, o
         elif max_text and len(ids) > max_text:
             truncated[max_text] += 1
         rows.append(row)
+    count = sum(map(len, rows))
+    share = sum(row.count(tokenizer.unknown) for row in rows) / max(1, count)
+    if share >= 0.01:
+        warn(f"{share:.1%} of the tokens of {len(rows):,} texts are [UNK]: the tokenizer does not "
+             "know their script or their words")
     for limit, count in truncated.items():
         warn(f"{count} of {len(rows)} texts are longer than {limit} tokens and were truncated")
     return rows
@@ -262,6 +269,13 @@ class Corpus:
         lengths = lengths[self.rows, :self.num_text_columns + system]
         return int((lengths > max_length).sum()), int((lengths > 0).sum())
 
+    def unknown_share(self):
+        """Return the fraction of tokens that the tokenizer does not know, of the first 10 million
+        of the file."""
+        tokens = self.tokens[:10 ** 7]
+        unknown = self.tokenizer.unknown
+        return 0 if unknown is None else np.count_nonzero(tokens == unknown) / len(tokens)
+
     def example(self, row, views, choice, pairs="pivot", max_length=None, system=False):
         """Return the Example of a row: one or two views, selected by the random number `choice`,
         and with `system` the system text. Each is truncated to max_length."""
@@ -312,7 +326,9 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         tokens, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
         identity = digest(texts)
     else:
-        tokens, offsets, kinds, identity = encoded(source, tokenizer, holdout)
+        stored = encoded(source, tokenizer, holdout)
+        tokens, offsets, kinds, identity = stored.tokens, stored.offsets, stored.kinds, stored.hash
+        source.hashes, source.kinds, source.counts = stored.hashes, kinds, stored.counts
     if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
     if block:  # a row is the next `block` tokens

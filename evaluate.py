@@ -9,7 +9,9 @@ Numbers are named task/metric or task/metric/detail. N and M are rows, D the emb
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 import os
 import sys
 from argparse import ArgumentTypeError
@@ -31,12 +33,12 @@ from common import (
     comma_list,
     did_you_mean,
     digest,
-    file_hash,
     run_program,
     shown,
     usable_device,
     warn,
 )
+from corpora.files import share_a_text
 from data import tokenize_rows
 from metrics import (
     exact,
@@ -45,6 +47,7 @@ from metrics import (
     margin_search,
     mean,
     percent,
+    present,
     retrieval,
     starts_with,
 )
@@ -235,10 +238,14 @@ class Evaluation:
 
     @functools.cached_property
     def embeddings(self):
-        """{column: (N, D)}."""
-        ids = self.rows.ids
-        z = embed(self.model, sum(ids.values(), []), self.pool)  # (columns * N, D)
-        return dict(zip(ids, z.split(self.rows.count)))
+        """{column: (N, D)}, NaN for a text that a row lacks."""
+        ids = sum(self.rows.ids.values(), [])
+        has_text = torch.tensor([bool(text) for texts in self.rows.texts.values()
+                                 for text in texts])
+        found = embed(self.model, list(itertools.compress(ids, has_text)), self.pool)
+        z = found.new_full((len(ids), found.shape[1]), math.nan)  # (columns * N, D)
+        z[has_text] = found
+        return dict(zip(self.rows.texts, z.split(self.rows.count)))
 
     @property
     def can_answer(self):
@@ -347,7 +354,11 @@ def examples(evaluation):
     else:
         golds, queries, *_ = evaluation.rows.texts.values()
         y, x, *_ = evaluation.embeddings.values()
-        answers = [golds[j] for j in margin_search(x, y)[:5].tolist()]
+        both = present(x) & present(y)
+        if both.sum() < 2:
+            return []
+        golds, queries = (list(itertools.compress(texts, both)) for texts in (golds, queries))
+        answers = [golds[j] for j in margin_search(x[both], y[both])[:5].tolist()]
     lines = []
     for query, text, gold in zip(queries, answers, golds):
         right = exact(text, gold)
@@ -439,32 +450,18 @@ def headline(results, step, start="untrained"):
 # ---- the rows of a run
 
 
-def warn_train_test_overlap(first, rows, held_out=False, visited=()):
-    """Warn if a run (the first line of its log), or one that it was started from, was trained on
-    some EvaluationRows, or if its data has changed. held_out: the run held these rows out. visited:
-    folders of earlier runs, because renamed ones can form a cycle."""
-    config = first["config"]
-    for path, known in first.get("data_files", {}).items():
-        if os.path.isfile(path) and file_hash(path) != known:
-            warn(f"{shown(path)} has changed since training: rows that are test rows now may have "
-                 "been trained on")
-    try:
-        if config.get("data") and not held_out:
-            texts = list(zip(*rows.texts.values()))
-            count = corpora.count_trained_on(config["data"], texts, comma_list(config["langs"]),
-                                             not config.get("eval_data"))
-            if count:
-                warn(f"the model was trained on {count:,} of the {len(texts):,} rows of "
-                     f"{rows.name}")
-        init = config.get("init")
-        if init and init not in visited:
-            warn_train_test_overlap(runs.read_first(init), rows, visited=(*visited, init))
-    except BadInput as error:
-        warn(f"we cannot tell which of these rows the model was trained on: {error}")
+def warn_of_trained_rows(opened, rows):
+    """Warn if a RunFolder, or one that it started from, was trained on texts of EvaluationRows."""
+    trained, is_complete = runs.read_trained(opened.folder, opened.first)
+    runs.warn_of_overlap(share_a_text(rows.hashes(), trained), rows.name)
+    if not is_complete:
+        warn(f"overlap unknown: {opened.folder}, or a run that it started from, has no record of "
+             "the texts that it was trained on")
 
 
-def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None):
-    """Return the Evaluation of a RunFolder, by default on its own test rows."""
+def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None, complete=False):
+    """Return the Evaluation of a RunFolder, by default on its own test rows. `complete`: without
+    rows that lack a text."""
     config = opened.config
     own = config.get("eval_data") or config["data"]
     spec = data or own
@@ -475,13 +472,14 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None):
     if spec == own:
         langs = langs or comma_list(config.get("langs", ""))
     split = split or ("test" if spec == config["data"] else "all")
+    source = corpora.open_text(spec, langs, limit or 20_000, opened.first.get("columns", ()))
     # A run that was trained with system texts can also be evaluated without them.
-    system = config.get("chat") == "system" and "system" in corpora.open_text(spec, langs).columns
-    rows = corpora.evaluation_rows(spec, langs, split, limit, system)
-    held_out = spec == config["data"] and not config.get("eval_data") and split in ("valid", "test")
-    warn_train_test_overlap(opened.first, rows, held_out)
-    rows = EncodedRows(rows, opened.tokenizer, opened.model.config, opened.first["affixes"],
-                       config.get("max_length"))
+    system = config.get("chat") == "system" and "system" in source.columns
+    rows = corpora.evaluation_rows(source, langs, split, limit, system)
+    if not (source.embedded and spec == config["data"]):  # the splits of these share no row
+        warn_of_trained_rows(opened, rows)
+    rows = EncodedRows(rows.complete() if complete else rows, opened.tokenizer,
+                       opened.model.config, opened.first["affixes"], config.get("max_length"))
     return Evaluation(opened.model, rows, opened.first["views"], pool, answer_limit=None)
 
 

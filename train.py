@@ -40,7 +40,6 @@ import evaluate
 import runs
 from common import (
     BadInput,
-    file_hash,
     join_processes,
     lock_folder,
     mean_over_ranks,
@@ -50,6 +49,7 @@ from common import (
     usable_precision,
     warn,
 )
+from corpora.files import share_a_text
 from model import Packed, compile_blocks, set_attention, to_device
 from objectives import find_objective
 from optimizer import learning_rate, make_optimizer
@@ -278,6 +278,11 @@ class Run:
         return {f"validation/{name}": value for name, value in zip(total, values.tolist())}
 
     @functools.cached_property
+    def trained(self):
+        """The hashes of all texts that the model is trained on, and whether these are all."""
+        return runs.trained_texts(self)
+
+    @functools.cached_property
     def rows(self):
         """The held-out rows that evaluations read, as evaluate.EncodedRows."""
         train = self.train
@@ -308,8 +313,9 @@ def open_data(run, resumed):
     if resumed and not run.init:  # a tokenizer that is trained again could give other ids
         tokenizer = runs.read_tokenizer(run.folder)
     run.source = run.eval_source = corpora.open_text(train.data, train.langs)
+    run.columns = run.source.columns[:run.source.num_text_columns]  # which all later files have
     if train.eval_data:
-        run.eval_source = corpora.open_text(train.eval_data, train.langs)
+        run.eval_source = corpora.open_text(train.eval_data, train.langs, like=run.columns)
     open_rows = functools.partial(data.open_corpus, langs=train.langs, vocab=train.vocab,
                                   holdout=not train.eval_data, block=train.block)
     run.corpus = open_rows(run.source, tokenizer, split="train")
@@ -321,8 +327,6 @@ def open_data(run, resumed):
         max_length=train.max_length, pairs=train.pairs, system=train.chat == "system")
     run.batches = make_batches(run.corpus, batch=train.batch, seed=train.seed)
     run.held_out = open_rows(run.eval_source, run.tokenizer, split="valid")
-    run.data_files = {str(path): file_hash(path) for path in
-                      (*run.source.paths, *run.eval_source.paths) if run.writes}
     if run.held_out.hash == run.corpus.hash:
         raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
                        "out, and rows will be held out")
@@ -426,8 +430,13 @@ def introduce(run, say):
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
             "will be truncated")
-    if train.eval_data or train.init:
-        evaluate.warn_train_test_overlap({"config": run.config}, run.rows)
+    if (share := run.corpus.unknown_share()) >= 0.01:
+        say(f"warning: {share:.1%} of the tokens are [UNK]: the tokenizer does not know this "
+            "script, or these words; choose another model for --init")
+    if (train.eval_data or train.init) and not run.eval_source.embedded:
+        hashes = run.eval_source.find_hashes("all" if train.eval_data else "valid",
+                                             run.held_out.columns)
+        runs.warn_of_overlap(share_a_text(hashes, run.trained[0]), run.eval_source.name)
     if run.step == train.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:

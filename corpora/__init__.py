@@ -4,13 +4,16 @@
     evaluation_rows(spec)    the rows that an evaluation reads
 """
 
+import itertools
 import os
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from common import BadInput, comma_list, did_you_mean, shown, warn
 from corpora import toy
-from corpora.files import TextFiles, normalized
+from corpora.files import TextFiles, text_hash
 
 EMBEDDED = ("toy", "documents", "regex")
 EMBEDDED_VOCAB = 4096  # nearly one token for every word form of the five languages
@@ -25,14 +28,15 @@ class EmbeddedText:
     notes = []
     paths = []
 
-    def __init__(self, name, langs=(), count=20_000):
+    def __init__(self, name, langs=(), count=20_000, like=()):
         self.name = name
         self.count = count
         self.known = {"toy": toy.LANGUAGES, "regex": ("english", "regex")}.get(name, ("text",))
         if not set(langs) <= set(self.known):
             raise BadInput(f"--langs {shown(','.join(langs))}: {name} has the columns "
                            f"{', '.join(self.known)}")
-        self.columns = tuple(langs or self.known)
+        first = [column for column in like if column in self.known]
+        self.columns = tuple(langs or dict.fromkeys((*first, *self.known)))
         self.num_text_columns = len(self.columns)
 
     def rows(self, split):
@@ -47,15 +51,22 @@ class EmbeddedText:
             rows = [(text,) for text in toy.documents(split, count)]
         return [tuple(map(dict(zip(self.known, row)).get, self.columns)) for row in rows]
 
+    def find_hashes(self, split="train"):
+        """Return (N, C) uint64, the hashes of all texts of a split, whatever columns are read."""
+        rows = EmbeddedText(self.name, count=self.count).rows(split)
+        return np.array([list(map(text_hash, row)) for row in rows], np.uint64)
 
-def open_text(spec, langs=(), count=20_000):
+
+def open_text(spec, langs=(), count=20_000, like=()):
     """Open one of EMBEDDED, a file, "a.de,a.en", a list of files, or a folder of files
-    CODE.devtest, as EmbeddedText or TextFiles. Raises BadInput."""
+    CODE.devtest, as EmbeddedText or TextFiles. langs: the columns to read. like: the columns of the
+    run, which come first unless `langs` are given. Raises BadInput, also for a file that lacks
+    them."""
     if hasattr(spec, "rows"):  # it is open
         return spec
     langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
     if spec in EMBEDDED:
-        return EmbeddedText(spec, langs, count)
+        return EmbeddedText(spec, langs, count, like)
     if isinstance(spec, (str, Path)):
         spec = [spec] if os.path.lexists(os.path.expanduser(spec)) else comma_list(str(spec))
     paths = [Path(os.path.expanduser(path)) for path in spec]
@@ -71,16 +82,27 @@ def open_text(spec, langs=(), count=20_000):
         name = "".join(map(str, spec))
         raise BadInput(f"{shown(name)!r} is neither a file nor one of {', '.join(EMBEDDED)}"
                        + did_you_mean(name, EMBEDDED))
-    return TextFiles(paths, langs)
+    return TextFiles(paths, langs, tuple(like))
 
 
 class EvaluationRows(NamedTuple):
     """What an evaluation reads."""
     name: str
-    texts: dict  # {column: N texts}, aligned by row
+    texts: dict  # {column: N texts}, aligned by row; "" is a text that a row lacks
     system: list | None = None  # N texts that open a chat
     hard: tuple = ()  # (altered text, row of the first column it was made from, type of error)
     labelled: tuple | None = None  # (M texts, {property: the class of each})
+
+    def hashes(self):
+        """Return (N, C) uint64, the hashes of the texts, 0 for none."""
+        return np.array([list(map(text_hash, cells)) for cells in self.texts.values()], np.uint64).T
+
+    def complete(self):
+        """Return the rows that have all texts."""
+        keep = list(map(all, zip(*self.texts.values())))
+        system = self.system and list(itertools.compress(self.system, keep))
+        texts = {name: list(itertools.compress(cells, keep)) for name, cells in self.texts.items()}
+        return self if all(keep) else self._replace(texts=texts, system=system)
 
 
 def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
@@ -106,35 +128,40 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
         rows = source.rows(split)[:limit]
         labelled = toy.labelled(split, limit) if source.name == "documents" else None
     else:
-        rows = complete_rows(source, split, limit)
+        rows = rows_to_evaluate(source, split, limit)
     texts = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
     return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None, hard,
                           labelled)
 
 
-def complete_rows(source, split, limit):
-    """Return at most `limit` rows of files that have a text in every column. Warn of others."""
+def rows_to_evaluate(source, split, limit):
+    """Return the first rows of files, until each column has `limit` texts (0: all). Warn of what
+    is not evaluated."""
     size = source.num_text_columns
-    rows, partial = [], 0
+    counts = [0] * size  # texts of each column
+    rows, is_limited = [], False
     for row in source.rows(split):
-        if all(row[:size]):
-            rows.append(row)
+        filled = [column for column in range(size) if row[column]]
+        if limit and min(counts[column] for column in filled) >= limit:
+            is_limited = True
+            if min(counts) >= limit:
+                break
         else:
-            partial += 1
-        if limit and len(rows) > limit:
-            break
-    if partial:
-        warn(f"{partial:,} rows of {source.name} have an empty text among "
-             f"{shown(', '.join(source.columns[:size]))} and are left out of all scores; fewer "
-             "--langs keep more")
+            rows.append(row)
+            for column in filled:
+                counts[column] += 1
+    if min(counts) < len(rows):
+        texts = ", ".join(f"{count:,} of {name}" for name, count in zip(source.columns, counts))
+        warn(f"not every row of {source.name} has all texts ({shown(texts)}): each language is "
+             "compared with the first one on the rows that have both")
     # train.py reads "valid" and prints these notes itself.
     if split != "valid":
         for note in source.notes:
             warn(note)
-        if limit and len(rows) > limit:
+        if is_limited:
             warn(f"only the first {limit:,} rows of {source.name} are evaluated; --limit 0 (of "
                  "train.py: --eval-limit 0) evaluates all")
-    return rows[:limit or None]
+    return rows
 
 
 def rows_trained_on(spec, langs=(), holdout=True):
@@ -142,19 +169,3 @@ def rows_trained_on(spec, langs=(), holdout=True):
     source = open_text(spec, langs)
     for row in source.rows("train" if holdout or source.embedded else "all"):
         yield row[:source.num_text_columns]
-
-
-def count_trained_on(spec, rows, langs=(), holdout=True):
-    """Count how many of some rows (tuples of texts) a training on `spec` reads: those of which all
-    texts are in one training row, in any column and compared by `normalized`."""
-    wanted = [set(map(normalized, row)) - {""} for row in rows]
-    by_text = {}  # {longest text: numbers of rows}, because a long text is in few rows
-    for index, texts in enumerate(wanted):
-        if texts:
-            by_text.setdefault(max(texts, key=len), []).append(index)
-    found = set()
-    for row in rows_trained_on(spec, langs, holdout):
-        texts = set(map(normalized, row))
-        for text in texts & by_text.keys():
-            found.update(index for index in by_text[text] if wanted[index] <= texts)
-    return len(found)

@@ -121,6 +121,7 @@ def parallel_names(paths, is_text):
 
 # ---- content
 
+FEWEST = 10  # cells tell what a column is
 IDENTIFIERS, FEW = "addresses or identifiers", "few values"
 NESTED = "[...]"  # stands for a list or an object of JSON
 # A cell without a letter; an address or one word of ASCII that has a digit or an inner sign.
@@ -143,7 +144,7 @@ def kinds_of(rows, names):
             kinds[name] = "lists or objects"
         elif mostly(NUMBER.fullmatch, cells):
             kinds[name] = "numbers"
-        elif mostly(ADDRESS.fullmatch, cells):
+        elif len(cells) >= FEWEST and mostly(ADDRESS.fullmatch, cells):
             kinds[name] = IDENTIFIERS
     texts = [name for name in names if name not in kinds]
     # Copies of a row do not make its values rare.
@@ -153,7 +154,7 @@ def kinds_of(rows, names):
     for name, cells in columns.items():
         values = len({*cells})
         is_short = values <= 20 and 2 * lengths[name] <= max(lengths.values())
-        if len(cells) >= 10 and values * (3 if is_short else 10) <= len(cells):
+        if len(cells) >= FEWEST and values * (3 if is_short else 10) <= len(cells):
             kinds[name] = FEW
         # Maltese, or a machine translation into the language of another column.
         near = name.lower() == "mt" and next((other for other in texts if other != name
@@ -205,5 +206,6 @@ def choose(names, rows, langs=(), like=(), default=()):
     unread = {name: kinds.get(name) or ("not in --langs" if langs else "others are read"
                                         if name in known else "unknown name")
               for name in names if name not in columns}
+    unread = unread if columns else kinds
     least = 2 if sum(name != "system" for name in default) > 1 else 1
     return Schema(columns, tuple(dict.fromkeys((*default, *texts))), least, unread)

@@ -100,7 +100,7 @@ def read_lines(path):
 # `counts` is a Counter of what the user should know; a reader adds to it.
 
 QUOTED = "cells begin and end with a quotation mark"
-UNQUOTED = 'cells of a TSV file have the quotes of CSV, as in "He said ""yes""", and are read without'
+UNQUOTED = 'cells of a TSV file are read without the quotes of CSV, as in "He said ""yes"""'
 CSV_QUOTES = re.compile(r'"([^"]|"")*""([^"]|"")*"|""')
 
 
@@ -132,7 +132,7 @@ def read_header(path, number, header, langs):
             headers[delimiter, is_csv] = [name.strip() for name in cells]
 
     def columns(names):
-        return known_names(names) if not langs else langs if {*langs} <= {*names} else ()
+        return langs if langs and {*langs} <= {*names} else known_names(names)
 
     # The delimiter is the one that splits this line into known names.
     best = next((one for one in headers if columns(headers[one])),
@@ -255,17 +255,24 @@ class TextFiles:
         if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
-        if like == ("text",) != ("text",) and "text" not in self.known:
-            like = ()
+        # "text" is also our name for lines without a name.
+        like = () if like == ("text",) and "text" not in self.known else like
+        if not langs and not {*like} <= {*self.known}:
+            missing = shown(", ".join(name for name in like if name not in self.known))
+            raise at_line(paths[0], 1, f"the run reads {shown(', '.join(like))}, and there is no "
+                          f"{missing} among the columns {shown(', '.join(self.known))}: rename "
+                          "them, or choose with --langs")
         schema = choose([*self.known], rows, langs, like, codes)
         if not schema.columns:
-            raise no_columns(paths[0], 1, self.known, langs or like)
+            kinds = {} if langs else schema.unread
+            names = [f"{name} ({kinds[name]})" if name in kinds else name for name in self.known]
+            raise no_columns(paths[0], 1, names, langs)
         self.schema, self.columns = schema, schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
-        self.compared = [name in schema.texts and name != "system" for name in self.names]
-        self.kinds = None  # what each row is for, once find_kinds has found it
+        self.compared = [name for name in schema.texts if name != "system"]
+        self.hashes = self.kinds = None  # of each row, once they are known
         self.counts = Counter()  # {what: how many} of the last reading
 
     def _sample(self):
@@ -298,8 +305,7 @@ class TextFiles:
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
-            others = [name for name, compared in zip(self.names, self.compared)
-                      if compared and name not in self.columns]
+            others = [name for name in self.compared if name not in self.columns]
             also = f" (also in {shown(', '.join(others))})" if others else ""
             notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} rows that share "
                          f"a text with them{also} are not trained on")
@@ -330,28 +336,47 @@ class TextFiles:
             raise BadInput(f"{shown(self.paths[0])}: no row has enough text in "
                            f"{shown(', '.join(self.columns))}")
 
+    def _hash(self, holdout):
+        """Read the hashes (N, C) of all rows with enough text, and with `holdout` their kinds."""
+        columns = [self.names.index(name) for name in self.compared]
+        reading = tqdm(self._read(), f"read {self.name}", unit=" rows", disable=None)
+        rows = ((*(text_hash(texts[column]) for column in columns), is_enough)
+                for texts, is_enough in reading)
+        table = np.fromiter(rows, np.dtype((np.uint64, len(columns) + 1)))
+        hashes, is_enough = table[:, :-1], table[:, -1] > 0
+        self.hashes = hashes[is_enough]
+        if holdout:
+            self.kinds = hold_out(hashes, self.schema.least)[is_enough]
+
     def find_kinds(self):
         """Return (N,) uint8, what each row is for: TRAIN, EVAL or EXCLUDED. Raises BadInput."""
         if self.kinds is None:
-            reading = tqdm(self._read(), f"read {self.name}", unit=" rows", disable=None)
-            rows = ((*map(text_hash, texts), is_enough) for texts, is_enough in reading)
-            table = np.fromiter(rows, np.dtype((np.uint64, len(self.names) + 1)))
-            self.kinds = hold_out(table[:, :-1][:, self.compared], self.schema.least
-                                  )[table[:, -1] > 0]
+            self._hash(holdout=True)
         if np.count_nonzero(self.kinds == EVAL) < 2:  # retrieval needs two
             raise BadInput(f"{self.name} has too few rows to hold some out: 20 different rows are "
                            "needed, or give --eval-data (evaluate.py: --split all)")
         return self.kinds
+
+    def find_hashes(self, split="all", columns=None):
+        """Return (n, C) uint64, the hashes of all texts of the rows of a split, 0 for none, or of
+        those in some columns."""
+        if self.hashes is None:
+            self._hash(holdout=False)
+        chosen = [index for index, name in enumerate(self.compared)
+                  if columns is None or name in columns]
+        return self.hashes[self._is_in(split)][:, chosen]
+
+    def _is_in(self, split):
+        if split == "all":
+            return slice(None)
+        return self.find_kinds() == (TRAIN if split == "train" else EVAL)
 
     def rows(self, split):
         """Return an iterator of tuples of texts: of "all" rows, of those to "train" on, or of those
         held out, for which "valid" and "test" are two names."""
         size = len(self.columns)
         rows = (tuple(texts[:size]) for texts, is_enough in self._read() if is_enough)
-        if split == "all":
-            return rows
-        kind = TRAIN if split == "train" else EVAL
-        return itertools.compress(rows, self.find_kinds() == kind)
+        return rows if split == "all" else itertools.compress(rows, self._is_in(split))
 
 
 def as_text(cell):
@@ -389,19 +414,34 @@ def hold_out(texts, least=2):
         a  CAT.      Ein Kater.     EXCLUDED   its first text is compared as "a cat."
         Eine Katze.  A cat.         EXCLUDED   a copy with the columns exchanged
         A dog.       Ein Hund.      TRAIN
-
-    Texts of many rows, such as "Yes.", are not compared: of more than a tenth of a small file's
-    rows, 20 rows of a larger file, or 0.2 % of a very large one's."""
+    """
     rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= least)
     _, first = np.unique(rows[whole], return_index=True)  # one of all copies, the smallest first
     kinds = np.full(len(rows), TRAIN, np.uint8)
     held = whole[first[:min(1000, max(len(first) // 100, min(200, len(first) // 10)))]]
-    values, counts = np.unique(texts, return_counts=True)
-    many = max(len(rows) // 500, min(20, len(rows) // 10), 3)
-    common = values[(counts > many) | (values == 0)]
     kinds[np.isin(rows, rows[held])] = EXCLUDED
     for column in texts.T:
-        kinds[np.isin(column, np.setdiff1d(texts[held], common))] = EXCLUDED
+        kinds[np.isin(column, np.setdiff1d(texts[held], frequent(texts)))] = EXCLUDED
     kinds[held] = EVAL
     return kinds
+
+
+def frequent(texts):
+    """Return the hashes among (N, C) of texts of many rows, such as "Yes.", and of no text. They
+    tell nothing about a row. Many are more than a tenth of a small file's rows, 20 rows of a larger
+    file, or 0.2 % of a very large one's."""
+    values, counts = np.unique(texts, return_counts=True)
+    many = max(len(texts) // 500, min(20, len(texts) // 10), 3)
+    return values[(counts > many) | (values == 0)]
+
+
+def without_frequent(texts):
+    """Return the different hashes of (N, C), sorted (n,), except frequent ones."""
+    return np.setdiff1d(texts, frequent(texts))
+
+
+def share_a_text(texts, known):
+    """Return (N,) bool: whether a row of hashes (N, C) has a text among the known ones, sorted."""
+    places = np.minimum(np.searchsorted(known, texts), max(0, len(known) - 1))
+    return (known[places] == texts).any(1) if len(known) else np.zeros(len(texts), bool)

@@ -1,6 +1,7 @@
 """The cache of text files: all token ids on disk, so that a corpus can be larger than memory.
 
     cache/NAME-KEY/tokens.bin  (T,) uint32: the ids of all texts, one after another
+                   hashes.npy  (N, C) uint64: the hashes of the texts of each row
                    index.npz   written last: where texts begin, what rows are for, counts, a hash
 
 KEY is a hash of the tokenizer, of the files' paths, sizes and times, and of the columns. Two
@@ -10,47 +11,63 @@ processes can build the same folder: they write equal files, and each replaces a
 import hashlib
 import itertools
 import os
+from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from common import atomic_file, digest, make_folder
 
-LAYOUT = 10  # version of the files and of how rows are read and held out
+LAYOUT = 11  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 
+class Encoded(NamedTuple):
+    """The token ids of text files, and what else was found when they were read."""
+    tokens: np.ndarray   # (T,) uint32
+    offsets: np.ndarray  # (N * columns + 1,) int64
+    kinds: np.ndarray | None  # (N,) uint8: what each row is for; None if no rows are held out
+    hashes: np.ndarray   # (N, C) uint64: see TextFiles.find_hashes
+    counts: Counter      # {what the user should know: how often}
+    hash: str            # of tokens, offsets and kinds
+
+
 def encoded(source, tokenizer, holdout=True):
-    """Return the token ids of TextFiles: tokens (T,), offsets (N * C + 1,), the rows' kinds (N,)
-    and a hash of all three. The kinds are empty without `holdout`."""
+    """Return TextFiles as Encoded, from the cache if they are there. `holdout`: some rows are held
+    out."""
     files = [(os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns)
              for path in source.paths]
-    key = digest([LAYOUT, files, source.columns, source.names, tokenizer.hash, holdout])[:10]
+    key = digest([LAYOUT, files, source.columns, source.names, source.schema.least, tokenizer.hash,
+                  holdout])[:10]
     folder = Path("cache", f"{source.name[:40]}-{key}")
     try:
-        return _read(source, folder)
+        return _read(folder)
     except Exception:  # of whatever type: the cache is missing or damaged
         _write(source, tokenizer, holdout, folder)
-        return _read(source, folder)
+        return _read(folder)
 
 
-def _read(source, folder):
+def _read(folder):
     index = np.load(folder / "index.npz")
     # A memory map reads from disk what is asked for, and no more.
     tokens = np.memmap(folder / "tokens.bin", np.uint32, "r").view(np.ndarray)
+    hashes = np.load(folder / "hashes.npy", mmap_mode="r")
     offsets, kinds = index["offsets"], index["kinds"]
-    if offsets[-1] != len(tokens):
-        raise ValueError("tokens.bin is cut short")
-    source.counts = dict(zip(source.counts, index["counts"].tolist()))
-    source.kinds = kinds if len(kinds) else None
-    return tokens, offsets, kinds, str(index["hash"])
+    if offsets[-1] != len(tokens) or len(hashes) != index["rows"]:
+        raise ValueError("a file is cut short")
+    counts = Counter(dict(zip(index["whats"].tolist(), index["counts"].tolist())))
+    return Encoded(tokens, offsets, kinds if len(kinds) else None, hashes, counts,
+                   str(index["hash"]))
 
 
 def _write(source, tokenizer, holdout, folder):
     """Encode all rows into the files of a folder."""
     make_folder(folder, "the cache")
     kinds = source.find_kinds() if holdout else np.zeros(0, np.uint8)
+    with atomic_file(folder / "hashes.npy") as file:
+        np.save(file, source.find_hashes())
     rows = iter(tqdm(source.rows("all"), f"encode {source.name}", unit=" rows", disable=None))
     lengths = [np.zeros(1, np.int64)]
     content = hashlib.sha256()
@@ -64,5 +81,5 @@ def _write(source, tokenizer, holdout, folder):
     content.update(offsets)
     identity = digest([content.hexdigest(), hashlib.sha256(kinds).hexdigest()])
     with atomic_file(folder / "index.npz") as file:
-        np.savez(file, offsets=offsets, kinds=kinds, hash=identity,
-                 counts=list(source.counts.values()))
+        np.savez(file, offsets=offsets, kinds=kinds, hash=identity, rows=len(source.hashes),
+                 whats=list(source.counts), counts=list(source.counts.values()))

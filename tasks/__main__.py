@@ -64,7 +64,7 @@ def make_evaluation(opened, flags):
             opened.model.config, opened.first["affixes"], opened.config.get("max_length"))
         return evaluate.Evaluation(opened.model, rows, pool=flags.pool)
     evaluation = evaluate.evaluation_of(opened, flags.data, flags.langs, flags.split, flags.limit,
-                                        flags.pool)
+                                        flags.pool, complete=True)
     if flags.hard:
         gold = next(iter(evaluation.rows.texts.values()))
         evaluation.rows.hard = mining.hard_rows(flags.hard, flags.hard_types, gold)

@@ -30,7 +30,7 @@ def bucc(evaluation):
     al. 2023; MEXMA, table 16]"""
     need_translations(evaluation, "bucc")
 
-    def f1(x, y):
+    def f1(x, y, *_):
         nearest = knn(x, y, 1).indices[:, 0]
         return {"f1": 100 * f1_score(range(len(x)), nearest, average="weighted", zero_division=0)}
 
@@ -42,7 +42,7 @@ def tatoeba(evaluation):
     sentences in the others (from), and the mean of both. [XTREME; MTEB has "into"]"""
     need_translations(evaluation, "tatoeba")
 
-    def accuracy(x, y):
+    def accuracy(x, y, *_):
         rows = range(len(x))
         into, back = (percent([not wrong for wrong in errors(near.indices[:, 0], rows)])
                       for near in (knn(x, y, 1), knn(y, x, 1)))

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ import evaluate
 import metrics
 import runs
 from common import BadInput, file_hash
+from corpora.files import without_frequent
 from data import tokenize_rows
 from model import Model, ModelConfig, save
 
@@ -33,10 +35,16 @@ def write_run(folder, model, tokenizer, data="toy", after=None, **config):
     save(model, folder / "model.pt")
     tokenizer.save(folder / "tokenizer.json")
     around = [[tokenizer.special.cls], after or [tokenizer.special.sep]]
-    files = {str(data): file_hash(data)} if data and str(data) not in corpora.EMBEDDED else {}
-    first = {"format": 6, "config": {"data": str(data), "langs": "", **config}, "views": 2,
+    first = {"format": 7, "config": {"data": str(data), "langs": "", **config}, "views": 2,
              "tokenizer_hash": tokenizer.hash, "around": around, "affixes": [around, around],
-             "data_files": files}
+             "columns": [], "is_complete": True}
+    trained = [np.zeros(0, np.uint64)]
+    if data and str(data) not in corpora.EMBEDDED:
+        split = "all" if config.get("eval_data") else "train"
+        trained += [without_frequent(corpora.open_text(data).find_hashes(split))]
+    if config.get("init"):
+        trained += [np.load(Path(config["init"], "trained.npy"))]
+    np.save(folder / "trained.npy", np.unique(np.concatenate(trained)))
     (folder / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
     return folder
 
@@ -194,7 +202,7 @@ def test_numbers_of_other_rows_are_only_printed(own, command):
 
 
 def test_rows_that_were_trained_on_are_counted(own, tokenizer, command):
-    other = write_rows("other.tsv", [f"{row}\tHund {row}" for row in range(30)])
+    other = write_rows("other.tsv", [f"dog {row}\tHund {row}" for row in range(30)])
     # test_files.py counts also rows whose columns are exchanged.
     copy = write_rows("copy.tsv", PAIRS[::-1])
     apart = write_run("apart", tiny(), tokenizer, "data.tsv", eval_data=other)
@@ -202,19 +210,47 @@ def test_rows_that_were_trained_on_are_counted(own, tokenizer, command):
     trained_on = 300 - len(corpora.evaluation_rows("data.tsv").texts["en"])
     for run, count in ((apart, 300), (own, trained_on), (child, trained_on)):
         assert "the model was" not in command(run).err
-        wanted = f"the model was trained on {count} of the 300 rows of copy"
+        wanted = f"the model was trained on a text of {count} of the 300 rows of copy"
         assert wanted in command(run, "--data", copy).err
-    write_rows("data.tsv", PAIRS[:200])
-    for run in (own, child):
-        assert "data.tsv has changed since training" in command(run).err
+    write_rows("data.tsv", PAIRS[:200])  # other rows are held out now
+    held_out = corpora.evaluation_rows("data.tsv").texts["en"]
+    before = corpora.evaluation_rows(copy).texts["en"]
+    now_trained_on = len({*held_out} - {*before})
+    assert now_trained_on and f"a text of {now_trained_on} of the {len(held_out)} rows of data" in (
+        command(own).err)
     Path("data.tsv").unlink()
-    assert "we cannot tell which" in command(apart).err
+    assert f"a text of {trained_on} of the 300 rows of copy" in command(child, "--data", copy).err
 
 
-def test_folders_that_were_renamed_into_a_cycle_do_not_hang(own, tokenizer, command):
-    for name, init in (("a", "a/../b"), ("b", "b/../a")):
-        write_run(name, tiny(), tokenizer, "data.tsv", init=init)
-    assert "health: " in command("a").out
+@pytest.mark.parametrize("damage", ["missing", "cut short", "another format"])
+def test_without_a_record_of_its_texts_a_run_says_that_the_overlap_is_unknown(
+        own, tokenizer, command, damage):
+    child = write_run("child", tiny(), tokenizer, write_rows("other.tsv", PAIRS), init="own")
+    path = own / "trained.npy"
+    assert "unknown" not in command(own).err
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        np.save(path, np.zeros(3))
+    assert f"overlap unknown: {own}, or a run that it started from" in command(own).err
+    assert "unknown" not in command(child).err  # it has its own copy
+    log = (child / "log.jsonl").read_text().replace('"is_complete": true', '"is_complete": false')
+    (child / "log.jsonl").write_text(log)
+    assert "overlap unknown: child" in command(child, "--data", "data.tsv").err
+
+
+def test_a_run_of_an_older_version_is_evaluated_or_refused_by_its_version(own, command, refused):
+    log = (own / "log.jsonl").read_text()
+    for version in (6, 5, 8):
+        (own / "log.jsonl").write_text(log.replace('"format": 7', f'"format": {version}'))
+        if version == 6:
+            assert "health: " in command(own).out
+        else:
+            message = refused(evaluate.main, "own")
+            assert f"own was written by another version of nanoJEPA (its log has format {version}" \
+                in message
 
 
 @pytest.mark.parametrize("words, message, damage", [

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from common import BadInput
-from corpora import count_trained_on, evaluation_rows, files, open_text, store, toy
+from corpora import evaluation_rows, files, open_text, store, toy
 from data import open_corpus
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
@@ -105,7 +105,7 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     path = tsv("w.tsv", table, "id\ten\tde\tfr\n")
     source = open_text(path)
     assert list(source.rows("all")) == [("a", "b", "c"), ("d", "", "f"), ("", "h", "i")]
-    assert source.notes == ["w: columns not read: id (choose with --langs)",
+    assert source.notes == ["w: columns not read: id (numbers): choose with --langs",
                             "w: 1 rows are skipped: too little text, or a repeated header"]
     assert rows(path, langs="fr,en") == [("c", "a"), ("f", "d")]
     assert rows(path, langs=["id"]) == [("1",), ("2",), ("3",), ("4",)]
@@ -179,7 +179,7 @@ def test_held_out_rows_are_the_same_for_any_columns_and_order_of_the_file():
      + [(f"A\u0308hre {i}", f"FI {i}") for i in range(100)], 10, 10),   # Unicode forms
     (PAIRS[:20], 2, 0)])
 def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded):
-    source = open_text(tsv("a.tsv", table))
+    source = open_text(tsv("a.tsv", table, "src\ttgt\n"))
     train = list(source.rows("train"))
     kinds = np.bincount(source.kinds, minlength=3)
     assert kinds.tolist() == [len(train), held_out, excluded] and kinds.sum() == len(table)
@@ -191,16 +191,27 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded):
         assert not texts[0] & texts[1]
 
 
-def test_rows_that_were_trained_on_are_counted_wherever_they_are():
-    path = tsv("a.tsv", [*PAIRS, ("", "nur"), ("both", "beide")])
+def test_a_text_that_was_trained_on_is_found_wherever_it_is():
+    table = [(a, b, f"{i} cats are sleeping") for i, (a, b) in enumerate(PAIRS)]
+    path = tsv("a.tsv", [*table, ("", "nur", "")] + [(f"ok {i}", "Ja.", "") for i in range(20)],
+               "en\tde\tsummary\n")
+    known = files.without_frequent(open_text(path).find_hashes("train"))
     train, test = rows(path, "train"), rows(path, "test")
+
+    def count(texts, known=known):
+        hashes = np.array([list(map(files.text_hash, row)) for row in texts], np.uint64)
+        return int(files.share_a_text(hashes, known).sum())
+
     near = [(b.replace(" ", "  ").replace("ä", "a\u0308"), f" {a.upper()}") for a, b in train]
-    for same in (train, near[::-1], [(a, "") for a, _ in train]):
-        assert count_trained_on(path, same) == len(train)
-    assert count_trained_on(path, test) == 0
-    assert count_trained_on(path, test, holdout=False) == len(test)
-    assert count_trained_on(path, [(train[0][0], train[1][1]), ("new", ""), ("", "")]) == 0
-    assert count_trained_on("toy", open_text("toy", count=3).rows("train")) == 3
+    for same in (train, near[::-1], [(a, "") for a, _ in train], [("new", a) for a, _ in train]):
+        assert count(same) == len(train) > 40
+    assert count(test) == 0 < len(test)
+    summaries = [(row[2],) for row in table if row[:2] in train]  # a column that is not read
+    assert count(summaries) == len(summaries) > 30
+    assert count([("nur",), ("Ja.",), ("new",), ("",)]) == 0  # skipped, frequent, unknown, none
+    assert count(train, known[:0]) == 0
+    assert count(open_text("toy", count=3).rows("train"), np.unique(
+        open_text("toy", "en", count=3).find_hashes())) == 3
 
 
 # ---- the cache
@@ -215,7 +226,9 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
     expected = tokenizer.encode([text for pair in PAIRS for text in pair])
 
     def check(opened):
-        tokens, offsets, kinds, content = store.encoded(opened, tokenizer)
+        tokens, offsets, kinds, hashes, counts, content = store.encoded(opened, tokenizer)
+        assert counts[files.SKIPPED] == 2
+        assert hashes.shape == (40, 2)
         assert np.array_equal(tokens, np.concatenate(expected)) and offsets[-1] == len(tokens)
         assert np.array_equal(np.diff(offsets), [len(ids) for ids in expected])
         assert np.bincount(kinds).tolist() == [36, 4] and kinds.dtype == np.uint8
@@ -223,18 +236,19 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
 
     content = check(source)
     [folder] = Path("cache").iterdir()
-    _, _, kinds, other = store.encoded(open_text(path), tokenizer, holdout=False)
-    assert not len(kinds) and other != content
-    for name in ("tokens.bin", "index.npz"):
+    other = store.encoded(open_text(path), tokenizer, holdout=False)
+    assert other.kinds is None and other.hash != content
+    for name in ("tokens.bin", "hashes.npy", "index.npz"):
         for damaged in (b"", (folder / name).read_bytes()[:-4]):
             (folder / name).write_bytes(damaged)
             assert check(open_text(path)) == content
     monkeypatch.setattr(store, "_write", None)
     monkeypatch.setattr(files, "hold_out", None)
     again = open_text(path)
-    assert check(again) == content
-    assert again.notes == source.notes and source.notes[1].startswith("a b: 2 rows are skipped")
-    assert list(again.rows("test")) == [PAIRS[i] for i in np.flatnonzero(source.kinds)]
+    assert check(again) == content and again.kinds is None  # nothing is written into it
+    open_corpus(again, tokenizer)
+    assert again.notes[1].startswith("a b: 2 rows are skipped")
+    assert list(again.rows("test")) == [PAIRS[i] for i in np.flatnonzero(again.kinds)]
 
 
 def test_two_processes_can_build_the_same_cache():
@@ -253,10 +267,10 @@ def test_an_evaluation_prints_which_rows_it_leaves_out(capsys):
     table = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("4", "", "h", "i"), ("5", "j", "k", "l")]
     path = tsv("w.tsv", table, "id\ten\tde\tfr\n")
     for langs, limit, kept, printed in (
-            ("", 1000, 2, "2 rows of w have an empty text among en, de, fr and are left out of al"),
+            ("", 1000, 4, "not every row of w has all texts (3 of en, 3 of de, 4 of fr): each la"),
             ("en,fr", 1000, 3, "w: 1 rows are skipped: too little text"),
             ("en,fr", 2, 2, "only the first 2 rows of w are evaluated; --limit 0 (of train.py: "),
-            ("en,fr", 0, 3, "w: columns not read: id, de (choose with --langs)")):
+            ("en,fr", 0, 3, "w: columns not read: id (numbers); de (not in --langs): choose")):
         found = evaluation_rows(path, langs, "all", limit).texts
         assert [len(texts) for texts in found.values()] == [kept] * len(found)
         assert f"warning: {printed}" in capsys.readouterr().err
