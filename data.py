@@ -203,7 +203,10 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, o
     rest = before[len(special.chat.start):]
     rows = []
     truncated = collections.Counter()  # {limit: number of texts that are longer}
+    unknown = total = 0  # tokens
     for opening, ids in zip(openings, tokenizer.encode(texts)):
+        unknown += np.count_nonzero(ids == tokenizer.unknown)
+        total += len(ids)
         row = [*opening, *rest, *ids[:max_text].tolist(), *after]
         # Keep what follows the text: the model reads the embedding there.
         if max_row and len(row) > max_row:
@@ -212,11 +215,9 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, o
         elif max_text and len(ids) > max_text:
             truncated[max_text] += 1
         rows.append(row)
-    count = sum(map(len, rows))
-    share = sum(row.count(tokenizer.unknown) for row in rows) / max(1, count)
-    if share >= 0.01:
-        warn(f"{share:.1%} of the tokens of {len(rows):,} texts are [UNK]: the tokenizer does not "
-             "know their script or their words")
+    if unknown and unknown >= 0.01 * total:
+        warn(f"{unknown / total:.1%} of the tokens of {len(rows):,} texts are [UNK]: the tokenizer "
+             "does not know their script or their words")
     for limit, count in truncated.items():
         warn(f"{count} of {len(rows)} texts are longer than {limit} tokens and were truncated")
     return rows

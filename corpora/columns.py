@@ -13,7 +13,7 @@ from typing import NamedTuple
 # ISO 639-1, FLORES-200, and languages written out. "id" is missing, because such a column holds
 # identifiers.
 LANGUAGES = set(Path(__file__).with_name("languages.txt").read_text("utf-8").split())
-GROUPS = ("src tgt", "src trg", "sentence1 sentence2", "question1 question2",
+GROUPS = ("src tgt", "src trg", "src ref", "sentence1 sentence2", "question1 question2",
           "s1 s2", "text1 text2", "anchor positive", "premise hypothesis", "english regex",
           "user assistant system", "user assistant", "question answer", "text",
           "source target")
@@ -38,7 +38,8 @@ def parse(name):
     if not match or match[1].lower() not in LANGUAGES or NO_TEXT.fullmatch(match[2] or ""):
         return None
     rest = match[2] or ""
-    return match[1].lower(), "" if REGION.fullmatch(rest) else rest
+    is_part = REGION.fullmatch(rest) or len(rest) > 3 and rest.lower() in LANGUAGES  # toba_batak
+    return match[1].lower(), "" if is_part else rest
 
 
 def is_language(name):
@@ -99,8 +100,6 @@ def parallel_names(paths, is_text):
         return ()
     if "txt" not in map(str.lower, endings) and distinct(endings):
         return distinct(endings)
-    if {*endings} <= {"dev", "devtest"}:
-        return distinct([path.stem for path in paths])
     for separators in (".", ".-", ".-_"):
         parts = [re.split(f"[{separators}]", path.name) for path in paths]
         # Remove what all names have in common, such as "train" or "txt", at the start and the end.
@@ -108,15 +107,15 @@ def parallel_names(paths, is_text):
             parts = [one[1:] for one in parts]
         while all(parts) and len({one[-1] for one in parts}) == 1:
             parts = [one[:-1] for one in parts]
-        for is_known in (is_language, SIDES.__contains__):
-            known = [next(filter(is_known, one[::-1]), "") for one in parts]
-            if distinct(known):
-                return distinct(known)
-        # An unknown code beside a known one, at the same place.
-        if all(len(one) == 1 and CODE.fullmatch(one[0]) for one in parts) and any(
-                is_language(one[0]) for one in parts):
-            return distinct([one[0] for one in parts])
-    return ()
+        ends = [one[-1] if one else "" for one in parts]
+        has_unknown = any(map(is_language, ends)) and all(map(CODE.fullmatch, ends))
+        for names in ([next(filter(is_language, one[::-1]), "") for one in parts],
+                      ends if has_unknown else [],  # an unknown code beside a known one
+                      [next(filter(SIDES.__contains__, one[::-1]), "") for one in parts]):
+            if distinct(names):
+                return distinct(names)
+    # FLORES has codes that we do not know.
+    return distinct([path.stem for path in paths]) if {*endings} <= {"dev", "devtest"} else ()
 
 
 # ---- content

@@ -292,7 +292,7 @@ class TextFiles:
         for name in self.known:
             if name not in self.columns:
                 why = self.schema.unread.get(name, "not in the first 10,000 rows")
-                unread.setdefault(why, []).append(name)
+                unread.setdefault(why, []).append(name or '""')
         if unread:
             columns = "; ".join(f"{shown(', '.join(names))} ({why})"
                                 for why, names in unread.items())

@@ -10,15 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_evaluate import tiny, write_run
 from test_house import SHAPE
 from test_train import assert_same_run, flags
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
 
 import corpora
+import data
 import evaluate
 import runs
 import train
 from common import BadInput, run_program
-from corpora.files import EMPTY, SKIPPED
+from corpora.files import EMPTY, QUOTED, SKIPPED, UNQUOTED
 from model import save
 
 CASES = Path(__file__).parent / "cases"
@@ -70,17 +75,59 @@ READ = [  # files, columns, number of rows, notes
     ("k10_word_joiner/data.jsonl", "en de", 25, f"5 {EMPTY}", f"5 {SKIPPED}"),
     ("k16_apple_double/devtest", "eng_Latn deu_Latn", 60),
     ("k16_dev/flores", "eng_Latn deu_Latn", 30), ("k16_packed/flores", "eng_Latn deu_Latn", 30),
-    ("k16_dot_files/flores", "eng_Latn deu_Latn", 30)]
+    ("k16_dot_files/flores", "eng_Latn deu_Latn", 30),
+    ("w1_number_column/data.tsv", "en de", 48, "not read: no (numbers): choose"),
+    ("w1_category_column/data.csv", "en de", 48, "not read: cat (few values): choose"),
+    ("w1_length_columns/data.tsv", "en de", 48, "not read: en_len, de_len (numbers): choose"),
+    ("w1_crawl/data.tsv", "en_text de_text", 24, "sl_no, en_lid (numbers); en_url, de_url "
+     "(addresses or identifiers); is_train (few values): choose"),
+    ("w1_flores_dump/data.csv", "sentence_eng_Latn sentence_deu_Latn sentence_fra_Latn", 24,
+     "id (numbers); URL (addresses or identifiers); domain, topic, has_image (few values): choose"),
+    ("w1_machine_translation/data.jsonl", "en de", 24,
+     "min (numbers); mt (much like de); cat (few values); as (lists or objects): choose"),
+    ("w1_kaggle_words/data.csv", "English words/sentences,French words/sentences", 24,
+     'not read: "" (numbers); source (few values): choose'),
+    ("w2_language_before_txt/news-src.eng.txt,news-ref.deu.txt", "eng deu", 48),
+    ("w2_src_tgt/src-train.txt,tgt-train.txt", "src tgt", 24),
+    ("w2_direction/news.en-de.en.txt,news.en-de.de.txt", "en de", 24),
+    ("w2_unknown_code/test-src.eng.txt,test-ref.deu.txt,test-ref.mey.txt", "eng deu mey", 24),
+    ("w2_parts/part1.txt,part2.txt", "text", 48, "2 files are read one after the other, as one "
+     "column; parallel files are named corpus.de,corpus.en"),
+    ("w3_unknown_code_in_folder/devtest", "eng_Latn chv_Cyrl deu_Latn", 48),
+    ("w3_list/cmn_Hans.dev,eng_Latn.dev,ekk_Latn.dev", "cmn_Hans eng_Latn ekk_Latn", 24),
+    ("w3_only_unknown/dev", "aaq_Latn zgh_Tfng", 24),
+    ("w3_written_out/data.csv", "english German toba_batak", 24, "not read: index (numbers)"),
+    ("w4_pandas_tsv/data.tsv", "en de", 48, f"48 {UNQUOTED}"),
+    ("w4_all_quoted/data.tsv", "en de", 24),
+    ("w4_true_quotations/data.tsv", "en de", 24, f"18 {QUOTED}"),
+    ("w4_mixed/data.tsv", "en de", 24, f"24 {UNQUOTED}", f"12 {QUOTED}", "not read: note (few")]
 
 
 @pytest.mark.parametrize("case", READ, ids=lambda case: case[0])
 def test_files_are_read_and_notes_tell_what_is_not(case):
     name, columns, count, *notes = case
     found, rows, lines = opened(name)
-    assert found == tuple(columns.split()) and len(rows) == count
+    assert found == tuple(columns.split("," if "," in columns else None)) and len(rows) == count
     assert all(note in lines for note in notes) and bool(notes) == bool(lines)
     texts = {text for row in rows for text in row}
     assert not texts & {"en", "de"} and not any(re.search("[\r\n\ufeff]", text) for text in texts)
+
+
+@pytest.mark.parametrize("case, row, wanted", [
+    ("w4_pandas_tsv", 1, ('He said "The dog hears 10 birds."',
+                          'Er sagte "Der Hund hört 10 Vogel."')),
+    ("w4_pandas_tsv", 0, ("The dog sees 3 birds.", "Der Hund sieht 3 Vogel.")),
+    ("w4_all_quoted", 0, ("The baker opens the window.",
+                          'Sie sagt: "Der Bäcker öffnet das Fenster."')),
+    # True quotation marks stay, at both ends of a cell, too.
+    ("w4_true_quotations", 0, ('"The baker opens the window."',
+                               '"Der Bäcker öffnet das Fenster."')),
+    ("w4_true_quotations", 1, ('"The baker waters the roses." she said, "at last"',
+                               "Der Bäcker gießt die Rosen.")),
+    ("w4_mixed", 0, ('"The baker opens the window."', "Der Bäcker öffnet das Fenster.")),
+    ("w4_mixed", 1, ('The word "baker" is short.', "Der Bäcker gießt die Rosen."))])
+def test_w4_only_the_quotes_of_csv_are_removed_from_a_tsv(case, row, wanted):
+    assert opened(f"{case}/data.tsv")[1][row] == wanted
 
 
 @pytest.mark.parametrize("names, advice", [
@@ -96,6 +143,101 @@ def test_k7_k8_other_files_are_refused_by_name_with_the_way_out(names, advice):
     for name in names.split():
         with pytest.raises(BadInput, match=f"^[^\n]*{name}:1: [^\n]*{advice}[^\n]*$"):
             opened(name)
+
+
+# ---- one schema for a run: w5 later files in another order, w9 held-out rows and --langs
+
+
+@pytest.mark.parametrize("case, columns", [
+    ("w5_eval_data_order/train.tsv,dev.tsv", "en de"),
+    ("w5_key_order/train.jsonl,dev.jsonl", "en de"),
+    ("w5_more_languages/train.tsv,dev.tsv", "en de fr")])
+def test_w5_later_files_have_the_columns_of_the_run_in_its_order(case, columns):
+    folder, _, names = case.partition("/")
+    own, later = (CASES / folder / name for name in names.split(","))
+    run = train.start("ntp", data=own, eval_data=later, out="run", **SMALL)
+    assert run.corpus.columns == ("en", "de") and run.held_out.columns == tuple(columns.split())
+    list(run.steps())
+    found = evaluate.evaluation_of(runs.open_run("run"), data=str(later)).rows.texts
+    assert list(found) == list(run.rows.texts) == columns.split()
+    english, german = found["en"][0], found["de"][0]
+    assert english.startswith("The ") and german.startswith("Der ")
+
+
+def test_w5_a_later_file_that_lacks_a_column_is_refused_by_name():
+    own, later = (CASES / "w5_lacks_a_column" / name for name in ("train.tsv", "dev.tsv"))
+    message = "dev.tsv:1: the run reads en, de, and there is no de among the columns fr, en: rename"
+    with pytest.raises(BadInput, match=message):
+        train.start("ntp", data=own, eval_data=later, **SMALL)
+    list(train.start("ntp", data=own, out="run", **SMALL).steps())
+    with pytest.raises(BadInput, match=message):
+        evaluate.main(["run", "--data", str(later)])
+    assert evaluate.main(["run", "--data", str(later), "--langs", "en,fr"]) is None
+
+
+@pytest.mark.parametrize("case, langs, others", [
+    ("w9_other_langs_same_file/data.tsv", "english,german", "english,reworded"),
+    ("w9_summary/data.tsv", "en,summary", "en"),
+    ("w9_articles/data.jsonl", "title,body", "title,abstract"),
+    ("w9_languages/data.csv", "English,German", "English,Javanese")])
+def test_w9_the_rows_that_are_held_out_are_the_same_whatever_langs(case, langs, others, capsys):
+    run = train.start("contrastive", data=CASES / case, langs=langs, out="run", **SMALL)
+    assert any("share a text with them (also in " in note for note in run.source.notes)
+    list(run.steps())
+    capsys.readouterr()
+    found = evaluate.evaluation_of(runs.open_run("run"), langs=others.split(",")).rows.texts
+    trained = {text for row in run.source.rows("train") for text in row}
+    assert min(map(len, found.values())) > 10
+    assert not trained & {text for texts in found.values() for text in texts}
+    assert "the model was trained" not in capsys.readouterr().err
+    # The texts of columns that were not read are remembered, too.
+    evaluate.evaluation_of(runs.open_run("run"), langs=others.split(","), split="train")
+    assert re.search(r"trained on a text of (\d+) of the \1 rows", capsys.readouterr().err)
+
+
+# ---- corpora of pairs: no row has all languages
+
+
+def test_a_corpus_of_pairs_trains_on_every_pair_and_each_one_is_evaluated(capsys):
+    english = [f"{number} {a} {b}" for number in range(6)
+               for a in "red blue green black white".split()
+               for b in "sun moon tree river stone bird fish cloud road house".split()]
+    german, french = [f"{text} hier" for text in english], [f"{text} ici" for text in english]
+    pairs = {"en-de": list(zip(english, german))[:100], "en-fr": list(zip(english, french))[100:],
+             "de-es": [(text, f"{text} dos") for text in german[100:]]}
+    for name, rows in pairs.items():
+        lines = [name.replace("-", "\t"), *map("\t".join, rows), ""]
+        Path(f"{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
+    run = train.start("contrastive", data="en-de.tsv,en-fr.tsv,de-es.tsv", out="run", **SMALL)
+    drawn = {run.corpus.example(row, 2, 0).columns for row in range(len(run.corpus))}
+    assert run.corpus.columns == ("en", "de", "fr", "es")
+    assert drawn == {(0, 1), (0, 2), (1, 3)}
+    *_, last = run.steps()
+    found = {name.removeprefix("retrieval/xsim/") for name in last["eval"] if "xsim/" in name}
+    assert found == {"de-en", "fr-en", "es-de"}
+    assert "each language is compared with the first one on the rows that have both" in (
+        capsys.readouterr().err)
+    columns = evaluate.evaluation_of(runs.open_run("run"), split="all", limit=10).rows.texts
+    assert [sum(map(bool, texts)) for texts in columns.values()] == [20, 20, 10, 10]
+
+
+# ---- a tokenizer that does not know the script
+
+
+@pytest.mark.parametrize("text, share", [("the cat ", ""), ("the ድመት ", "50.0%"),
+                                         ("ድመት ", "100.0%")])
+def test_a_warning_tells_which_fraction_of_the_tokens_is_unknown(text, share, capsys):
+    pieces = [*data.ROLES, "the", "cat"]
+    inner = Tokenizer(WordPiece(dict(zip(pieces, range(99))), unk_token="[UNK]"))
+    inner.pre_tokenizer = Whitespace()
+    write_run("init", tiny(vocab=len(pieces)), data.Tokenizer(inner), data="",
+              size="toy", max_length=32)
+    Path("data.txt").write_text("".join(f"{text * (row + 1)}\n" for row in range(30)), "utf-8")
+    words = ["--objective=mlm", "--init=init", "--data=data.txt", "--out=run", "--steps=1"]
+    assert train.main([*words, "--batch=4"]) == 0
+    printed = capsys.readouterr()
+    assert (f"{share} of the tokens are [UNK]: the tok" in printed.out) == bool(share)
+    assert (f"{share} of the tokens of 3 texts are [UNK]" in printed.err) == bool(share)
 
 
 # ---- commands, on the files of a case

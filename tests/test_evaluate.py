@@ -72,7 +72,7 @@ def test_a_text_has_one_embedding_whatever_the_batch(tokenizer, pool, causal):
     model = tiny(pool, causal).train()
     together = evaluate.encode(model, tokenizer, TEXTS)
     alone = [evaluate.encode(model, tokenizer, [text])[0] for text in TEXTS]
-    small = evaluate.map_batches(model, tokenize_rows(tokenizer, TEXTS, max_length=48),
+    small = evaluate.map_batches(model, tokenize_rows(tokenizer, TEXTS, max_row=48),
                                  lambda packed: model.pool(model(packed), packed), 20)
     for other in (alone, small):  # also without dropout
         assert torch.allclose(together, torch.stack(other), rtol=0, atol=2e-6)
