@@ -22,6 +22,7 @@ import torch.distributed as dist
 from test_evaluate import write_rows
 from test_house import ROOT, SHAPE, SMALL, write_pairs
 
+import corpora
 import data
 import evaluate
 import model
@@ -29,6 +30,7 @@ import runs
 import settings
 import train
 from common import BadInput, file_hash, run_program
+from corpora.files import text_hash
 from objectives import OBJECTIVES, Contrastive
 
 EXTRA = {  # what else must be small
@@ -195,9 +197,10 @@ def test_an_objective_is_not_named_like_a_setting(name):
 
 
 def test_what_evaluation_data_cannot_measure_is_said():
-    Path("one.txt").write_text("".join(f"line {i}\n" for i in range(30)), encoding="utf-8")
-    notes = started("mlm", eval_data="one.txt").notes + started("mexma", eval_data="one.txt").notes
-    assert [note for note in notes if "no validation loss" in note and "single column" in note]
+    write_rows("same.tsv", ["a cat\teine Katze"] * 30)
+    notes = started("mlm", eval_data="same.tsv").notes + started(
+        "mexma", eval_data="same.tsv").notes
+    assert [note for note in notes if "no validation loss" in note and "has only 1 rows" in note]
     with pytest.raises(BadInput, match="has 1 rows to evaluate"):
         next(started("mlm", "run", eval_limit=1).steps())
     assert not Path("run").exists()
@@ -277,7 +280,10 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
     more = dict(steps=6, save_every=4, log_every=2, eval_every=3)
     assert train.main(command(name, "whole", **more)) == 0
     first, *records = runs.read_log("whole")
-    assert first["config"]["objective"] == name and [*first["data_files"]] == ["pairs.tsv"]
+    assert first["config"]["objective"] == name and first["columns"] == ["en", "de"]
+    texts = {text for row in corpora.open_text("pairs.tsv").rows("train") for text in row}
+    trained, is_complete = runs.read_trained(Path("whole"), first)
+    assert is_complete and trained.tolist() == sorted(map(text_hash, texts))
     steps, evaluated = ([record for record in records if kind in record]
                         for kind in ("loss", "eval"))
     assert [record["step"] for record in steps] == [2, 3, 4, 6]  # 3: before the evaluation
@@ -287,7 +293,8 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
     terms = {f"validation/{term}" for term in steps[0].keys() - rest}
     assert all(terms < record["eval"].keys() for record in evaluated)
     written = contents("whole")
-    assert written.keys() == {"model.pt", "train.pt", "tokenizer.json", "log.jsonl", "eval.json"}
+    assert written.keys() == {"model.pt", "train.pt", "tokenizer.json", "log.jsonl", "eval.json",
+                              "trained.npy"}
     known = json.loads(written["eval.json"])
     assert known.pop("model") and known.pop("rows") and known == evaluated[-1]["eval"]
     words = command(name, "parts", **more)
