@@ -155,8 +155,10 @@ AtLeast1 = Annotated[int, "at least 1"]
 NotNegative = Annotated[float, "at least 0"]
 Positive = Annotated[float, "above 0"]
 Fraction = Annotated[float, "a fraction, from 0 to 1"]
+OfSteps = Annotated[float, "a fraction of the steps, from 0 to 1"]
 RANGES = {"at least 0": lambda x: x >= 0, "at least 1": lambda x: x >= 1,
-          "above 0": lambda x: x > 0, "a fraction, from 0 to 1": lambda x: 0 <= x <= 1}
+          "above 0": lambda x: x > 0, "a fraction, from 0 to 1": lambda x: 0 <= x <= 1,
+          "a fraction of the steps, from 0 to 1": lambda x: 0 <= x <= 1}
 
 
 class Checked:
@@ -199,7 +201,7 @@ def atomic_file(path):
     try:
         if os.path.isdir(path):
             raise OSError("it is a folder")
-        file = open(part, "xb")
+        file = open_locked(part)
     except OSError as error:
         raise BadInput(f"{shown(path)} cannot be written ({error.strerror or error}): choose "
                        "another name") from None
@@ -211,6 +213,30 @@ def atomic_file(path):
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def open_locked(part):
+    """Create a file and lock it, so that remove_dead_parts leaves it alone."""
+    while True:
+        file = open(part, "xb")
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.path.exists(part):
+            return file
+        file.close()  # another process removed it before it was locked
+
+
+def remove_dead_parts(folder):
+    """Remove the unfinished files that killed processes left in the folders of a folder."""
+    for part in Path(folder).glob("*/.*.????????.part"):
+        # A file of a living process is locked. On Windows, an open file cannot be removed.
+        with contextlib.suppress(OSError), open(part, "rb") as file:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+        if fcntl is None:
+            with contextlib.suppress(OSError):
+                part.unlink()
 
 
 def make_folder(path, flag="--out"):

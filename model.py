@@ -24,6 +24,7 @@ kernels/ computes attention under this rule, by PyTorch's own kernel or by ours.
 of the batch, which `Packed.plan` makes once for all layers.
 """
 
+import hashlib
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -684,8 +685,20 @@ def plain_weights(model):
 
 def save(model, path):
     """Write config and weights as one file, from which `load` rebuilds the model."""
+    weights = plain_weights(model)
     with atomic_file(path) as file:
-        torch.save({"config": asdict(model.config), "weights": plain_weights(model)}, file)
+        torch.save({"config": asdict(model.config), "weights": weights,
+                    "digest": weights_digest(weights)}, file)
+
+
+def weights_digest(weights):
+    """Return the sha256 of {name: tensor}: names, types, shapes and numbers."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        weight = weights[name].detach().cpu().contiguous()
+        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        found.update(weight.view(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def load(path, device="cpu"):
@@ -693,8 +706,11 @@ def load(path, device="cpu"):
     defaults. Raises BadInput if the file is missing, damaged or of another version."""
     saved = read_torch(path, device)
     try:
+        # Older files have no digest. PyTorch does not check the checksums of its ZIP archive.
+        if "digest" in saved and weights_digest(saved["weights"]) != saved["digest"]:
+            raise BadInput(f"{path} is damaged: the weights are not those that were written")
         model = Model(ModelConfig(**saved["config"])).to(device)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a model of this version ({error}): use the version that "
                        "wrote it") from None
     model.load_state_dict(saved["weights"])

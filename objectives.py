@@ -387,6 +387,12 @@ class Mlm(Objective):
     class Config(MaskConfig):
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
 
+        def __post_init__(self):
+            super().__post_init__()
+            if not self.mask_ratio:
+                raise BadInput("mask_ratio is 0, so no token would be predicted: choose one above "
+                               "0, such as 0.15")
+
     def __init__(self, model, config):
         super().__init__(model, config)
         if config.regressor:
@@ -574,6 +580,9 @@ class Mexma(Objective):
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes the first sentence only masked: add "
                                "--align-views dirty or --align none")
+            if self.mlm_weight and not self.mask_first + self.mask_second:
+                raise BadInput("mask_first and mask_second are 0, so no token would be predicted: "
+                               "choose one above 0, such as 0.4, or --mlm-weight 0")
 
     def __init__(self, model, config):
         super().__init__(model, config)

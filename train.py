@@ -423,7 +423,9 @@ def introduce(run, say):
         f"{train.batch} examples, {run.precision} on {run.device}")
     for note in derived_values(run) + run.notes + run.source.notes:
         say(note)
-    columns = shown(", ".join(run.corpus.columns))
+    unused = "system" in run.corpus.columns[1:] and train.chat != "system"
+    columns = shown(", ".join(run.columns + ("system",) * (train.chat == "system")))
+    columns += " (not system: --chat plain)" * unused
     say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {columns}, and "
         f"{len(run.held_out):,} {'in --eval-data' if train.eval_data else 'held out'}")
     truncated, count = run.corpus.count_truncated(train.max_length, train.chat == "system")

@@ -64,11 +64,17 @@ def open_text(spec, langs=(), count=20_000, like=()):
     them."""
     if hasattr(spec, "rows"):  # it is open
         return spec
-    langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
+    if isinstance(langs, str):
+        words = langs.split(",")
+        langs = comma_list(langs)
+        if len(words) > len(langs) and all(map(str.strip, words)):
+            raise BadInput(f"--langs {shown(','.join(words))} names a column twice: name it once")
+    langs = list(langs or ())
     if spec in EMBEDDED:
         return EmbeddedText(spec, langs, count, like)
     if isinstance(spec, (str, Path)):
-        spec = [spec] if os.path.lexists(os.path.expanduser(spec)) else comma_list(str(spec))
+        exists = os.path.lexists(os.path.expanduser(spec))
+        spec = [spec] if exists else [*filter(None, map(str.strip, str(spec).split(",")))]
     paths = [Path(os.path.expanduser(path)) for path in spec]
     if len(paths) == 1 and os.path.isdir(paths[0]):
         folder = paths[0]

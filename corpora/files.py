@@ -54,8 +54,12 @@ def read_chunks(path):
         unpack = next((UNPACKERS[magic] for magic in UNPACKERS if chunk.startswith(magic)), None)
         stream = unpack and unpack()
         while chunk:
-            if stream and stream.eof:  # what follows is a second file, joined by cat, or an error
-                stream = unpack()
+            if stream and stream.eof:  # a second file follows, joined by cat, or an error
+                chunk = chunk.lstrip(b"\0")  # or padding
+                stream = unpack() if chunk else stream
+            if not chunk:
+                chunk = file.read(1 << 18)
+                continue
             yield stream.decompress(chunk) if stream else chunk
             chunk = stream and stream.unused_data or file.read(1 << 18)
         if stream and not stream.eof:
@@ -244,7 +248,9 @@ class TextFiles:
     embedded = False
 
     def __init__(self, paths, langs=(), like=()):
-        self.paths = paths
+        unique = {os.path.realpath(path): path for path in reversed(paths)}
+        self.repeated = len(paths) - len(unique)
+        self.paths = paths = [*unique.values()][::-1]
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
@@ -302,6 +308,8 @@ class TextFiles:
         if self.columns == ("text",) and len(self.readers) > 1:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
                          "parallel files are named corpus.de,corpus.en")
+        if self.repeated:
+            notes.append(f"{self.repeated} files are named twice, and read once")
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)

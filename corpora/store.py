@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from common import atomic_file, digest, make_folder
+from common import atomic_file, digest, make_folder, remove_dead_parts
 
 LAYOUT = 11  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
@@ -65,6 +65,7 @@ def _read(folder):
 def _write(source, tokenizer, holdout, folder):
     """Encode all rows into the files of a folder."""
     make_folder(folder, "the cache")
+    remove_dead_parts(folder.parent)
     kinds = source.find_kinds() if holdout else np.zeros(0, np.uint8)
     with atomic_file(folder / "hashes.npy") as file:
         np.save(file, source.find_hashes())
