@@ -145,7 +145,7 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
                     break
                 if len(unfinished) < len(batch):
                     batch = [batch[index] for index in unfinished]
-                    cache = cache[:, unfinished]
+                    cache = cache.keep(unfinished)
                 tokens = torch.tensor([rows[i][-1] for i in batch], device=device)
                 positions = torch.tensor([len(rows[i]) - 1 for i in batch], device=device)
                 logits = model.decode(tokens, positions, cache)

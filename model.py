@@ -289,9 +289,8 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x):
-        precise = upcast(x)
-        mean_square = precise.square().mean(-1, keepdim=True) + self.epsilon
-        return (precise * mean_square.rsqrt()).to(x.dtype) * self.weight
+        normalized = F.rms_norm(upcast(x), x.shape[-1:], eps=self.epsilon)
+        return normalized.to(x.dtype) * self.weight
 
 
 def make_norm(config, present=True):
@@ -341,10 +340,9 @@ class Attention(nn.Module):
         qkv = self.project(x, angles)
         if cache is not None:
             q, kv = qkv.unflatten(1, (-1, self.head_dim)).split([self.heads, 2 * self.kv_heads], 1)
-            cache[packed.row_of_token(), packed.positions] = kv  # (T, 2 Hkv, K)
+            cache[packed.row_of_token(), :, packed.positions] = kv  # (T, 2 Hkv, K)
         if isinstance(packed, DecodeStep):
-            visible = cache[:, :packed.mask.shape[-1]].transpose(1, 2)  # (R, 2 Hkv, M, K)
-            k, v = visible.chunk(2, 1)
+            k, v = cache[:, :, :packed.longest].chunk(2, 1)  # (R, Hkv, M, K) each
             return self.out(sdpa(q[:, :, None], k, v, packed.mask, self.softcap).flatten(1))
         attended = kernels.packed_attention(qkv, self.heads, self.kv_heads, packed, self.back_end,
                                             self.softcap)
@@ -490,12 +488,13 @@ class Model(nn.Module):
         DecodeStep. With `at`, the indices (N,) of some tokens, return their states alone (N, D),
         which is faster. A list `layers` receives the states after every block, (T, D) each; a
         `cache` of new_cache receives the keys and values of plain rows."""
-        x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
+        table, cache = (None, None) if cache is None else cache
+        x, angles = self.embed_tokens(packed.tokens, packed.positions, table)  # (T, D)
         return self.final_norm(run_blocks(self.blocks, x, packed, angles, cache, layers, at))
 
-    def embed_tokens(self, tokens, positions):
+    def embed_tokens(self, tokens, positions, table=None):
         """Embed tokens and positions (..., T): return states (..., T, D), and rotary angles or
-        None."""
+        None. `table`: the angles of all positions, if they have been computed before."""
         config = self.config
         angles = None
         x = self.embed(tokens) * config.embed_scale
@@ -503,9 +502,16 @@ class Model(nn.Module):
             x = x + self.position_embedding(positions + config.position_offset)
         elif config.positions == "sinusoidal":
             x = x + sinusoids(positions, config.width).to(x.dtype)
+        elif table is None:
+            angles = self.angles(positions)
         else:
-            angles = rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
+            angles = [one[positions] for one in table]
         return self.dropout(self.embed_norm(x)), angles
+
+    def angles(self, positions):
+        """Return the cosines and sines of rotary positions, (..., T) -> (..., T, 1, K) each."""
+        config = self.config
+        return rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
 
     def vocabulary_projection(self, states):
         """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
@@ -551,27 +557,46 @@ class Model(nn.Module):
     # ---- generation, with the keys and values of all earlier tokens in a cache
 
     def new_cache(self, rows, longest):
-        """Return a KV cache for R rows of at most M tokens: (layers, R, M, 2 Hkv, K). Token i of a
-        row is at index i, so there is no padding before or between tokens."""
+        """Return a Cache for R rows of at most M tokens."""
         config = self.config
+        table = None
+        if config.positions == "rotary":
+            weight = self.embed.weight
+            table = [one.to(weight.dtype) for one in self.angles(
+                torch.arange(longest, device=weight.device))]
         # Zeros: masked slots must be finite, because 0 * NaN is NaN.
-        return self.embed.weight.new_zeros(config.layers, rows, longest,
-                                           2 * (config.kv_heads or config.heads), config.key_dim)
+        return Cache(table, self.embed.weight.new_zeros(
+            config.layers, rows, 2 * (config.kv_heads or config.heads), longest, config.key_dim))
 
     def decode(self, tokens, positions, cache):
-        """Decode one token per row, (R,) at positions (R,), with the KV cache; return the logits of
-        the next tokens (R, V)."""
-        keys = torch.arange(int(positions.max()) + 1, device=tokens.device)  # (M,)
-        mask = keys <= positions[:, None]  # (R, M)
-        step = DecodeStep(tokens, positions, mask[:, None, None])
-        return self.logits(self(step, cache=cache))
+        """Decode one token per row, (R,) at positions (R,), with a Cache; return the logits of the
+        next tokens (R, V)."""
+        longest = int(positions.max()) + 1
+        mask = None
+        if int(positions.min()) + 1 < longest:
+            keys = torch.arange(longest, device=tokens.device)  # (M,)
+            mask = (keys <= positions[:, None])[:, None, None]  # (R, 1, 1, M)
+        return self.logits(self(DecodeStep(tokens, positions, longest, mask), cache=cache))
+
+
+class Cache(NamedTuple):
+    """What generation computes once. Token i of a row is at index i, so there is no padding before
+    or between tokens."""
+    angles: list | None  # cosines and sines of rotary positions (M, 1, K)
+    keys_values: torch.Tensor  # (layers, R, 2 Hkv, M, K)
+
+    def keep(self, rows):
+        """Return the cache of some of its rows."""
+        return self._replace(keys_values=self.keys_values[:, rows])
 
 
 class DecodeStep(NamedTuple):
     """Instead of a Packed: one new token for each of R rows that are in the cache."""
     tokens: torch.Tensor  # (R,)
     positions: torch.Tensor  # (R,) position of the new token in its row
-    mask: torch.Tensor  # (R, 1, 1, M) bool: the positions that it attends to, up to its own
+    longest: int  # M, one more than the largest position
+    # (R, 1, 1, M) bool: the positions that it attends to, up to its own; None: all
+    mask: torch.Tensor | None
 
     def row_of_token(self):
         return torch.arange(len(self.positions), device=self.positions.device)
