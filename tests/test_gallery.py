@@ -17,9 +17,12 @@ from test_objectives import (
     run_blocks,
     seeded,
     slow_info_nce,
+    slow_mlm,
     slow_sigreg,
     teacher_weights,
 )
+
+from common import BadInput
 
 
 def states_of(model, packed):
@@ -120,18 +123,88 @@ def slow_byol(objective, batch):
     return sum((z[i] - target[(i + 3) % 6]).square().sum() for i in range(6)) / 3
 
 
+def swiglu(mlp, x):
+    """The gated feed-forward layer of one vector."""
+    gate, up = mlp.up.weight.split(len(mlp.up.weight) // 2)
+    gate = gate @ x
+    return mlp.down.weight @ (gate / (1 + (-gate).exp()) * (up @ x))
+
+
+def slow_nitp(objective, batch):
+    c = objective.config
+    model = objective.model
+    total = 0
+    count = 0
+    for row in rows_of(batch["packed"]):
+        layers = []
+        x = model.embed_norm(model.embed(torch.tensor([row]))
+                             + model.position_embedding(torch.arange(len(row))))
+        for block in model.blocks:
+            x = run_blocks([block], x, torch.ones(1, len(row), dtype=torch.bool), 2, causal=True)
+            layers.append(x[0])
+        for t in range(len(row) - 1):
+            total -= (model.embed.weight @ layers[-1][t]).log_softmax(0)[row[t + 1]]
+            count += 1
+            if c.latent_weight:
+                target = layers[c.target_layer - 1][t + 1 if c.shift else t]
+                target = target if c.target_gradient else target.detach()
+                guess = swiglu(objective.projector, layers[-1][t])
+                error = (guess - target).square().mean() if c.align == "mse" else far(guess, target)
+                total += c.latent_weight * error
+    return total / count
+
+
+def slow_masked_latents(objective, batch):
+    c = objective.config
+    x = states_of(objective.model, batch["packed"])
+    whole = states_of(objective.model, batch["clean"]).detach()
+    which = batch["target_positions"].tolist() if c.where == "masked" else range(len(x))
+    guesses = []
+    errors = []
+    for i in which:
+        target = (whole[i] - whole[i].mean()) / (whole[i].var(unbiased=False) + 1e-5).sqrt()
+        guesses.append(swiglu(objective.predictor, x[i]))
+        errors.append(far(guesses[-1], target) if c.align == "cosine"
+                      else (guesses[-1] - target).square().mean())
+    loss = slow_mlm(objective, batch, None) + c.latent_weight * sum(errors) / len(errors)
+    guesses = torch.stack(guesses)
+    return loss + c.sigreg_weight * gaussian(guesses)
+
+
+def gaussian(z):
+    """SIGReg, by integrating over both signs of t."""
+    directions = F.normalize(torch.randn(z.shape[1], 256, dtype=torch.float64), dim=0)
+    t = torch.linspace(-3, 3, 33, dtype=torch.float64)
+    normal = (-t ** 2 / 2).exp()
+    waves = torch.exp(1j * (z @ directions)[..., None] * t).mean(0)
+    return len(z) * torch.trapezoid((waves - normal).abs() ** 2 * normal, t).mean()
+
+
 BY_HAND = {"stp": slow_stp, "nextlat": slow_nextlat, "data2vec": slow_data2vec,
-           "lejepa": slow_lejepa, "simcse": slow_simcse, "byol": slow_byol}
+           "lejepa": slow_lejepa, "simcse": slow_simcse, "byol": slow_byol, "nitp": slow_nitp,
+           "masked_latents": slow_masked_latents}
+# Options beside the defaults, of the files that have choices.
+VARIANTS = {
+    "nitp": [dict(latent_weight=0.0), dict(target_layer=2, align="mse"), dict(shift=False),
+             dict(target_gradient=True, latent_weight=0.6)],
+    "masked_latents": [dict(align="mse"), dict(where="all"), dict(where="all", align="mse"),
+                       dict(sigreg_weight=0.0, latent_weight=2.0)]}
 
 
-@pytest.mark.parametrize("name", GALLERY)
-def test_the_loss_and_its_gradients_are_what_its_formula_gives_on_three_rows(name):
+@pytest.mark.parametrize("name, options", [
+    (name, options) for name in GALLERY for options in [{}, *VARIANTS.get(name, [])]], ids=str)
+def test_the_loss_and_its_gradients_are_what_its_formula_gives_on_three_rows(name, options):
     assert name in BY_HAND, (f"add {name!r} to BY_HAND, with a function (objective, batch) that "
                              "computes its loss on three rows, plainly and in float64")
-    objective = build(GALLERY[name])
+    objective = build(GALLERY[name], **options)
     for parameter in teacher_weights(objective):
         parameter.add_(0.1 * torch.randn_like(parameter))
     batch = batch_of(objective, 0, examples(GALLERY[name], 3))
     losses = [seeded(objective, batch)[0], seeded(BY_HAND[name], objective, batch)]
     assert_near(losses[:1], losses[1:], 1e-9)
     assert_near(*(gradients(loss, objective) for loss in losses), 1e-8)
+
+
+def test_nitp_refuses_a_target_layer_that_the_model_lacks():
+    with pytest.raises(BadInput, match="target_layer is 3: the model has 2 blocks"):
+        build(GALLERY["nitp"], target_layer=3)
