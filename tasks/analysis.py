@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from scipy.stats import entropy
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import cross_val_predict
 from sklearn.preprocessing import StandardScaler
@@ -179,6 +180,22 @@ def predict_codes(x, y, texts):
             "retrieval_error_mapped": error(predicted - center)}
 
 
+def tfidf_errors(texts, codes):
+    """Return the retrieval error of `predict_codes` without a model, by the cosine of TF-IDF over
+    words and over 1 to 3 characters, with weights from the rows that it does not test: N texts,
+    N texts -> {name: number}."""
+    fitted = [text for column in (texts, codes) for row, text in enumerate(column) if row % 4 != 3]
+    kinds = {"words": TfidfVectorizer(token_pattern=r"\w+|[^\w\s]"),
+             "characters": TfidfVectorizer(analyzer="char", ngram_range=(1, 3))}
+    scores = {}
+    for name, vectorizer in kinds.items():
+        vectorizer.fit(fitted)
+        x, y = (vectorizer.transform(column[3::4]) for column in (texts, codes))  # unit rows
+        nearest = (x @ y.T).toarray().round(9).argmax(1)
+        scores[f"tfidf/{name}"] = percent(errors(torch.from_numpy(nearest), codes[3::4]))
+    return scores
+
+
 # ---- hidden states and attention
 
 
@@ -284,19 +301,20 @@ def frequencies(evaluation):
     return {"tokens": len(ids), "nats": float(entropy(np.bincount(ids)))}
 
 
-def at_both_positions(evaluation, task, measure):
+def at_both_positions(evaluation, measure):
     """Return {"last/metric": number} of measure(Texts (N, D), Codes (N, D)) at the last tokens of
     the texts themselves, and "train/metric" where the objective reads: at [PRED] for llm-jepa, else
-    at the stop token."""
-    need_answers(evaluation, task)
+    at the stop token. An encoder has "train/metric" alone, by its pooling."""
     special = evaluation.rows.tokenizer.special
-    train = [tuple(map(tuple, pair)) for pair in evaluation.rows.affixes]
-    if train == [(special.before, special.after)] * 2:  # an imported model
-        train = Ntp.affixes(None, special)
-    # Without [PRED] before a text, so that "last" is the same position for all objectives.
-    last = [(special.chat.start + turn, ()) for turn in (special.chat.user, special.chat.assistant)]
+    positions = {"train": [tuple(map(tuple, pair)) for pair in evaluation.rows.affixes]}
+    if evaluation.model.config.causal:
+        if positions["train"] == [(special.before, special.after)] * 2:  # an imported model
+            positions["train"] = Ntp.affixes(None, special)
+        # Without [PRED] before a text, so that "last" is the same position for all objectives.
+        turns = (special.chat.user, special.chat.assistant)
+        positions["last"] = [(special.chat.start + turn, ()) for turn in turns]
     scores = {"rows": evaluation.rows.count}
-    for position, affixes in (("last", last), ("train", train)):
+    for position, affixes in positions.items():
         there = replace(evaluation, rows=evaluation.rows.with_affixes(affixes))
         found = measure(*there.embeddings.values())
         scores |= {f"{position}/{metric}": value for metric, value in found.items()}
@@ -306,18 +324,22 @@ def at_both_positions(evaluation, task, measure):
 def linear(evaluation):
     """Return `linear_map` of the two columns at both positions, with no prefix for "last". It warns
     if the fit is ill-posed."""
+    need_answers(evaluation, "linear")
     width = evaluation.model.config.width
     if evaluation.rows.count < 2 * width:
         warn(f"linear is ill-posed: a map of width {width} fits {evaluation.rows.count} rows "
              "whatever they are. Give more, or use --tasks embedding-position, which tests on "
              "other rows")
-    scores = at_both_positions(evaluation, "linear", linear_map)
+    scores = at_both_positions(evaluation, linear_map)
     return {name.removeprefix("last/"): value for name, value in scores.items()}
 
 
 def embedding_position(evaluation):
     """Return `predict_codes` at both positions, and the geometry of both columns there;
-    rankme_centered is of embeddings minus their mean."""
+    rankme_centered is of embeddings minus their mean. `tfidf_errors` is the control."""
+    if len(evaluation.rows.texts) != 2:
+        raise NotApplicable("embedding-position needs two columns, Text and Code: choose them with "
+                            "--langs a,b")
     if evaluation.rows.count < 16:
         raise NotApplicable("embedding-position needs 16 rows to fit a map, and there are "
                             f"{evaluation.rows.count}")
@@ -329,7 +351,8 @@ def embedding_position(evaluation):
             "cosine_random": mean([random_cosine(x, x), random_cosine(y, y)]),
             "singular_100": spectrum(x - y, center=False)[:100].mean().item()}
 
-    return at_both_positions(evaluation, "embedding-position", measure)
+    scores = at_both_positions(evaluation, measure)
+    return scores | tfidf_errors(*evaluation.rows.texts.values())
 
 
 def tokens(evaluation):

@@ -2,6 +2,8 @@
 plain loops."""
 
 import math
+import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -117,6 +119,30 @@ def test_r2_is_that_of_ridge_regression_in_closed_form_on_rows_that_were_not_fit
     assert found["r2"] == pytest.approx(r2(fitted, np.arange(3, 80, 4), best))
 
 
+def test_tfidf_takes_the_nearest_code_by_weights_from_the_rows_that_it_does_not_test():
+    chance = random.Random(0)
+    texts, codes = ([" ".join(chance.choices("a a a the the cat dog owl sun + (".split(), k=4))
+                     for _ in range(80)] for _ in range(2))
+    fitted = [column[row].split() for column in (texts, codes) for row in range(80) if row % 4 < 3]
+
+    def weigh(text):
+        weights = Counter(text.split())
+        for word in weights:
+            weights[word] *= 1 + math.log(121 / (1 + sum(word in row for row in fitted)))
+        return weights
+
+    def cosine(x, y):
+        norms = [math.hypot(*one.values()) for one in (x, y)]
+        return round(sum(x[word] * y[word] for word in x) / math.prod(norms), 9)
+
+    x, y = ([weigh(text) for text in column[3::4]] for column in (texts, codes))
+    nearest = [max(range(20), key=lambda j: cosine(one, y[j])) for one in x]
+    wrong = sum(codes[3::4][j] != codes[3::4][i] for i, j in enumerate(nearest))
+    assert analysis.tfidf_errors(texts, codes)["tfidf/words"] == 100 * wrong / 20 < 100
+    copies = analysis.tfidf_errors(texts, texts)
+    assert copies["tfidf/characters"] == 0 < analysis.tfidf_errors(texts, codes)["tfidf/characters"]
+
+
 def test_both_positions_are_read_from_the_same_rows(tokenizer):
     model = tiny("last", causal=True)
     texts = [f"{word} {row}" for row in range(2) for word in WORDS]
@@ -137,9 +163,17 @@ def test_both_positions_are_read_from_the_same_rows(tokenizer):
                 assert scores[f"{position}/{metric}"] == pytest.approx(value, rel=1e-3), metric
             for metric, value in analysis.linear_map(a, b).items():
                 assert paper[prefix + metric] == pytest.approx(value, rel=1e-3, abs=1e-3)
-    few = EvaluationRows("x", {"text": texts[:9], "code": texts[:9]})
-    with pytest.raises(evaluate.NotApplicable, match="needs 16"):
-        analysis.embedding_position(evaluation_of(tokenizer, model, few))
+        assert scores | analysis.tfidf_errors(texts, texts[::-1]) == scores
+    encoder = evaluation_of(tokenizer, tiny(), rows)
+    scores = analysis.embedding_position(encoder)
+    for metric, value in analysis.predict_codes(*encoder.embeddings.values(), texts[::-1]).items():
+        assert scores[f"train/{metric}"] == pytest.approx(value, rel=1e-3)
+    assert not any(name.startswith("last/") for name in scores)
+    few = {"text": texts[:9], "code": texts[:9]}
+    for columns, message in ((few, "needs 16"), (dict.fromkeys("abc", texts), "two columns")):
+        with pytest.raises(evaluate.NotApplicable, match=message):
+            analysis.embedding_position(
+                evaluation_of(tokenizer, model, EvaluationRows("x", columns)))
 
 
 @pytest.mark.parametrize("count", [63, 64])
