@@ -120,6 +120,21 @@ def paired_test(scores, baseline):
             "t": float(test.statistic), "p": float(test.pvalue)}
 
 
+def equivalence_p(scores, baseline, margin):
+    """Return the p value of two one-sided paired t-tests (TOST): it is small if the mean difference
+    of two {seed: number} is between -margin and margin. Return None with fewer than two common
+    seeds. [Schuirmann 1987]"""
+    from scipy import stats
+    differences = [scores[seed] - baseline[seed] for seed in scores.keys() & baseline.keys()]
+    if len(differences) < 2:
+        return None
+    if len(set(differences)) == 1:  # a t-test would divide by 0
+        return float(abs(differences[0]) >= margin)
+    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+    return float(max(above, below))
+
+
 def holm(ps):
     """Correct {name: p} for the number of tests: multiply the smallest of m by m, the next by
     m - 1, and so on, and let none be smaller than the one before it. [Holm 1979]"""
@@ -176,6 +191,20 @@ def test_lines(records, metrics, pairs):
     return markdown(heads, rows) if rows else []
 
 
+def equivalence_lines(records, margins, pairs):
+    """Return a table of equivalence tests of {label: its baseline}, for {metric: margin}."""
+    rows = []
+    for metric, margin in margins.items():
+        scores = by_label(records, metric)
+        for label, baseline in pairs.items():
+            p = equivalence_p(scores.get(label, {}), scores.get(baseline, {}), margin)
+            if p is not None:
+                rows.append([f"{label} against {baseline}", metric, f"±{margin:g}", p_text(p)])
+    heads = ["equivalence (two one-sided paired t-tests), without a correction", "metric",
+             "equal within", "p"]
+    return markdown(heads, rows) if rows else []
+
+
 def times_lines(record):
     """Return the table of times that peers or gpu recorded."""
     heads = list(dict.fromkeys(key for row in record["table"].values() for key in row))
@@ -213,7 +242,9 @@ def show(name):
         if lines and "title" in table:
             blocks.append([f"## {table['title']}"])
         blocks.append(lines)
-    blocks.append(test_lines(records, experiment.get("tested", ()), experiment.get("pairs", {})))
+    pairs = experiment.get("pairs", {})
+    blocks.append(test_lines(records, experiment.get("tested", ()), pairs))
+    blocks.append(equivalence_lines(records, experiment.get("equal_within", {}), pairs))
     blocks += [times_lines(record) for record in records if "table" in record]
     blocks.append(command_lines([record for record in records if "table" not in record]))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"

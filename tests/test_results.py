@@ -66,6 +66,35 @@ def test_a_paired_test_uses_common_seeds():
     assert compare.paired_test({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0}) is None
 
 
+def test_equivalence_is_shown_where_the_90_percent_interval_lies_inside_the_margin():
+    """Differences 2, 1, 3 have the mean 2 and the standard error 0.577; 4 is in no common seed."""
+    scores = {1: 20.0, 2: 22.0, 3: 24.0, 4: 0.0}
+    baseline = {3: 21.0, 1: 18.0, 2: 21.0}
+    error = 3 ** -0.5
+    for margin in (1.0, 2.0, 3.6, 3.7, 9.0):
+        p = compare.equivalence_p(scores, baseline, margin)
+        assert p == pytest.approx(stats.t.sf((margin - 2) / error, 2))
+        assert compare.equivalence_p(baseline, scores, margin) == pytest.approx(p)
+        inside = 2 + stats.t.ppf(0.95, 2) * error < margin
+        assert (p < 0.05) == inside == (margin > 3.68)
+    assert compare.equivalence_p({1: 2.0}, {1: 2.0}, 2) is None
+    equal = {1: 3.0, 2: 4.0}
+    assert compare.equivalence_p(equal, {1: 2.0, 2: 3.0}, 2) == 0.0
+    assert compare.equivalence_p(equal, {1: 2.0, 2: 3.0}, 1) == 1.0
+
+
+def test_equivalence_is_printed_for_each_pair(own_records, monkeypatch):
+    compare.keep_records([
+        {"experiment": "odd", "label": label, "seed": seed, "eval": {"x": x}}
+        for label, values in (("a", (5.0, 6.0, 7.5)), ("b", (5.1, 6.1, 7.4)), ("c", (1.0,)))
+        for seed, x in enumerate(values)])
+    monkeypatch.setitem(compare.EXPERIMENTS, "odd", {
+        "tables": [{"columns": {"X": "x"}}], "equal_within": {"x": 0.5},
+        "pairs": {"a": "b", "c": "b"}})
+    assert "| a against b | x | ±0.5 | 0.010 |" in compare.show("odd")
+    assert "c against b" not in compare.show("odd")
+
+
 def test_verdicts_are_those_of_scipy_and_of_holm_as_he_puts_it():
     judged = compare.judge()
     tests = {}
