@@ -11,7 +11,7 @@ from model import MLP
 from objectives import Mlm, Objective, Packed, add_special, align, epps_pulley, upcast
 
 
-class MaskedLatents(Mlm):
+class MaskedLatents(Objective):
     """Masked-language modeling. The hidden states of the masked tokens also predict those that the
     same weights give for the whole text [ProteinJEPA, arXiv 2605.07554].
 
@@ -19,16 +19,18 @@ class MaskedLatents(Mlm):
 
     sg: no gradient; P: a SwiGLU of width 8/3 D; LN: a layer norm without weights. There is no EMA
     teacher: the MLM loss and SIGReg prevent collapse, which the paper saw with the latent loss
-    alone. --where all is the paper's control that gained nothing.
+    alone. Its control with all positions and MSE gained nothing (--where all --align mse).
 
     The paper applies LN to P(h) too. Then the MSE is 2 (1 - cos), so its MSE would differ in weight
     alone: our --align mse takes P(h) without LN. In the cosine that LN only subtracts the mean over
     dimensions, and we leave it out. We know the paper from a detailed summary. We do not know
     whether SIGReg has a factor N, as ours has, or whether h' has dropout: ours has the model's.
     """
-    name = "masked_latents"  # all other facts are Mlm's
+    name = "masked_latents"
+    head = "transform"
+    pool = "mean"
     paper = dict(Mlm.paper, lr=3e-4)  # from scratch; 3e-5 for a trained model
-    presets = {}
+    toy = Mlm.toy
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
@@ -39,15 +41,10 @@ class MaskedLatents(Mlm):
         sigreg_weight: NotNegative = 1.0  # weight of SIGReg, which spreads out the predictions
 
     def __init__(self, model, config):
-        super().__init__(model, Mlm.Config(config.mask_ratio))
-        self.config = config
+        super().__init__(model, config)
         shape = replace(model.config, activation="swiglu", bias=False,
                         ffn_dim=8 * model.config.width // 3)
         self.predictor = MLP(shape)
-
-    @classmethod
-    def model_head(cls, config):
-        return cls.head
 
     @classmethod
     def uses_in_batch_negatives(cls, config):
@@ -58,7 +55,7 @@ class MaskedLatents(Mlm):
     @staticmethod
     def collate(examples, rng, config, special):
         batch = Mlm.collate(examples, rng, config, special)
-        clean = Packed.of([add_special(ids, special) for ids, in examples])
+        clean = Packed.of([add_special(example.views[0], special) for example in examples])
         counts = torch.cat([batch["loss_denominators"], torch.tensor([float(len(clean.tokens))])])
         return dict(batch, clean=clean, loss_denominators=counts)
 

@@ -51,7 +51,8 @@ class Nitp(Objective):
     # targets (N,): the tokens after them
     @staticmethod
     def collate(examples, rng, config, special):
-        packed = Packed.of([add_special(ids, special) for ids, in examples], causal=True)
+        rows = [add_special(example.views[0], special) for example in examples]
+        packed = Packed.of(rows, causal=True)
         is_last = torch.isin(torch.arange(len(packed.tokens)), packed.cu_seqlens - 1)  # (T,)
         index = (~is_last).nonzero().flatten()
         return dict(packed=packed, **token_targets(index.numpy(), packed.tokens[index + 1].numpy()))
