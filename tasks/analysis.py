@@ -4,6 +4,7 @@ The metrics come first, then the tasks. Embeddings are (N, D), u unit rows, s si
 """
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -180,19 +181,27 @@ def predict_codes(x, y, texts):
             "retrieval_error_mapped": error(predicted - center)}
 
 
+def words_of(text):
+    return re.findall(r"\w+", text.lower()) or [text]  # a text without words is one word
+
+
 def tfidf_errors(texts, codes):
-    """Return the retrieval error of `predict_codes` without a model, by the cosine of TF-IDF over
+    """Return the retrieval error of `predict_codes` without a model: the embeddings are TF-IDF over
     words and over 1 to 3 characters, with weights from the rows that it does not test: N texts,
     N texts -> {name: number}."""
-    fitted = [text for column in (texts, codes) for row, text in enumerate(column) if row % 4 != 3]
-    kinds = {"words": TfidfVectorizer(token_pattern=r"\w+|[^\w\s]"),
+    tested = np.arange(len(texts)) % 4 == 3
+    fitted = [text for column in (texts, codes) for text, test in zip(column, tested) if not test]
+    kinds = {"words": TfidfVectorizer(analyzer=words_of),
              "characters": TfidfVectorizer(analyzer="char", ngram_range=(1, 3))}
     scores = {}
     for name, vectorizer in kinds.items():
         vectorizer.fit(fitted)
-        x, y = (vectorizer.transform(column[3::4]) for column in (texts, codes))  # unit rows
-        nearest = (x @ y.T).toarray().round(9).argmax(1)
-        scores[f"tfidf/{name}"] = percent(errors(torch.from_numpy(nearest), codes[3::4]))
+        sides = []
+        for column in (texts, codes):
+            z = vectorizer.transform(column)  # (N, V), sparse
+            sides.append(torch.from_numpy(z[tested].toarray() - np.asarray(z[~tested].mean(0))))
+        nearest = knn(*sides, 1).indices[:, 0]
+        scores[f"tfidf/{name}"] = percent(errors(nearest, codes[3::4]))
     return scores
 
 
