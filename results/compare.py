@@ -120,6 +120,17 @@ def paired_test(scores, baseline):
             "t": float(test.statistic), "p": float(test.pvalue)}
 
 
+def holm(ps):
+    """Correct {name: p} for the number of tests: multiply the smallest of m by m, the next by
+    m - 1, and so on, and let none be smaller than the one before it. [Holm 1979]"""
+    corrected = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(ps, key=ps.get)):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[name]))
+        corrected[name] = largest
+    return corrected
+
+
 def equivalence_p(scores, baseline, margin):
     """Return the p value of two one-sided paired t-tests (TOST): it is small if the mean difference
     of two {seed: number} is between -margin and margin. Return None with fewer than two common
@@ -133,17 +144,6 @@ def equivalence_p(scores, baseline, margin):
     above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
     below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
     return float(max(above, below))
-
-
-def holm(ps):
-    """Correct {name: p} for the number of tests: multiply the smallest of m by m, the next by
-    m - 1, and so on, and let none be smaller than the one before it. [Holm 1979]"""
-    corrected = {}
-    largest = 0.0
-    for rank, name in enumerate(sorted(ps, key=ps.get)):
-        largest = max(largest, min(1.0, (len(ps) - rank) * ps[name]))
-        corrected[name] = largest
-    return corrected
 
 
 def p_text(p):
