@@ -153,13 +153,16 @@ def cited(text):
 
 
 def test_pages_have_the_recorded_numbers():
-    """Tables are those that `readme` writes. A decimal of a paragraph or of a claim's note, or a
-    mean of REPRODUCE, is in the output of a command that is named beside it, or on the board."""
+    """Tables are those that `readme` writes. A decimal of a paragraph, of a claim's note or of a row
+    of ours in LEDGER, or a mean of REPRODUCE, is in the output of a command that is named beside
+    it, or on the board."""
     board = "\n".join(compare.board_lines())
     for page in ("README.md", "results/README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert compare.filled(text) == text
     paragraphs = text.partition("## Six findings")[2].split("\n\n")
+    ledger = (ROOT / "results/LEDGER.md").read_text(encoding="utf-8")
+    paragraphs += ledger.partition("## Ours")[2].splitlines()
     paragraphs += [f"{claim['note']} `{claim['experiment']}`" for claim in compare.DATA["claims"]]
     for paragraph in paragraphs:
         prose = re.sub(r"<!-- table \S+ -->\n(\|.*\n?)*|`[^`]*`", "", paragraph)
