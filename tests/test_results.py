@@ -153,7 +153,7 @@ def cited(text):
 
 
 def test_pages_have_the_recorded_numbers():
-    """Tables are those that `readme` writes. A decimal of a paragraph, of a claim's note or of a row
+    """Tables are those that `readme` writes. A decimal of a paragraph, a claim's note or a row
     of ours in LEDGER, or a mean of REPRODUCE, is in the output of a command that is named beside
     it, or on the board."""
     board = "\n".join(compare.board_lines())
