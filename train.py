@@ -53,7 +53,7 @@ from corpora.files import share_a_text
 from model import Packed, compile_blocks, set_attention, to_device
 from objectives import find_objective
 from optimizer import learning_rate, make_optimizer
-from settings import TrainConfig, parse, resolve_config
+from settings import TrainConfig, derived_values, parse, resolve_config
 
 
 class Run:
@@ -396,24 +396,6 @@ def batch(objective, rows=4, step=0, **given):
 
 
 # ---- command line
-
-
-def derived_values(run):
-    """Return a line for each value that follows from others, with its reason."""
-    train = run.train
-    parameters = list(run.objective.parameters())
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
-    lines = [f"parameters {sum(p.numel() for p in parameters):,} ({trained:,} of them are trained)"]
-    if train.precision == "auto":
-        able = "has" if run.precision == "bfloat16" else "lacks"
-        lines.append(f"precision {run.precision} (auto: {run.device} {able} bfloat16 instructions)")
-    if not train.vocab:
-        source = "the model of --init" if run.init else "the tokenizer of these rows"
-        lines.append(f"vocabulary {run.tokenizer.vocab:,} (of {source})")
-    examples = train.steps * train.batch * run.world
-    lines.append(f"epochs {examples / len(run.corpus):.2f} ({examples:,} examples of "
-                 f"{len(run.corpus):,} rows)")
-    return [f"  {line}" for line in lines]
 
 
 def introduce(run, say):
