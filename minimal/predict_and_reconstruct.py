@@ -1,21 +1,24 @@
 """Predict and Reconstruct on one page: a JEPA and masked words in one model [arXiv 2606.05173].
 
-Reconstruct: the encoder predicts masked words. Predict: it reads a part of the sentence, and a
-small predictor guesses the hidden states of two other parts. An EMA teacher, a copy of the encoder
-that follows it slowly, computes these targets from the whole sentence. Training takes four minutes
-on one CPU core. At the end we test both on 1,000 unseen sentences. (Word frequencies: 4.9 nats.)
+Reconstruct: the encoder predicts masked words, which also prevents collapse. Predict: it reads a
+part of the sentence, and a small predictor guesses the hidden states of two other parts. An EMA
+teacher, a copy of the encoder that follows it slowly, computes them from the whole sentence. The
+paper's rows have 512 tokens, ours 12, so a block has one to three; its momentum starts at 0.996.
+Run it: python -m minimal.predict_and_reconstruct (four minutes on one CPU core). At the end we test
+both on 1,000 unseen sentences. A model that only knows word frequencies has a loss of 4.9 nats.
 """
 import copy
 import re
+import sys
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+sys.path.append(sys.path[0] + "/..")  # for python minimal/predict_and_reconstruct.py
 from corpora.toy import toy
 
 STEPS, BATCH, D, LAYERS, HEADS = 400, 128, 128, 3, 4  # D: width of the encoder
-
 # ---- Data: 20,000 sentences of a toy English. Every word is one token.
 split_words = re.compile(r"\w+|[^\w\s]").findall
 sentences = [row["en"] for row in toy("train", 20_000)]
@@ -44,9 +47,8 @@ class Transformer(nn.Module):
     def __init__(self, inputs, d, layers):
         super().__init__()
         self.inputs, self.norm = inputs, nn.LayerNorm(d)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(
-            d, HEADS, 4 * d, dropout=0, activation="gelu", batch_first=True, norm_first=True)
-            for _ in range(layers))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(d, HEADS, 4 * d, dropout=0,
+            activation="gelu", batch_first=True, norm_first=True) for _ in range(layers))
         angle = torch.arange(64)[:, None] / 10_000 ** (torch.arange(0, d, 2) / d)  # sinusoids
         self.register_buffer("position", torch.stack([angle.sin(), angle.cos()], 2).flatten(1))
 
@@ -62,10 +64,9 @@ class Hybrid(nn.Module):
         self.encoder = Transformer(nn.Embedding(V, D), D, LAYERS)
         self.teacher = copy.deepcopy(self.encoder).requires_grad_(False)
         self.to_predictor, self.to_states = nn.Linear(D, d), nn.Linear(d, D)
-        self.mask_token = nn.Parameter(0.02 * torch.randn(d))
+        self.w, self.mask_token = nn.Parameter(torch.zeros(())), nn.Parameter(0.02 * torch.randn(d))
         self.predictor = Transformer(nn.Identity(), d, 2)
         self.regressor = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.LayerNorm(D), nn.Linear(D, V))
-        self.w = nn.Parameter(torch.zeros(()))  # lambda = sigmoid(w)
 
     def predict(self, x, masked):  # Return guesses and true states of the blocks' tokens: (K, D)
         blocks = draw_blocks(x, 2, 0.10, 0.25)  # (N, 2, L); the numbers are fractions of a row
@@ -77,7 +78,7 @@ class Hybrid(nn.Module):
         true = self.teacher(x, x != PAD).repeat_interleave(2, 0)  # (2N, L, D)
         return guesses[blocks.flatten(0, 1)], true[blocks.flatten(0, 1)]
 
-    def losses(self, x):  # L = lambda L_JEPA + (1 - lambda) L_MLM (section 3), and L_MLM alone
+    def losses(self, x):  # L = lambda L_JEPA + (1 - lambda) L_MLM, lambda = sigmoid(w); L_MLM alone
         masked, chosen = mask_words(x)
         mlm = F.cross_entropy(self.regressor(self.encoder(masked, x != PAD)[chosen]), x[chosen])
         jepa = (1 - F.cosine_similarity(*self.predict(x, masked))).mean()
@@ -106,5 +107,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-# Not on this page, but in objectives.py: --align, --balance, --min-keep, --allow-overlap,
-# --teacher-norm, --predictor-std, dropout. Its batches are one unpadded line of tokens.
+# Only in objectives.py: --align, --balance, --min-keep, --allow-overlap, --teacher-norm, dropout.

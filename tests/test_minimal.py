@@ -1,6 +1,10 @@
 """The pages of minimal/ against the classes of objectives.py: with the same weights, rows and
 masks, the loss and every gradient are equal in float64."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -157,3 +161,10 @@ def test_a_page_trains_and_prints_its_numbers(page, monkeypatch, capsys):
     numbers = [float(line.split(": ")[1].split()[0].strip("%"))
                for line in capsys.readouterr().out.splitlines()]
     assert numbers and np.isfinite(numbers).all()
+
+
+def test_a_page_is_also_a_file_to_run(tmp_path):
+    """Python puts the folder of a file first on its path, and corpora/ is not in it."""
+    page = Path(llm_jepa.__file__)
+    load = "import runpy, sys; sys.path[0] = sys.argv[1]; runpy.run_path(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", load, page.parent, page], cwd=tmp_path, check=True)
