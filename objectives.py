@@ -926,8 +926,8 @@ class Hybrid(Objective):
         target_high: Fraction = 0.25  # largest predicted block, as a fraction of the row
         context_low: Fraction = 0.65  # smallest context to predict from, as a fraction of the row
         context_high: Fraction = 0.85  # largest context to predict from, as a fraction of the row
-        # a context with fewer tokens becomes all tokens outside the predicted blocks (our reading of
-        # the paper's "min. keep tokens"; without --allow-overlap)
+        # a context with fewer tokens becomes all tokens outside the predicted blocks (our reading
+        # of the paper's "min. keep tokens"; without --allow-overlap)
         min_keep: AtLeast0 = 32
         allow_overlap: bool = False  # let the context contain predicted blocks (released code)
         momentum: Fraction = 0.996  # EMA decay of the teacher at step 0; it rises to 1 over the run
