@@ -1,0 +1,367 @@
+"""Folders and files of others, damage, kills of one of two processes, a full disk."""
+
+import contextlib
+import fcntl
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_evaluate import tiny, write_rows, write_run
+from test_house import write_pairs
+from test_train import assert_same_run, command, contents, started
+
+import corpora
+import model
+import runs
+import train
+from common import BadInput, atomic_file
+
+
+@pytest.fixture(autouse=True)
+def pairs(tmp_path):
+    write_pairs(tmp_path / "pairs.tsv", 400)
+
+
+# ---- a foreign run as the start
+
+
+def link_to_a_file(hf):
+    hf.mkdir()
+    (hf / "chat_template.jinja").symlink_to(Path("secret.txt").absolute())
+
+
+def link_to_a_folder(hf):
+    Path("mine").mkdir()
+    Path("mine/chat_template.jinja").write_text("secret", encoding="utf-8")
+    hf.symlink_to(Path("mine").absolute())
+
+
+def folder_in_place_of_a_file(hf):
+    (hf / "chat_template.jinja").mkdir(parents=True)
+    (hf / "chat_template.jinja" / "more").symlink_to(Path("secret.txt").absolute())
+
+
+def named_pipe(hf):
+    hf.mkdir()
+    os.mkfifo(hf / "chat_template.jinja")
+
+
+@pytest.mark.parametrize("forge", [link_to_a_file, link_to_a_folder, folder_in_place_of_a_file,
+                                   named_pipe])
+def test_nothing_but_plain_files_of_a_foreign_run_is_copied(forge, tokenizer):
+    Path("secret.txt").write_text("secret", encoding="utf-8")
+    write_run("foreign", tiny(), tokenizer, data="", size="toy", max_length=16)
+    forge(Path("foreign/hf"))
+    words = dict(init="foreign", data="pairs.tsv", batch=8, eval_limit=20, steps=1)
+    list(train.start("mlm", "run", **words).steps())
+    assert not any(path.name == "hf" for path in Path("run").iterdir())
+    assert not any(b"secret" in content for content in contents("run").values())
+
+
+def test_two_plain_files_are_copied_for_an_export_and_never_through_a_link(tokenizer):
+    write_run("foreign", tiny(), tokenizer, data="", size="toy", max_length=16)
+    Path("foreign/hf").mkdir()
+    for name in (*runs.HF_FILES, "config.json", "tokenizer.json"):
+        Path("foreign/hf", name).write_text("theirs", encoding="utf-8")
+    words = dict(init="foreign", data="pairs.tsv", batch=8, eval_limit=20, steps=1)
+    list(train.start("mlm", "run", **words).steps())
+    assert sorted(path.name for path in Path("run/hf").iterdir()) == sorted(runs.HF_FILES)
+    # A link in the new run, which an older version could copy there, is not written through.
+    Path("mine").mkdir()
+    log = Path("run/log.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    Path("second").mkdir()
+    Path("second/log.jsonl").write_text(log + "\n", encoding="utf-8")
+    Path("second/hf").symlink_to(Path("mine").absolute())
+    list(train.start("mlm", "second", **words).steps())
+    assert not [*Path("mine").iterdir()]
+
+
+# ---- folders that are not ours
+
+
+@pytest.mark.parametrize("name, content", [
+    ("tokenizer.json", "mine"), ("trained.npy", "mine"), ("hf", None), ("log.jsonl", "mine"),
+    ("log.jsonl", '{"loss": 1}'), ("log.jsonl", "[1]"), ("log.jsonl", '{"format": "x"}'),
+    ("notes.txt", "mine"), (".notes.txt.01234567.part", "mine"), ("model.pt", "mine")])
+def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, content, refused):
+    Path("u").mkdir()
+    if content is None:
+        Path("u", name).mkdir()
+    else:
+        Path("u", name).write_text(content, encoding="utf-8")
+    assert f"--out u contains {name}, but no run to resume" in refused(
+        train.main, command("mlm", "u"))
+    assert [path.name for path in Path("u").iterdir()] == [name]
+    assert content is None or Path("u", name).read_text(encoding="utf-8") == content
+
+
+PLACES = [(runs, "write_log"), (runs, "copy_hf"), (runs.Tokenizer, "save"), (runs.np, "save")]
+
+
+@pytest.mark.parametrize("place", range(len(PLACES)))
+@pytest.mark.parametrize("before", [True, False])
+def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(
+        place, before, tokenizer, monkeypatch):
+    write_run("first", tiny(), tokenizer, data="", size="toy", max_length=16)
+    words = dict(init="first", data="pairs.tsv", batch=8, eval_limit=20, steps=2)
+    list(train.start("mlm", "whole", **words).steps())  # also fills the cache
+    owner, name = PLACES[place]
+    function = getattr(owner, name)
+
+    def dies(*arguments):
+        if not before:
+            function(*arguments)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dies)
+        with pytest.raises(MemoryError):
+            list(train.start("mlm", "run", **words).steps())
+    left = {path.name for path in Path("run").iterdir()}
+    assert not left or "log.jsonl" in left  # which proves that the folder is ours
+    list(train.start("mlm", "run", **words).steps())
+    assert_same_run("run", "whole")
+    assert contents("run").keys() == contents("whole").keys()
+    assert contents("run")["trained.npy"] == contents("whole")["trained.npy"]
+
+
+# ---- damage and other versions
+
+
+def test_a_model_with_a_flipped_byte_is_never_used(tokenizer):
+    whole = tiny()
+    model.save(whole, "model.pt")
+    content = Path("model.pt").read_bytes()
+    weights = whole.embed.weight.detach().numpy().tobytes()
+    start = content.index(weights)
+    for place in [start, start + len(weights) // 2, *range(7, len(content), len(content) // 40)]:
+        damaged = bytearray(content)
+        damaged[place] ^= 16
+        Path("model.pt").write_bytes(damaged)
+        try:
+            loaded = model.load("model.pt").state_dict()
+        except BadInput as error:
+            assert "model.pt" in str(error)
+        else:  # the byte means nothing, such as a padding of the archive
+            assert all(torch.equal(loaded[name], weight)
+                       for name, weight in whole.state_dict().items())
+            assert place not in range(start, start + len(weights))
+
+
+def test_an_older_model_has_no_digest_and_loads():
+    whole = tiny()
+    model.save(whole, "model.pt")
+    saved = torch.load("model.pt", weights_only=True)
+    assert saved.pop("digest") == model.weights_digest(whole.state_dict())
+    torch.save(saved, "model.pt")
+    assert torch.equal(model.load("model.pt").embed.weight, whole.embed.weight)
+    saved["digest"] = "0" * 64
+    torch.save(saved, "model.pt")
+    with pytest.raises(BadInput, match="model.pt is damaged: the weights are not those"):
+        model.load("model.pt")
+
+
+def test_a_run_of_another_version_is_not_resumed_and_the_reason_is_named(refused):
+    words = command("mlm", steps=1)
+    assert train.main(words) == 0
+    saved = torch.load("run/train.pt", weights_only=True)
+    saved["config"]["masking"] = "token"  # a setting that was removed
+    torch.save(saved, "run/train.pt")
+    assert "run was written by another version of nanoJEPA, because only one of the two has the " \
+        "settings masking: use that version" in refused(train.main, words)
+
+
+def test_unfinished_files_in_the_cache_are_removed_unless_somebody_writes_them():
+    folder = Path("cache/pairs-0123456789")
+    folder.mkdir(parents=True)
+    dead, alive = (folder / f".tokens.bin.0000000{number}.part" for number in (1, 2))
+    dead.touch()
+    with open(alive, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        started("mlm")
+    assert [*folder.iterdir()] == [alive]
+    with atomic_file("x") as file:
+        [part] = Path().glob(".x.*.part")
+        with pytest.raises(BlockingIOError), open(part, "rb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(b"content")
+    assert Path("x").read_bytes() == b"content"
+
+
+# ---- settings and files that mislead
+
+
+@pytest.mark.parametrize("words, message", [
+    ("--objective mlm --mask-ratio 0", "mask_ratio is 0, so no token would be predicted"),
+    ("--objective mexma --mask-first 0 --mask-second 0", "mask_first and mask_second are 0"),
+    ("--objective mlm --max-length 1000000000", "a row would have 1000000002 tokens"),
+    ("--warmup 2000", "warmup is 2000.0: it must be a fraction of the steps, from 0 to 1"),
+    ("--langs en,en", "--langs en,en names a column twice")])
+def test_settings_that_mislead_are_refused(words, message, refused):
+    assert message in refused(train.main, ["--data=pairs.tsv", "--out=run", *words.split()])
+    assert not Path("run").exists()
+
+
+def test_a_file_that_is_given_twice_is_read_once_and_a_note_tells_it():
+    Path("same.tsv").symlink_to("pairs.tsv")
+    for spec in ("pairs.tsv,pairs.tsv", ["pairs.tsv", "./pairs.tsv"], "pairs.tsv,same.tsv"):
+        source = corpora.open_text(spec)
+        assert len(list(source.rows("all"))) == 400
+        assert source.notes == ["pairs: 1 files are named twice, and read once"]
+    assert corpora.open_text("pairs.tsv").notes == []
+
+
+def test_zeros_after_a_compressed_file_are_padding():
+    text = "one\ntwo\n"
+    for pack in (lzma.compress, lambda text: lzma.compress(text) + lzma.compress(b"three\n")):
+        for zeros in (4, 1 << 19):
+            Path("a.txt.xz").write_bytes(pack(text.encode()) + bytes(zeros))
+            rows = list(corpora.open_text("a.txt.xz").rows("all"))
+            assert rows[:2] == [("one",), ("two",)] and len(rows) in (2, 3)
+
+
+def test_the_first_lines_tell_that_system_texts_are_not_used(capsys):
+    Path("chat.tsv").write_text("user\tassistant\tsystem\n" + "".join(
+        f"question {row}\tanswer {row}\tbe kind\n" for row in range(40)), encoding="utf-8")
+    assert train.main([*command("ntp", steps=1), "--data=chat.tsv"]) == 0
+    assert "36 rows of user, assistant (not system: --chat plain)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("limit", [20, 0])
+def test_every_row_of_eval_data_is_compared_with_the_training_rows(limit, capsys):
+    lines = Path("pairs.tsv").read_text(encoding="utf-8").splitlines()
+    new = [f"new {row}\tneu {row}" for row in range(300)]
+    write_rows("later.tsv", [*new, *lines[1:101]])
+    words = command("contrastive", steps=1, eval_data="later.tsv")
+    assert train.main([*words, f"--eval-limit={limit}"]) == 0
+    assert "the model was trained on a text of 100 of the 400 rows of later" in (
+        capsys.readouterr().err)
+
+
+# ---- one of two processes is killed
+
+# For each place, two processes train until one of them kills itself there. Then both are started
+# again. Only this script imports PyTorch; the others are its copies.
+ONE_OF_TWO = """
+import functools, json, os, signal, sys
+import torch._dynamo, train, runs
+import torch.distributed as dist
+meet = dist.init_process_group
+
+def strike(owner, name, when, after=False):
+    function = getattr(owner, name)
+    def killing(*arguments, **more):
+        found = function(*arguments, **more) if after else None
+        if when(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found if after else function(*arguments, **more)
+    setattr(owner, name, killing)
+
+PLACES = {  # rank, and where it dies
+    "first": (1, (train.Run, "train_step", lambda run, *_: run.step == 0)),
+    "step": (1, (train.Run, "train_step", lambda run, *_: run.step == 3)),
+    "evaluation": (0, (train.Run, "validate", lambda run: run.step == 3)),
+    "part": (0, (os, "replace", lambda part, path: path.name == "train.pt")),
+    "between": (0, (os, "replace", lambda part, path: path.name == "train.pt", True)),
+    "gather": (1, (dist, "all_gather_object", lambda *_: True)),
+}
+
+def start(number, words, place=None):
+    children = []
+    for rank in (0, 1):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        dist.init_process_group = functools.partial(
+            meet, rank=rank, world_size=2, init_method=f"file://{os.getcwd()}/meet{number}")
+        if place and PLACES[place][0] == rank:
+            strike(*PLACES[place][1])
+        os._exit(train.main(words) or 0)
+    return children
+
+for number, (place, words) in enumerate(json.loads(sys.argv[1])):
+    if place:
+        children = start(f"{number}a", words, place)
+        victim = children.pop(PLACES[place][0])
+        assert os.waitpid(victim, 0)[1] == signal.SIGKILL, place
+        os.kill(children[0], signal.SIGKILL)  # as torchrun does
+        os.waitpid(children[0], 0)
+    assert [os.waitpid(child, 0)[1] for child in start(f"{number}b", words)] == [0, 0], place
+"""
+
+
+def test_whichever_of_two_processes_is_killed_the_run_resumes_bit_for_bit():
+    more = dict(steps=6, save_every=2, log_every=1, eval_every=3, precision="float32")
+    places = ("", "first", "step", "evaluation", "part", "between", "gather")
+    jobs = [(place, command("mlm", place or "whole", **more)) for place in places]
+    done = subprocess.run([sys.executable, "-c", ONE_OF_TWO, json.dumps(jobs)], text=True,
+                          capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for place in places[1:]:
+        assert_same_run(place, "whole")
+        whole, found = ([{name: value for name, value in record.items() if "second" not in name}
+                         for record in runs.read_log(name)[1:]] for name in ("whole", place))
+        assert found == whole
+        assert not [*Path(place).glob(".*.part")]
+
+
+# ---- a full disk
+
+ON_A_FULL_DISK = """
+import errno, os, shutil, sys
+import train
+words = sys.argv[1:]
+rest = open("disk/filler", "wb", buffering=0)
+save = train.runs.save_checkpoint
+
+def full(run):
+    if run.step == 4:
+        try:
+            while True:
+                rest.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    save(run)
+
+train.runs.save_checkpoint = full
+try:
+    train.main(words)
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+else:
+    raise SystemExit("the disk was not full")
+files = sorted(os.listdir("disk/run"))
+print(files)
+rest.close()
+os.remove("disk/filler")
+train.runs.save_checkpoint = save
+assert train.main(words) == 0
+shutil.copytree("disk/run", "run")  # out of this file system, which ends with this process
+"""
+
+
+def test_a_disk_that_is_full_during_a_save_leaves_the_last_checkpoint():
+    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+             'mount -t tmpfs -o size=4m none disk && exec "$@"', "sh"]
+    Path("disk").mkdir()
+    with contextlib.suppress(OSError):
+        if not shutil.which("unshare") or subprocess.run([*mount, "true"],
+                                                         capture_output=True).returncode:
+            pytest.skip("no small file system can be mounted here (unshare and tmpfs)")
+    more = dict(steps=6, save_every=2, log_every=2, eval_every=6)
+    done = subprocess.run([*mount, sys.executable, "-c", ON_A_FULL_DISK,
+                           *command("mlm", "disk/run", **more)], text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    left = ["log.jsonl", "model.pt", "tokenizer.json", "train.pt", "trained.npy"]
+    assert str(left) in done.stdout
+    assert train.main(command("mlm", "whole", **more)) == 0
+    assert_same_run("run", "whole")
