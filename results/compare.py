@@ -1,6 +1,7 @@
 """The recorded runs: tables, paired tests, and the claims of the papers.
 
-Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1).
+Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1). Claims of
+a family of their own have sign tests and bootstrap intervals: see judge_family.
 """
 
 import collections
@@ -12,6 +13,8 @@ import re
 import statistics
 from pathlib import Path
 
+import numpy as np
+
 from common import BadInput, Parser, atomic_file, did_you_mean
 
 ROOT = Path(__file__).parent.parent
@@ -20,6 +23,7 @@ DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"
 EXPERIMENTS = DATA["experiments"]
 LEVEL = 0.05  # significance level of every test
 SEEDS = 3  # a claim with fewer common seeds is not tested
+RESAMPLES = 10_000  # of a bootstrap
 
 # ---- records: one line for each run, with the name of its experiment
 
@@ -105,6 +109,16 @@ def mean_std(values):
     return f"{mean:.{decimals}f}" + (f" ± {std:.{decimals}f}" if std else "")
 
 
+def geometric_mean(values, largest):
+    """Return "2,701". If one of the values is `largest`, where counting ended, the true mean is
+    larger: "> 2,701"."""
+    values = list(values)
+    if not values:
+        return "-"
+    mean = statistics.geometric_mean(values)
+    return "> " * (max(values) >= largest) + (f"{mean:,.0f}" if mean >= 100 else f"{mean:.2f}")
+
+
 def paired_test(scores, baseline):
     """Test {seed: number} of a method against a baseline over their common seeds. Return
     {"difference", "low", "high", "t", "p"} with the 95 % interval of the difference, or None if all
@@ -118,6 +132,24 @@ def paired_test(scores, baseline):
     low, high = map(float, test.confidence_interval())
     return {"difference": statistics.fmean(differences), "low": low, "high": high,
             "t": float(test.statistic), "p": float(test.pvalue)}
+
+
+def sign_test(values, null):
+    """Test whether values are as often above as below `null`; equal ones count for neither. Return
+    {"above", "below", "p"}, two-sided."""
+    from scipy import stats
+    above, below = sum(one > null for one in values), sum(one < null for one in values)
+    p = stats.binomtest(above, above + below).pvalue if above + below else 1.0
+    return {"above": above, "below": below, "p": float(p)}
+
+
+def bootstrap(values, is_ratio):
+    """Return (mean, low, high) with the 95 % percentile interval of the mean; that of ratios is
+    geometric. [Efron 1979]"""
+    values = np.log(values) if is_ratio else np.array(values, float)
+    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    numbers = [values.mean(), *np.quantile(values[drawn].mean(1), (0.025, 0.975))]
+    return tuple(map(float, np.exp(numbers) if is_ratio else numbers))
 
 
 def holm(ps):
@@ -159,17 +191,21 @@ def markdown(heads, rows):
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
-def table_lines(records, columns, rows, published=None):
-    """Return a table of mean ± std over seeds.
+def table_lines(records, columns, rows, published=None, largest=None):
+    """Return a table of mean ± std over seeds; with `largest`, of geometric means of counts that
+    ended there.
 
     columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name]};
-    published {heading: texts}. Columns that nobody measured are left out."""
+    published {heading: texts}. Columns and rows that nobody measured are left out."""
     table = []
     for heading, row in rows.items():
         label, ending = (row, "") if isinstance(row, str) else row
-        table.append([heading, *(
-            mean_std(by_label(records, metric + ending).get(label, {}).values())
-            for metric in columns.values())])
+        cells = []
+        for metric in columns.values():
+            values = by_label(records, metric + ending).get(label, {}).values()
+            cells.append(geometric_mean(values, largest) if largest else mean_std(values))
+        if set(cells) != {"-"}:
+            table.append([heading, *cells])
     used = [i for i, cells in enumerate(zip(*table)) if i == 0 or set(cells) != {"-"}]
     for heading, texts in (published or {}).items():
         table.append([heading, *texts, *["-"] * (len(columns) - len(texts))])
@@ -238,7 +274,8 @@ def show(name):
     blocks = [[f"# {name}"], [experiment[key] for key in ("finding", "about") if key in experiment]]
     for table in experiment.get("tables", [{"columns": DATA["columns"]}]):
         rows = {record["label"]: record["label"] for record in records} | table.get("rows", {})
-        lines = table_lines(records, table["columns"], rows, table.get("published"))
+        lines = table_lines(records, table["columns"], rows, table.get("published"),
+                            table.get("largest"))
         if lines and "title" in table:
             blocks.append([f"## {table['title']}"])
         blocks.append(lines)
@@ -313,6 +350,77 @@ def board_command(words):
         against = f" against `{claim['baseline']}`" if "baseline" in claim else ""
         print(f"{claim['id']}. `{claim['ours']}`{against} at equal {claim['matched']}; `python -m "
               f"results show {claim['experiment']}`. The paper: {claim['paper']}. {claim['note']}")
+    for name, family in DATA["families"].items():
+        print(f"\n{family['about']}\n", *family_lines(name), "", sep="\n")
+        for claim in family["claims"]:
+            print(f"{claim['id']}. Null: {claim['null_text']}. Expected before the runs: "
+                  f"{claim['expected']}")
+
+
+# ---- claims in a family of their own: sign tests, bootstrap intervals, and the size of the effect
+
+
+def has_size(interval, side, bound):
+    """Return whether a whole interval (mean, low, high) is "above" or "below" a bound."""
+    return interval[1] >= bound if side == "above" else interval[2] <= bound
+
+
+def judge_family(name):
+    """Return {number of a claim: {"seeds", "baseline", "ours", "effect", "test", "holm",
+    "verdict"}}.
+
+    The effect is the difference or the ratio of two metrics with the same seed. Its sign test is
+    against the claim's "null", with Holm's correction over the family. "baseline", "ours" and
+    "effect" are bootstrap intervals. A claim holds if its test is significant in the claimed
+    direction and these intervals have the claimed "sizes", such as {"effect": ["above", 10]}."""
+    judged = {}
+    claims = DATA["families"][name]["claims"]
+    for claim in claims:
+        judged[claim["id"]] = one = {"verdict": "not tested"}
+        records, is_ratio = read_records(claim["experiment"]), claim["effect"] == "ratio"
+        ours, baseline = (by_label(records, metric).get(label, {})
+                          for label, metric in (claim["ours"], claim["baseline"]))
+        seeds = sorted(ours.keys() & baseline.keys())
+        one["seeds"] = len(seeds)
+        if len(seeds) < SEEDS:
+            continue
+        effects = [ours[seed] / baseline[seed] if is_ratio else ours[seed] - baseline[seed]
+                   for seed in seeds]
+        one["test"] = sign_test(effects, claim["null"])
+        one["effect"] = bootstrap(effects, is_ratio)
+        one["ours"] = bootstrap([ours[seed] for seed in seeds], is_ratio)
+        one["baseline"] = bootstrap([baseline[seed] for seed in seeds], is_ratio)
+    corrected = holm({number: one["test"]["p"] for number, one in judged.items() if "test" in one})
+    for claim in claims:
+        one = judged[claim["id"]]
+        if "test" in one:
+            one["holm"] = corrected[claim["id"]]
+            is_large = all(has_size(one[side], *size) for side, size in claim["sizes"].items())
+            one["verdict"] = ("no significant difference" if one["holm"] >= LEVEL else
+                              "the opposite" if one["test"]["above"] < one["test"]["below"] else
+                              "holds" if is_large else "direction only")
+    return judged
+
+
+def interval_text(numbers):
+    """Return "3.15 (2.94 to 3.36)"."""
+    mean, low, high = [f"{one:,.0f}" if abs(one) >= 100 else f"{one:.2f}" for one in numbers]
+    return f"{mean} ({low} to {high})"
+
+
+def family_lines(name):
+    """Return the table of a family of claims, one value per cell."""
+    rows = []
+    for claim, one in zip(DATA["families"][name]["claims"], judge_family(name).values()):
+        cells = ["-"] * 6
+        if "test" in one:
+            test = one["test"]
+            cells = [*(interval_text(one[side]) for side in ("baseline", "ours", "effect")),
+                     f"{test['above']} of {one['seeds']}", p_text(test["p"]), p_text(one["holm"])]
+        rows.append([claim["id"], claim["claim"], *cells, one["verdict"]])
+    heads = ["", "claim", "baseline", "method", "difference or ratio", "above the null", "p",
+             "p (Holm)", "verdict"]
+    return markdown(heads, rows)
 
 
 # ---- recorded numbers inside the README files
@@ -320,14 +428,17 @@ def board_command(words):
 
 def filled(text):
     """Return a page with the recorded numbers in the table after each `<!-- table NAME -->`: one of
-    "pages" in experiments.json, or the board."""
+    "pages" in experiments.json, a family of claims, or the board."""
     def with_table(match):
         if match[2] == "board":
             lines = board_lines()
+        elif match[2] in DATA["families"]:
+            lines = family_lines(match[2])
         else:
             table = DATA["pages"][match[2]]
             records = [one for name in table["experiments"] for one in read_records(name)]
-            lines = table_lines(records, table["columns"], table["rows"])
+            lines = table_lines(records, table["columns"], table["rows"],
+                                largest=table.get("largest"))
         return "\n".join([match[1], *lines, ""])
     return re.sub(r"(<!-- table (\S+) -->)\n(?:\|.*\n)*", with_table, text)
 

@@ -3,16 +3,20 @@
 Runs are in out/results, one thread each, one after another. An interrupted run resumes.
 
 In a command of experiments.json, RUN is the run's folder, FILES is the folder of --files, and
-MATCH[row] is the number of steps with the same compute as the run `row`.
+MATCH[row] is the number of steps with the same compute as the run `row`. A job {"prints": COMMAND}
+has no run folder: COMMAND prints its numbers as one JSON object.
 """
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 import runs
 from common import BadInput, Parser
@@ -28,7 +32,9 @@ class Job(NamedTuple):
     seed: int
     folder: Path
     train: str  # the command that makes the run
-    tests: str  # the commands that measure it, joined by " && "; "NAME: " puts NAME/ before metrics
+    # The commands that measure it, joined by " && "; "NAME: " puts NAME/ before metrics. Empty if
+    # the first command prints the numbers.
+    tests: str
 
 
 def jobs_of(name, seeds=None):
@@ -40,6 +46,9 @@ def jobs_of(name, seeds=None):
             job = {"train": job} if isinstance(job, str) else job
             if seed not in job.get("seeds", [seed]):
                 continue  # a row with fewer seeds than the others
+            if "prints" in job:
+                jobs.append(Job(label, seed, None, f"python {job['prints']} --seed {seed}", ""))
+                continue
             folder = OUT / re.sub(r"[^\w.-]+", "-", f"{name}-{label}-{seed}")
             flags = f"{job.get('train')} {experiment['flags']} --seed {seed} --out RUN"
             train = job.get("command", f"train.py {flags.strip()}")
@@ -72,6 +81,12 @@ def with_steps(job, jobs, files):
     return job.train.replace(match[0], str(matching_steps(flops * steps, ours)))
 
 
+def read_commit():
+    """Return the commit of this checkout, with "-dirty" if files differ from it."""
+    return subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT,
+                          capture_output=True, text=True).stdout.strip()
+
+
 def record_of(job, train, scores):
     """Return the record of a run that has been trained and measured.
 
@@ -92,10 +107,8 @@ def record_of(job, train, scores):
         if "eval" in line:
             validation = {name: one for name, one in numbers.items()
                           if name.startswith("validation/")}
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT,
-                            capture_output=True, text=True).stdout.strip()
     record = {"label": job.label, "seed": job.seed, "train": train, "test": job.tests,
-              "commit": commit, "steps": last.get("step")}
+              "commit": read_commit(), "steps": last.get("step")}
     record |= {key: first.get(key) for key in ("torch", "python", "device", "parameters",
                                                "precision")}
     record |= {key: last.get(key) for key in ("tokens", "seconds")}
@@ -106,6 +119,11 @@ def record_of(job, train, scores):
 
 def execute(name, job, files):
     """Train and measure one job and record it."""
+    if not job.tests:
+        return keep_records([{
+            "experiment": name, "label": job.label, "seed": job.seed, "train": job.train,
+            "commit": read_commit(), "torch": torch.__version__,
+            "python": platform.python_version(), "eval": json.loads(call(job.train, files))}])
     for folder, command in EXPERIMENTS[name].get("setup", {}).items():
         if not (ROOT / folder).exists():  # a pretrained model that the runs start from
             call(command, files)
@@ -138,7 +156,7 @@ def run_command(name, words):
     jobs = [job for job in jobs_of(name, options.seeds)
             if options.again or (job.label, job.seed) not in recorded]
     if options.list:
-        return print(*(f"{job.train} && {job.tests}" for job in jobs), sep="\n")
+        return print(*(" && ".join(filter(None, [job.train, job.tests])) for job in jobs), sep="\n")
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
         raise BadInput(f"--files {options.files}: give the folder with {experiment['files']}")
     for number, job in enumerate(jobs, 1):

@@ -10,6 +10,7 @@ import re
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 from test_house import write_pairs
@@ -17,7 +18,7 @@ from test_house import write_pairs
 import evaluate
 import settings
 import train
-from results import compare, flops, mixtures, plots, run
+from results import climb, compare, flops, mixtures, plots, run
 from results.__main__ import main
 from tasks import __main__ as tasks
 from tasks import finetune
@@ -114,6 +115,45 @@ def test_verdicts_are_those_of_scipy_and_of_holm_as_he_puts_it():
     assert {number: one["verdict"] for number, one in judged.items()} == verdicts
 
 
+def test_the_sign_test_counts_what_is_above_the_null():
+    """Nine of ten: p = 2 * (10 + 1) / 2^10."""
+    test = compare.sign_test([3.0] * 9 + [1.0, 2.0], 2)
+    assert (test["above"], test["below"]) == (9, 1) and test["p"] == pytest.approx(22 / 1024)
+    assert compare.sign_test([2.0, 2.0], 2)["p"] == 1
+
+
+def test_a_bootstrap_interval_is_that_of_scipy():
+    values = np.random.default_rng(1).lognormal(1, 0.5, 12)
+    theirs = stats.bootstrap((np.log(values),), np.mean, n_resamples=20_000, method="percentile",
+                             rng=0).confidence_interval
+    mean, low, high = compare.bootstrap(values, is_ratio=True)
+    assert mean == pytest.approx(stats.gmean(values))
+    assert (low, high) == pytest.approx(np.exp(theirs), rel=0.02)
+    assert compare.bootstrap([1.0, 1.0, 1.0], is_ratio=False) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("ours, sizes, verdict", [
+    (20.0, {"effect": ["above", 10]}, "holds"), (20.0, {"effect": ["above", 30]}, "direction only"),
+    (20.0, {"baseline": ["below", 1]}, "direction only"), (-20.0, {}, "the opposite")])
+def test_a_claim_of_a_family_needs_its_direction_and_its_size(ours, sizes, verdict, own_records,
+                                                             monkeypatch):
+    compare.keep_records([{"experiment": "odd", "label": label, "seed": seed, "eval": {"x": x}}
+                          for seed in range(8) for label, x in (("a", ours + seed), ("b", seed))])
+    claim = {"id": "1", "experiment": "odd", "ours": ["a", "x"], "baseline": ["b", "x"],
+             "effect": "difference", "null": 0, "sizes": sizes}
+    weak = claim | {"id": "2", "ours": ["b", "x"]}
+    monkeypatch.setitem(compare.DATA["families"], "odd", {"claims": [claim, weak]})
+    judged = compare.judge_family("odd")
+    assert judged["1"]["verdict"] == verdict
+    assert judged["1"]["holm"] == pytest.approx(2 * 2 / 2 ** 8)
+    assert judged["2"]["verdict"] == "no significant difference"
+
+
+def test_a_count_that_ended_makes_the_mean_a_lower_bound():
+    assert compare.geometric_mean([1000.0, 4000.0], 8000) == "2,000"
+    assert compare.geometric_mean([1000.0, 4000.0], 4000) == "> 2,000"
+
+
 # ---- records and pages
 
 
@@ -121,8 +161,10 @@ def test_a_record_has_an_identity_a_command_and_a_commit():
     records = compare.read_records()
     keys = {(one["experiment"], one["label"], one["seed"]) for one in records}
     assert len(keys) == len(records) >= 798
-    assert all(one["commit"] and one["train"] and one["test"] for one in records
-               if "table" not in one)
+    for one in records:
+        has_no_run = "table" in one or one["train"].startswith("python -m results.climb ")
+        assert has_no_run or one["test"]
+        assert "table" in one or one["commit"] and one["train"]
 
 
 @pytest.mark.parametrize("name", compare.count_runs())
@@ -231,6 +273,9 @@ def test_an_experiment_has_commands_that_the_programs_understand(name, monkeypat
     """And that name data, optimizer, learning rate and steps, so that no default changes them."""
     monkeypatch.chdir(ROOT)  # some name a file of gallery/
     for job in run.jobs_of(name, [7]):
+        if not job.tests:
+            assert climb.parse(job.train.split()[3:]).seed == 7
+            continue
         for test in job.tests.split(" && "):
             parse_test(re.sub("^\\w+: ", "", test).split()[1:])
         if "train.py" in job.train:
@@ -272,6 +317,16 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     capsys.readouterr()
     main(["mini", "--list"])
     assert capsys.readouterr().out.strip() == ""
+
+
+def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
+    monkeypatch.setitem(compare.EXPERIMENTS, "mini", {
+        "about": "", "seeds": [3], "flags": "", "jobs": {"a": {"prints": "-m results.climb odd"}}})
+    monkeypatch.setattr(run, "call", lambda command, files: json.dumps({"x": len(command)}))
+    main(["mini"])
+    record, = compare.read_records("mini")
+    assert record["train"] == "python -m results.climb odd --seed 3" and record["commit"]
+    assert record["eval"] == {"x": len(record["train"])} and "test" not in record
 
 
 # ---- compute, plots, mixtures

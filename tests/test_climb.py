@@ -1,0 +1,104 @@
+"""The page minimal/climb.py, and the networks of results/climb.py."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.cluster import hierarchy
+
+from minimal import climb
+
+
+def all_trees(grammar):
+    """Return every tree of a grammar as the symbols of each level; all are equally likely."""
+    trees = [[(root,)] for root in range(grammar.v)]
+    for pairs in grammar.pairs:
+        trees = [[*tree, sum(map(tuple, chosen), ())] for tree in trees
+                 for chosen in itertools.product(*(pairs[symbol] for symbol in tree[-1]))]
+    return trees
+
+
+@pytest.mark.parametrize("redrawn", [0.0, 0.5])
+def test_the_posterior_is_that_of_listing_every_tree(redrawn):
+    grammar = climb.Grammar(1, v=3, m=2, depth=2, redrawn=redrawn)
+    trees = all_trees(grammar)
+    assert len(trees) == 3 * 2 * 2 * 2
+    rng = np.random.default_rng(0)
+    tokens, visible = grammar.sample(50)[-1], rng.random((50, 4)) < 0.5
+    posterior = grammar.posterior(tokens, visible)
+    for text in range(50):
+        left = [tree for tree in trees
+                if (np.array(tree[-1]) == tokens[text])[visible[text]].all()]
+        for level, node in [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3)]:
+            counts = np.bincount([tree[level][node] for tree in left], minlength=3)
+            assert abs(posterior[level][text, node] - counts / len(left)).max() < 1e-12
+
+
+def test_if_every_pair_is_allowed_the_context_says_nothing_about_a_token():
+    """At m = v the entropy of a masked token is ln v, given all other tokens."""
+    grammar = climb.Grammar(0, v=8, m=8, depth=3)
+    tokens, visible = grammar.sample(100)[-1], np.ones((100, 8), bool)
+    visible[:, 3] = False
+    p = grammar.posterior(tokens, visible)[-1][:, 3]
+    assert abs(-(p * np.log(p)).sum(-1) - math.log(8)).max() < 1e-12
+
+
+@pytest.mark.parametrize("m", [2, 3, 4])
+def test_the_context_explains_v_minus_1_directions_of_a_masked_pair(m):
+    r2 = climb.explained(climb.Grammar(0, m=m, depth=4), 300)
+    assert len(r2) == 8 * m - 1
+    assert (r2[:7] > 0.01).all() and abs(r2[7:]).max() < 1e-12
+
+
+def test_groups_are_those_of_scipy():
+    rng = np.random.default_rng(0)
+    points = rng.standard_normal((40, 3))
+    ours = climb.cluster(points, np.ones(40), 6)
+    theirs = hierarchy.fcluster(hierarchy.ward(points), 6, "maxclust")
+    assert len(set(zip(ours, theirs))) == len(set(ours)) == 6
+
+
+def test_a_point_of_weight_3_counts_as_three_points():
+    points = np.random.default_rng(0).standard_normal((20, 2))
+    weights = np.r_[np.full(5, 3.0), np.ones(15)]
+    copies = points.repeat(weights.astype(int), 0)
+    ours = climb.cluster(points, weights, 4)
+    theirs = climb.cluster(copies, np.ones(len(copies)), 4)[np.cumsum(weights).astype(int) - 1]
+    assert len(set(zip(ours, theirs))) == len(set(theirs)) == 4
+
+
+@pytest.mark.parametrize("found, texts", [
+    ([0.5, 0.94, 0.96, 1.0], 512 * 2 ** 0.5), ([0.96, 0.9, 1.0, 1.0], 2 ** 9.5),
+    ([1.0] * 4, 256), ([0.2, 0.5, 0.7, 0.94], 2048)])
+def test_texts_are_interpolated_at_the_last_crossing_and_at_most_the_largest_size(
+        found, texts, monkeypatch):
+    monkeypatch.setattr(climb, "SIZES", [256, 512, 1024, 2048])
+    assert climb.texts_needed(found) == pytest.approx(texts)
+
+
+def test_depth_costs_nothing_with_latents_and_a_lot_with_tokens():
+    tree = climb.Grammar(0).sample(climb.SIZES[-1])
+    needed = {(contexts, depth): climb.texts_needed(
+        [climb.climb(tree[:depth + 1], texts, contexts) for texts in climb.SIZES])
+        for contexts in ("latents", "tokens") for depth in (3, 5)}
+    assert needed["latents", 5] <= 1.5 * needed["latents", 3]
+    assert needed["tokens", 5] >= 4 * needed["tokens", 3]
+    assert needed["latents", 3] < needed["tokens", 3]
+
+
+def test_at_height_1_latents_are_tokens():
+    tree = climb.Grammar(3, depth=2).sample(500)
+    assert climb.climb(tree, 500, "latents") == climb.climb(tree, 500, "tokens") < 1
+
+
+def test_the_page_prints_the_same_table_each_time(monkeypatch, capsys):
+    monkeypatch.setattr(climb, "SIZES", climb.SIZES[:4])
+    monkeypatch.setattr(climb, "GRAMMARS", 1)
+    climb.main()
+    first = capsys.readouterr().out
+    climb.main()
+    assert capsys.readouterr().out == first
+    lines = first.splitlines()
+    assert "explains 7 of its 31 directions" in lines[0]
+    assert [len(line.split()) for line in lines[2:]] == [4, 4]
