@@ -1,8 +1,10 @@
 """Draw recorded experiments along training, and the pictures of the README."""
 
+import statistics
+
 import train
 from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
-from look.plots import headline, lines, panels, pca, png
+from look.plots import COLOURS, Picture, headline, lines, panels, pca, png
 
 from .compare import DATA, EXPERIMENTS, read_records
 
@@ -37,7 +39,46 @@ def health_picture():
                     "zero, RankMe to one, and the cosine of unrelated sentences rises to one")
 
 
-PICTURES = {"embeddings": embeddings_picture, "health": health_picture}
+def climb_picture():
+    """Draw what the experiment `climb` found: curves by depth, by groups, and R2 of directions."""
+    scores = [record["eval"] for record in read_records("climb") if record["label"] == "learner"]
+    figure = Picture(figsize=(5.4, 4.6), layout="constrained")
+    axes = figure.subplot_mosaic([["depth", "depth"], ["groups", "directions"]])
+
+    def mean(metric):
+        return statistics.fmean(one[metric] for one in scores)
+
+    axis, texts = axes["depth"], [2 ** power for power in range(8, 18)]
+    for contexts, color in (("latents", COLOURS[0]), ("tokens", COLOURS[1])):
+        for depth, style in ((3, "-"), (4, "--"), (5, ":")):
+            found = [mean(f"found, depth {depth}, {number} texts/{contexts}") for number in texts]
+            axis.plot(texts, found, style, color=color, label=f"{contexts}, depth {depth}")
+    axis.set(xscale="log", ylim=(0, 105), xlabel="number of texts", ylabel="symbols found, %",
+             title="With latents all depths need the same number of texts;\n"
+                   "with tokens each level of depth costs more")
+    axis.legend(loc="lower right", ncols=2)
+
+    axis, groups = axes["groups"], (4, 6, 7, 8, 9, 10, 12, 16)
+    for number, marker in ((2048, "o"), (4096, "s"), (8192, "^")):
+        found = [mean(f"found, {number} texts/{count} codes") for count in groups]
+        axis.plot(groups, found, marker=marker, markersize=3, label=f"{number:,} texts")
+    axis.axvline(8, color="black", linewidth=1, linestyle=":", label="8 symbols")
+    axis.set(ylim=(0, 105), xlabel="groups at each level", ylabel="symbols found, %",
+             title="With fewer groups than symbols the\nclimb fails; with more it needs more texts")
+    axis.legend(loc="lower right", ncols=2, frameon=True, framealpha=1, edgecolor="white")
+
+    axis, directions = axes["directions"], range(1, 32)
+    r2 = [[one[f"R2/{number}"] for one in scores] for number in directions]
+    axis.bar(directions, list(map(statistics.fmean, r2)), color=COLOURS[2], label="mean")
+    axis.vlines(directions, list(map(min, r2)), list(map(max, r2)), color="black", linewidth=1,
+                label="range over grammars")
+    axis.set(xlabel="direction of a masked pair of tokens", ylabel="R2 given the context",
+             title="The context explains 7 directions (the\nparent); 24 (its synonyms) have R2 = 0")
+    axis.legend(loc="upper right")
+    return figure
+
+
+PICTURES = {"embeddings": embeddings_picture, "health": health_picture, "climb": climb_picture}
 
 
 def experiment_picture(name, metric, labels=(), flops=False):
