@@ -64,7 +64,7 @@ def climb_picture():
         axis.plot(groups, found, marker=marker, markersize=3, label=f"{number:,} texts")
     axis.axvline(8, color="black", linewidth=1, linestyle=":", label="8 symbols")
     axis.set(ylim=(0, 105), xlabel="groups at each level", ylabel="symbols found, %",
-             title="With fewer groups than symbols the\nclimb fails; with more it needs more texts")
+             title="Fewer groups than symbols find little;\nmore groups need more texts")
     axis.legend(loc="lower right", ncols=2, frameon=True, framealpha=1, edgecolor="white")
 
     axis, directions = axes["directions"], range(1, 32)

@@ -198,11 +198,12 @@ def test_pages_have_the_recorded_numbers():
     """Tables are those that `readme` writes. A decimal of a paragraph, a claim's note or a row
     of ours in LEDGER, or a mean of REPRODUCE, is in the output of a command that is named beside
     it, or on the board."""
-    board = "\n".join(compare.board_lines())
+    board = "\n".join(sum(map(compare.family_lines, compare.DATA["families"]),
+                          compare.board_lines()))
     for page in ("README.md", "results/README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert compare.filled(text) == text
-    paragraphs = text.partition("## Six findings")[2].split("\n\n")
+    paragraphs = text.partition("findings\n")[2].split("\n\n")
     ledger = (ROOT / "results/LEDGER.md").read_text(encoding="utf-8")
     paragraphs += ledger.partition("## Ours")[2].splitlines()
     paragraphs += [f"{claim['note']} `{claim['experiment']}`" for claim in compare.DATA["claims"]]
@@ -250,7 +251,10 @@ def test_a_finding_has_the_direction_of_its_records_and_of_any_with_more_seeds(n
 
 def test_every_finding_has_its_direction_checked_and_finding_1_is_no_gain():
     text = (ROOT / "results/README.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\*\*(\d+)\. ", text, re.M) == [*compare.DATA["findings"]]
+    families = {family["finding"]: name for name, family in compare.DATA["families"].items()}
+    assert re.findall(r"^\*\*(\d+)\. ", text, re.M) == [*compare.DATA["findings"], *families]
+    for name in families.values():  # its first claim is the finding
+        assert [*compare.judge_family(name).values()][0]["verdict"] in ("holds", "direction only")
     judged = compare.judge()
     gains = [number for number in judged if re.fullmatch("[123][a-z]?", number)]
     assert len(gains) == 7 and "better" not in {judged[number]["verdict"] for number in gains}
@@ -330,6 +334,13 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
 
 
 # ---- compute, plots, mixtures
+
+
+def test_the_picture_of_the_climb_has_titles_axes_and_legends():
+    figure = plots.climb_picture()
+    assert len(figure.axes) == 3
+    for axis in figure.axes:
+        assert axis.get_title() and axis.get_xlabel() and axis.get_ylabel() and axis.get_legend()
 
 
 @pytest.mark.parametrize("words, error", [
