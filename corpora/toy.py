@@ -282,14 +282,16 @@ def _core(language, meaning, bits, known):
     return (two, verb, last, one) if meaning.swapped else (one, verb, last, two)
 
 
-def render(meaning: Meaning, language: str, style=0, known=False, opener="") -> str:
+def render(meaning: Meaning, language: str, style=0, known=False, opener="", like=None) -> str:
     """Return the sentence of a meaning. A style chooses synonyms and word order.
 
-    `known`: the subject is a pronoun. `opener`: a text to begin with."""
+    `known`: the subject is a pronoun. `opener`: a text to begin with. `like`: the meaning whose
+    synonyms and word order the sentence has, by default its own."""
     # The style depends on fields that `negatives` never edits, so that an edit changes neither
     # synonyms nor word order.
-    base = hash64("style", meaning.verb, meaning.place, meaning.time, meaning.subject_adjective,
-                  meaning.object_adjective)
+    styled = like or meaning
+    base = hash64("style", styled.verb, styled.place, styled.time, styled.subject_adjective,
+                  styled.object_adjective)
     base = mix(base + LANGUAGES.index(language) * GOLDEN & MASK)
     bits = mix(base + style & MASK)
     one, verb, last, two = _core(language, meaning, bits, known)
@@ -379,6 +381,41 @@ def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
             text = render(altered, language)
             if text != gold:
                 found.append((text, row, error))
+    return found
+
+
+def exchanges(meaning: Meaning) -> list[tuple[str, Meaning]]:
+    """Return (what is exchanged, meaning) for both edits that only exchange two parts: subject and
+    object, or their adjectives."""
+    edits = []
+    if section_of(meaning.object) != "things":
+        edits.append(("roles", meaning._replace(swapped=1 - meaning.swapped)))
+    adjectives = meaning.object_adjective, meaning.subject_adjective
+    # A kind student, but not a kind book.
+    kind = "thing" if section_of(meaning.object) == "things" else "animate"
+    fit = concepts("adjectives", "both", kind), concepts("adjectives", "both", "animate")
+    if all(adjectives) and adjectives[1] in fit[0] and adjectives[0] in fit[1]:
+        edits.append(("adjectives", meaning._replace(subject_adjective=adjectives[0],
+                                                     object_adjective=adjectives[1])))
+    return edits
+
+
+def words_of(text):
+    """Return the lower-cased words and punctuation marks of a text, sorted."""
+    return sorted(re.findall(r"\w+|[^\w\s]", text.lower()))
+
+
+def reordered(meanings, language: str) -> list[tuple[str, int, str]]:
+    """Return (altered text, its row, what is exchanged) of every exchange that keeps the words of
+    its sentence and changes their order. A bag of words cannot tell such a text from the
+    original."""
+    found = []
+    for row, meaning in enumerate(meanings):
+        gold = render(meaning, language)
+        for kind, altered in exchanges(meaning):
+            text = render(altered, language, like=meaning)
+            if text != gold and words_of(text) == words_of(gold):
+                found.append((text, row, kind))
     return found
 
 
