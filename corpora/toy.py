@@ -16,6 +16,7 @@ from corpora.words import (
     LANGUAGES,
     MASK,
     Stream,
+    bag_of_words,
     concepts,
     hash64,
     in_split,
@@ -400,11 +401,6 @@ def exchanges(meaning: Meaning) -> list[tuple[str, Meaning]]:
     return edits
 
 
-def words_of(text):
-    """Return the lower-cased words and punctuation marks of a text, sorted."""
-    return sorted(re.findall(r"\w+|[^\w\s]", text.lower()))
-
-
 def reordered(meanings, language: str) -> list[tuple[str, int, str]]:
     """Return (altered text, its row, what is exchanged) of every exchange that keeps the words of
     its sentence and changes their order. A bag of words cannot tell such a text from the
@@ -414,7 +410,7 @@ def reordered(meanings, language: str) -> list[tuple[str, int, str]]:
         gold = render(meaning, language)
         for kind, altered in exchanges(meaning):
             text = render(altered, language, like=meaning)
-            if text != gold and words_of(text) == words_of(gold):
+            if text != gold and bag_of_words(text) == bag_of_words(gold):
                 found.append((text, row, kind))
     return found
 

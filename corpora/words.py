@@ -88,3 +88,8 @@ def section_of(noun: str) -> str:
 def word(language: str, section: str, concept: str, rare: bool = False) -> str:
     """Return a cell, "bike, bikes": the common synonym or, if there is one, the rare one."""
     return lexicon()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
+
+
+def bag_of_words(text: str) -> list[str]:
+    """Return the lower-cased words and punctuation marks of a text, sorted."""
+    return sorted(re.findall(r"\w+|[^\w\s]", text.lower()))

@@ -2,16 +2,19 @@
 
 encoders_*: Tatoeba pairs of English with five languages and Multi30k's captions, without rows that
 contain a sentence of a test set; NTREX for validation and test. documents_*: Wikipedia, one
-paragraph per line. nlrx_*, decoder_*: parts of NL-RX-SYNTH's training rows.
+paragraph per line. nlrx_*, decoder_*: parts of NL-RX-SYNTH's training rows. captions_*: Multi30k's
+English test captions, with one word replaced (altered) or two exchanged (reordered).
 """
 
 import csv
 import json
 import lzma
 import random
+import re
 from pathlib import Path
 
 from common import BadInput, Parser, atomic_file, make_folder
+from corpora.words import bag_of_words
 
 # {column: its name at Tatoeba, at NTREX}
 LANGUAGES = {"en": ("eng", "eng"), "de": ("deu", "deu"), "fr": ("fra", "fra"),
@@ -92,6 +95,110 @@ def decoder_rows(lines):
     return lines[:1920], tested[:4000]
 
 
+# ---- edited captions
+
+# {type of error: lists of words, one of which replaces another of the same list}
+REPLACED = {
+    "number": ["two three four five six seven eight"],
+    "color": ["white black blue red yellow green brown pink purple orange gray"],
+    "person": ["man woman boy girl", "men women boys girls"],
+    "animal": ["dog cat horse cow goat", "dogs cats horses cows goats"],
+    "action": ["sitting standing walking running jumping sleeping dancing", "sits stands walks runs "
+               "jumps sleeps dances", "eating holding throwing painting cleaning carrying"],
+    "thing": ["hat jacket shirt dress", "guitar violin piano drum trumpet",
+              "ball stick frisbee book camera phone", "bike car boat bus truck train"],
+    "place": ["street beach park field kitchen forest lake snow city mountain"]}
+# {what is exchanged: lists of words, two of which exchange their positions}
+EXCHANGED = {
+    "people": ["man woman boy girl child lady guy baby dog horse cat",
+               "men women boys girls children ladies guys dogs horses cats"],
+    "colors": ["white black blue red yellow green brown pink purple gray orange"]}
+# Words that can join two equal parts of a caption.
+JOINING = set("a an the and or with of another other one two three his her their little young old "
+              "older younger small big large".split())
+
+
+def split_words(caption):
+    """Return the words of a caption and what is between them: "".join(parts) is the caption, and
+    the words are parts[1::2]."""
+    return re.split(r"(\w+)", caption)
+
+
+def with_words(caption, changes):
+    """Return a caption with other words: {number of the word: the new one}. A new word begins in
+    upper case if the old one does, and "a" before it becomes "an" where it must, or the reverse."""
+    parts = split_words(caption)
+    for number, new in changes.items():
+        index = 2 * number + 1
+        parts[index] = new.capitalize() if parts[index][0].isupper() else new.lower()
+        if number and parts[index - 2].lower() in ("a", "an"):
+            article = "an" if new[0].lower() in "aeiou" else "a"
+            is_upper = parts[index - 2][0].isupper()
+            parts[index - 2] = article.capitalize() if is_upper else article
+    return "".join(parts)
+
+
+def altered_captions(captions, chance):
+    """Yield (caption with one word replaced, caption, type of error): at most one of each type."""
+    for caption in captions:
+        words = split_words(caption.lower())[1::2]
+        for kind, lists in REPLACED.items():
+            places = [(number, one.split()) for number, word in enumerate(words)
+                      for one in lists if word in one.split()]
+            if places:
+                number, choices = places[0]
+                new = chance.choice([word for word in choices if word not in words])
+                yield with_words(caption, {number: new}), caption, kind
+
+
+def exchangeable(words, choices):
+    """Return the numbers of the first two different words among the choices, or None. Each must
+    occur once, and something must happen between them that makes the order matter: a word that
+    joins no equal parts and is nowhere else ("a black dog and a brown dog" has none)."""
+    numbers = [number for number, word in enumerate(words) if word in choices]
+    if len(numbers) < 2 or any(words.count(words[number]) > 1 for number in numbers[:2]):
+        return None
+    first, second = numbers[:2]
+    matters = [word for word in words[first + 1:second]
+               if word not in JOINING and words.count(word) == 1]
+    return (first, second) if matters else None
+
+
+def reordered_captions(captions):
+    """Yield (caption with two words exchanged, caption, what is exchanged) where the words stay the
+    same. Articles change with their nouns, so "an orange hat and a red shirt" qualifies."""
+    for caption in captions:
+        words = split_words(caption.lower())[1::2]
+        for kind, lists in EXCHANGED.items():
+            pairs = [exchangeable(words, one.split()) for one in lists]
+            for first, second in filter(None, pairs):
+                text = with_words(caption, {first: words[second], second: words[first]})
+                if bag_of_words(text) == bag_of_words(caption):
+                    yield text, caption, kind
+
+
+def hard_files(name, edits, captions):
+    """Return {file: its lines} of edits in xsim++'s format. An edit that is another caption is left
+    out, and so is a second one that is equal to the first."""
+    known = set(captions)
+    types = {}
+    for text, caption, kind in edits:
+        if text not in known:
+            types.setdefault(text, {"src": caption, "errtype": kind})
+    return {f"{name}.txt": list(types), f"{name}.json": [json.dumps(types)]}
+
+
+def caption_files(public):
+    """Return {file: its lines} of the edited captions."""
+    captions = [row["en"] for row in tsv_rows(public / "parallel/multi30k_test_2016_flickr.tsv.xz")]
+    altered = altered_captions(captions, random.Random(0))
+    return (hard_files("captions_altered", altered, captions)
+            | hard_files("captions_reordered", reordered_captions(captions), captions))
+
+
+# ---- all files
+
+
 def make_files(public):
     """Return {file: its lines}."""
     news = [{name: row[column] for name, (_, column) in LANGUAGES.items()}
@@ -109,7 +216,8 @@ def make_files(public):
             "documents_valid.txt": paragraphs(held_out),
             "nlrx_choose.jsonl": commands[:-1000], "nlrx_valid.jsonl": commands[-1000:],
             "nlrx_quarter.jsonl": commands[:2000], "nlrx_sixteenth.jsonl": commands[:500],
-            "decoder_train.jsonl": trained, "decoder_test.jsonl": tested}
+            "decoder_train.jsonl": trained, "decoder_test.jsonl": tested,
+            **caption_files(public)}
 
 
 def mixtures_command(words):
