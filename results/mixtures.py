@@ -103,8 +103,9 @@ REPLACED = {
     "color": ["white black blue red yellow green brown pink purple orange gray"],
     "person": ["man woman boy girl", "men women boys girls"],
     "animal": ["dog cat horse cow goat", "dogs cats horses cows goats"],
-    "action": ["sitting standing walking running jumping sleeping dancing", "sits stands walks runs "
-               "jumps sleeps dances", "eating holding throwing painting cleaning carrying"],
+    "action": ["sitting standing walking running jumping sleeping dancing",
+               "sits stands walks runs jumps sleeps dances",
+               "eating holding throwing painting cleaning carrying"],
     "thing": ["hat jacket shirt dress", "guitar violin piano drum trumpet",
               "ball stick frisbee book camera phone", "bike car boat bus truck train"],
     "place": ["street beach park field kitchen forest lake snow city mountain"]}
