@@ -177,7 +177,7 @@ class EncodedRows:
 
     def __init__(self, rows, tokenizer, config, affixes=None, max_length=None):
         special = tokenizer.special
-        self.name, self.texts, self.system, self.hard, self.labelled = rows
+        self.name, self.texts, self.system, self.hard, self.labelled, self.reordered = rows
         self.tokenizer = tokenizer
         self.config = config
         self.affixes = affixes or ((special.before, special.after),) * 2
@@ -189,7 +189,8 @@ class EncodedRows:
 
     def with_affixes(self, affixes):
         """Return the same rows with different ids around a text."""
-        rows = corpora.EvaluationRows(self.name, self.texts, self.system, self.hard, self.labelled)
+        rows = corpora.EvaluationRows(self.name, self.texts, self.system, self.hard, self.labelled,
+                                      self.reordered)
         return EncodedRows(rows, self.tokenizer, self.config, affixes, self.max_length)
 
     @property
@@ -283,10 +284,15 @@ def need_translations(evaluation, task):
 def task_retrieval(evaluation):
     """Search the translations of every language in the first."""
     need_translations(evaluation, "retrieval")
-    hard = evaluation.rows.encode([text for text, _, _ in evaluation.rows.hard])
-    negatives = embed(evaluation.model, hard, evaluation.pool) if hard else None  # (M, D)
-    return {"rows": evaluation.rows.count} | retrieval(
-        evaluation.embeddings, evaluation.rows.texts, negatives, evaluation.rows.hard)
+    rows = evaluation.rows
+
+    def embed_edits(edits):
+        ids = rows.encode([text for text, _, _ in edits])
+        return embed(evaluation.model, ids, evaluation.pool) if ids else None  # (M, D)
+
+    return {"rows": rows.count} | retrieval(
+        evaluation.embeddings, rows.texts, embed_edits(rows.hard), rows.hard,
+        embed_edits(rows.reordered), rows.reordered)
 
 
 def task_geometry(evaluation):
@@ -375,6 +381,8 @@ METRICS = {
     "validation": "on held-out rows, without dropout",
     "retrieval/xsim": "% wrong translation retrieved (ratio margin, k = 4); lower is better",
     "retrieval/xsim++": "% the same, with hard negatives; lower is better",
+    "retrieval/order": "% reordered copies nearer than the original (bag of words: 50); lower is "
+                       "better",
     "geometry/rankme": "effective rank; higher is better",
     "geometry/rankme_share": "% effective rank, as a fraction of the largest possible",
     "geometry/uniformity": "0 is one point, about -4 the whole sphere; lower is better",
@@ -438,7 +446,7 @@ def diagnose(results):
 def headline(results, step, start="untrained"):
     """Format an evaluation during training as one line."""
     parts = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++",
-             "generate/exact", "probe/mean") if name in results]
+             "retrieval/order", "generate/exact", "probe/mean") if name in results]
     if "validation/loss" in results:
         parts.insert(0, f"validation/loss {results['validation/loss']:.3f}")
     health = diagnose(results)

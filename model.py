@@ -176,6 +176,8 @@ class ModelConfig(Checked):
     # where the norms are: post, after the residual sum (BERT); pre, before each sublayer (Llama);
     # branch, after each sublayer (OLMo-2); both, before and after each sublayer (Gemma-2)
     norm_position: Literal["post", "pre", "branch", "both"] = "post"
+    # the output projections of all sublayers start at zero, so the blocks add nothing at first
+    zero_init: bool = False
     norm_epsilon: float = 1e-5  # epsilon of the norms, added to the variance (BERT: 1e-12)
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"  # position encoding
     position_offset: int = 0  # unused rows before position 0 of the learned table (XLM-R: 2)
@@ -482,6 +484,9 @@ class Model(nn.Module):
         # 1 / sqrt(width), so that the sublayers of a narrow model start as strong as BERT's.
         std = 0.02 * (768 / width) ** 0.5
         self.apply(lambda module: initialize(module, std))
+        for block in self.blocks if config.zero_init else ():
+            nn.init.zeros_(block.attention.out.weight)
+            nn.init.zeros_(block.mlp.down.weight)
 
     def forward(self, packed, at=None, layers=None, cache=None):
         """Return the hidden states (T, D) of the last layer, after the final norm; (R, D) of a

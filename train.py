@@ -52,7 +52,7 @@ from common import (
 from corpora.files import share_a_text
 from model import Packed, compile_blocks, set_attention, to_device
 from objectives import find_objective
-from optimizer import learning_rate, make_optimizer
+from optimizer import learning_rate, make_optimizer, set_learning_rate
 from settings import TrainConfig, derived_values, parse, resolve_config
 
 
@@ -153,8 +153,7 @@ class Run:
     def train_step(self, micro_batches, forward):
         """Run one optimizer step. Return {name: scalar}: loss, loss terms, tokens and gradient
         norm, averaged over micro-batches and processes. Nothing here waits for the GPU."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.train)
+        set_learning_rate(self.optimizer, learning_rate(self.step, self.train))
         micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
         total = {}
         for one in micro_batches:

@@ -98,6 +98,7 @@ class EvaluationRows(NamedTuple):
     system: list | None = None  # N texts that open a chat
     hard: tuple = ()  # (altered text, row of the first column it was made from, type of error)
     labelled: tuple | None = None  # (M texts, {property: the class of each})
+    reordered: tuple = ()  # (text with the same words in another order, row, what was exchanged)
 
     def hashes(self):
         """Return (N, C) uint64, the hashes of the texts, 0 for none."""
@@ -120,7 +121,7 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
     if system and "system" not in source.columns:
         raise BadInput(f"{source.name} has no system texts, which --chat system needs")
     columns = source.columns[:source.num_text_columns]
-    hard, labelled = (), None
+    hard, labelled, reordered = (), None, ()
     if source.embedded:
         split = "test" if split == "all" else split
         limit = limit or HELD_OUT_ROWS
@@ -130,6 +131,7 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
         rows = [[toy.render(meaning, name) for name in columns] for meaning in meanings]
         hard = toy.hard_negatives(meanings, columns[0])
         labelled = toy.labelled(split, limit, columns[0])
+        reordered = toy.reordered(meanings, columns[0])
     elif source.embedded:
         rows = source.rows(split)[:limit]
         labelled = toy.labelled(split, limit) if source.name == "documents" else None
@@ -137,7 +139,7 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
         rows = rows_to_evaluate(source, split, limit)
     texts = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
     return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None, hard,
-                          labelled)
+                          labelled, reordered)
 
 
 def rows_to_evaluate(source, split, limit):

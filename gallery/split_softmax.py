@@ -50,8 +50,7 @@ class SplitSoftmax(Objective):
         copies = [edited(ids, config.edit, texts, rng) for ids in texts
                   for _ in range(config.negatives)]
         rows = texts + [pair[1] for pair in examples] + copies
-        return dict(packed=Packed.of([add_special(ids, special) for ids in rows]),
-                    loss_denominators=torch.zeros(0))
+        return dict(packed=Packed.of([add_special(ids, special) for ids in rows]))
 
     def forward(self, batch):
         c = self.config

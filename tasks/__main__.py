@@ -21,6 +21,7 @@ def make_tasks(flags=None):
         "linear": analysis.linear, "embedding-position": analysis.embedding_position,
         "tokens": analysis.tokens, "attention": analysis.attention, "uniform": analysis.uniform,
         "hellaswag-letter": answers.hellaswag_letter,
+        "baselines": partial(answers.baselines, flags=flags),
         **{name: partial(answers.answer_task, name, flags=flags) for name in answers.JUDGES}}
 
 
@@ -52,7 +53,7 @@ def parse_flags(words):
         raise BadInput("--hard and --hard-types belong together: give both, or neither")
     if "spider" in flags.tasks and not answers.databases(flags).is_dir():
         raise sets.Missing(answers.databases(flags))
-    flags.train_texts = None
+    flags.train_texts = flags.train_rows = None
     return flags
 
 
@@ -68,6 +69,7 @@ def make_evaluation(opened, flags):
     if flags.hard:
         gold = next(iter(evaluation.rows.texts.values()))
         evaluation.rows.hard = mining.hard_rows(flags.hard, flags.hard_types, gold)
+        evaluation.rows.reordered = mining.reordered(evaluation.rows.hard, gold)
     return evaluation
 
 
@@ -81,11 +83,11 @@ def main(words):
                     if name in probes.SETS}
     evaluation = make_evaluation(opened, flags)
     config = opened.config
-    if config.get("data") and set(flags.tasks) & set(answers.JUDGES):
+    if config.get("data") and set(flags.tasks) & {"baselines", *answers.JUDGES}:
         with contextlib.suppress(BadInput):  # the data may be on another machine
-            rows = corpora.rows_trained_on(config["data"], comma_list(config.get("langs", "")),
-                                           not config.get("eval_data"))
-            flags.train_texts = {text.strip() for row in rows for text in row if text}
+            flags.train_rows = list(corpora.rows_trained_on(
+                config["data"], comma_list(config.get("langs", "")), not config.get("eval_data")))
+            flags.train_texts = {text.strip() for row in flags.train_rows for text in row if text}
     results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
     if not (flags.hard or flags.of_sets):
         evaluate.keep_results(flags, opened, results, evaluation.rows.label)

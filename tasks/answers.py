@@ -9,8 +9,12 @@ import hashlib
 import itertools
 import re
 import sqlite3
+from collections import Counter
 from functools import partial
 from pathlib import Path
+
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.preprocessing import normalize
 
 from common import BadInput, shown, warn
 from evaluate import NotApplicable, map_batches, need_answers
@@ -162,6 +166,34 @@ def answer_task(name, evaluation, flags):
     if not kept[next(iter(judged))]:
         raise BadInput(f"{name} left out all rows, so there is no result")
     return {metric: percent(decisions) for metric, decisions in kept.items() if decisions} | counts
+
+
+# ---- what needs no model
+
+
+def nearest_texts(queries, texts):
+    """Return for each query (M,) the number of the text (N,) that shares most words with it: by the
+    cosine of their word counts, the first of equal ones."""
+    counter = CountVectorizer(token_pattern=r"\w+|[^\w\s]")
+    known = normalize(counter.fit_transform(texts))  # (N, words), sparse
+    similar = normalize(counter.transform(queries)) @ known.T  # (M, N)
+    return [int(row.toarray().round(9).argmax()) for row in similar]
+
+
+def baselines(evaluation, flags):
+    """Answer without a model: always by the most frequent answer of the training rows, and by the
+    answer of the training row whose Text is nearest by words. Return the exact match of both."""
+    need_answers(evaluation, "baselines")
+    rows = [row for row in flags.train_rows or () if all(row)]
+    if not rows:
+        raise NotApplicable("baselines needs the training data of the run, which is not there")
+    prompts, golds = evaluation.rows.texts.values()
+    texts, known = zip(*(row[:2] for row in rows))
+    frequent = Counter(known).most_common(1)[0][0]
+    written = {"frequent": [frequent] * len(golds),
+               "nearest": [known[number] for number in nearest_texts(prompts, texts)]}
+    return {"rows": len(golds)} | {f"{name}/exact": percent(list(map(exact, answers, golds)))
+                                   for name, answers in written.items()}
 
 
 # ---- HellaSwag

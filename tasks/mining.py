@@ -9,6 +9,7 @@ from sklearn.metrics import f1_score
 
 from common import BadInput, shown, warn
 from corpora import open_text
+from corpora.words import bag_of_words
 from evaluate import need_translations
 from metrics import errors, knn, mean, over_pairs, percent, with_mean, xsim
 
@@ -72,3 +73,10 @@ def hard_rows(lines, types, gold):
         warn(f"{unknown:,} of {len(found):,} altered sentences have no type or no source among the "
              "rows, which must be in the first language, and count as misaligned")
     return found
+
+
+def reordered(hard, gold):
+    """Return those of xsim++'s altered sentences that have the words of their sentence of `gold` in
+    another order. The order error of `retrieval` is measured on them."""
+    return [(text, row, kind) for text, row, kind in hard
+            if row >= 0 and bag_of_words(text) == bag_of_words(gold[row])]

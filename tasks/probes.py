@@ -1,6 +1,7 @@
 """Frozen embeddings on labeled sets: similarity, SentEval, and Predict-and-Reconstruct's probes,
 each beside an untrained model and a bag of embeddings. Embeddings are (N, D), labels (N,)."""
 
+import itertools
 from collections import Counter
 from functools import partial
 
@@ -9,7 +10,13 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import pearsonr, spearmanr
 from sklearn.base import clone
-from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    matthews_corrcoef,
+    roc_auc_score,
+)
 from sklearn.metrics.pairwise import paired_cosine_distances
 from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold, cross_val_predict
 from sklearn.neural_network import MLPClassifier
@@ -207,7 +214,8 @@ def score(task, name, parts):
             raise BadInput(f"{task}: a row of {name} has no text2")
         cosine = -paired_cosine_distances(u.double().numpy(), v.double().numpy())
         if task == "pairs":
-            return {"ap_cosine": 100 * average_precision_score(gold, cosine)}
+            return {"ap_cosine": 100 * average_precision_score(gold, cosine),
+                    "auc_cosine": 100 * roc_auc_score(gold, cosine)}
         return {metric: measure(metric, cosine, gold) for metric in CORRELATIONS}
     metrics = METRICS.get(name, ("accuracy",))
     if task == "hybrid-probes":
@@ -255,12 +263,31 @@ def headline_mean(name, results, parts):
     return {name: mean([results[part] for part in parts])} if results.keys() >= {*parts} else {}
 
 
+def across_languages(tables):
+    """Return {"pawsx-en-de": its splits, ...}: the pairs of PAWS-X with the first text in one
+    language and the second in the other, then the reverse. tables: {set: its splits}, of which row
+    i has the same pair in every language. Sets whose labels differ are not aligned: left out."""
+    found = {}
+    names = [name for name in tables if name.partition("-")[0] == "pawsx"]
+    for one, other in itertools.combinations(names, 2):
+        pairs = list(zip(tables[one], tables[other]))
+        if all([row[2] for row in a] == [row[2] for row in b] for a, b in pairs):
+            langs = (name.partition("-")[2] or "en" for name in (one, other))
+            found["-".join(("pawsx", *langs))] = [
+                [(x[0], y[1], x[2]) for first, second in ((a, b), (b, a))
+                 for x, y in zip(first, second)] for a, b in pairs]
+    return found
+
+
 def sentences(task, evaluation, flags):
     """Run a task of SETS. Return {"set/metric": number, "set/metric/untrained": ..., ...}."""
     results = {}
     is_mean = task == "hybrid-probes" and not flags.pool  # as in the paper
     encoders = make_encoders(evaluation, flags, "mean" if is_mean else evaluation.pool)
-    for name, tables in flags.tables[task].items():
+    all_tables = flags.tables[task]
+    if task == "pairs":
+        all_tables = all_tables | across_languages(all_tables)
+    for name, tables in all_tables.items():
         if task == "pairs" and name.startswith("xnli"):
             # As in MTEB, the two classes are entailment and contradiction.
             tables = [[(a, b, int(label == 0)) for a, b, label in rows if label != 1]

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 import evaluate
 import metrics
+from corpora import evaluation_rows
+from corpora.words import bag_of_words
 
 
 def normal(rows, width, seed=0):
@@ -61,6 +63,38 @@ def test_xsim_plus_blames_the_altered_sentence_that_is_retrieved(text, source, t
                                 texts)
     assert scores.pop("xsim++") == sum(scores.values()) == (12.5 if error else 0)
     assert not error or scores[f"xsim++/{error}"] == 12.5
+
+
+def bag_of_lower_cased_words(texts, vocabulary):
+    """Counts of the lower-cased words of N texts: (N, words)."""
+    counts = torch.zeros(len(texts), len(vocabulary))
+    for row, text in enumerate(texts):
+        for word in bag_of_words(text):
+            counts[row, vocabulary[word]] += 1
+    return counts
+
+
+def test_a_bag_of_lower_cased_words_has_an_order_error_of_50():
+    rows = evaluation_rows("toy", "", "valid", 200)
+    copies = [text for text, _, _ in rows.reordered]
+    vocabulary = {word: index for index, word in enumerate(
+        dict.fromkeys(word for text in rows.texts["en"] + copies for word in bag_of_words(text)))}
+    z = bag_of_lower_cased_words(rows.texts["en"], vocabulary)
+    others = {name: normal(200, len(vocabulary), seed) for seed, name in enumerate(("de", "fr"))}
+    scores = metrics.retrieval({"en": z, **others}, rows.texts, reordered=rows.reordered,
+                               copies=bag_of_lower_cased_words(copies, vocabulary))
+    found = {name: value for name, value in scores.items() if "order" in name}
+    assert found == dict.fromkeys(("order", "order/de-en", "order/fr-en", "order/roles",
+                                   "order/adjectives"), 50) and len(copies) > 80
+
+
+def test_the_order_error_counts_copies_that_are_nearer_and_half_of_the_ties():
+    x = torch.tensor([[1.0, 0]] * 3)
+    y = torch.tensor([[5.0, 1]] * 3)
+    copies = torch.tensor([[9.0, 1], [2, 1], [5, 1], [9, 1]])
+    reordered = [("nearer", 0, "a"), ("farther", 1, "a"), ("equal", 2, "a"), ("nearer", 1, "b")]
+    assert metrics.order_error(x, y, copies, reordered) == {
+        "order": 62.5, "order/a": 50.0, "order/b": 100.0}
 
 
 # ---- geometry

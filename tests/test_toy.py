@@ -71,6 +71,31 @@ def test_every_negative_differs_in_one_field_and_in_every_language(sample):
     assert kinds == {"number", "entity", "role", "negation", "cause", "tense"}
 
 
+def test_a_reordered_sentence_has_the_same_words_in_another_order():
+    meanings = toy.meanings("test", 400)
+    for language in LANGUAGES:
+        for text, row, kind in toy.reordered(meanings, language):
+            gold = toy.render(meanings[row], language)
+            assert text != gold and words.bag_of_words(text) == words.bag_of_words(gold)
+    found = toy.reordered(meanings, "en")
+    counts = {kind: sum(one == kind for _, _, one in found) for kind in ("roles", "adjectives")}
+    assert counts["roles"] > 100 and counts["adjectives"] > 10
+    assert sum(counts.values()) == len(found)
+
+
+def test_roles_and_adjectives_are_exchanged():
+    dog = toy.Meaning("dog", subject_adjective="old", verb="see", tense="past", object="cat",
+                      object_adjective="small")
+    gold = toy.render(dog, "en")
+    assert gold == "The old dog saw the small cat."
+    assert toy.reordered([dog], "en") == [("The small cat saw the old dog.", 0, "roles"),
+                                          ("The small dog saw the old cat.", 0, "adjectives")]
+    # A clever book is none, and "sees" would become "see".
+    book = dog._replace(object="book", subject_adjective="clever")
+    many = dog._replace(tense="present", object_number=3, object_adjective="")
+    assert not toy.reordered([book, many], "en")
+
+
 def test_labels_agree_with_the_strings():
     texts, classes = toy.labelled("test", 400)
     assert {"tense", "number", "negation", "verb", "subject"} < set(classes)

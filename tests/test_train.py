@@ -134,6 +134,36 @@ def test_biases_norms_and_scalars_are_not_decayed(optimizer):
     assert decayed == {p for p in run.objective.parameters() if p.ndim == 2 and p.requires_grad}
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_token_embeddings_have_a_factor_of_the_learning_rate(optimizer):
+    """Also where they are the weights of the vocabulary, as in mlm."""
+    run = started("mlm", warmup=0, optimizer=optimizer, weight_decay=0, lr=1e-3, embedding_lr=8.0,
+                  precision="float32")
+    before = {name: p.detach().clone() for name, p in run.objective.named_parameters()}
+    run.train_step(run.make_batch(0), run.objective)
+    for name in ("embed.weight", "position_embedding.weight", "vocabulary_bias"):
+        change = (run.model.get_parameter(name).detach() - before[f"model.{name}"]) / 1e-3
+        # The first step of Adam is the sign of the gradient.
+        assert change.abs().max() == pytest.approx(8 if name == "embed.weight" else 1, rel=0.02)
+    assert run.config["embedding_lr"] == 8
+
+
+def test_with_zero_init_an_encoder_starts_as_a_bag_of_its_embeddings():
+    run = started("contrastive", zero_init=True, norm_position="pre", dropout=0.0)
+    packed = run.make_batch(0)[0]["packed"]
+    start, _ = run.model.embed_tokens(packed.tokens, packed.positions)
+    assert torch.equal(run.model(packed), run.model.final_norm(start))
+    run.train_step(run.make_batch(0), run.objective)
+    assert all(block.mlp.down.weight.any() for block in run.model.blocks)
+    assert run.config["model"]["zero_init"]
+
+
+def test_the_bag_is_a_preset_of_contrastive():
+    run = train.start("contrastive", preset="bag", steps=1)
+    assert not len(run.model.blocks) and run.model.config.pool == "mean"
+    assert (run.train.optimizer, run.train.batch, run.train.lr) == ("adamw", 256, 1e-2)
+
+
 def test_muon_trains_matrices_that_are_no_embeddings_and_adamw_the_rest():
     run = started("mexma", warmup=0, optimizer="muon", weight_decay=0, lr=1e-3,
                   precision="float32")
