@@ -162,3 +162,17 @@ def test_what_cannot_be_judged_is_refused(tokenizer, message, task, prompt, gold
     rows = EvaluationRows("x", {"user": [prompt] * 2, "assistant": [gold] * 2})
     with pytest.raises(BadInput, match=message):
         results_of(tiny("last", True, vocab=400), tokenizer, rows, [task])
+
+
+def test_the_baselines_answer_by_frequency_and_by_the_nearest_text(tokenizer):
+    rows = EvaluationRows("x", {"user": ["lines with a Dog", "cats!", "zebras"],
+                                "assistant": ["dog", "cat", "none"]})
+    train = [("lines with a cat", "cat"), ("a dog", "dog"), ("two dogs", "none"),
+             ("three dogs", "none"), ("cats", "cat"), ("four dogs", "none"), ("", "cat")]
+    found = results_of(tiny("last", True, vocab=400), tokenizer, rows, ["baselines"],
+                       train_rows=train)
+    # "lines with a Dog" is nearest to "lines with a cat", and "zebras" to the first of all rows.
+    assert found == {"baselines/rows": 3, "baselines/frequent/exact": pytest.approx(100 / 3),
+                     "baselines/nearest/exact": pytest.approx(100 / 3)}
+    with pytest.raises(BadInput, match="needs the training data"):
+        results_of(tiny("last", True, vocab=400), tokenizer, rows, ["baselines"])

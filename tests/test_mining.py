@@ -42,6 +42,9 @@ def test_altered_sentences_know_their_rows_and_others_are_counted(tmp_path, caps
     assert mining.hard_rows(lines, types, ["seven", "the cat"]) == [
         ("the dog", 1, "entity"), ("a stranger", -1, "misaligned")]
     assert "1 of 2 altered sentences have no type" in capsys.readouterr().err
+    same = ("cat the the dog chases.", 1, "roles")
+    hard = [same, ("the cat chases a dog.", 1, "entity"), ("the dog", -1, "misaligned")]
+    assert mining.reordered(hard, ["the dog", "The dog chases the cat."]) == [same]
     for text in ("[]", '{"a": {"src": 7}}', "{"):
         types.write_text(text, encoding="utf-8")
         with pytest.raises(BadInput, match="types.json is not a file with a JSON object"):

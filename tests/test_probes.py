@@ -202,3 +202,20 @@ def test_a_set_that_was_named_must_be_there_and_have_two_labels(tokenizer, table
                                                                 message):
     with pytest.raises(BadInput, match=message):
         results_of(small(), tokenizer, None, [task], sets=[name])
+
+
+def test_pairs_have_the_auc_of_the_cosine_also_across_languages(tokenizer):
+    """In German, the pairs of class 1 are equal; in French, the rows have another order."""
+    german = [("good film", "good film", 1), ("bad film", "film", 0), ("bad", "bad", 1)]
+    write_table("pawsx_test", [("film", "bad", 1), ("good", "good", 0), ("film", "film", 0)])
+    write_table("pawsx-de_test", [german[0], german[1], german[1]])
+    write_table("pawsx-fr_test", german)
+    found = results_of(small(), tokenizer, None, ["pairs"], sets=["pawsx"], no_controls=True,
+                       task_langs=("en", "de", "fr"))
+    assert found["pairs/pawsx/auc_cosine"] == 0 and found["pairs/pawsx-fr/auc_cosine"] == 100
+    assert found["pairs/pawsx-en-de/rows"] == 6 and "pairs/pawsx-en-fr/rows" not in found
+
+
+def test_pairs_across_languages_take_one_text_from_each():
+    tables = {"pawsx": [[("a", "b", 1)]], "pawsx-de": [[("A", "B", 1)]], "mrpc": [[("x", "y", 0)]]}
+    assert probes.across_languages(tables) == {"pawsx-en-de": [[("a", "B", 1), ("A", "b", 1)]]}

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import math
+import random
 import re
 import statistics
 from pathlib import Path
@@ -377,3 +378,29 @@ def test_the_tested_rows_share_no_text_with_a_trained_one_or_one_another():
     lines = [json.dumps({"user": user, "assistant": assistant}) for user, assistant in pairs]
     trained, tested = mixtures.decoder_rows(lines)
     assert trained == lines[:1920] and tested == [lines[1922], lines[1924]]
+
+
+CAPTIONS = ["A man in an orange hat and a boy in a red hat run.",
+            "A black dog and a brown dog run.", "Two women watch three men.", "Two men watch three women.", "The girl holds a Boy."]
+
+
+def test_reordered_captions_exchange_two_words_where_their_order_matters():
+    """Not the dogs, whose exchange says the same; not an exchange that is another caption."""
+    files = mixtures.hard_files("x", mixtures.reordered_captions(CAPTIONS), CAPTIONS)
+    types = json.loads(files["x.json"][0])
+    assert files["x.txt"] == list(types)
+    assert {text: one["errtype"] for text, one in types.items()} == {
+        "A boy in an orange hat and a man in a red hat run.": "people",
+        "A man in a red hat and a boy in an orange hat run.": "colors",
+        "The boy holds a Girl.": "people"}
+    assert types["The boy holds a Girl."]["src"] == CAPTIONS[4]
+
+
+def test_altered_captions_replace_one_word_by_another_of_its_list():
+    found = [*mixtures.altered_captions(CAPTIONS[:1], random.Random(0))]
+    assert {kind for _, _, kind in found} == {"person", "color", "thing"}
+    for text, caption, _ in found:
+        before, after = caption.split(), text.split()
+        changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+        assert caption == CAPTIONS[0] and 1 <= len(changed) <= 2  # the article can change too
+        assert changed[-1][1] not in before

@@ -79,7 +79,22 @@ def test_a_folder_of_flores_files_has_its_altered_sentences(run_folder, ask):
     found = ask("--data . --hard hard.txt --hard-types types.json --tasks retrieval,uniform --json")
     parts = found["retrieval/xsim++/entity"] + found["retrieval/xsim++/misaligned"]
     assert found["uniform/xsim++/cls"] == found["retrieval/xsim++"] == pytest.approx(parts)
-    assert found["retrieval/rows"] == 12
+    assert found["retrieval/rows"] == 12 and "retrieval/order" not in found
+
+
+def test_altered_sentences_that_keep_the_words_give_the_order_error(run_folder, ask):
+    """An embedding of [CLS] that is trained on nothing cannot have an error of 0 or 50 here."""
+    moved = {f"{' '.join(text.split()[::-1])}": {"src": text, "errtype": "reversed"}
+             for text in WORDS}
+    altered = {"the dog sees one dogs": {"src": WORDS[0], "errtype": "entity"}}
+    for name, lines in (("a.en", WORDS), ("a.de", map(str.upper, WORDS)),
+                        ("hard.txt", moved | altered),
+                        ("types.json", [json.dumps(moved | altered)])):
+        Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = ask("--data a.en,a.de --hard hard.txt --hard-types types.json --tasks retrieval --json")
+    assert found["retrieval/order"] == found["retrieval/order/reversed"] > 0
+    assert {"retrieval/xsim++/entity", "retrieval/xsim++/reversed"} <= found.keys()
+    assert "retrieval/order/entity" not in found
 
 
 def test_a_run_without_data_does_tasks_on_sets(tokenizer, ask):

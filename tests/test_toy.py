@@ -74,7 +74,7 @@ def test_every_negative_differs_in_one_field_and_in_every_language(sample):
 def test_a_reordered_sentence_has_the_same_words_in_another_order():
     meanings = toy.meanings("test", 400)
     for language in LANGUAGES:
-        for text, row, kind in toy.reordered(meanings, language):
+        for text, row, _ in toy.reordered(meanings, language):
             gold = toy.render(meanings[row], language)
             assert text != gold and words.bag_of_words(text) == words.bag_of_words(gold)
     found = toy.reordered(meanings, "en")
