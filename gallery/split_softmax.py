@@ -46,10 +46,10 @@ class SplitSoftmax(Objective):
     # packed: the N first sentences y, the N second ones x, then N * negatives edited copies of y
     @staticmethod
     def collate(examples, rng, config, special):
-        texts = [pair[0] for pair in examples]
+        texts = [pair.views[0] for pair in examples]
         copies = [edited(ids, config.edit, texts, rng) for ids in texts
                   for _ in range(config.negatives)]
-        rows = texts + [pair[1] for pair in examples] + copies
+        rows = texts + [pair.views[1] for pair in examples] + copies
         return dict(packed=Packed.of([add_special(ids, special) for ids in rows]))
 
     def forward(self, batch):

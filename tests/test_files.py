@@ -297,6 +297,6 @@ def test_the_rows_of_an_evaluation():
     documents = evaluation_rows("documents", limit=9)
     assert len(documents.texts["text"]) == 9 and documents.labelled
     regex = evaluation_rows("regex", split="all", limit=5)
-    assert len(regex.texts["regex"]) == 5 and regex[2:] == (None, (), None)
+    assert len(regex.texts["regex"]) == 5 and regex[2:] == (None, (), None, ())
     with pytest.raises(BadInput, match="split 'dev' is unknown: choose from train, valid, test"):
         evaluation_rows("toy", split="dev")

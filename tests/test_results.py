@@ -381,7 +381,8 @@ def test_the_tested_rows_share_no_text_with_a_trained_one_or_one_another():
 
 
 CAPTIONS = ["A man in an orange hat and a boy in a red hat run.",
-            "A black dog and a brown dog run.", "Two women watch three men.", "Two men watch three women.", "The girl holds a Boy."]
+            "A black dog and a brown dog run.", "Two women watch three men.",
+            "Two men watch three women.", "The girl holds a Boy."]
 
 
 def test_reordered_captions_exchange_two_words_where_their_order_matters():
