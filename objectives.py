@@ -723,6 +723,12 @@ class Bepa(Objective):
         # code): a [MASK] for each of its tokens
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
 
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        if model.config.pool != "cls" and config.cls_view == "masked":
+            raise BadInput(f"cls_view masked has the masks of the other sentence in its rows: use "
+                           f"--pool cls instead of {model.config.pool}, or another --cls-view")
+
     # packed: the masked rows, then a row for each first and for each second [CLS] embedding
     # cls_index (2N,): the [CLS] tokens of the first, then of the second sentences
     # and what token_targets returns
@@ -748,9 +754,7 @@ class Bepa(Objective):
 
     def forward(self, batch):
         c = self.config
-        targets, cls = batch["target_positions"], batch["cls_index"]
-        states, embeddings = self.model(batch["packed"], torch.cat([targets, cls])).split(
-            [len(targets), len(cls)])
+        states, embeddings = self.encode(batch)  # (M, D), (2N, D)
         mlm = self.target_loss(states, batch)
 
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
@@ -758,6 +762,16 @@ class Bepa(Objective):
 
         loss = mlm + c.align_weight * aligned
         return loss, {"mlm": mlm.detach(), "align": aligned.detach()}
+
+    def encode(self, batch):
+        """Return the states at the target positions, and the embeddings of the sentences: their
+        [CLS], as in the paper, or what --pool makes of their rows."""
+        packed, targets, cls = (batch[name] for name in ("packed", "target_positions", "cls_index"))
+        if self.model.config.pool == "cls":
+            at = torch.cat([targets, cls])
+            return self.model(packed, at).split([len(targets), len(cls)])
+        states = self.model(packed)  # (T, D)
+        return states[targets], self.model.pool(states, packed)[-len(cls):]  # the last 2N rows
 
 
 def monolingual_rows(examples, special):

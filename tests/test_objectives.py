@@ -341,6 +341,13 @@ def slow_align(kind, x, y, **options):
             "vicreg": slow_vicreg(x, y), "barlow": slow_barlow(x, y), "none": 0 * x.sum()}[kind]
 
 
+def first_or_mean(objective, states, real):
+    """The embedding of each padded row: its [CLS], or the mean of its tokens."""
+    if objective.model.config.pool == "cls":
+        return states[:, 0]
+    return torch.stack([row[which].mean(0) for row, which in zip(states, real)])
+
+
 def slow_bepa(objective, batch, items):
     c, n, rows = objective.config, len(items), rows_of(batch["packed"])
     cls, sep, mask = SPECIAL.cls, SPECIAL.sep, SPECIAL.mask
@@ -352,12 +359,12 @@ def slow_bepa(objective, batch, items):
         firsts.append(a + [mask] * len(b) if masked else a)
         seconds.append([cls] + [mask] * (len(a) - 1) + b if masked else b)
         starts.append(0 if c.cls_view == "clean" else len(a))  # of the second sentence
-    x = encode(objective.model, firsts)[0][:, 0]
+    x = first_or_mean(objective, *encode(objective.model, firsts))
     if masked:
         y = encode(objective.model, seconds)[0][range(n), starts]
     else:
         positions = [range(start, start + len(b)) for start, b in zip(starts, seconds)]
-        y = encode(objective.model, seconds, positions)[0][:, 0]
+        y = first_or_mean(objective, *encode(objective.model, seconds, positions))
     aligned = slow_align(c.align, x, y, temperature=c.temperature, include_self=c.include_self)
     return slow_mlm(objective, batch, items, -2 * n) + c.align_weight * aligned
 
@@ -444,7 +451,8 @@ VARIANTS = {
     slow_bepa: [
         Bepa, {}, dict(include_self=True, packing="monolingual"), dict(packing="separate"),
         dict(cls_view="masked", order="given"), dict(cls_view="clean", align="vicreg"),
-        dict(align="mse_unit"), dict(align="sigreg", align_weight=0.3)],
+        dict(align="mse_unit"), dict(align="sigreg", align_weight=0.3), dict(pool="mean"),
+        dict(pool="mean", cls_view="clean", packing="separate")],
     slow_ntp: [Ntp, {}, dict(labels="all"), dict(labels="all+eos")],
     slow_llm_jepa: [
         LlmJepa, dict(predictors=0), dict(predictors=3, reverse=True, align="info_nce"),
@@ -522,6 +530,11 @@ def test_bepas_embedding_never_sees_the_other_sentence():
     expected = torch.block_diag(*[torch.ones(length, length) for length in rows])
     packed = batch_of(objective, items=items)["packed"]
     assert torch.equal(influence(objective, packed), expected.bool())
+
+
+def test_bepa_refuses_the_mean_of_rows_that_have_masks_of_the_other_sentence():
+    with pytest.raises(BadInput, match="use --pool cls instead of mean"):
+        build(Bepa, pool="mean", cls_view="masked")
 
 
 def test_no_view_of_llm_jepa_sees_what_it_must_not():
