@@ -5,9 +5,9 @@ A random grammar writes texts: the root becomes a pair of symbols, each of them 
 to the tokens. Each symbol has m synonymous pairs. A learner sees only tokens and climbs back up: it
 groups the pairs that have similar contexts, replaces each pair by its group, and repeats. A context
 is what the sibling of a pair contains: its *tokens*, or two *latents*, the learner's own groups.
-The program prints in 10 seconds how many texts the learner needs with each kind of context. It does
-not show that latents win on language: here the tree is fixed, the learner knows which tokens belong
-together, all positions share their rules, and (almost) every pair has only one parent."""
+Run it: python -m minimal.climb (10 seconds). It prints how many texts each kind of context needs.
+It does not show that latents win on language: here the tree is fixed, the learner knows which
+tokens belong together, all positions share their rules, and (almost) no pair has two parents."""
 import numpy as np
 
 V, M, DEPTHS, GRAMMARS = 8, 4, (3, 4, 5), 3  # symbols of a level, pairs of a symbol, levels
