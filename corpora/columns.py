@@ -21,8 +21,8 @@ LABEL = re.compile("label|score|simil|rating|class|duplicate|quality|entail|matc
                    re.IGNORECASE)
 # The last word of a column that is no text of a language, as in en_id, en_scores, is_relevant.
 NO_TEXT = re.compile(rf"(.*[\W_])?(id|{LABEL.pattern})(s|t|ce|ity|ment)?", re.IGNORECASE)
-# Which language it is more exactly: pt-BR, zh_cn, deu_Latn, zh-Hans-CN.
-REGION = re.compile(r"([A-Z]{2}|[A-Z][a-z]{3}|\d{3}|cn|tw|hk|br|us|gb|latn|cyrl|arab|han[st])"
+# Which language it is more exactly: pt-BR, zh_cn, deu_Latn, zh-Hans-CN; or which text of it: en_1.
+REGION = re.compile(r"([A-Z]{2}|[A-Z][a-z]{3}|\d{1,3}|cn|tw|hk|br|us|gb|latn|cyrl|arab|han[st])"
                     r"([\W_]\w+)?")
 SIDES = ("src", "tgt", "trg", "ref", "source", "target")  # of a translation, in a file's name
 CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")  # what a code looks like, known or not
@@ -76,8 +76,11 @@ def known_names(names, texts=None):
     texts = names if texts is None else texts
     if found := languages(texts):
         return tuple(found)
-    if group := next((group.split() for group in GROUPS if {*group.split()} <= {*spelled}), ()):
-        return tuple(map(spelled.get, group))
+    for group in GROUPS:
+        found = tuple(map(spelled.get, group.split()))
+        # "source" is also where a text comes from.
+        if all(found) and (group != "source target" or {*found} <= {*texts}):
+            return found
     prefixes = dict(filter(None, map(after_prefix, texts)))
     counts = collections.Counter(prefixes.values())
     # Only one kind of texts, because s1_en, s2_en, s1_de, s2_de are not the same text.
@@ -149,10 +152,12 @@ def kinds_of(rows, names):
     # Copies of a row do not make its values rare.
     unique = dict.fromkeys(tuple(row.get(name, "") for name in texts) for row in rows)
     columns = {name: list(filter(None, cells)) for name, cells in zip(texts, zip(*unique))}
-    lengths = {name: sum(map(len, cells)) / len(cells) for name, cells in columns.items()}
+    # In bytes, because a Chinese sentence has few characters.
+    lengths = {name: sum(len(cell.encode()) for cell in cells) / len(cells)
+               for name, cells in columns.items()}
     for name, cells in columns.items():
         values = len({*cells})
-        is_short = values <= 20 and 2 * lengths[name] <= max(lengths.values())
+        is_short = 2 * lengths[name] <= max(lengths.values())
         if len(cells) >= FEWEST and values * (3 if is_short else 10) <= len(cells):
             kinds[name] = FEW
         # Maltese, or a machine translation into the language of another column.

@@ -129,8 +129,9 @@ def read_header(path, number, header, langs):
     """Return the delimiter of a table, its columns, and whether the rules of CSV hold. They do not
     between tabs, unless a name in the header is in quotes. Raises BadInput."""
     headers = {}
+    ends = header.strip()[0], header.strip()[-1]
     for delimiter in ",\t;|" if ".csv" in path.name.lower() else "\t,;|":
-        is_csv = delimiter != "\t" or '"' in (header[0], header[-1])
+        is_csv = delimiter != "\t" or '"' in ends
         with contextlib.suppress(csv.Error):
             [cells] = csv_reader([header], delimiter, is_csv, skipinitialspace=True)
             headers[delimiter, is_csv] = [name.strip() for name in cells]
@@ -163,7 +164,7 @@ def read_table(path, langs=(), counts=None):
                           if pair[1].strip() and not pair[1].startswith("sep=")), (1, ""))
     if not header:
         return  # an empty file
-    delimiter, is_csv, names = read_header(path, start, header.strip(), langs)
+    delimiter, is_csv, names = read_header(path, start, header, langs)
     reader = csv_reader((line.replace("\r", " ") + "\n" for _, line in lines), delimiter, is_csv)
     number = start + 1
     try:
@@ -172,6 +173,9 @@ def read_table(path, langs=(), counts=None):
             if texts == names:
                 yield number, {}
             elif any(texts):  # spreadsheets have blank rows below the table
+                if number == start + 1 and is_csv and [*texts[:1], len(texts)] == [
+                        "1", len(names) + 1]:
+                    names = ["", *names]  # R numbers the rows, without a name in the header
                 if len(cells) != len(names):
                     raise at_line(path, number, f"{len(cells)} cells, but the header has "
                                   f"{len(names)} columns ({shown(', '.join(names))})")

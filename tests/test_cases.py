@@ -99,6 +99,9 @@ READ = [  # files, columns, number of rows, notes
     ("w3_written_out/data.csv", "english German toba_batak", 24, "not read: index (numbers)"),
     ("w4_pandas_tsv/data.tsv", "en de", 48, f"48 {UNQUOTED}"),
     ("w4_all_quoted/data.tsv", "en de", 24),
+    ("w4_numbered_rows/data.tsv", "en de", 24, 'not read: "" (numbers)'),
+    ("w1_unnamed_index/data.tsv", "en de", 24, 'not read: "" (numbers)'),
+    ("w1_categories/data.csv", "en de", 96, "not read: cat, no (few values)"),
     ("w4_true_quotations/data.tsv", "en de", 24, f"18 {QUOTED}"),
     ("w4_mixed/data.tsv", "en de", 24, f"24 {UNQUOTED}", f"12 {QUOTED}", "not read: note (few")]
 
