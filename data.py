@@ -25,7 +25,7 @@ from tqdm import tqdm
 from common import BadInput, atomic_file, digest, shown, warn
 from corpora import EMBEDDED_VOCAB, open_text
 from corpora.chats import FAMILIES
-from corpora.files import EVAL, TRAIN
+from corpora.overlap import EVAL, TRAIN
 from corpora.store import encoded
 
 # ---- special tokens

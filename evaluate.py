@@ -38,7 +38,7 @@ from common import (
     usable_device,
     warn,
 )
-from corpora.files import share_a_text
+from corpora.overlap import share_a_text
 from data import tokenize_rows
 from metrics import (
     exact,

@@ -49,7 +49,7 @@ from common import (
     usable_precision,
     warn,
 )
-from corpora.files import share_a_text
+from corpora.overlap import share_a_text
 from model import Packed, compile_blocks, set_attention, to_device
 from objectives import find_objective
 from optimizer import learning_rate, make_optimizer, set_learning_rate

@@ -13,7 +13,8 @@ import numpy as np
 
 from common import BadInput, comma_list, did_you_mean, shown, warn
 from corpora import toy
-from corpora.files import TextFiles, text_hash
+from corpora.files import TextFiles
+from corpora.overlap import text_hash
 
 EMBEDDED = ("toy", "documents", "regex")
 EMBEDDED_VOCAB = 4096  # nearly one token for every word form of the five languages

@@ -88,19 +88,17 @@ def known_names(names, texts=None):
     return tuple(name for name in prefixes if [prefixes[name]] == several)
 
 
-def parallel_names(paths, is_text):
-    """Return the column of each file if line N of all files is one row; () if they are no such
-    files. `paths` are without .gz; is_text: their endings name no table.
+def parallel_names(paths):
+    """Return the column of each of several text files if line N of all files is one row; () if
+    their names do not tell it. `paths` are without .gz.
 
-        corpus.de corpus.en        deu_Latn.dev eng_Latn.dev    train.de.txt train.en.txt
-        src-train.txt tgt-train.txt    news-src.eng.txt news-ref.deu.txt
+        corpus.de corpus.en       deu_Latn.dev eng_Latn.dev    src-train.txt tgt-train.txt
+        train.de.txt train.en.txt      news-ref.deu.txt news-src.eng.txt
     """
     def distinct(names):
         return tuple(names) if len({*names}) == len(paths) > 1 and all(names) else ()
 
     endings = [path.suffix[1:] for path in paths]
-    if len(paths) < 2 or not is_text:
-        return ()
     if "txt" not in map(str.lower, endings) and distinct(endings):
         return distinct(endings)
     for separators in (".", ".-", ".-_"):
@@ -211,5 +209,5 @@ def choose(names, rows, langs=(), like=(), default=()):
                                         if name in known else "unknown name")
               for name in names if name not in columns}
     unread = unread if columns else kinds
-    least = 2 if sum(name != "system" for name in default) > 1 else 1
+    least = min(2, sum(name != "system" for name in default or texts))
     return Schema(columns, tuple(dict.fromkeys((*default, *texts))), least, unread)

@@ -13,11 +13,9 @@ import json
 import lzma
 import os
 import re
-import unicodedata
 import zlib
 from collections import Counter
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from tqdm import tqdm
 
 from common import BadInput, shown
 from corpora.columns import LABEL, NESTED, choose, known_names, parallel_names
+from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
 csv.field_size_limit(10 ** 6)  # characters of a cell
 
@@ -117,12 +116,17 @@ def no_columns(path, number, names, langs=(), delimiter="<TAB>"):
 
 def read_text(path, langs=(), counts=None):
     """Yield a row for each line that is not blank. A first line with tabs is a table's header."""
+    if has_tab(path):
+        yield from read_table(path, langs, counts)
+        return
     for number, line in read_lines(path):
-        if number == 1 and "\t" in line.strip():
-            yield from read_table(path, langs, counts)
-            return
         if line.strip():
             yield number, {"text": line}
+
+
+def has_tab(path):
+    """Return whether the first line of a file has a tab between words, as that of a table has."""
+    return "\t" in next(read_lines(path), (1, ""))[1].strip()
 
 
 def read_header(path, number, header, langs):
@@ -173,8 +177,8 @@ def read_table(path, langs=(), counts=None):
             if texts == names:
                 yield number, {}
             elif any(texts):  # spreadsheets have blank rows below the table
-                if number == start + 1 and is_csv and [*texts[:1], len(texts)] == [
-                        "1", len(names) + 1]:
+                is_first = number == start + 1
+                if is_csv and is_first and texts[0] == "1" and len(texts) == len(names) + 1:
                     names = ["", *names]  # R numbers the rows, without a name in the header
                 if len(cells) != len(names):
                     raise at_line(path, number, f"{len(cells)} cells, but the header has "
@@ -238,7 +242,6 @@ READERS = {".tsv": read_table, ".tab": read_table, ".csv": read_table, ".jsonl":
 
 # ---- rows
 
-TRAIN, EVAL, EXCLUDED = range(3)  # what a row is for
 EMPTY = r"cells have only invisible characters, \N or nan, and count as empty"
 SKIPPED = "rows are skipped: too little text, or a repeated header"
 
@@ -258,7 +261,9 @@ class TextFiles:
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
-        codes = parallel_names(plain, is_text={*readers} == {read_text})
+        codes = () if {*readers} != {read_text} else parallel_names(plain)
+        if any(path.suffix.lower() == ".txt" and has_tab(file) for path, file in zip(plain, paths)):
+            codes = ()  # tables, such as en-de.txt and en-fr.txt
         self.readers = [partial(read_moses, paths, codes)] if codes else [
             partial(read, path, langs or like) for path, read in zip(paths, readers)]
         rows = self._sample()
@@ -399,61 +404,3 @@ def as_text(cell):
     text = "" if cell is None else str(cell)
     visible = "".join(filter(str.isprintable, text)).strip().lower()
     return "" if visible in ("", r"\n", "nan") else text
-
-
-# ---- which rows are held out
-
-
-def normalized(text):
-    """Return a text as it is compared: in one Unicode form and case, with single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def text_hash(text):
-    """Return the 64-bit hash of a normalized text; 0 for no text."""
-    digest = blake2b(normalized(text).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") if text else 0
-
-
-def hold_out(texts, least=2):
-    """Return (N,) uint8, TRAIN, EVAL or EXCLUDED, given the hashes (N, C) of all texts, 0 for none.
-
-    Of the rows with at least `least` texts, those with the smallest hashes are held out: a tenth of
-    them up to 200 rows, 1 % of more than 20,000, at most 1,000. Their copies, and rows that share a
-    text with them, are excluded from training:
-
-        A cat.       Eine Katze.    EVAL
-        a  CAT.      Ein Kater.     EXCLUDED   its first text is compared as "a cat."
-        Eine Katze.  A cat.         EXCLUDED   a copy with the columns exchanged
-        A dog.       Ein Hund.      TRAIN
-    """
-    rows = texts.sum(1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    whole = np.flatnonzero(np.count_nonzero(texts, axis=1) >= least)
-    _, first = np.unique(rows[whole], return_index=True)  # one of all copies, the smallest first
-    kinds = np.full(len(rows), TRAIN, np.uint8)
-    held = whole[first[:min(1000, max(len(first) // 100, min(200, len(first) // 10)))]]
-    kinds[np.isin(rows, rows[held])] = EXCLUDED
-    for column in texts.T:
-        kinds[np.isin(column, np.setdiff1d(texts[held], frequent(texts)))] = EXCLUDED
-    kinds[held] = EVAL
-    return kinds
-
-
-def frequent(texts):
-    """Return the hashes among (N, C) of texts of many rows, such as "Yes.", and of no text. They
-    tell nothing about a row. Many are more than a tenth of a small file's rows, 20 rows of a larger
-    file, or 0.2 % of a very large one's."""
-    values, counts = np.unique(texts, return_counts=True)
-    many = max(len(texts) // 500, min(20, len(texts) // 10), 3)
-    return values[(counts > many) | (values == 0)]
-
-
-def without_frequent(texts):
-    """Return the different hashes of (N, C), sorted (n,), except frequent ones."""
-    return np.setdiff1d(texts, frequent(texts))
-
-
-def share_a_text(texts, known):
-    """Return (N,) bool: whether a row of hashes (N, C) has a text among the known ones, sorted."""
-    places = np.minimum(np.searchsorted(known, texts), max(0, len(known) - 1))
-    return (known[places] == texts).any(1) if len(known) else np.zeros(len(texts), bool)

@@ -13,7 +13,7 @@ import evaluate
 import metrics
 import runs
 from common import BadInput, file_hash
-from corpora.files import without_frequent
+from corpora.overlap import without_frequent
 from data import tokenize_rows
 from model import Model, ModelConfig, save
 

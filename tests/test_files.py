@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from common import BadInput
-from corpora import evaluation_rows, files, open_text, store, toy
+from corpora import evaluation_rows, files, open_text, overlap, store, toy
 from data import open_corpus
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
@@ -186,7 +186,7 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded):
     assert source.notes == [f"a: {held_out:,} rows are held out for evaluation; {excluded:,} rows "
                             "that share a text with them are not trained on"]
     if not {row[1] for row in table} & {"Ja.", "label 0"}:
-        texts = [{files.normalized(text) for row in part for text in row}
+        texts = [{overlap.normalized(text) for row in part for text in row}
                  for part in (train, source.rows("test"))]
         assert not texts[0] & texts[1]
 
@@ -195,12 +195,12 @@ def test_a_text_that_was_trained_on_is_found_wherever_it_is():
     table = [(a, b, f"{i} cats are sleeping") for i, (a, b) in enumerate(PAIRS)]
     path = tsv("a.tsv", [*table, ("", "nur", "")] + [(f"ok {i}", "Ja.", "") for i in range(20)],
                "en\tde\tsummary\n")
-    known = files.without_frequent(open_text(path).find_hashes("train"))
+    known = overlap.without_frequent(open_text(path).find_hashes("train"))
     train, test = rows(path, "train"), rows(path, "test")
 
     def count(texts, known=known):
-        hashes = np.array([list(map(files.text_hash, row)) for row in texts], np.uint64)
-        return int(files.share_a_text(hashes, known).sum())
+        hashes = np.array([list(map(overlap.text_hash, row)) for row in texts], np.uint64)
+        return int(overlap.share_a_text(hashes, known).sum())
 
     near = [(b.replace(" ", "  ").replace("ä", "a\u0308"), f" {a.upper()}") for a, b in train]
     for same in (train, near[::-1], [(a, "") for a, _ in train], [("new", a) for a, _ in train]):

@@ -30,7 +30,7 @@ import runs
 import settings
 import train
 from common import BadInput, file_hash, run_program
-from corpora.files import text_hash
+from corpora.overlap import text_hash
 from objectives import OBJECTIVES, Contrastive
 
 EXTRA = {  # what else must be small
