@@ -370,9 +370,11 @@ def judge_family(name):
     "verdict"}}.
 
     The effect is the difference or the ratio of two metrics with the same seed. Its sign test is
-    against the claim's "null", with Holm's correction over the family. "baseline", "ours" and
-    "effect" are bootstrap intervals. A claim holds if its test is significant in the claimed
-    direction and these intervals have the claimed "sizes", such as {"effect": ["above", 10]}."""
+    against the claim's "null", with Holm's correction over the family; in a family with the "test"
+    t it is a paired t-test of differences, and the test of a claim with "within" is that of
+    equivalence. "baseline", "ours" and "effect" are bootstrap intervals. A claim holds if its test
+    is significant in the claimed direction and these intervals have the claimed "sizes", such as
+    {"effect": ["above", 10]}."""
     judged = {}
     claims = DATA["families"][name]["claims"]
     for claim in claims:
@@ -387,6 +389,10 @@ def judge_family(name):
         effects = [ours[seed] / baseline[seed] if is_ratio else ours[seed] - baseline[seed]
                    for seed in seeds]
         one["test"] = sign_test(effects, claim["null"])
+        if "within" in claim:
+            one["test"]["p"] = equivalence_p(ours, baseline, claim["within"])
+        elif DATA["families"][name].get("test") == "t":
+            one["test"]["p"] = (paired_test(ours, baseline) or {"p": 1.0})["p"]
         one["effect"] = bootstrap(effects, is_ratio)
         one["ours"] = bootstrap([ours[seed] for seed in seeds], is_ratio)
         one["baseline"] = bootstrap([baseline[seed] for seed in seeds], is_ratio)
@@ -396,6 +402,9 @@ def judge_family(name):
         if "test" in one:
             one["holm"] = corrected[claim["id"]]
             is_large = all(has_size(one[side], *size) for side, size in claim["sizes"].items())
+            if "within" in claim:
+                one["verdict"] = "holds" if one["holm"] < LEVEL else "not shown"
+                continue
             one["verdict"] = ("no significant difference" if one["holm"] >= LEVEL else
                               "the opposite" if one["test"]["above"] < one["test"]["below"] else
                               "holds" if is_large else "direction only")

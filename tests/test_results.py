@@ -150,6 +150,24 @@ def test_a_claim_of_a_family_needs_its_direction_and_its_size(ours, sizes, verdi
     assert judged["2"]["verdict"] == "no significant difference"
 
 
+def test_a_family_can_have_t_tests_and_claims_of_equivalence(own_records, monkeypatch):
+    values = {"a": [5.0, 6.0, 7.5], "b": [5.1, 6.1, 7.4], "c": [1.0, 2.5, 3.0]}
+    compare.keep_records([{"experiment": "odd", "label": label, "seed": seed, "eval": {"x": x}}
+                          for label, each in values.items() for seed, x in enumerate(each)])
+    claim = {"id": "equal", "experiment": "odd", "ours": ["a", "x"], "baseline": ["b", "x"],
+             "effect": "difference", "null": 0, "sizes": {}, "within": 0.5}
+    claims = [claim, claim | {"id": "unequal", "baseline": ["c", "x"]},
+              {key: claim[key] for key in claim if key != "within"}
+              | {"id": "above", "baseline": ["c", "x"]}]
+    monkeypatch.setitem(compare.DATA["families"], "odd", {"claims": claims, "test": "t"})
+    judged = compare.judge_family("odd")
+    assert judged["equal"]["test"]["p"] == compare.equivalence_p(
+        *({seed: x for seed, x in enumerate(values[label])} for label in "ab"), 0.5)
+    assert judged["above"]["test"]["p"] == stats.ttest_rel(values["a"], values["c"]).pvalue
+    assert [judged[name]["verdict"] for name in ("equal", "unequal", "above")] == [
+        "holds", "not shown", "holds"]
+
+
 def test_a_count_that_ended_makes_the_mean_a_lower_bound():
     assert compare.geometric_mean([1000.0, 4000.0], 8000) == "2,000"
     assert compare.geometric_mean([1000.0, 4000.0], 4000) == "> 2,000"
