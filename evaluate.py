@@ -102,10 +102,20 @@ def map_batches(model, rows, function, tokens_per_batch=4096):
 
 
 def embed(model, rows, pool=None):
-    """Embed N rows of ids: (N, D) float32 on the CPU."""
-    z = torch.stack(map_batches(  # (N, D)
-        model, rows, lambda packed: model.embeddings(packed, pool).float().cpu()))
-    return F.normalize(z, dim=1) if model.config.normalize else z
+    """Embed N rows of ids: (N, D) float32 on the CPU, D the model's truncate_dim if it has one. A
+    row without a token gets zeros, and a warning names it."""
+    filled = [i for i, row in enumerate(rows) if len(row)]
+    if empty := sorted({*range(len(rows))} - {*filled}):
+        warn(f"{len(empty)} of {len(rows)} texts have no token, so their embeddings are zero: rows "
+             f"{', '.join(str(i + 1) for i in empty[:9])}{', ...' * (len(empty) > 9)}")
+    z = torch.zeros(len(rows), model.config.width)
+    if filled:
+        z[filled] = torch.stack(map_batches(
+            model, [rows[i] for i in filled],
+            lambda packed: model.embeddings(packed, pool).float().cpu()))
+    z = F.normalize(z, dim=1) if model.config.normalize else z
+    # sentence-transformers normalizes first, too, so a truncated embedding is shorter than 1.
+    return z[:, :model.config.truncate_dim or None]
 
 
 def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):

@@ -201,6 +201,7 @@ class ModelConfig(Checked):
     # which hidden states make the sentence embedding
     pool: Literal["cls", "mean", "max", "last"] = "cls"
     normalize: bool = False  # L2-normalize sentence embeddings at inference (not during training)
+    truncate_dim: AtLeast0 = 0  # dimensions of a sentence embedding at inference; 0: all
     # how two texts share a row: [CLS] a [SEP] b [SEP], or with two [SEP] between them (RoBERTa)
     pair: Literal["sep", "sep-sep"] = "sep"
 

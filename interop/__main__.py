@@ -3,6 +3,9 @@
     python -m interop import xlm-roberta-base out/xlmr              # a folder or a hub name
     python -m interop export out/mexma folder                       # for SentenceTransformer
     python -m interop encode out/mexma lines.txt --out lines.npy  # one embedding per line
+
+An exported folder also works in pipelines: tokenizer(text) is that of the imported model, fill-mask
+reads [MASK] as training does, and .eval_results has the numbers of the run's eval.json.
 """
 
 import argparse
@@ -23,7 +26,9 @@ def import_model(name, folder):
     from interop import huggingface  # here, because it takes five seconds
     config, equal = huggingface.import_model(name, folder)
     print(f"{folder}: {config.layers} layers of width {config.width}, pooling {config.pool}"
-          f"{', L2-normalized' * config.normalize}, at most {config.max_tokens:,} tokens\n"
+          f"{', L2-normalized' * config.normalize}"
+          f"{f', truncated to {config.truncate_dim} dimensions' * bool(config.truncate_dim)}"
+          f", at most {config.max_tokens:,} tokens\n"
           f"compared with sentence-transformers: equal {equal}\n"
           f"continue with: python train.py --objective NAME --init {folder}")
 

@@ -103,7 +103,8 @@ def compared_fields(config):
     """Return {field: value} of what decides the numbers of a forward pass, without defaults."""
     fields = asdict(config) | {"kv_heads": config.kv_heads or config.heads,
                                "head_dim": config.key_dim, "head": "bias" * (config.head == "bias")}
-    for name in ("dropout", "pool", "normalize", "max_tokens", "position_offset", "zero_init"):
+    for name in ("dropout", "pool", "normalize", "truncate_dim", "max_tokens", "position_offset",
+                 "zero_init"):
         del fields[name]
     return fields
 

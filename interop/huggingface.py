@@ -2,6 +2,11 @@
 
 transformers and sentence-transformers read and write the files. Both directions then compare our
 numbers with theirs. A folder gets its name only if they are equal. Code and pickles are not loaded.
+
+A run has two frames, ids before and after a text: `around`, which the tokenizer adds, and that of
+its embedding, `affixes[0]`, such as a user's turn or a [PRED] at the end. An exported folder in
+which they differ has two tokenizers: the root's adds `around`, for everybody who calls
+tokenizer(text), and that in 0_Transformer adds the embedding's frame, for SentenceTransformer.
 """
 
 import contextlib
@@ -16,10 +21,13 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers
-from huggingface_hub import snapshot_download
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml, snapshot_download
+from huggingface_hub.utils import yaml_dump
+from jinja2 import TemplateError
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers import pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
@@ -35,6 +43,7 @@ DOWNLOADS = ("*.json", "*model*.safetensors", "*.jinja", "*.txt", "*.model")
 POOLS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs: ours
 MODULES = re.compile(r"sentence_transformers\.\S*Transformer sentence_transformers\.\S*\.Pooling"
                      r"( sentence_transformers\.\S*\.Normalize)?")
+FRAMED = "0_Transformer"  # the folder of sentence-transformers' part, if it needs its own tokenizer
 SAMPLES = ["A dog runs.", "Ein Hund läuft schnell; 123 Kinder sehen zu!", "你好  no\nIt's me",
            " ".join(f"THE {number} old kings don't paint horses." for number in range(200))]
 
@@ -73,30 +82,103 @@ def special_tokens_around(tokenizer):
     return tuple(row.ids[:start]), tuple(row.ids[end:])
 
 
+def frames(run):
+    """Return the ids (before, after) that a run's tokenizer adds to a text, and those of the
+    embedding of a text."""
+    return [tuple(map(tuple, ids)) for ids in (run.first["around"], run.first["affixes"][0])]
+
+
+def same_ids(what, ours, theirs):
+    """Raise BadInput unless two rows of ids are equal."""
+    if ours != theirs:
+        raise BadInput(f"{what} has the ids {ours[:20]} here, and {theirs[:20]} in transformers")
+
+
+def same_numbers(what, ours, theirs):
+    """Raise BadInput unless two tensors are equal, up to rounding."""
+    if not torch.allclose(ours, theirs, rtol=0, atol=1e-4 * theirs.abs().max().item()):
+        raise BadInput(f"the {what} differ by up to {(ours - theirs).abs().max():.1g}: the two "
+                       "libraries compute different models")
+
+
 def compare(run, library, theirs):
     """Raise BadInput unless a run has the token ids and embeddings of a SentenceTransformer and, if
     the transformers model `theirs` has a head, its logits. Return in words what is equal."""
-    before, after = run.first["affixes"][0]
+    before, after = frames(run)[1]
     limit = library.max_seq_length = min(library.max_seq_length, 512)  # the last text is longer
     longest = limit - len(before) - len(after)
     rows = [[*before, *ids[:longest].tolist(), *after] for ids in run.tokenizer.encode(SAMPLES)]
     for text, row in zip(SAMPLES, rows):
-        ids = library.preprocess([text])["input_ids"][0].tolist()
-        if row != ids:
-            raise BadInput(f"a text has the ids {row[:20]} here, and {ids[:20]} in transformers")
-    compared = {"embeddings": (
-        evaluate.embed(run.model, rows), library.encode(SAMPLES, convert_to_tensor=True))}
+        same_ids("a text", row, library.preprocess([text])["input_ids"][0].tolist())
+    compared = ["token ids", "embeddings"]
+    same_numbers("embeddings", evaluate.embed(run.model, rows),
+                 library.encode(SAMPLES, convert_to_tensor=True))
     if theirs.get_output_embeddings() is not None:
+        compared.append("logits")
         with torch.no_grad():
             states = run.model(Packed.of(rows[1:2], run.model.config.causal))
-            gold = theirs(torch.tensor(rows[1:2])).logits[0]
-            compared["logits"] = (run.model.logits(states), gold)
-    for name, (ours, gold) in compared.items():
-        if not torch.allclose(ours, gold, rtol=0, atol=1e-4 * gold.abs().max().item()):
-            raise BadInput(f"the {name} differ by up to {(ours - gold).abs().max():.1g}: the two "
-                           "libraries compute different models")
-    return (f"{', '.join(['token ids', *compared])} of {len(SAMPLES)} texts, one of them truncated "
-            f"at {limit} tokens")
+            same_numbers("logits", run.model.logits(states),
+                         theirs(torch.tensor(rows[1:2])).logits[0])
+    return (f"{', '.join(compared)} of {len(SAMPLES)} texts, one of them truncated at {limit} "
+            "tokens")
+
+
+def compare_use(run, folder, library, theirs):
+    """Raise BadInput unless an exported folder gives people what the run has: tokenizer(text), a
+    rendered chat, an empty text, a masked text in fill-mask. Return in words what is equal."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
+    inner = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())  # reads special tokens
+    (before, after), frame = frames(run)
+    texts = {"an empty text": "", "a plain text": SAMPLES[1], "a rendered chat": chat_of(tokenizer)}
+    compared = [what for what, text in texts.items() if text is not None]
+    for what in compared:
+        ids = inner.encode(texts[what], add_special_tokens=False).ids
+        same_ids(what, [*before, *ids, *after], tokenizer(texts[what])["input_ids"])
+    # For a text without a token, sentence-transformers pools padding if the pooling is another.
+    if any(frame) or run.model.config.pool in ("mean", "last"):
+        texts = ["", "A"]
+        rows = [[*frame[0], *ids.tolist(), *frame[1]] for ids in run.tokenizer.encode(texts)]
+        ours = torch.zeros(2, library.get_embedding_dimension())
+        filled = [i for i, row in enumerate(rows) if row]
+        ours[filled] = evaluate.embed(run.model, [rows[i] for i in filled])
+        same_numbers("embeddings of an empty text", ours,
+                     library.encode(texts, convert_to_tensor=True))
+    if run.tokenizer.special.mask is not None and run.model.config.head == "transform":
+        compared.append("a masked text")
+        compare_mask(run, tokenizer, theirs)
+    return ", ".join(compared)
+
+
+def chat_of(tokenizer):
+    """Return a user's turn as a tokenizer's chat template writes it; None without a template."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        return tokenizer.apply_chat_template([{"role": "user", "content": SAMPLES[0]}],
+                                             tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        warn(f"a rendered chat is not compared: the chat template stops with {shown(error)}")
+        return None
+
+
+def compare_mask(run, tokenizer, theirs):
+    """Raise BadInput unless fill-mask reads a masked text as the run's training does, and finds the
+    same token with the same probability."""
+    special = run.tokenizer.special
+    start, whole = run.tokenizer.encode(["A dog", "A dog runs."])
+    row = [*special.before, *start, special.mask, *whole[len(start):], *special.after]
+    row = [int(i) for i in row]
+    text = f"A dog {tokenizer.mask_token} runs."
+    same_ids("a masked text", row, tokenizer(text)["input_ids"])
+    found = transformers.pipeline("fill-mask", theirs, tokenizer=tokenizer, device="cpu")(
+        text, top_k=1)[0]
+    with torch.no_grad():
+        states = run.model(Packed.of([row]))[[row.index(special.mask)]]
+        best = run.model.logits(states).softmax(1)[0]
+    same_numbers("probabilities of a masked token", best[[found["token"]]],
+                 torch.tensor([found["score"]]))
+    same_numbers("probabilities of a masked token", best.max()[None],
+                 torch.tensor([found["score"]]))
 
 
 # ---- import
@@ -111,23 +193,28 @@ def import_model(name, folder):
         library = load_library(path)
         limit = library.max_seq_length = min(library.max_seq_length, config.max_positions)
         config = replace(config, pool=POOLS[library[1].pooling_mode], normalize=len(library) > 2,
-                         max_tokens=limit)
+                         truncate_dim=library.truncate_dim or 0, max_tokens=limit)
         model = Model(config)
         copy_in(theirs, model)
         save(model, part / "model.pt")
-        inner = tokenizers.Tokenizer.from_str(library.tokenizer.backend_tokenizer.to_str())
+        source = library.tokenizer
+        if inside != path and (path / "tokenizer.json").is_file():  # one of our exports, see above
+            source = transformers.AutoTokenizer.from_pretrained(path, **LOCAL)
+        inner = tokenizers.Tokenizer.from_str(source.backend_tokenizer.to_str())
         around = special_tokens_around(inner)
+        frame = special_tokens_around(
+            tokenizers.Tokenizer.from_str(library.tokenizer.backend_tokenizer.to_str()))
         tokenizer = Tokenizer(inner, around)
         tokenizer.save(part / "tokenizer.json")
-        longest = limit - sum(map(len, around))
+        longest = limit - sum(map(len, frame))
         first = {"format": runs.FORMAT, "imported": str(name), "tokenizer_hash": tokenizer.hash,
                  "config": {"data": "", "size": "imported", "max_length": longest},
-                 "views": 2, "around": around, "affixes": [around] * 2}
+                 "views": 2, "around": around, "affixes": [frame] * 2}
         (part / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
         # train.py hands these files on to the runs that start here, for their export.
         kept = part / "hf"
         kept.mkdir()
-        template = library.tokenizer.chat_template
+        template = source.chat_template
         if isinstance(template, dict):  # several, each with a name
             warn(f"of the chat templates {shown(', '.join(template))} only default is imported")
             template = template.get("default")
@@ -188,7 +275,9 @@ def load_weights(path):
         if not config.tied:
             warn("the folder has no vocabulary head: the token embeddings replace it")
         return theirs.base_model, replace(config, tied=True)
-    return theirs, replace(config, head="none" if config.causal else "transform")
+    # If the file has a second matrix, transformers loads it, whatever the config says.
+    tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
+    return theirs, replace(config, tied=tied, head="none" if config.causal else "transform")
 
 
 def load_library(path):
@@ -201,8 +290,7 @@ def load_library(path):
     pooling = library[1]
     lacking = {"pooling_mode": pooling.pooling_mode not in [*POOLS] and pooling.pooling_mode,
                "include_prompt": not pooling.include_prompt and "false",
-               "default_prompt_name": library.prompts.get(library.default_prompt_name),
-               "truncate_dim": library.truncate_dim}
+               "default_prompt_name": library.prompts.get(library.default_prompt_name)}
     for name, value in lacking.items():
         if value:
             raise BadInput(f"our model lacks {name} {shown(value)!r}: delete it in a copy of the "
@@ -228,40 +316,103 @@ def export(name, folder):
             transformers.AutoModel if config.head == "none" else transformers.AutoModelForMaskedLM)
         theirs = kind.from_config(write_config(config, run.tokenizer.special))
         copy_out(run.model, theirs)
-        theirs.save_pretrained(part)
-        their_tokenizer(run).save_pretrained(part)
+        around, frame = frames(run)
+        framed = part if frame == around else part / FRAMED
+        theirs.save_pretrained(framed)
+        their_tokenizer(run, frame).save_pretrained(framed)
         pooling = next(name for name, ours in POOLS.items() if ours == config.pool)
         # The name of a special token inside a text is text, as in data.Tokenizer.
-        transformer = Transformer(str(part), model_kwargs=WEIGHTS,
+        transformer = Transformer(str(framed), model_kwargs=WEIGHTS,
                                   processing_kwargs={"text": {"split_special_tokens": True}})
+        transformer.save_in_root = framed == part
         modules = [transformer, Pooling(config.width, pooling), *[Normalize()] * config.normalize]
         # Without local_files_only the model card asks the hub for a model of this name.
-        SentenceTransformer(modules=modules, device="cpu", **LOCAL).save_pretrained(str(part))
+        SentenceTransformer(modules=modules, device="cpu", truncate_dim=config.truncate_dim or None,
+                            **LOCAL).save_pretrained(str(part))
         theirs.save_pretrained(part)  # sentence-transformers left out the head
+        if framed != part:
+            their_tokenizer(run, around).save_pretrained(part)
+            link_weights(part, framed)
         # Nothing else: a foreign run can have files that replace ours, or links to yours.
         for name in ("chat_template.jinja", "generation_config.json"):
             file = run.folder / "hf" / name
             if file.is_file() and not file.is_symlink():
                 shutil.copy(file, part)
-        return compare(run, load_library(part), load_weights(part)[0])
+        write_eval_results(run, part)
+        library, theirs = load_library(part), load_weights(part)[0]
+        return f"{compare(run, library, theirs)}; {compare_use(run, part, library, theirs)}"
 
 
-def their_tokenizer(run):
-    """Return a run's tokenizer for transformers, which puts the run's ids around a text and
-    truncates it where `encode` does."""
+def link_weights(root, inside):
+    """Replace the weights in a folder by those of the root, as hard links: they need no space."""
+    for file in inside.glob("model*.safetensors*"):
+        file.unlink()
+    for file in root.glob("model*.safetensors*"):
+        try:
+            os.link(file, inside / file.name)
+        except OSError:  # this file system has no hard links
+            shutil.copy(file, inside)
+
+
+def their_tokenizer(run, around):
+    """Return a run's tokenizer for transformers, which puts these ids around a text and truncates
+    it where `encode` does."""
     config, special = run.model.config, run.tokenizer.special
-    around = tuple(map(tuple, run.first["affixes"][0]))
     longest = config.longest_row
     limit = min(longest, (run.config.get("max_length") or longest) + sum(map(len, around)))
     inner = tokenizers.Tokenizer.from_str(run.tokenizer.inner.to_str())
     if special_tokens_around(inner) != around:
         before, after = [list(map(inner.id_to_token, ids)) for ids in around]
+        middle = after * (2 if config.pair == "sep-sep" else 1)
         inner.post_processor = TemplateProcessing(
-            single=[*before, "$A", *after],
+            single=[*before, "$A", *after], pair=[*before, "$A", *middle, "$B", *after],
             special_tokens=[(piece, inner.token_to_id(piece)) for piece in {*before, *after}])
+    if special.mask is not None:
+        inner = with_bare_mask(inner, special.mask)
     roles = {"cls": special.cls, "bos": special.cls, "sep": special.sep, "eos": special.sep,
              "pad": special.sep if special.pad is None else special.pad, "mask": special.mask}
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, model_max_length=limit,
         padding_side="left" if config.causal else "right",
         **{f"{role}_token": inner.id_to_token(i) for role, i in roles.items() if i is not None})
+
+
+def with_bare_mask(inner, mask):
+    """Return a tokenizer that adds no space at either side of a mask in a text. In training, [MASK]
+    replaces a token that includes the space before it, and nothing else changes."""
+    state = json.loads(inner.to_str())
+    name = inner.id_to_token(mask)
+    if inner.encode(f"a {name}", add_special_tokens=False).ids.index(mask) > len(
+            inner.encode("a", add_special_tokens=False).ids):
+        for token in state["added_tokens"]:
+            token["lstrip"] |= token["id"] == mask  # the mask replaces the space before it, too
+    # Put a space before the text only, not before what follows a special token.
+    kind = state["pre_tokenizer"] or {}
+    if kind.get("type") == "ByteLevel" and kind["add_prefix_space"]:
+        first = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
+        inner.pre_tokenizer = first
+        first = json.loads(inner.to_str())["pre_tokenizer"]
+        state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+            first, kind | {"add_prefix_space": False}]}
+    elif kind.get("type") == "Metaspace" and kind["prepend_scheme"] == "always":
+        kind["prepend_scheme"] = "first"
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+def write_eval_results(run, folder):
+    """Write the numbers of a run's eval.json in the hub's format, .eval_results/*.yaml, of which
+    huggingface_hub 2.4 has the fields. Warn if they are those of another model."""
+    results = runs.read_results(run.folder / "eval.json")
+    facts = [results.pop(name, "") for name in ("model", "rows")]
+    if not results:
+        return
+    if facts[0] != run.model_hash[:8]:
+        return warn("eval.json has the numbers of another model, so they are not exported: run "
+                    "evaluate.py first")
+    data = Path(run.config.get("eval_data") or run.config["data"] or "data").name
+    entries = [EvalResultEntry(dataset_id=data.partition(".")[0], task_id=name, value=value,
+                               notes=facts[1])
+               for name, value in results.items() if isinstance(value, (int, float))]
+    file = folder / ".eval_results" / "nanojepa.yaml"
+    file.parent.mkdir()
+    file.write_text(yaml_dump(eval_result_entries_to_yaml(entries)), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Model folders in and out: what transformers and sentence-transformers compute from them."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 from cases import make_models
+from huggingface_hub import parse_eval_result_entries
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from test_evaluate import tiny, write_run
+from test_families import CHATS, chat_tokenizer
 from test_house import write_pairs
 
 import evaluate
@@ -45,7 +49,7 @@ def assert_same_as_sentence_transformers(run, folder):
 
 def a_run(folder="run", after="[SEP]", **changes):
     """Make and open the run of a random model. `after`: special tokens after a text."""
-    tokenizer = Tokenizer.train(make_models.SENTENCES, 300)
+    tokenizer = Tokenizer.train(make_models.SENTENCES, changes.get("vocab", 300))
     model = tiny(**dict(width=16, ffn_dim=24, max_positions=40) | changes)
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.data == 1)
@@ -182,6 +186,209 @@ def test_a_difference_refuses_the_folder(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(evaluate, "embed", lambda model, rows, *_: torch.rand(len(rows), 16))
     assert "the embeddings differ by up to" in refused(program.main, "export run new")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def rewrite_log(**changes):
+    """Change the first line of the log of the folder `run`."""
+    log = Path("run/log.jsonl")
+    first = json.loads(log.read_text("utf-8").splitlines()[0]) | changes
+    log.write_text(json.dumps(first) + "\n", encoding="utf-8")
+
+
+# ---- w6: tokenizer(text) is the source's, and the embedding's frame is SentenceTransformer's
+
+
+def chat_template(family):
+    """Return the Jinja template that writes a family's chats."""
+    _, _, system, start, user, assistant = CHATS[family]
+    blocks = {"user": start + user, "assistant": assistant, "system": system or ""}
+    turns = "".join(
+        "{% if turn.role == '" + role + "' %}{{ " + json.dumps(re.split(r"{\w}", block)[0])
+        + " + turn.content + " + json.dumps(re.split(r"{\w}", block + "{X}")[1]) + " }}{% endif %}"
+        for role, block in blocks.items())
+    opening = assistant.partition("{A}")[0]
+    return ("{% for turn in messages %}" + turns + "{% endfor %}{% if add_generation_prompt %}{{ "
+            + json.dumps(opening) + " }}{% endif %}")
+
+
+CHAT = [{"role": "user", "content": "The baker sells 7 boats at noon."}]
+
+
+@pytest.mark.parametrize("family, objective", [
+    *((family, "ntp") for family in CHATS), ("qwen2", "llm-jepa"), ("llama-3", "llm-jepa")])
+def test_w6_a_trained_decoder_reads_text_as_its_source_does(family, objective):
+    before = chat_tokenizer(family)
+    inner = before.inner
+    inner.encode_special_tokens = False
+    if before.special.before:
+        make_models.template(inner, f"{inner.id_to_token(before.special.before[0])} $A")
+    names = CHATS[family][0].split()
+    make_models.save("source", "llama", inner, dict(eos=inner.id_to_token(before.special.sep),
+                                                    pad=names[-1]),
+                     head=True, chat_template=chat_template(family))
+    source = transformers.AutoTokenizer.from_pretrained("source")
+    huggingface.import_model("source", "run")
+    write_pairs(Path("pairs.tsv"), 60)
+    list(train.start(objective, init="run", data="pairs.tsv", out="trained", steps=1, batch=4,
+                     eval_limit=4, device="cpu").steps())
+    compared = huggingface.export("trained", "made")
+    assert "a rendered chat" in compared and "an empty text" in compared
+
+    made = transformers.AutoTokenizer.from_pretrained("made")
+    rendered = source.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert made.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True) == rendered
+    for text in (rendered, "", *TEXTS, f"\n{names[0]} x"):
+        assert made(text)["input_ids"] == source(text)["input_ids"]
+        assert made(text, add_special_tokens=False)["input_ids"] == source(
+            text, add_special_tokens=False)["input_ids"]
+
+    # A text's special tokens and its first line break are text, and the frame is around it.
+    run = runs.open_run("trained")
+    assert_same_as_sentence_transformers(run, "made")
+    library = SentenceTransformer("made", device="cpu", local_files_only=True)
+    texts = [f"a {names[0]} b", "\n\nA boat", "", names[-1]]
+    gold = library.encode(texts, convert_to_tensor=True)
+    assert torch.allclose(encode(run, texts), gold, atol=1e-4 * gold.abs().max())
+
+    # The pipeline answers as our generate does: the chat is not framed a second time.
+    row = source.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    pipe = transformers.pipeline("text-generation", "made", device="cpu")
+    answer = pipe(rendered, max_new_tokens=5, do_sample=False, return_tensors=True,
+                  add_special_tokens=False)[0]["generated_token_ids"]
+    ours = evaluate.generate(run.model, [row], -1, 5)[0][0]
+    assert answer == [*row, *ours][:len(answer)] and len(answer) > len(row)
+
+
+def test_w6_a_folder_with_two_tokenizers_has_its_weights_once_and_is_imported_again():
+    a_run(**DECODE, pool="last", after="[PRED_1] [SEP]")
+    rewrite_log(around=[[2], [3]])
+    huggingface.export("run", "made")
+    weights = [Path("made/model.safetensors"), Path("made/0_Transformer/model.safetensors")]
+    assert len({path.stat().st_ino for path in weights}) == 1
+    huggingface.import_model("made", "again")
+    first, again = runs.open_run("run"), runs.open_run("again")
+    assert huggingface.frames(first) == huggingface.frames(again)
+    assert torch.equal(encode(first), encode(again))
+    huggingface.export("again", "second")
+    for file in ("tokenizer.json", "0_Transformer/tokenizer.json"):
+        assert Path("made", file).read_bytes() == Path("second", file).read_bytes()
+
+
+# ---- w7: fill-mask reads a masked word as training does
+
+MASKED = ["The baker sells [MASK] at noon.", "[MASK] baker sells boats.", "The baker [MASK].",
+          "[MASK]", "The baker, [MASK], sells [MASK] boats", "  The [MASK]  baker"]
+
+
+def masked_row(tokenizer, text):
+    """Return the row of a text as training masks it: [MASK] replaces the one token of a word."""
+    special = tokenizer.special
+    words = {int(ids[-1]) for ids in tokenizer.encode(["old", "a old"])}
+    ids = tokenizer.encode([text.replace("[MASK]", "old")])[0].tolist()
+    assert sum(i in words for i in ids) == text.count("[MASK]")
+    return [*special.before, *(special.mask if i in words else i for i in ids), *special.after]
+
+
+@pytest.mark.parametrize("kind", ["ours", "roberta", "xlm-roberta", "bert"])
+def test_w7_fill_mask_has_the_ids_and_the_answers_of_the_model(kind):
+    if kind == "ours":
+        run = a_run(head="transform", vocab=400)
+    else:
+        tokenizer, roles = {
+            "roberta": (make_models.byte_level(make_models.XLMR_NAMES, "<s> $A </s>"),
+                        make_models.XLMR_ROLES),
+            "xlm-roberta": (make_models.unigram(words=["old"]), make_models.XLMR_ROLES),
+            "bert": (make_models.wordpiece(), make_models.BERT_ROLES)}[kind]
+        make_models.save("theirs", kind, tokenizer, roles, head=True)
+        huggingface.import_model("theirs", "run")
+        run = runs.open_run("run")
+    assert "a masked text" in huggingface.export("run", "made")
+    pipe = transformers.pipeline("fill-mask", "made", device="cpu", top_k=1)
+    for text in MASKED:
+        row = masked_row(run.tokenizer, text)
+        text = text.replace("[MASK]", pipe.tokenizer.mask_token)
+        assert pipe.tokenizer(text)["input_ids"] == row
+        states = run.model(Packed.of([row]))
+        positions = [i for i, token in enumerate(row) if token == run.tokenizer.special.mask]
+        best = run.model.logits(states[positions]).argmax(1).tolist()
+        found = [one for one in pipe(text) for one in (one if isinstance(one, list) else [one])]
+        assert [one["token"] for one in found] == best
+
+
+# ---- w8: a text without a token, where the tokenizer adds none
+
+
+@pytest.mark.parametrize("name", [name for name in make_models.CASES if "w8" in name])
+def test_w8_an_empty_text_has_the_embedding_zero_and_a_warning_names_its_row(name, capsys):
+    make_models.CASES[name][0](Path("theirs"))
+    huggingface.import_model("theirs", "run")
+    run = runs.open_run("run")
+    library = SentenceTransformer("theirs", device="cpu", local_files_only=True)
+    texts = ["The boats", "", "A clock", ""]
+    gold = library.encode(texts, convert_to_tensor=True)
+    capsys.readouterr()
+    found = encode(run, texts)
+    assert torch.allclose(found, gold, atol=1e-5) and not found[[1, 3]].any() and found[2].any()
+    assert "2 of 4 texts have no token, so their embeddings are zero: rows 2, 4" in (
+        capsys.readouterr().err)
+    assert torch.equal(encode(run, [""]), torch.zeros(1, 16))
+    Path("lines.txt").write_text("a\n\nb\n", encoding="utf-8")
+    program.main("encode run lines.txt --out v.npy --device cpu".split())
+    assert [bool(row.any()) for row in np.load("v.npy")] == [True, False, True]
+    assert "an empty text" in huggingface.export("run", "made")
+
+
+# ---- what was loaded, truncate_dim, eval.json
+
+
+@pytest.mark.parametrize("name", [name for name in make_models.CASES if "tied_in" in name])
+def test_a_second_vocabulary_matrix_is_used_although_the_config_says_tied(name):
+    make_models.CASES[name][0](Path("theirs"))
+    huggingface.import_model("theirs", "run")
+    run = runs.open_run("run")
+    assert not run.model.config.tied
+    huggingface.export("run", "made")
+    kind = (transformers.AutoModelForCausalLM if run.model.config.causal
+            else transformers.AutoModelForMaskedLM)
+    row = run.tokenizer.encode(TEXTS[:1])[0].tolist()
+    gold, made = (kind.from_pretrained(folder)(torch.tensor([row])).logits
+                  for folder in ("theirs", "made"))
+    assert torch.allclose(gold, made, atol=1e-5)
+
+
+@pytest.mark.parametrize("dimensions, width", [(8, 8), (16, 16), (99, 16)])
+def test_truncate_dim_cuts_our_embedding_and_that_of_the_exported_folder(dimensions, width):
+    run = a_run(pool="mean", normalize=True, truncate_dim=dimensions)
+    whole = a_run("whole", pool="mean", normalize=True)
+    torch.save({"config": torch.load("run/model.pt")["config"],
+                "weights": torch.load("whole/model.pt")["weights"]}, "run/model.pt")
+    run = runs.open_run("run")
+    assert torch.equal(encode(run), encode(whole)[:, :width])
+    huggingface.export("run", "made")
+    assert_same_as_sentence_transformers(run, "made")
+    library = SentenceTransformer("made", device="cpu", local_files_only=True)
+    assert library.truncate_dim == dimensions and library.encode(["a"]).shape == (1, width)
+
+
+RESULTS = {"retrieval/xsim": 12.5, "geometry/rankme": 7, "probe/name: x": 0.25}
+
+
+@pytest.mark.parametrize("data, name", [
+    ("toy", "toy"), ("~/x/pairs.tsv.gz", "pairs"), ("my: data.jsonl", "my: data")])
+def test_the_numbers_of_eval_json_are_exported_in_the_format_of_the_hub(data, name, capsys):
+    run = a_run()
+    rewrite_log(config=run.config | {"data": data})
+    label = '60 rows of "x" (en, de), 0a1b: 2'
+    runs.write_results(Path("run/eval.json"), RESULTS, label, run.model_hash)
+    huggingface.export("run", "made")
+    entries = parse_eval_result_entries(yaml.safe_load(
+        Path("made/.eval_results/nanojepa.yaml").read_text(encoding="utf-8")))
+    assert {entry.task_id: entry.value for entry in entries} == RESULTS
+    assert {(entry.dataset_id, entry.notes) for entry in entries} == {(name, label)}
+    runs.write_results(Path("run/eval.json"), RESULTS, label, "another model")
+    huggingface.export("run", "second")
+    assert "eval.json has the numbers of another model" in capsys.readouterr().err
+    assert not Path("second/.eval_results").exists()
 
 
 # ---- encode, and refusals

@@ -20,6 +20,7 @@ SENTENCES = [f"{who} {what} {number} {things} {where}."
 BERT_ROLES = dict(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 XLMR_ROLES = dict(bos="<s>", cls="<s>", pad="<pad>", eos="</s>", sep="</s>", unk="<unk>",
                   mask="<mask>")
+XLMR_NAMES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LLAMA_ROLES = dict(bos="<|begin_of_text|>", eos="<|eot_id|>", pad="<|end_of_text|>")
 QWEN_ROLES = dict(eos="<|im_end|>", pad="<|endoftext|>")
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
@@ -48,17 +49,19 @@ def wordpiece(lowercase=True, single="[CLS] $A [SEP]"):
     return template(tokenizer, single)
 
 
-def unigram():
-    """Return a tokenizer as XLM-R has it."""
+def unigram(single="<s> $A </s>", words=()):
+    """Return a tokenizer as XLM-R has it. `words` are pieces of their own."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=names, unk_token="<unk>",
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=XLMR_NAMES, unk_token="<unk>",
                                       show_progress=False)
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    return template(tokenizer, "<s> $A </s>")
+    vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
+    tokenizer.model = models.Unigram(
+        [*map(tuple, vocab), *((f"▁{word}", -1.0) for word in words)], unk_id=3)
+    return template(tokenizer, single)
 
 
 def byte_level(names, single=""):
@@ -135,6 +138,12 @@ def bert(folder, **settings):
     return save(folder, "bert", wordpiece(), BERT_ROLES, **settings)
 
 
+def claim_tied(folder):
+    """Let a folder's config say that its two vocabulary matrices are one."""
+    config = json.loads((folder / "config.json").read_bytes())
+    write_json(folder / "config.json", config | {"tie_word_embeddings": True})
+
+
 def damaged(folder, name, text):
     (bert(folder) / name).write_text(text, encoding="utf-8")
 
@@ -175,7 +184,14 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
         bert(folder), "mean_tokens", pool={"include_prompt": False}),
         "our model lacks include_prompt 'false'"),
     "k4_truncate_dim": (lambda folder: sentence(
-        bert(folder), "mean_tokens", library={"truncate_dim": 8}), "our model lacks truncate_dim"),
+        bert(folder), "mean_tokens", library={"truncate_dim": 8}), ""),
+    "k4_truncate_dim_unnormalized": (lambda folder: sentence(
+        bert(folder), "mean_tokens", normalize=False, library={"truncate_dim": 5}), ""),
+    "k4_truncate_dim_too_large": (lambda folder: sentence(
+        bert(folder), "cls_token", library={"truncate_dim": 64}), ""),
+    "k4_truncate_dim_decoder": (lambda folder: (
+        gpt(folder, "qwen3", qwen("$A <|endoftext|>", "<think>"), QWEN_ROLES),
+        write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 1})), ""),
     "k4_two_poolings": (lambda folder: sentence(
         bert(folder), "mean_tokens", pool={"pooling_mode_cls_token": True}),
         "our model lacks pooling_mode"),
@@ -183,6 +199,12 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
                          "our model lacks pooling_mode 'weightedmean'"),
     "k4_dense": (lambda folder: sentence(bert(folder), "mean_tokens", more=["Dense"]),
                  "models.Dense: delete modules.json"),
+    "k5_tied_in_config_alone": (lambda folder: claim_tied(save(
+        folder, "llama", llama3(), LLAMA_ROLES, head=True, tie_word_embeddings=False)), ""),
+    "k5_tied_in_config_alone_qwen2": (lambda folder: claim_tied(save(
+        folder, "qwen2", qwen(), QWEN_ROLES, head=True, tie_word_embeddings=False)), ""),
+    "k5_tied_in_config_alone_bert": (lambda folder: claim_tied(bert(
+        folder, head=True, tie_word_embeddings=False)), ""),
     "k5_no_head": (lambda folder: gpt(
         folder, "mistral", llama3(), LLAMA_ROLES, tie_word_embeddings=False), ""),
     "k5_no_head_qwen3": (lambda folder: save(
@@ -204,6 +226,13 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
         inside, "llama", llama3(), LLAMA_ROLES, head=True)), ""),
     "k16_old_layout_xlmr": (lambda folder: moved(folder, lambda inside: save(
         inside, "xlm-roberta", unigram(), XLMR_ROLES)), ""),
+    # An empty text has no token, if the tokenizer adds none. sentence-transformers then returns
+    # zeros for these two poolings only.
+    "w8_bert_mean": (lambda folder: sentence(save(
+        folder, "bert", wordpiece(single="$A"), BERT_ROLES), "mean_tokens"), ""),
+    "w8_xlmr_mean": (lambda folder: sentence(save(
+        folder, "xlm-roberta", unigram("$A"), XLMR_ROLES), "mean_tokens", normalize=False), ""),
+    "w8_qwen2_last": (lambda folder: gpt(folder, "qwen2", qwen(), QWEN_ROLES), ""),
     "k16_no_folder": (lambda folder: (moved(folder, bert), shutil.rmtree(folder / "0_Transformer")),
                       "0_Transformer"),
 }
