@@ -251,8 +251,8 @@ def training(batches):
             sides["sentence-transformers"] = SentenceTransformers(peer_of(ours, grids), grids)
         own, *others = (side.to(DEVICE)(batch)[0].item() for side in sides.values())
         if any(abs(own - other) > 1e-4 * max(1, abs(own)) for other in others):
-            raise BadInput(f"our loss is {own}, and {others} with others: install the versions of "
-                           "requirements-dev.txt")
+            raise BadInput(f"our loss is {own}, and those of the other sides are {others}: install "
+                           "the versions of requirements-dev.txt")
         precision = usable_precision("auto", DEVICE)
         autocast = torch.autocast(DEVICE.type, getattr(torch, precision), precision != "float32")
         yield f"{title}, {precision}", interleaved({

@@ -56,7 +56,7 @@ def test_what_the_sides_of_a_table_return_is_compared(monkeypatch):
 def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
     peer_of = bench.peer_of
     monkeypatch.setattr(bench, "peer_of", lambda objective, grids: peer_of(objective, grids[::-1]))
-    with pytest.raises(BadInput, match="with transformers"):
+    with pytest.raises(BadInput, match="those of the other sides"):
         list(small("mexma"))
 
 
