@@ -144,7 +144,7 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
                 continue
             packed = Packed.of([rows[i] for i in batch], causal=True).to(device)
             cache = model.new_cache(len(batch), max(limits[i] for i in batch))
-            states = model(packed, model.pool_index(packed, "last"), cache=cache)  # (R, D)
+            states = model(packed, cache=cache, at=model.pool_index(packed, "last"))  # (R, D)
             logits = model.logits(states)                                      # (R, V)
             while True:
                 for i, token in zip(batch, logits.argmax(1).tolist()):

@@ -489,7 +489,7 @@ class Model(nn.Module):
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)
 
-    def forward(self, packed, at=None, layers=None, cache=None):
+    def forward(self, packed, layers=None, cache=None, at=None):
         """Return the hidden states (T, D) of the last layer, after the final norm; (R, D) of a
         DecodeStep. With `at`, the indices (N,) of some tokens, return their states alone (N, D),
         which is faster. A list `layers` receives the states after every block, (T, D) each; a
@@ -536,7 +536,9 @@ class Model(nn.Module):
     def embeddings(self, packed, how=None):
         """Return one embedding per row, (R, D), computing no more states than `pool` reads."""
         index = self.pool_index(packed, how)
-        return self.pool(self(packed), packed, how) if index is None else self(packed, index)
+        if index is None:
+            return self.pool(self(packed), packed, how)
+        return self(packed, at=index)
 
     def pool_index(self, packed, how=None):
         """Return the index of the one token in each row that pooling reads, (R,); None if it reads

@@ -222,8 +222,8 @@ class Teacher(nn.Module):
         return super().train(False)  # also when the objective around it is set to train
 
     @torch.no_grad()
-    def forward(self, x, *at):
-        return self.model(x, *at)
+    def forward(self, x, at=None):
+        return self.model(x) if at is None else self.model(x, at=at)
 
     @torch.no_grad()
     def update(self, student, progress):
@@ -675,7 +675,7 @@ class Mexma(Objective):
             return states[:length], self.model.pool(states, packed)[len(masked):]
         clean = index[len(masked):]
         at = torch.cat([torch.arange(length, device=clean.device), clean])
-        return self.model(packed, at).split([length, len(clean)])
+        return self.model(packed, at=at).split([length, len(clean)])
 
     def unmasked(self, states, others, batch):
         """Return the head's states at the target positions; it reads the masked rows with the other
@@ -769,7 +769,7 @@ class Bepa(Objective):
         packed, targets, cls = (batch[name] for name in ("packed", "target_positions", "cls_index"))
         if self.model.config.pool == "cls":
             at = torch.cat([targets, cls])
-            return self.model(packed, at).split([len(targets), len(cls)])
+            return self.model(packed, at=at).split([len(targets), len(cls)])
         states = self.model(packed)  # (T, D)
         return states[targets], self.model.pool(states, packed)[-len(cls):]  # the last 2N rows
 
@@ -889,11 +889,11 @@ class LlmJepa(Ntp):
         c = self.config
         targets = batch["target_positions"]
         if "vector_index" not in batch:  # jepa_dropout
-            ntp = self.target_loss(self.model(batch["packed"], targets), batch)
+            ntp = self.target_loss(self.model(batch["packed"], at=targets), batch)
             return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
 
         lasts = batch["vector_index"].flatten()  # (2N,)
-        states, views = self.model(batch["packed"], torch.cat([targets, lasts])).split(
+        states, views = self.model(batch["packed"], at=torch.cat([targets, lasts])).split(
             [len(targets), len(lasts)])
         ntp = self.target_loss(states, batch)
         text, code = views.chunk(2)  # (N, D) each
@@ -1036,11 +1036,11 @@ class Hybrid(Objective):
         # The masked rows are as long as the clean ones, and the contexts come after them.
         start = len(batch["clean"].tokens)
         contexts = torch.arange(start, len(packed.tokens), device=targets.device)
-        states, context = self.model(packed, torch.cat([targets, contexts])).split(
+        states, context = self.model(packed, at=torch.cat([targets, contexts])).split(
             [len(targets), len(contexts)])
         mlm = self.target_loss(states, batch)
 
-        target = self.teacher(batch["clean"], batch["target_index"])  # (K, D)
+        target = self.teacher(batch["clean"], at=batch["target_index"])  # (K, D)
         if c.teacher_norm:
             target = F.layer_norm(upcast(target), target.shape[-1:])
         predicted = self.predict(context[batch["context_index"] - start], batch)  # (K, D)

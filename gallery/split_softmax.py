@@ -51,7 +51,7 @@ class SplitSoftmax(Objective):
 
     def forward(self, batch):
         c = self.config
-        embeddings = self.model.pool(self.model(batch["packed"]), batch["packed"])
+        embeddings = self.model.embeddings(batch["packed"])
         z = F.normalize(upcast(embeddings), dim=1)  # (R, D)
         y, x, *hard = z.chunk(2 + c.negatives)  # (N, D) each
         h = torch.cat(hard).unflatten(0, (len(x), -1))  # (N, negatives, D)

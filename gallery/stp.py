@@ -44,7 +44,7 @@ class Stp(Ntp):
 
     def forward(self, batch):
         targets, index = batch["target_positions"], batch["span_index"].flatten()  # (4N,)
-        states, ends = self.model(batch["packed"], torch.cat([targets, index])).split(
+        states, ends = self.model(batch["packed"], at=torch.cat([targets, index])).split(
             [len(targets), len(index)])
         ntp = self.target_loss(states, batch)
 

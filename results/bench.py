@@ -184,7 +184,7 @@ def peer_of(objective, grids):
     theirs.get_input_embeddings().weight = peer.model.embed.weight
     peer.model.blocks = torch.nn.ModuleList()
 
-    def forward(packed, at=None):
+    def forward(packed, layers=None, cache=None, at=None):
         states = torch.cat([theirs(**grid).last_hidden_state[real] for grid, real in grids])
         return rows_at(states, at)
 

@@ -208,7 +208,7 @@ def test_the_states_of_some_tokens_and_their_gradients_are_those_of_all_tokens(n
     at = torch.tensor([30, 2, 77, 2, 65, 76])  # in any order, also twice
     weight = torch.randn(len(at), config.width, dtype=torch.float64)
     results = []
-    for states in (model(packed, at), model(packed)[at]):
+    for states in (model(packed, at=at), model(packed)[at]):
         trained = [p for p in model.parameters() if p.requires_grad]
         results.append((states, *torch.autograd.grad((states * weight).sum(), trained,
                                                      allow_unused=True, materialize_grads=True)))

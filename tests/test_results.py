@@ -373,8 +373,8 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
 
 
 def test_flops_of_next_token_prediction_are_those_of_its_sizes(pairs):
-    """6 for each weight and token, 12 * width for each visible pair, and the vocabulary head. In the
-    last block all but the projection to q, k and v is computed for the targets alone."""
+    """6 for each weight and token, 12 * width for each visible pair, and the vocabulary head. The
+    last block is computed for the targets alone, except for its projection to q, k and v."""
     one = train.Run(*settings.parse(f"--objective ntp {TINY}".split()), writes=False)
     batch, = one.make_batch(0)
     packed = batch["packed"]
