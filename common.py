@@ -14,6 +14,7 @@ import re
 import secrets
 import signal
 import sys
+import threading
 import typing
 from pathlib import Path
 from typing import Annotated
@@ -76,6 +77,26 @@ def run_program(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Delay Ctrl-C, Jupyter's Stop and SIGTERM to the end of the block, so that an optimizer step,
+    a record of metrics, or the save when the loop is left is done completely or not at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *call: caught.append(call))
+              for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if caught:
+        signal.raise_signal(caught[0][0])
 
 
 # ---- flags: one for each field of a dataclass. The comment after a field is its help text.

@@ -532,7 +532,7 @@ def make_parser(prog, description, tasks):
 
 
 def keep_results(options, opened, results, label):
-    """Write the numbers of a run's own test rows, as it reads them by default, to its eval.json."""
+    """Write the results to the run's eval.json, if no flag chose other rows or another pooling."""
     chosen = options.data, options.langs, options.split, options.limit, options.pool
     if all(value in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
         runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)

@@ -21,7 +21,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,6 +44,7 @@ from common import (
     mean_over_ranks,
     run_program,
     shown,
+    uninterrupted,
     usable_device,
     usable_precision,
     warn,
@@ -84,8 +84,9 @@ class Run:
         for module in self.objective.modules():
             module.is_checkpointed = train.gradient_checkpointing  # transformer blocks read this
         dtype = getattr(torch, self.precision)
-        # Attention needs a plan for each batch. These are the kinds of plan.
-        self.plans = set_attention(self.objective, train.attention, self.device, dtype.itemsize)
+        # Each batch needs an attention plan of each of these kinds, as Packed.plan takes them.
+        self.plan_kinds = set_attention(self.objective, train.attention, self.device,
+                                        dtype.itemsize)
         self.autocast = functools.partial(torch.autocast, self.device.type, dtype,
                                           enabled=dtype != torch.float32)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
@@ -93,8 +94,10 @@ class Run:
         self.config = {"objective": objective_class.name, **asdict(train),
                        "model": asdict(self.model.config),
                        objective_class.name: asdict(self.options)}
-        self.step, self.tokens, self.seconds, self.untrained = 0, 0, 0.0, None
-        self.saved_step = 0  # the step of the checkpoint on disk
+        self.step = 0  # the number of complete steps
+        self.tokens, self.seconds = 0, 0.0  # of training, up to the last flush_metrics
+        self.untrained = None  # {"task/metric": number} of the first evaluation, also with --init
+        self.saved_step = 0  # of the last save_checkpoint, which writes nothing without a folder
         self.evaluated = None  # the step of the last evaluation
         self.pending = []  # metrics of the steps since the last record, still on the device
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
@@ -111,7 +114,8 @@ class Run:
         last complete step, and the next loop continues from there. Several processes keep their
         last checkpoint."""
         train = self.train
-        self.evaluation()  # opened now, so that a fault in its rows leaves no folder
+        # Read the rows now: an error in them must come before the folder exists.
+        self.evaluation()
         # When the loop is left, these are done, the last one first: save the last step, stop the
         # thread that prepares batches, turn dropout off, unlock the folder.
         with contextlib.ExitStack() as at_the_end:
@@ -132,7 +136,8 @@ class Run:
                     yield self.evaluate()
                 if self.step == train.steps:
                     break
-                if not self.pending:  # evaluation, saving and your code are not training time
+                # A flush precedes each evaluation, save and yield, so the clock measures training.
+                if not self.pending:
                     self.clock = time.perf_counter()
                 micro_batches = next(batches)
                 with uninterrupted():
@@ -151,8 +156,10 @@ class Run:
                     yield record
 
     def train_step(self, micro_batches, forward):
-        """Run one optimizer step. Return {name: scalar}: loss, loss terms, tokens and gradient
-        norm, averaged over micro-batches and processes. Nothing here waits for the GPU."""
+        """Run one optimizer step. `forward` is the objective, or DistributedDataParallel around it.
+        Return {name: tensor ()}: the loss and its terms, averaged over micro-batches and processes;
+        tokens, summed over micro-batches and averaged over processes; grad_norm, before clipping.
+        Nothing here waits for the GPU, except float16's loss scaling with Muon."""
         set_learning_rate(self.optimizer, learning_rate(self.step, self.train))
         micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
         total = {}
@@ -176,13 +183,14 @@ class Run:
         return dict(zip([*total, "grad_norm"], torch.cat([values, norm.float().view(1)])))
 
     def make_batch(self, step, training=True):
-        """Return the micro-batches of a step, which depend on nothing but (seed, step, rank)."""
+        """Return the micro-batches of a step, a list of what collate returns: of training rows, or
+        of held-out ones. With equal settings and data they depend on (seed, step, rank) alone."""
         batches, options = self.batches, self.options
         if not training:
             batches = self.validation
             options = replace(options, **self.objective_class.eval_overrides)
         examples = batches.examples(step)
-        rng = batches.rng(step)  # all randomness of a batch
+        rng = batches.rng(step)  # for collate; `examples` draws from generators of its own
         size = self.train.batch // self.train.accumulate
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.tokenizer.special)
@@ -191,7 +199,7 @@ class Run:
         for batch in micro_batches:
             for packed in batch.values():
                 if isinstance(packed, Packed):
-                    for kind in self.plans:
+                    for kind in self.plan_kinds:
                         packed.plan(kind, self.device)
         return micro_batches
 
@@ -205,9 +213,10 @@ class Run:
             # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
             mean = dict(zip(pending[0], steps.cpu().double().mean(0).tolist()))
             if not math.isfinite(mean["loss"]):
+                has_checkpoint = self.writes and self.saved_step > 0
                 raise BadInput(f"step {self.step}: the loss is not finite ({mean}). Restart with a "
                                "lower --lr, --precision float32 or a smaller --clip"
-                               f"{'; the last checkpoint is intact' * (self.saved_step > 0)}")
+                               f"{'; the last checkpoint is intact' * has_checkpoint}")
             seconds = time.perf_counter() - self.clock
             tokens = round(mean.pop("tokens") * len(pending) * self.world)
             self.pending = []
@@ -222,6 +231,7 @@ class Run:
     def save_last_step(self, error_type, *_):
         """Save the last complete step if the loop is left early. Several processes can stop at
         different steps, so they keep the last checkpoint."""
+        # An exception in the caller's loop closes this generator, and arrives as GeneratorExit.
         is_left = error_type in (GeneratorExit, KeyboardInterrupt)
         if is_left and self.world == 1 and self.step > self.saved_step:
             with uninterrupted():  # a second Ctrl-C would leave a new train.pt, an old model.pt
@@ -353,26 +363,6 @@ def add_terms(total, loss, terms, count):
         total[name] = total.get(name, 0) + value / count
 
 
-@contextlib.contextmanager
-def uninterrupted():
-    """Delay Ctrl-C, Jupyter's Stop and SIGTERM to the end of the block, so that an optimizer step,
-    a log record or a save is done completely or not at all."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *call: caught.append(call))
-              for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if caught:
-        signal.raise_signal(caught[0][0])
-
-
 # ---- training from Python
 
 
@@ -491,7 +481,8 @@ def main(arguments):
                         start="start" if run.train.init else "untrained")
                     say(f"step {record['step']:>5}  {headline}")
     except KeyboardInterrupt as stop:
-        say(f"stopped; saved at step {run.saved_step}. To resume: {command}")
+        saved = f"saved at step {run.saved_step}" if run.saved_step else "nothing is saved yet"
+        say(f"stopped; {saved}. To resume: {command}")
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     finally:
         if run.world > 1:
