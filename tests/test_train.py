@@ -176,9 +176,9 @@ def test_muon_trains_matrices_that_are_no_embeddings_and_adamw_the_rest():
             size = torch.linalg.svdvals(change) / (0.2 * math.sqrt(max(p.shape)))
             assert 0.6 < size.median() < 1.3, name
         else:
-            # The first step of Adam is the sign of the gradient.
+            # The first step of Adam is the sign of the gradient, but of gradients near its epsilon.
             moved = change[change.abs() > 0.5].abs()
-            assert len(moved) and torch.allclose(moved, torch.ones_like(moved), rtol=0.02), name
+            assert (moved - 1).abs().lt(0.02).float().mean() > 0.99, name
 
 
 @pytest.mark.parametrize("name", ["mexma", "hybrid"])
@@ -249,7 +249,7 @@ def test_each_layer_of_settings_overrides_the_one_before(words, expected, is_not
     found = {name: value for config in configs for name, value in vars(config).items()}
     assert expected.items() <= found.items()
     assert any("koleo_weight 1.0 (paper: 0.01)" in note for note in notes) == is_noted
-    assert bool(notes) == ("--size" not in words)
+    assert any("toy scale" in note for note in notes) == ("--size" not in words)
 
 
 # ---- how a program ends
