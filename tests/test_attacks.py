@@ -95,7 +95,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, co
         Path("u", name).mkdir()
     else:
         Path("u", name).write_text(content, encoding="utf-8")
-    assert f"--out u contains {name}, but no run to resume" in refused(
+    assert f"--out u contains {name}, but no train.pt to resume" in refused(
         train.main, command("mlm", "u"))
     assert [path.name for path in Path("u").iterdir()] == [name]
     assert content is None or Path("u", name).read_text(encoding="utf-8") == content
