@@ -52,6 +52,7 @@ from metrics import (
     starts_with,
 )
 from model import Packed
+from runs import open_run
 
 # ---- embeddings
 
@@ -247,6 +248,11 @@ class Evaluation:
     def __post_init__(self):
         self.pool = self.pool or self.model.config.pool
 
+    @property
+    def texts(self):
+        """{column: N texts}."""
+        return self.rows.texts
+
     @functools.cached_property
     def embeddings(self):
         """{column: (N, D)}, NaN for a text that a row lacks."""
@@ -286,7 +292,7 @@ def need_answers(evaluation, task):
 
 
 def need_translations(evaluation, task):
-    if len(evaluation.rows.texts) < 2:
+    if len(evaluation.texts) < 2:
         raise NotApplicable(f"{task} needs translations, and {evaluation.rows.name} has one text "
                             "per row")
 
@@ -363,12 +369,12 @@ def run(evaluation, names=None, tasks=TASKS):
 def examples(evaluation):
     """Return lines with five rows to read: answers of a causal model, or retrieved translations. []
     if the objective is not trained on pairs."""
-    if len(evaluation.rows.texts) < 2 or evaluation.views < 2:
+    if len(evaluation.texts) < 2 or evaluation.views < 2:
         return []
     if evaluation.can_answer:
         queries, golds, answers, _ = replace(evaluation, answer_limit=5).answers
     else:
-        golds, queries, *_ = evaluation.rows.texts.values()
+        golds, queries, *_ = evaluation.texts.values()
         y, x, *_ = evaluation.embeddings.values()
         both = present(x) & present(y)
         if both.sum() < 2:
@@ -542,7 +548,7 @@ def main(argv):
     parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. "
                          "python -m tasks has more tasks.", TASKS)
     options = parser.parse_args(argv)
-    opened = runs.open_run(options.run, usable_device(options.device))
+    opened = open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.pool)
     results = run(evaluation, options.tasks)

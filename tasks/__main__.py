@@ -67,7 +67,7 @@ def make_evaluation(opened, flags):
     evaluation = evaluate.evaluation_of(opened, flags.data, flags.langs, flags.split, flags.limit,
                                         flags.pool, complete=True)
     if flags.hard:
-        gold = next(iter(evaluation.rows.texts.values()))
+        gold = next(iter(evaluation.texts.values()))
         evaluation.rows.hard = mining.hard_rows(flags.hard, flags.hard_types, gold)
         evaluation.rows.reordered = mining.reordered(evaluation.rows.hard, gold)
     return evaluation

@@ -306,7 +306,7 @@ def spectra(evaluation):
 def frequencies(evaluation):
     """Return the entropy of the tokens in nats: the loss of a model that knows only how frequent
     each token is."""
-    ids = np.concatenate(evaluation.rows.tokenizer.encode(sum(evaluation.rows.texts.values(), [])))
+    ids = np.concatenate(evaluation.rows.tokenizer.encode(sum(evaluation.texts.values(), [])))
     return {"tokens": len(ids), "nats": float(entropy(np.bincount(ids)))}
 
 
@@ -346,7 +346,7 @@ def linear(evaluation):
 def embedding_position(evaluation):
     """Return `predict_codes` at both positions, and the geometry of both columns there;
     rankme_centered is of embeddings minus their mean. `tfidf_errors` is the control."""
-    if len(evaluation.rows.texts) != 2:
+    if len(evaluation.texts) != 2:
         raise NotApplicable("embedding-position needs two columns, Text and Code: choose them with "
                             "--langs a,b")
     if evaluation.rows.count < 16:
@@ -354,21 +354,21 @@ def embedding_position(evaluation):
                             f"{evaluation.rows.count}")
 
     def measure(x, y):
-        return predict_codes(x, y, list(evaluation.rows.texts.values())[1]) | {
+        return predict_codes(x, y, list(evaluation.texts.values())[1]) | {
             "rankme": mean([rankme(x), rankme(y)]),
             "rankme_centered": mean([rankme(x - x.mean(0)), rankme(y - y.mean(0))]),
             "cosine_random": mean([random_cosine(x, x), random_cosine(y, y)]),
             "singular_100": spectrum(x - y, center=False)[:100].mean().item()}
 
     scores = at_both_positions(evaluation, measure)
-    return scores | tfidf_errors(*evaluation.rows.texts.values())
+    return scores | tfidf_errors(*evaluation.texts.values())
 
 
 def tokens(evaluation):
     """Return MEXMA's table 9: `token_matches` of three tokens in each of 250 rows."""
     need_translations(evaluation, "tokens")
     # Keep one of equal texts: otherwise tokens would be found in the copy of their row.
-    texts = next(iter(evaluation.rows.texts.values()))
+    texts = next(iter(evaluation.texts.values()))
     new = [row for row, text in enumerate(texts) if texts.index(text) == row]
     columns = [[ids[row] for row in new] for ids in evaluation.rows.ids.values()]
     states = [token_states(evaluation, column) for column in columns]

@@ -187,7 +187,7 @@ def baselines(evaluation, flags):
     rows = [row for row in flags.train_rows or () if all(row)]
     if not rows:
         raise NotApplicable("baselines needs the training data of the run, which is not there")
-    prompts, golds = evaluation.rows.texts.values()
+    prompts, golds = evaluation.texts.values()
     texts, known = zip(*(row[:2] for row in rows))
     frequent = Counter(known).most_common(1)[0][0]
     written = {"frequent": [frequent] * len(golds),
@@ -206,7 +206,7 @@ def hellaswag_letter(evaluation):
     """Return the percentage of prompts after which the right letter is the most likely of four.
     [LLM-JEPA, sec. 5.1. Its code truncates prompts to 128 tokens, and so loses many endings.]"""
     need_answers(evaluation, "hellaswag-letter")
-    prompts, golds = evaluation.rows.texts.values()
+    prompts, golds = evaluation.texts.values()
     for prompt, gold in zip(prompts, golds):
         if "".join(OPTION.findall(prompt)) != LETTERS or gold.strip() not in [*LETTERS]:
             raise NotApplicable("hellaswag-letter needs prompts with the lines A) to D), and a "

@@ -19,7 +19,7 @@ def matrix(evaluation):
     language. [LASER, --nway]"""
     need_translations(evaluation, "matrix")
     z = evaluation.embeddings
-    wrong = {f"{a}-{b}": xsim(z[a], z[b], evaluation.rows.texts[b])
+    wrong = {f"{a}-{b}": xsim(z[a], z[b], evaluation.texts[b])
              for a, b in itertools.permutations(z, 2)}
     into = {f"xsim/into/{b}": mean([wrong[f"{a}-{b}"] for a in z if a != b]) for b in z}
     return {"rows": evaluation.rows.count} | with_mean("xsim", wrong) | into
