@@ -315,6 +315,16 @@ def test_w7_fill_mask_has_the_ids_and_the_answers_of_the_model(kind):
         assert [one["token"] for one in found] == best
 
 
+@pytest.mark.parametrize("changes", [{}, dict(pair="sep-sep", position_offset=1)])
+def test_a_pair_of_texts_has_the_special_tokens_of_our_pairs(changes):
+    run = a_run(head="transform", **changes)
+    huggingface.export("run", "made")
+    cls, sep = run.tokenizer.special.cls, run.tokenizer.special.sep
+    one, two = (ids.tolist() for ids in run.tokenizer.encode(TEXTS[:2]))
+    found = transformers.AutoTokenizer.from_pretrained("made")(*TEXTS[:2])["input_ids"]
+    assert found == [cls, *one, *[sep] * (1 + bool(changes)), *two, sep]
+
+
 # ---- w8: a text without a token, where the tokenizer adds none
 
 
