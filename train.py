@@ -98,6 +98,7 @@ class Run:
         self.tokens, self.seconds = 0, 0.0  # of training, up to the last flush_metrics
         self.untrained = None  # {"task/metric": number} of the first evaluation, also with --init
         self.saved_step = 0  # of the last save_checkpoint, which writes nothing without a folder
+        self.records = []  # what this process appended to the log, also without a folder
         self.evaluated = None  # the step of the last evaluation
         self.pending = []  # metrics of the steps since the last record, still on the device
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout

@@ -6,7 +6,9 @@ Figure.
 """
 
 import io
+import re
 import textwrap
+import warnings
 
 import matplotlib
 import numpy as np
@@ -51,6 +53,25 @@ def png(figure):
     return file.getvalue()
 
 
+def svg(figure, prefix):
+    """Return a picture as SVG inside a page: text stays text, colors are the page's variables, and
+    ids begin with `prefix`, because a page can have each id once."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "look"}), \
+            warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the browser has more letters than matplotlib
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\n *", "",
+                  text[text.index("<svg"):], flags=re.S)
+    text = re.sub(r'<svg[^>]*? viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', text, count=1)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", text).replace("xlink:href", "href")
+    text = re.sub(r"(\bfont): ([^']*)'[^;\"]*", r"\1: \2sans-serif", text)
+    for number, color in enumerate(COLOURS):
+        text = text.replace(color.lower(), f"var(--c{number})")
+    return text
+
+
 def panels(rows=1, columns=1, height=2.2, titles=()):
     """Return a Figure and its axes, row by row: 3.6 inches wide for one column, 5.4 for more."""
     width = 3.6 if columns == 1 else 5.4
@@ -59,6 +80,13 @@ def panels(rows=1, columns=1, height=2.2, titles=()):
     for axis, title in zip(axes, titles):
         axis.set_title(title)
     return figure, axes
+
+
+def plain(text):
+    """Return a user's text for a label: matplotlib reads $ as mathematics, and leaves a label out
+    of the legend if it begins with _."""
+    text = text.replace("$", r"\$")
+    return "\u200b" + text if text.startswith("_") else text
 
 
 def inches(axis):
@@ -196,23 +224,33 @@ def pca(embeddings, axis=None, title="", joined=0):
     axis = axis or panels(height=3)[1][0]
     z = torch.stack([torch.as_tensor(one).double() for one in embeddings.values()])  # (L, N, D)
     z = z - z.mean((0, 1))
-    directions = torch.linalg.svd(z.flatten(0, 1), full_matrices=False).Vh[:2].T  # (D, 2)
-    flat = (z @ directions).numpy()  # (L, N, 2)
-    for sentence in range(joined):
-        axis.plot(*flat[:, sentence].T, "-", color="#909090", linewidth=0.6, zorder=0)
+    _, s, directions = torch.linalg.svd(z.flatten(0, 1), full_matrices=False)
+    flat = (z @ directions[:2].T).numpy()  # (L, N, 2)
+    # One line with gaps is smaller than many lines.
+    gaps = np.full((1, joined, 2), np.nan)
+    paths = np.concatenate([flat[:, :joined], gaps]).transpose(1, 0, 2).reshape(-1, 2)
+    axis.plot(*paths.T, "-", color="#909090", linewidth=0.6, zorder=0)
+    size = 8 if joined else 4  # of a point's area, in points squared
     for label, points in zip(embeddings, flat):
-        axis.scatter(*points.T, s=6 if joined == 0 else 12, label=label, linewidths=0, alpha=0.8)
+        axis.plot(*points.T, "o", markersize=size ** 0.5, markeredgewidth=0, label=label, alpha=0.8)
     axis.locator_params(nbins=5)
-    return finish(axis, "principal component 1", "principal component 2", title)
+    shares = 100 * s[:2].square() / s.square().sum().clamp(min=1e-300)
+    return finish(axis, *(f"principal component {number} ({share:.0f} % of the variance)"
+                          for number, share in enumerate(shares.tolist(), 1)), title)
 
 
-def cosines(embeddings, axis=None, title=""):
+def cosines(embeddings, axis=None, title="", hard=None):
     """Draw the cosines of translations and of unrelated sentences, of {language: (N, D)} with the
-    first language."""
+    first language. hard: embeddings (M, D) of altered sentences of the first language, and the row
+    (M,) that each was made from."""
     first, *others = [metrics.unit(z) for z in embeddings.values()]
     tables = torch.stack([other @ first.T for other in others])  # (L - 1, N, N)
     unrelated = ~torch.eye(len(first), dtype=torch.bool)
     values = {"translations": tables.diagonal(dim1=1, dim2=2), "unrelated": tables[:, unrelated]}
+    if hard:
+        negatives, rows = metrics.unit(hard[0]), torch.as_tensor(hard[1])
+        values["translations with an error"] = torch.cat(
+            [metrics.cosines(other[rows], negatives) for other in others])
     return histogram(values, "cosine", 40, (-1, 1), axis, title)
 
 

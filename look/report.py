@@ -1,0 +1,277 @@
+"""Write the page of a run, or of several: one HTML file that needs no network.
+
+    python -m look out/mexma                     writes out/mexma.html
+    python -m look out/a out/b --out both.html   several runs in the same panels
+    python -m look out/mexma --png figures       also writes each picture as a PNG file
+"""
+
+import html
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import evaluate
+from common import BadInput, Parser, atomic_file, comma_list, make_folder, shown
+
+from . import compare, panels, plots, seen
+
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+HEAD = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{title}</title><style>{style}</style></head><body>
+"""
+
+
+class Section(NamedTuple):
+    title: str
+    words: str = ""     # HTML before the panels
+    panels: dict = {}   # {name: Figure}
+    wide: bool = False  # a panel has the whole width of the page
+
+
+class Cell:
+    """A page in a notebook's cell, in a frame of its own, so that its style stays inside."""
+
+    def __init__(self, page):
+        self.page = page
+
+    def _repr_html_(self):
+        return (f'<iframe srcdoc="{text(self.page)}" style="width:100%;height:48rem;border:0">'
+                "</iframe>")
+
+
+def text(value):
+    """Return a value as text for HTML, never as markup."""
+    return html.escape(str(value))
+
+
+def table(heads, rows, numbers=True):
+    """Return an HTML table of plain values."""
+    kind = ' class="numbers"' if numbers else ""
+    lines = [f"<tr>{''.join(f'<th>{text(head)}</th>' for head in heads)}</tr>"]
+    lines += [f"<tr>{''.join(f'<td dir=auto>{text(cell)}</td>' for cell in row)}</tr>"
+              for row in rows]
+    return f"<div class=scroll><table{kind}>{''.join(lines)}</table></div>"
+
+
+# ---- sections: a function each. A section that does not apply raises BadInput with the reason.
+
+
+def trained(every):
+    """Say what was trained: a table for each run, opened if it is the only one."""
+    parts = []
+    for one in every:
+        first, config, last = one.first, one.first["config"], one.last()
+        rows = first.get("rows")
+        facts = {
+            "command": first.get("command") or first.get("imported") or "from Python",
+            "data": f"{config['data'] or 'none'} {config.get('langs') or ''}".strip(),
+            "rows": rows and f"{rows[0]:,} to train on, {rows[1]:,} held out",
+            "parameters": first.get("parameters") and f"{first['parameters']:,}",
+            "steps": "step" in last and f"{last['step']:,} of {config['steps']:,}",
+            "tokens": "tokens" in last and f"{last['tokens']:,}",
+            "training time": "seconds" in last and f"{last['seconds']:,.0f} s",
+            "machine": "device" in first and f"{first['device']}, {first['precision']}, "
+                                             f"torch {first['torch']}",
+            "warnings": "; ".join(f"step {record['step']}: {record['warning']}"
+                                  for record in one.records if "warning" in record)}
+        body = table(("", ""), [(key, value) for key, value in facts.items() if value], False)
+        parts.append(f"<details{' open' * (len(every) == 1)}><summary>{text(one.name)}</summary>"
+                     f"{body}</details>")
+    return Section("What was trained", "".join(parts))
+
+
+def results(groups):
+    """Return the numbers of one run before and after training, or the table of several runs."""
+    every = [one for members in groups.values() for one in members]
+    if len(every) > 1:
+        heads, rows = compare.table(groups, compare.chosen_metrics(every))
+        return Section("Results", "<p>Runs that differ only in their seed are one row, mean ± "
+                       "standard deviation.</p>" + table(heads, rows))
+    scores = every[0].evaluations()
+    if not scores:
+        raise BadInput("this run has not been evaluated")
+    before, after = scores[min(scores)], scores[max(scores)]
+    rows = [(name, compare.mean_std([before[name]]) if name in before else "-",
+             compare.mean_std([value]), about.removeprefix("% "))
+            for name, value in after.items()
+            if (about := evaluate.METRICS.get(name) or evaluate.METRICS.get(name.split("/")[0]))]
+    start = "start" if every[0].first["config"].get("init") else "untrained"
+    return Section("Results", table(("", start, f"step {max(scores)}", "what it is"), rows))
+
+
+def along_training(groups):
+    found = panels.curves(groups)
+    if not found:
+        raise BadInput("the log has no steps")
+    seeds = max(map(len, groups.values())) > 1
+    return Section("Along training", "<p>Thin lines are seeds, thick lines their mean.</p>" * seeds,
+                   found)
+
+
+def health(groups):
+    if not any(one.verdicts() for members in groups.values() for one in members):
+        raise BadInput("no evaluation of a trained model has the numbers that it needs")
+    words = "".join(f"<p>{text(line)}</p>" for line in verdict_lines(groups))
+    return Section("Health: did it collapse?", words, {"health": panels.health(groups)})
+
+
+def verdict_lines(groups):
+    """Say for each run what the last evaluation found, and since when."""
+    lines = []
+    for label, members in groups.items():
+        for one in members:
+            seed = f", seed {one.first['config'].get('seed')}" if len(members) > 1 else ""
+            if last := panels.since(one):
+                scores = list(one.evaluations().values())[-1]
+                lines.append(f"{label}{seed}: {last[0]} since step {last[1]} (RankMe "
+                             f"{scores['geometry/rankme']:.1f}, cosine of unrelated sentences "
+                             f"{scores['geometry/cosine/same']:.2f}).")
+    return lines
+
+
+def neighbors(evaluation):
+    """Return the table of queries and what they retrieve, or prompts and answers of a decoder."""
+    if evaluation.can_answer:
+        answers = evaluation.answers
+        rows = [(prompt, written, gold, written.strip() == gold.strip())
+                for prompt, written, gold in zip(answers.prompts, answers.written, answers.golds)]
+        cells = "".join(
+            f"<tr><td dir=auto>{text(shown(prompt))}</td><td dir=auto>{mark(right)} "
+            f"{text(shown(written))}</td><td dir=auto>{text(shown(gold))}</td></tr>"
+            for prompt, written, gold, right in rows)
+        return Section("Prompts and answers", f"<p>{sum(row[-1] for row in rows)} of {len(rows)} "
+                       "answers are right.</p><div class=scroll><table><tr><th>prompt</th>"
+                       f"<th>answer</th><th>gold text</th></tr>{cells}</table></div>")
+    found = panels.neighbors(evaluation)
+    right = sum(near[0][2] for *_, near in found)
+    cells = "".join(
+        f"<tr><td>{text(column)}</td><td dir=auto>{text(shown(query))}</td><td>" + "".join(
+            f"<div dir=auto>{mark(good)} {cosine:.2f} {text(shown(near))}</div>"
+            for near, cosine, good in nearest) + "</td></tr>"
+        for column, query, _, nearest in found)
+    return Section("Nearest neighbors", f"<p>The three nearest of {evaluation.count} texts in "
+                   f"{text(next(iter(evaluation.texts)))}, by cosine. The nearest is the "
+                   f"translation for {right} of {len(found)} queries.</p><div class=scroll>"
+                   "<table><tr><th></th><th>query</th><th>nearest, with their cosines</th></tr>"
+                   f"{cells}</table></div>")
+
+
+def mark(right):
+    return "<b class=right>=</b>" if right else "<b class=wrong>!</b>"
+
+
+def packed(opened, evaluation):
+    rows, figure = panels.packed_rows(opened, evaluation)
+    lines = "".join(f"<p class=tokens><b>row {number}</b> "
+                    + " ".join(f"<span>{text(shown(word))}</span>" for word in row[:200]) + "</p>"
+                    for number, row in enumerate(rows[:8]))
+    return Section("The packed batch of two examples", "<p>All rows are one line of tokens. After "
+                   f"an arrow: the token to predict there.</p>{lines}", {"mask": figure})
+
+
+def learned(one, missing, data, langs):
+    """Return the sections about the model of a run. `missing` gets {title: reason}."""
+    found = []
+
+    def add(title, make):
+        try:
+            found.append(make())
+        except BadInput as error:
+            missing[f"{one.name}: {title}"] = str(error)
+
+    try:
+        opened, evaluation = seen.evaluation(one, data, langs)
+    except BadInput as error:
+        missing[f"{one.name}: everything about its model"] = str(error)
+        return []
+    scatter = {}
+    try:
+        before = evaluate.replace(evaluation, model=seen.untrained(opened).model)
+        start = "at the start" if opened.config.get("init") else "untrained"
+        scatter["untrained"] = panels.embeddings(before, start)
+    except BadInput as error:
+        missing[f"{one.name}: embeddings before training"] = str(error)
+    scatter["embeddings"] = panels.embeddings(evaluation, "trained" if scatter else "")
+    joined = " A gray line joins translations." if len(evaluation.texts) > 1 else ""
+    add("embeddings", lambda: Section(
+        "Embeddings", f"<p>{text(evaluation.label)}, in the plane of their two principal "
+        f"components.{joined}</p>", scatter))
+    add("neighbors", lambda: neighbors(evaluation))
+    add("cosines", lambda: Section("Cosines", "", {"cosines": panels.cosines(evaluation)}))
+    add("attention", lambda: Section("Attention", "", {"attention": panels.attention(evaluation)},
+                                     True))
+    add("packed batch and mask", lambda: packed(opened, evaluation))
+    return found
+
+
+# ---- the page
+
+
+def all_sections(every, data="", langs=()):
+    """Return [(heading, sections)] of some Seen, and {what is left out: the reason}."""
+    groups = seen.grouped(every)
+    missing = {}
+    found = [trained(every)]
+    for title, make in (("results", results), ("curves", along_training), ("health", health)):
+        try:
+            found.append(make(groups))
+        except BadInput as error:
+            missing[title] = str(error)
+    chapters = [("", found)]
+    for members in groups.values():
+        name = members[0].name
+        heading = f"What {name} learned" if len(every) > 1 else "What the model learned"
+        chapters.append((heading, learned(members[0], missing, data, langs)))
+    return chapters, missing
+
+
+def html_page(every, data="", langs=(), figures=None):
+    """Return the page of some Seen as HTML. `figures` gets {name: Figure} of its pictures."""
+    chapters, missing = all_sections(every, data, langs)
+    figures = {} if figures is None else figures
+    title = " and ".join(one.name for one in every[:3]) + " ..." * (len(every) > 3)
+    out = io.StringIO()
+    out.write(HEAD.format(title=text(title), style=STYLE) + f"<h1>{text(title)}</h1>")
+    for number, (heading, sections) in enumerate(chapters):
+        out.write(f"<h2>{text(heading)}</h2>" * bool(heading and sections))
+        for section in sections:
+            kind = "wide" if section.wide else "panels"
+            out.write(f"<section><h3>{text(section.title)}</h3>{section.words}<div class={kind}>")
+            for name, figure in section.panels.items():
+                name = f"{name}-{number}" if number > 1 else name
+                figures[name] = figure
+                out.write(f'<figure aria-label="{text(name)}">'
+                          f"{plots.svg(figure, f'f{len(figures)}')}</figure>")
+            out.write("</div></section>\n")
+    if missing:
+        out.write("<section><h3>Left out</h3>" + table(("what", "why"), missing.items(), False)
+                  + "</section>")
+    out.write("</body></html>\n")
+    return out.getvalue()
+
+
+def page_command(words):
+    parser = Parser("python -m look", "Write the page of a run, or of several in the same panels.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as out/mexma")
+    parser.add_argument("--out", help="file to write [beside the first RUN: out/mexma.html]")
+    parser.add_argument("--png", metavar="FOLDER", help="also write each picture as a PNG file")
+    parser.add_argument("--data", default="", help="rows to look at [the run's held-out rows]")
+    parser.add_argument("--langs", type=comma_list, default=(), help="columns of --data")
+    options = parser.parse_args(words)
+    every = seen.see_all(options.runs)
+    figures = {}
+    page = html_page(every, options.data, options.langs, figures)
+    folder = every[0].run.resolve()
+    out = Path(options.out) if options.out else folder.with_name(f"{folder.name}.html")
+    with atomic_file(out) as file:
+        file.write(page.encode())
+    if options.png:
+        make_folder(options.png, "--png")
+        for name, figure in figures.items():
+            with atomic_file(Path(options.png) / f"{name.replace('/', '-')}.png") as file:
+                file.write(plots.png(figure))
+    print(out)

@@ -1,0 +1,170 @@
+"""Read runs, name them by the settings in which they differ, and rebuild their untrained models."""
+
+import json
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import evaluate
+import runs
+import settings
+import train
+from common import BadInput, shown
+from model import ModelConfig
+from objectives import find_objective
+
+# Settings that do not make two runs different ones.
+IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_data"}
+
+
+class Seen(NamedTuple):
+    name: str      # of the folder, or of the objective
+    first: dict    # the first line of the log
+    records: list  # its other lines; {"step", "eval"} or {"step", "loss", ...}
+    run: object    # the folder, or a train.Run that writes none
+
+    def points(self, metric):
+        """Return the steps at which the log has a metric, and its values there."""
+        pairs = [(record["step"], number(found[metric])) for record in self.records
+                 for found in [record.get("eval", record)] if metric in found]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def evaluations(self):
+        """Return {step: {metric: number}}."""
+        return {record["step"]: record["eval"] for record in self.records if record.get("eval")}
+
+    def last(self):
+        """Return the numbers of the last evaluation and of the last logged step."""
+        logged = [record for record in self.records if "loss" in record]
+        kept = ("step", "tokens", "seconds")
+        facts = {key: logged[-1][key] for key in kept if key in logged[-1]} if logged else {}
+        return facts | list(({0: {}} | self.evaluations()).values())[-1]
+
+    def verdicts(self):
+        """Return {step: what the health line says}. That of random weights means nothing."""
+        said = {}
+        for step, results in self.evaluations().items():
+            if "geometry/rankme" in results and (step or self.first["config"].get("init")):
+                said[step] = evaluate.diagnose(results).rpartition(" -> ")[2]
+        return said
+
+
+def number(value):
+    """Return a logged value as a float: the log writes NaN and infinity as strings."""
+    value = float(value)
+    return value if math.isfinite(value) else math.nan
+
+
+def see(run):
+    """Return what the log of a run says: of a folder, or of a train.Run. Raises BadInput."""
+    if isinstance(run, train.Run) and not run.writes:
+        first, *records = json.loads(json.dumps([runs.describe(run), *run.records]))
+        return Seen(run.objective.name, first, records, run)
+    folder = Path(run.folder if isinstance(run, train.Run) else run).expanduser()
+    first = runs.read_first(folder)
+    return Seen(folder.resolve().name, first, runs.read_log(folder)[1:], folder)
+
+
+def see_all(all_runs):
+    """Return a list of Seen. Two folders with one name get their parents' names too."""
+    every = [see(run) for run in all_runs]
+    names = [one.name for one in every]
+    return [one._replace(name=str(one.run)) if names.count(one.name) > 1 else one for one in every]
+
+
+# ---- names: the settings in which runs differ
+
+
+def settings_of(first):
+    """Return {name: value}: the settings of a run that can change its numbers."""
+    flat = {}
+    for name, value in first["config"].items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return {name: value for name, value in flat.items() if name not in IGNORED}
+
+
+def differing(every):
+    """Return the names of the settings that are not equal in all dictionaries."""
+    names = dict.fromkeys(name for one in every for name in one)
+    return [name for name in names if any(one.get(name) != every[0].get(name) for one in every)]
+
+
+def grouped(every):
+    """Return {label: list of Seen}. Runs that differ only in their seed have one label, and a label
+    names the settings in which runs of one objective differ."""
+    groups = {}
+    for one in every:
+        groups.setdefault(json.dumps(settings_of(one.first), sort_keys=True), []).append(one)
+    parts = []  # runs with equal settings and equal seeds are kept apart
+    for members in groups.values():
+        seeds = {one.first["config"].get("seed") for one in members}
+        parts += [members] if len(seeds) == len(members) else [[one] for one in members]
+    every = [settings_of(members[0].first) for members in parts]
+    several = len({one.get("objective") for one in every}) > 1
+    labels = []
+    for one, members in zip(every, parts):
+        names = differing([other for other in every
+                           if other.get("objective") == one.get("objective")])
+        words = [f"{name.replace('_', '-')} {in_words(one.get(name))}" for name in names]
+        if several or not words:
+            words.insert(0, one.get("objective", members[0].name))
+        labels.append(", ".join(words))
+    return {f"{label} ({members[0].name})" if labels.count(label) > 1 else label: members
+            for label, members in zip(labels, parts)}
+
+
+def in_words(value):
+    return {True: "on", False: "off", "": "none"}.get(value, shown(value)) if isinstance(
+        value, (bool, str)) else f"{value}"
+
+
+# ---- the models and the rows
+
+
+def objective_of(first):
+    """Return the class of a run's objective and its options. Raises BadInput without its file."""
+    words = shlex.split(first.get("command", ""))
+    named = [after for word, after in zip(words, words[1:]) if word == "--objective"]
+    name = first["config"].get("objective")
+    if not name:
+        raise BadInput("this model was imported and has no objective")
+    kind = find_objective(named[-1] if named and named[-1].endswith(".py") else name)
+    return kind, kind.Config(**first["config"][kind.name])
+
+
+def untrained(opened):
+    """Return the RunFolder as it was at step 0: the weights are a function of the seed, or those of
+    --init. Raises BadInput if that run, or the objective's file, is missing."""
+    config = opened.config
+    if "seed" not in config:
+        raise BadInput("this model was imported and not trained here")
+    given = settings.pick(settings.TrainConfig, config)
+    init = None
+    if given.init:
+        init = runs.adapt_init(runs.open_run(given.init), *objective_of(opened.first))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(given.seed)
+        model = runs.make_model(given, ModelConfig(**config["model"]), init,
+                                opened.tokenizer.special)
+    return opened._replace(model=model.eval())
+
+
+def evaluation(one, data="", langs=(), limit=200):
+    """Return the RunFolder of a Seen, and an Evaluation of the first rows that its training was
+    evaluated on, or of other data. Raises BadInput without a model or rows."""
+    if isinstance(one.run, Path):
+        if not os.path.isfile(one.run / "model.pt"):
+            raise BadInput("there is no model.pt yet: the first checkpoint writes it")
+        opened = runs.open_run(one.run)
+    else:
+        run = one.run
+        opened = runs.RunFolder(run.folder, run.model, run.tokenizer, one.first,
+                                one.first["config"], "")
+    own = not data and not opened.config.get("eval_data")
+    found = evaluate.evaluation_of(opened, data, langs, "valid" if own else "", limit)
+    found.answer_limit = 20
+    return opened, found
