@@ -16,6 +16,7 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
 
 import contextlib
 import functools
+import importlib.util
 import math
 import os
 import shlex
@@ -423,8 +424,11 @@ def finish(run, results, say):
                               start="start" if run.train.init else "untrained"))
     for line in evaluate.examples(run.evaluation()):
         say(line)
-    say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n"
-        f"next: python evaluate.py {shlex.quote(str(run.folder))}")
+    folder = shlex.quote(str(run.folder))
+    draws = importlib.util.find_spec("matplotlib") is not None
+    say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n" + (
+        f"next: python -m look {folder}" if draws else
+        f"next: python evaluate.py {folder} (with matplotlib: python -m look {folder})"))
 
 
 class ProgressLines:

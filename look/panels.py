@@ -152,7 +152,7 @@ def health(groups):
 # ---- what the model learned
 
 
-def embeddings(evaluation, title, joined=200):
+def embeddings(evaluation, title, joined=25):
     """Return a Figure of all columns in two dimensions."""
     found = {plots.plain(name): z for name, z in evaluation.embeddings.items()}
     return plots.pca(found, title=title, joined=joined if len(found) > 1 else 0)
@@ -208,19 +208,18 @@ def attention(evaluation):
     heads = spread(model.config.heads, SHOWN_HEADS)
     figure, axes = plots.panels(len(layers), len(heads), 1.55)
     figure.set_figwidth(1.3 * len(heads) + 1.2)
+    weights = torch.zeros(len(layers), model.config.heads, len(ids), len(ids))  # (.., query, key)
     with evaluate.in_eval_mode(model):
         for number, layer in enumerate(layers):
-            weights = torch.zeros(len(ids), model.config.heads, len(ids))  # (query, head, key)
             for query, found in enumerate(attention_weights(
                     model, packed, torch.arange(len(ids)), layer)):
-                weights[query, :, :found.shape[1]] = found
-            for column, head in enumerate(heads):
-                axis = axes[number * len(heads) + column]
-                image = axis.imshow(weights[:, head].numpy(), cmap="cividis", vmin=0, vmax=1)
-                axis.set_title(f"layer {layer + 1}, head {head + 1}")
-                plots.name_ticks(axis, names, () if column else names)
-                axis.tick_params(labelsize=5, labelbottom=number == len(layers) - 1,
-                                 labelleft=column == 0)
+                weights[number, :, query, :found.shape[1]] = found
+    for axis, (number, head) in zip(axes, itertools.product(range(len(layers)), heads)):
+        image = axis.imshow(weights[number, head].numpy(), cmap="cividis", vmin=0,
+                            vmax=weights.max().item())
+        axis.set_title(f"layer {layers[number] + 1}, head {head + 1}")
+        plots.name_ticks(axis, names, names)
+        axis.tick_params(labelsize=5, labelbottom=number == len(layers) - 1, labelleft=head == 0)
     figure.supxlabel("key (token that is read)", fontsize=plots.SMALL + 1)
     figure.supylabel("query (token that reads)", fontsize=plots.SMALL + 1)
     figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, label="attention weight")
@@ -243,5 +242,5 @@ def packed_rows(opened, evaluation):
     texts = token_texts(batch, "packed", evaluation.tokenizer)
     rows = [texts[start:end] for start, end in itertools.pairwise(packed.cu_seqlens.tolist())]
     figure = plots.mask(packed.mask(0)[:GRID, :GRID], [plots.plain(text) for text in rows[0][:GRID]],
-                        title="Row 0: which tokens (columns) each token (row) attends to")
+                        title="Mask of row 0 (colored: the query attends to the key)")
     return rows, figure

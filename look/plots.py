@@ -6,6 +6,7 @@ Figure.
 """
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
@@ -62,11 +63,18 @@ def svg(figure, prefix):
         warnings.filterwarnings("ignore", "Glyph")  # the browser has more letters than matplotlib
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\n *", "",
-                  text[text.index("<svg"):], flags=re.S)
+    # Remove what the page does not need: half of the bytes.
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\n *",
+                  "", text[text.index("<svg"):], flags=re.S)
     text = re.sub(r'<svg[^>]*? viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', text, count=1)
-    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", text).replace("xlink:href", "href")
-    text = re.sub(r"(\bfont): ([^']*)'[^;\"]*", r"\1: \2sans-serif", text)
+    used = {*re.findall(r"#([\w-]+)", text)}
+    text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", text)
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
+    text = re.sub(r" font-family: [^;\"]*[;]?", "", text).replace("xlink:href", "href")
+    text = re.sub(r'<g([^>]*)>(<use[^>]*)( style="[^"]*")/>((?:<use[^>]*\3/>)*)</g>',
+                  lambda match: f"<g{match[1]}{match[3]}>"
+                                f"{match[2]}/>{match[4].replace(match[3], '')}</g>", text)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", text)
     for number, color in enumerate(COLOURS):
         text = text.replace(color.lower(), f"var(--c{number})")
     return text
@@ -230,9 +238,12 @@ def pca(embeddings, axis=None, title="", joined=0):
     gaps = np.full((1, joined, 2), np.nan)
     paths = np.concatenate([flat[:, :joined], gaps]).transpose(1, 0, 2).reshape(-1, 2)
     axis.plot(*paths.T, "-", color="#909090", linewidth=0.6, zorder=0)
-    size = 8 if joined else 4  # of a point's area, in points squared
-    for label, points in zip(embeddings, flat):
-        axis.plot(*points.T, "o", markersize=size ** 0.5, markeredgewidth=0, label=label, alpha=0.8)
+    for label, points, color in zip(embeddings, flat, itertools.cycle(COLOURS)):
+        dots = dict(marker="o", linestyle="", color=color, markeredgewidth=0)
+        axis.plot(*points[joined:].T, **dots, markersize=2.4, alpha=0.35 if joined else 0.8,
+                  label=None if joined else label)
+        if joined:
+            axis.plot(*points[:joined].T, **dots, markersize=3.5, alpha=0.9, label=label)
     axis.locator_params(nbins=5)
     shares = 100 * s[:2].square() / s.square().sum().clamp(min=1e-300)
     return finish(axis, *(f"principal component {number} ({share:.0f} % of the variance)"

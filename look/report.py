@@ -7,6 +7,7 @@
 
 import html
 import io
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,12 +96,12 @@ def results(groups):
     if not scores:
         raise BadInput("this run has not been evaluated")
     before, after = scores[min(scores)], scores[max(scores)]
-    rows = [(name, compare.mean_std([before[name]]) if name in before else "-",
-             compare.mean_std([value]), about.removeprefix("% "))
+    rows = [(f"{name}\n{about}", compare.mean_std([before[name]]) if name in before else "-",
+             compare.mean_std([value]))
             for name, value in after.items()
             if (about := evaluate.METRICS.get(name) or evaluate.METRICS.get(name.split("/")[0]))]
     start = "start" if every[0].first["config"].get("init") else "untrained"
-    return Section("Results", table(("", start, f"step {max(scores)}", "what it is"), rows))
+    return Section("Results", table(("", start, f"step {max(scores)}"), rows))
 
 
 def along_training(groups):
@@ -265,8 +266,7 @@ def page_command(words):
     every = seen.see_all(options.runs)
     figures = {}
     page = html_page(every, options.data, options.langs, figures)
-    folder = every[0].run.resolve()
-    out = Path(options.out) if options.out else folder.with_name(f"{folder.name}.html")
+    out = options.out or os.path.relpath(f"{every[0].run.resolve()}.html")
     with atomic_file(out) as file:
         file.write(page.encode())
     if options.png:

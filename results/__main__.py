@@ -3,6 +3,7 @@
     python -m results show [NAME]             list the experiments, or print one
     python -m results board                   the claims of the papers beside our measurements
     python -m results NAME --files FOLDER     run what an experiment has not recorded yet
+    python -m results SPEC.json               the same for your own experiment (see results/README.md)
     python -m results plot NAME               draw an experiment along training, or a picture
     python -m results flops --objective X     compute of a step; --match RUN: equal compute
     python -m results peers                   our speed against other libraries
@@ -26,6 +27,10 @@ def main(words):
     name, *rest = words or ["--help"]
     if name in ("--help", "-h"):
         return print(__doc__.strip())
+    if any(word.endswith(".json") for word in words[:2]):
+        from .compare import open_spec
+        words = [open_spec(word) if word.endswith(".json") else word for word in words[:2]]
+        name, rest = words[0], [*words[1:], *rest[1:]]
     if name in COMMANDS:
         module = importlib.import_module(f"results.{COMMANDS[name]}")
         return getattr(module, f"{name}_command")(rest)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common import BadInput, Parser, atomic_file, did_you_mean
+from common import BadInput, Parser, atomic_file, did_you_mean, shown
+from look.compare import markdown, mean_std, p_text, paired_test, test_table
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "results/records.jsonl.xz"
@@ -24,6 +25,44 @@ EXPERIMENTS = DATA["experiments"]
 LEVEL = 0.05  # significance level of every test
 SEEDS = 3  # a claim with fewer common seeds is not tested
 RESAMPLES = 10_000  # of a bootstrap
+
+# ---- an experiment of your own
+
+
+def open_spec(path):
+    """Read the experiment of a file SPEC.json and keep its records beside it, in SPEC.jsonl.xz.
+    Return its name, which is that of the file. Raises BadInput. results/README.md has the fields."""
+    global RECORDS
+    path = Path(path).expanduser()
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{shown(path)} is no JSON file ({error}): results/README.md has an example"
+                       ) from None
+    known = {"jobs", *(field for one in EXPERIMENTS.values() for field in one)}
+    if not isinstance(spec, dict) or not spec.get("jobs"):
+        raise BadInput(f"{shown(path)} has no jobs: results/README.md has an example")
+    for field in spec:
+        if field not in known:
+            raise BadInput(f"{shown(path)} has an unknown field {shown(field)!r}"
+                           f"{did_you_mean(field, sorted(known))}")
+    EXPERIMENTS[path.stem] = {"about": "", "seeds": [0], "flags": "", **spec, "file": str(path)}
+    RECORDS = path.with_suffix(".jsonl.xz")
+    if not RECORDS.exists():
+        with atomic_file(RECORDS) as file:
+            file.write(lzma.compress(b""))
+    return path.stem
+
+
+def check_columns(name, records):
+    """Raise BadInput for a column that an experiment names and that none of its records has."""
+    known = {metric for record in records for metric in (record | record.get("eval", {}))}
+    for table in EXPERIMENTS[name].get("tables", ()):
+        for heading, metric in table["columns"].items():
+            if not any(by_label([record], metric) for record in records):
+                raise BadInput(f"column {shown(heading)!r}: no record of {name} has the metric "
+                               f"{shown(metric)}{did_you_mean(metric, sorted(known))}")
+
 
 # ---- records: one line for each run, with the name of its experiment
 
@@ -73,6 +112,8 @@ def value_of(record, metric):
         return (record | record.get("last", {}) | record.get("eval", {})).get(metric)
     pace = record.get("pace") or record["seconds"] / record["steps"]
     points = {int(step): values[name] for step, values in record["curve"].items() if name in values}
+    if not points:
+        return None
     if sign == "@":
         if record["steps"] * pace < int(number):
             return math.inf
@@ -94,21 +135,6 @@ def by_label(records, metric):
 # ---- statistics
 
 
-def mean_std(values):
-    """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits. Return "-"
-    without numbers, or if one of them is infinity: that run ended before it reached its goal."""
-    values = list(values)
-    if not values or math.inf in values:
-        return "-"
-    mean = statistics.fmean(values)
-    std = statistics.stdev(values) if len(values) > 1 else 0
-    if all(isinstance(value, int) for value in values):
-        return f"{mean:,.0f}"
-    size, digits = (std, 2) if std else (abs(mean) or 1, 4)
-    decimals = max(0, digits - 1 - math.floor(math.log10(size)))
-    return f"{mean:.{decimals}f}" + (f" ± {std:.{decimals}f}" if std else "")
-
-
 def geometric_mean(values, largest):
     """Return "2,701". If one of the values is `largest`, where counting ended, the true mean is
     larger: "> 2,701"."""
@@ -117,21 +143,6 @@ def geometric_mean(values, largest):
         return "-"
     mean = statistics.geometric_mean(values)
     return "> " * (max(values) >= largest) + (f"{mean:,.0f}" if mean >= 100 else f"{mean:.2f}")
-
-
-def paired_test(scores, baseline):
-    """Test {seed: number} of a method against a baseline over their common seeds. Return
-    {"difference", "low", "high", "t", "p"} with the 95 % interval of the difference, or None if all
-    differences are equal, or fewer than two. [paired t-test, Student 1908; LLM-JEPA, sec. 4]"""
-    from scipy import stats  # reading and writing records needs only requirements.txt
-    seeds = sorted(scores.keys() & baseline.keys())
-    differences = [scores[seed] - baseline[seed] for seed in seeds]
-    if len(set(differences)) < 2:
-        return None
-    test = stats.ttest_1samp(differences, 0)
-    low, high = map(float, test.confidence_interval())
-    return {"difference": statistics.fmean(differences), "low": low, "high": high,
-            "t": float(test.statistic), "p": float(test.pvalue)}
 
 
 def sign_test(values, null):
@@ -178,17 +189,7 @@ def equivalence_p(scores, baseline, margin):
     return float(max(above, below))
 
 
-def p_text(p):
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
 # ---- one experiment
-
-
-def markdown(heads, rows):
-    """Return the lines of a Markdown table."""
-    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
-    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
 def table_lines(records, columns, rows, published=None, largest=None):
@@ -215,15 +216,7 @@ def table_lines(records, columns, rows, published=None, largest=None):
 
 def test_lines(records, metrics, pairs):
     """Return a table of paired tests of {label: its baseline}, for each metric."""
-    rows = []
-    for metric in metrics:
-        scores = by_label(records, metric)
-        for label, baseline in pairs.items():
-            test = paired_test(scores.get(label, {}), scores.get(baseline, {}))
-            if test:
-                rows.append([f"{label} against {baseline}", metric, f"{test['difference']:+.3g}",
-                             f"{test['low']:+.3g} to {test['high']:+.3g}", p_text(test["p"])])
-    heads = ["paired t-test, without a correction", "metric", "difference", "95 % interval", "p"]
+    heads, rows = test_table({metric: by_label(records, metric) for metric in metrics}, pairs)
     return markdown(heads, rows) if rows else []
 
 
@@ -269,6 +262,8 @@ def show(name):
         raise BadInput(f"there is no experiment {name!r}{did_you_mean(name, counts)} (see python "
                        "-m results show)")
     records = read_records(name)
+    if records and "file" in EXPERIMENTS.get(name, ()):
+        check_columns(name, records)
     experiment = EXPERIMENTS.get(name, {"about": "Recorded only: this experiment was a search for "
                                         "hyperparameters, or a better one has replaced it."})
     blocks = [[f"# {name}"], [experiment[key] for key in ("finding", "about") if key in experiment]]

@@ -1,16 +1,28 @@
-"""Pictures and what they are drawn from."""
+"""Pictures, the page of a run, and what they are drawn from."""
 
+import json
+import math
 import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_house import write_pairs
+from PIL import Image
+from test_house import ROOT, write_pairs
 
+import evaluate
+import look
+import runs
 import train
-from look import plots
+from look import compare, panels, plots, report, seen
 from look.__main__ import main
+
+SMALL = dict(batch=8, eval_limit=20, width=16, layers=1, heads=2, ffn_dim=32, vocab=300, steps=4,
+             eval_every=2, log_every=1, save_every=2)
 
 
 @pytest.fixture
@@ -18,9 +30,13 @@ def pairs():
     write_pairs(Path("pairs.tsv"), 300)
 
 
+# ---- a batch, and single pictures
+
+
 @pytest.mark.parametrize("words, error", [
     ("bach", "'bach' is not a command"), ("batch --row 99 --data pairs.tsv", "rows 0 to 7"),
-    ("batch --part clean --data pairs.tsv", "this batch has packed, head_packed")])
+    ("batch --part clean --data pairs.tsv", "this batch has packed, head_packed"),
+    ("page nowhere", "nowhere has no log.jsonl"), ("compare nowhere", "nowhere has no log.jsonl")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words)
 
@@ -42,16 +58,300 @@ def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     assert np.array_equal(np.array(cells) == "#", batch[part].mask(0))
 
 
+def title_of(axis):
+    legend = axis.get_legend()
+    return legend.get_title().get_text() if legend else axis.get_title()
+
+
 def test_every_picture_has_a_title_and_axes():
     z = {"en": torch.randn(20, 5), "de": torch.randn(20, 5) + 9}
     drawn = [plots.lines({"a": ([0, 1], [2.0, 3.0])}, "step", "loss", title="T"),
              plots.bars({"g": {"a": 1.0, "b": (2.0, 1.5, 2.5)}}, "y", "x", title="T"),
              plots.heat(torch.eye(3), "abc", "abc", "x", "y", title="T"),
              plots.mask(torch.eye(4).bool(), title="T"), plots.spectrum(z, title="T"),
-             plots.pca(z, title="T", joined=3), plots.cosines(z, title="T")]
+             plots.pca(z, title="T", joined=3), plots.cosines(z, title="T"),
+             plots.cosines(z, title="T", hard=(torch.randn(3, 5), [0, 0, 7]))]
     for figure in drawn:
         axis = figure.axes[0]
-        legend = axis.get_legend()
-        title = legend.get_title().get_text() if legend else axis.get_title()
-        assert title == "T"
+        assert title_of(axis) == "T"
         assert axis.get_xlabel() and axis.get_ylabel() and plots.png(figure)[:4] == b"\x89PNG"
+
+
+# ---- the page
+
+
+class Page(HTMLParser):
+    """What the standard library reads in a page: its words, tags, attributes and figures."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.tags, self.values, self.figures = [], [], [], {}
+        self.open = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.values += attributes
+        if tag == "figure":
+            self.open = self.figures.setdefault(dict(attributes)["aria-label"], [])
+
+    def handle_endtag(self, tag):
+        if tag == "figure":
+            self.open = None
+
+    def handle_data(self, data):
+        (self.text if self.open is None else self.open).append(data)
+
+    @property
+    def words(self):
+        return " ".join(self.text)
+
+
+def train_small(objective, out, **given):
+    with_steps = SMALL | given
+    run = train.start(objective, out=out, **with_steps)
+    list(run.steps())
+    return run
+
+
+KINDS = {  # {kind: (objective, other settings, panels that it lacks)}
+    "encoder": ("mexma", {}, set()),
+    "decoder": ("llm-jepa", {}, {"probe/mean"}),
+    "without pairs": ("hybrid", dict(langs="en"), {"retrieval/xsim", "cosines"}),
+    "gallery": (str(ROOT / "gallery/simcse.py"), {}, set()),
+}
+
+
+@pytest.fixture(scope="module")
+def small_runs(tmp_path_factory):
+    """Return a folder with one small run of each kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_pairs(folder / "pairs.tsv", 300)
+    for kind, (objective, given, _) in KINDS.items():
+        train_small(objective, folder / kind, data=folder / "pairs.tsv", **given)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log(kind, small_runs):
+    _, _, lacks = KINDS[kind]
+    figures = {}
+    page = Page(report.html_page(seen.see_all([small_runs / kind]), figures=figures))
+    assert page.figures.keys() == figures.keys() and not lacks & figures.keys()
+    for name, figure in figures.items():
+        drawn = " ".join(page.figures[name])
+        axis = figure.axes[0]
+        title = title_of(axis)
+        labels = (axis.get_xlabel() or figure.get_supxlabel(),
+                  axis.get_ylabel() or figure.get_supylabel())
+        for line in "\n".join([title, *labels]).splitlines():
+            assert line and line.replace("\\$", "$") in drawn, (name, line)
+    log = runs.read_log(small_runs / kind)
+    losses = [record["loss"] for record in log if "loss" in record]
+    assert f"{losses[0]:.4g} at the start" in re.sub(r"\s+", " ", " ".join(page.figures["loss"]))
+    x, y = figures["loss"].axes[0].lines[0].get_data()
+    assert [*x] == [1, 2, 3, 4] and [*y] == losses
+    for name, value in log[-1]["eval"].items():
+        if name in evaluate.METRICS:
+            assert compare.mean_std([value]) in page.words, name
+    assert ("Left out" in page.words) == (kind in ("without pairs", "gallery", "decoder"))
+
+
+def test_a_page_is_one_file_with_unique_ids_and_no_address(small_runs):
+    text = report.html_page(seen.see_all([small_runs / "encoder", small_runs / "decoder"]))
+    page = Page(text)
+    assert "http" not in re.sub(r'xmlns[:\w]*="[^"]*"', "", text)
+    ids = [value for name, value in page.values if name == "id"]
+    assert len(ids) == len(set(ids))
+    for name, value in page.values:
+        if name in ("href", "src"):
+            assert value[0] == "#" and value[1:] in ids or value.startswith("data:image/png")
+    assert not {"script", "link"} & set(page.tags)
+
+
+def test_an_unfinished_run_and_one_that_was_never_trained_leave_out_what_they_lack(
+        small_runs, tmp_path):
+    shutil.copytree(small_runs / "encoder", tmp_path / "killed")
+    (tmp_path / "killed/model.pt").unlink()
+    log = (tmp_path / "killed/log.jsonl").read_text().splitlines()
+    (tmp_path / "killed/log.jsonl").write_text("\n".join([*log[:3], log[3][:20]]))
+    page = Page(report.html_page(seen.see_all([tmp_path / "killed"])))
+    assert "there is no model.pt yet" in page.words and "loss" in page.figures
+    first = json.loads(log[0])
+    first = {name: first[name] for name in ("format", "around", "affixes", "views",
+                                            "tokenizer_hash")}
+    first |= {"imported": "somebody/model", "config": {"data": "", "max_length": 20}}
+    shutil.copytree(small_runs / "encoder", tmp_path / "imported")
+    (tmp_path / "imported/log.jsonl").write_text(json.dumps(first) + "\n")
+    page = Page(report.html_page(seen.see_all([tmp_path / "imported"])))
+    assert "the log has no steps" in page.words and "choose some with --data" in page.words
+    every = seen.see_all([tmp_path / "imported"])
+    page = Page(report.html_page(every, str(small_runs / "pairs.tsv")))
+    assert "embeddings" in page.figures and "imported and not trained here" in page.words
+
+
+def test_names_texts_and_commands_are_shown_and_never_markup(tmp_path):
+    evil = ["<script>alert(1)</script>", "_a&\"b'$x$"]
+    lines = ["\t".join(evil)]
+    for number in range(60):
+        lines.append(f"<b>{number}</b> & \"text\" $1\t<img src=x onerror=alert(1)>{number}")
+    (tmp_path / "evil.tsv").write_text("\n".join(lines) + "\n")
+    run = train_small("mexma", tmp_path / "<i>run", data="evil.tsv", langs=",".join(evil))
+    log = run.folder / "log.jsonl"
+    first, rest = log.read_text().split("\n", 1)
+    log.write_text(json.dumps(json.loads(first) | {"command": "python '<u>' & \"x\""}) + "\n" + rest)
+    text = report.html_page(seen.see_all([run.folder]))
+    page = Page(text)
+    assert not {"script", "b ", "img", "i", "u"} & set(page.tags)
+    assert not [name for name, _ in page.values if name.startswith("on")]
+    shown = page.words + " ".join(" ".join(words) for words in page.figures.values())
+    for word in (*evil, "<i>run", "python '<u>' & \"x\"", "<img src=x onerror=alert(1)>"):
+        assert word in shown, word
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_the_untrained_model_has_the_numbers_of_step_0(kind, small_runs):
+    opened, evaluation = seen.evaluation(seen.see(small_runs / kind), limit=20)
+    before = evaluate.replace(evaluation, model=seen.untrained(opened).model, answer_limit=200)
+    log = runs.read_log(small_runs / kind)
+    wanted = {name: value for name, value in log[1]["eval"].items() if "validation" not in name}
+    assert log[1]["step"] == 0 and evaluate.run(before) == wanted
+
+
+def test_the_untrained_model_of_a_run_from_init_is_that_of_init(small_runs, tmp_path):
+    given = {name: SMALL[name] for name in ("batch", "eval_limit", "steps", "eval_every")}
+    run = train.start("llm-jepa", tmp_path / "tuned", data=small_runs / "pairs.tsv", lora_rank=2,
+                      init=small_runs / "decoder", predictors=3, **given)
+    list(run.steps())
+    opened, evaluation = seen.evaluation(seen.see(tmp_path / "tuned"), limit=20)
+    before = evaluate.replace(evaluation, model=seen.untrained(opened).model, answer_limit=200)
+    wanted = runs.read_log(tmp_path / "tuned")[1]["eval"]
+    for name, value in evaluate.run(before).items():
+        assert value == pytest.approx(wanted[name], rel=1e-6)
+
+
+# ---- several runs
+
+
+@pytest.fixture(scope="module")
+def six_runs(tmp_path_factory):
+    """Return the folders of two settings with three seeds each."""
+    folder = tmp_path_factory.mktemp("six")
+    write_pairs(folder / "pairs.tsv", 100)
+    for weight in (0.0, 1.0):
+        for seed in range(3):
+            train_small("mexma", folder / f"koleo-{weight:.0f}-{seed}", koleo_weight=weight,
+                        data=folder / "pairs.tsv", seed=seed)
+    return sorted(folder.glob("koleo*"))
+
+
+def test_compare_has_a_row_for_each_setting_and_the_paired_test(six_runs, capsys):
+    main(["compare", "--metric", "geometry/rankme,validation/loss", *map(str, six_runs)])
+    text = capsys.readouterr().out
+    scores = {one: runs.read_log(one)[-1]["eval"]["geometry/rankme"] for one in six_runs}
+    values = list(scores.values())
+    for weight, group in (("0.0", values[:3]), ("1.0", values[3:])):
+        row, = [line for line in text.splitlines() if line.startswith(f"koleo-weight {weight}  ")]
+        std = np.std(group, ddof=1)
+        mean, deviation = re.search(r"3 +(\S+) ± (\S+)", row).groups()
+        assert float(mean) == pytest.approx(np.mean(group), rel=0.05)
+        assert float(deviation) == pytest.approx(std, rel=0.05)
+    differences = np.subtract(values[3:], values[:3])
+    t = differences.mean() / (differences.std(ddof=1) / math.sqrt(3))
+    test = compare.paired_test(dict(enumerate(values[3:])), dict(enumerate(values[:3])))
+    assert test["t"] == pytest.approx(t)
+    assert f"koleo-weight 1.0 against koleo-weight 0.0  geometry/rankme  {differences.mean():+.3g}" \
+        in re.sub(" {3,}", "  ", text)
+
+
+def test_compare_refuses_a_metric_that_no_run_has(six_runs, refused):
+    words = ["compare", "--metric", "geometry/rank", *map(str, six_runs)]
+    assert "no run has it; did you mean geometry/rankme?" in refused(main, words)
+
+
+def test_seeds_are_thin_lines_with_their_mean_in_one_panel(six_runs):
+    groups = seen.grouped(seen.see_all(six_runs))
+    assert [*groups] == ["koleo-weight 0.0", "koleo-weight 1.0"]
+    figure = panels.curves(groups)["geometry/rankme"]
+    *seeds, mean = figure.axes[0].lines[:4]
+    assert len(figure.axes[0].lines) == 8
+    assert mean.get_ydata() == pytest.approx(np.mean([one.get_ydata() for one in seeds], 0))
+    assert all(one.get_linewidth() < mean.get_linewidth() for one in seeds)
+
+
+def test_the_health_strip_names_the_first_step_of_the_last_verdict():
+    def record(step, rank, cosine):
+        names = {"rankme": rank, "rankme_share": rank, "cosine/same": cosine, "uniformity": 0.0,
+                 "std": 1.0, "norm": 1.0}
+        return {"step": step, "eval": {f"geometry/{name}": value for name, value in names.items()}}
+    records = [record(0, 1, 1), record(10, 50, .1), record(20, 1, .99), record(30, 1, 1)]
+    one = seen.Seen("fallen", {"config": {"objective": "x", "seed": 0}}, records, Path("fallen"))
+    assert panels.since(one) == ("COLLAPSING", 20)
+    assert report.verdict_lines({"x": [one]})[0].startswith("x: COLLAPSING since step 20")
+    bars = panels.health({"x": [one]}).axes[0].patches
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 10), (10, 10), (20, 10)]
+
+
+def test_a_notebook_shows_the_page_and_the_curves_of_a_run_without_a_folder(pairs):
+    run = train.start("mexma", out=None, data="pairs.tsv", **SMALL)
+    list(run.steps())
+    page = look.page(run)._repr_html_()
+    assert page.startswith("<iframe srcdoc=") and "RankMe" in page and page.count("<") == 2
+    figure = look.curves(run, metrics=["loss", "geometry/rankme"])
+    assert len(figure.axes) == 2 and plots.png(figure)[:4] == b"\x89PNG"
+
+
+# ---- in a browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+# Runs in the page: what is wider than the window, and texts of a picture that overlap or are cut.
+MEASURE = """<script>
+addEventListener("load", () => {
+  const faults = [];
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
+  for (const svg of document.querySelectorAll("svg")) {
+    const name = svg.parentNode.getAttribute("aria-label"), all = svg.getBoundingClientRect();
+    const boxes = [...svg.querySelectorAll("text")].filter(one => one.textContent.trim()).map(
+      one => [one.textContent, one.getBoundingClientRect()]);
+    boxes.forEach(([word, a], i) => {
+      if (a.left < all.left - 1 || a.right > all.right + 1 || a.top < all.top - 1
+          || a.bottom > all.bottom + 1) faults.push(`${name}: "${word}" is cut off`);
+      if (innerWidth < 500 && a.height < 5) faults.push(`${name}: "${word}" is tiny`);
+      for (const [other, b] of boxes.slice(i + 1))
+        if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+          faults.push(`${name}: "${word}" overlaps "${other}"`);
+    });
+  }
+  document.body.textContent = "FAULTS " + JSON.stringify(faults);
+});</script>"""
+
+
+def browse(page, folder, width, dark, *words):
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", "--disable-sync",
+             f"--user-data-dir={folder}", f"--window-size={width},3000", "--hide-scrollbars",
+             f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
+    return subprocess.run([BROWSER, *flags, *words, f"file://{page}"], capture_output=True,
+                          text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_in_a_browser_nothing_overlaps_or_is_cut_off(width, dark, small_runs, six_runs, tmp_path):
+    """A frame has the width, because a window of headless Chromium has at least 500 pixels."""
+    for kind in ("encoder", "decoder", "six"):
+        every = six_runs if kind == "six" else [small_runs / kind]
+        page = report.html_page(seen.see_all(every))
+        (tmp_path / "page.html").write_text(page)
+        browse(tmp_path / "page.html", tmp_path / "profile", width, dark,
+               f"--screenshot={tmp_path / 'shot.png'}")
+        corner = Image.open(tmp_path / "shot.png").convert("L").getpixel((2, 2))
+        assert (corner < 60) == dark
+        page = re.sub("<meta http-equiv.*?>", "", page, flags=re.S).replace(
+            "</body>", MEASURE + "</body>")
+        (tmp_path / "page.html").write_text(page)
+        text = browse(tmp_path / "page.html", tmp_path / "profile", width, dark, "--dump-dom")
+        assert json.loads(text.partition("FAULTS ")[2].partition("</body>")[0]) == []

@@ -204,7 +204,37 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     assert "| a | 1.50 ± 0.71 |" in compare.show("odd")
 
 
+<<<<<<< HEAD
 show = functools.cache(compare.show)
+=======
+def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
+        own_records, monkeypatch, refused, capsys):
+    flags = {"mine": "--objective mexma --lr 1e-3", "theirs": "--objective mexma"}
+    table = {"columns": {"loss": "validation/loss"}}
+    Path("own.json").write_text(json.dumps({"jobs": flags, "seeds": [3, 4], "tables": [table]}))
+    monkeypatch.setattr(run, "execute", lambda name, job, files: compare.keep_records([{
+        "experiment": name, "label": job.label, "seed": job.seed, "commit": "", "train": job.train,
+        "test": job.tests, "eval": {"validation/loss": float(job.seed) + len(job.label)}}]))
+    before = compare.RECORDS.read_bytes()
+    main(["own.json"])
+    assert Path("own.jsonl.xz").exists() and (Path("records.jsonl.xz").read_bytes() == before)
+    assert "python -m results show own.json" in capsys.readouterr().out
+    main(["show", "own.json"])
+    text = capsys.readouterr().out
+    assert "| mine | 7.50 ± 0.71 |" in text and "--lr 1e-3" in text
+    table["columns"]["odd"] = "validation/los"
+    Path("own.json").write_text(json.dumps({"jobs": flags, "tables": [table]}))
+    assert "column 'odd': no record of own has the metric validation/los; did you mean " \
+        "validation/loss?" in refused(main, "show own.json")
+
+
+@pytest.mark.parametrize("spec, error", [
+    ("{", "is no JSON file"), ("{}", "has no jobs"),
+    ('{"jobs": {"a": ""}, "seed": 1}', "unknown field 'seed'; did you mean seeds?")])
+def test_a_wrong_experiment_is_one_line(spec, error, own_records, refused):
+    Path("own.json").write_text(spec)
+    assert error in refused(main, "own.json")
+>>>>>>> 74b5394 (look: untrained models rebuilt from the log, tests, a browser test; results: an experiment of your own in a file)
 
 
 def cited(text):
