@@ -114,7 +114,8 @@ def table(groups, metrics):
     for label, members in groups.items():
         cells = [mean_std([found[one.name][metric] for one in members if metric in found[one.name]])
                  for metric in metrics]
-        said = dict.fromkeys(list(one.verdicts().values())[-1] for one in members if one.verdicts())
+        said = dict.fromkeys(list(one.verdicts().values())[-1].partition(" (")[0]
+                             for one in members if one.verdicts())
         rows.append([label, len(members), *cells, " / ".join(said) or "-"])
     return ["run", "seeds", *metrics, "health"], rows
 

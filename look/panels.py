@@ -49,49 +49,34 @@ def curve_names(every):
     return names | {name: METRICS[name] for name in METRICS if name in known}
 
 
-def between(groups, metric):
-    """Say how a metric of one run changes, or in which of several it ends lowest and highest."""
-    ends = {}
-    for label, members in groups.items():
-        values = [points[-1] for one in members if (points := one.points(metric)[1])]
-        if values and not math.isnan(sum(values)):
-            ends[label] = sum(values) / len(values)
-    if len(groups) == len(ends) == 1 and len(*groups.values()) == 1:
-        values = next(iter(groups.values()))[0].points(metric)[1]
-        return f": {values[0]:.4g} at the start, {values[-1]:.4g} at the end"
-    if len(ends) < 2:
-        return ""
-    low, high = min(ends, key=ends.get), max(ends, key=ends.get)
-    return f": at the end {ends[low]:.4g} ({low}) to {ends[high]:.4g} ({high})"
-
-
 def mean_curve(curves):
     """Return the steps that all curves have, and their mean there."""
     tables = [dict(zip(*curve)) for curve in curves]
     steps = [step for step in tables[0] if all(step in table for table in tables)]
-    return steps, [sum(table[step] for table in tables) / len(tables) for step in steps]
+    return steps, [metrics.mean([table[step] for table in tables]) for step in steps]
 
 
 def draw_curve(axis, groups, metric, title, y):
     """Draw a metric of {label: list of Seen}: seeds as thin lines and their mean; held-out rows
-    dashed."""
-    held_out = f"validation/{metric}"
-    has_held_out = any(one.points(held_out)[0] for one in itertools.chain(*groups.values()))
+    dashed. The legend has the last values, or the title the first and the last of a single run."""
     for number, (label, members) in enumerate(groups.items()):
         color = plots.COLOURS[number % 7]
-        for name, dash in ((metric, "-" if number < 7 else "-."), (held_out, "--")):
+        for name, dash in ((metric, "-" if number < 7 else "-."), (f"validation/{metric}", "--")):
             curves = [curve for one in members if (curve := one.points(name))[0]]
-            thin = dict(color=color, linewidth=0.6, alpha=0.5) if len(curves) > 1 else None
-            for curve in curves if thin else ():
-                axis.plot(*curve, dash, **thin)
-            if curves:
-                steps, values = mean_curve(curves)
-                mark = "o" if len(steps) < 8 else None
-                axis.plot(steps, values, dash, color=color, marker=mark, markersize=2.5,
-                          label=plots.plain(label) if name == metric and len(groups) > 1 else None)
-    note = " (dashed: on held-out rows)" if has_held_out else ""
-    return plots.finish(axis, "training step", plots.plain(y),
-                        plots.plain(f"{title}{between(groups, metric)}{note}"))
+            if not curves:
+                continue
+            for curve in curves if len(curves) > 1 else ():
+                axis.plot(*curve, dash, color=color, linewidth=0.6, alpha=0.5)
+            steps, values = mean_curve(curves)
+            line, = axis.plot(steps, values, dash, color=color, markersize=2.5,
+                              marker="o" if len(steps) < 8 else None)
+            if name != metric:
+                title += " (dashed: held out)" * (number == 0)
+            elif len(groups) > 1:
+                line.set_label(plots.plain(f"{label}: {values[-1]:.4g}"))
+            else:
+                title += f": {values[0]:.4g} at the start, {values[-1]:.4g} at the end"
+    return plots.finish(axis, "training step", plots.plain(y), plots.plain(title))
 
 
 def curves(groups):
@@ -142,11 +127,8 @@ def health(groups):
         bar.set_label(verdict.partition(" (")[0])
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_yticks(range(len(rows)), [plots.plain(textwrap.fill(label, 18)) for label, _ in rows])
-    worst = [(label, *since(one)) for label, one in rows if since(one)[0] != "ok"]
-    title = "; ".join(f"{label}: {verdict.partition(' (')[0]} from step {step} on"
-                      for label, verdict, step in worst) or "No collapse at any last evaluation"
-    return plots.finish(axis, "training step (each stretch has the verdict at its end)", "run",
-                        plots.plain(title))
+    well = sum(since(one)[0] == "ok" for _, one in rows)
+    return plots.finish(axis, "training step", "run", f"Health: {well} of {len(rows)} end ok")
 
 
 # ---- what the model learned

@@ -104,7 +104,7 @@ def inches(axis):
 def finish(axis, x, y, title=""):
     """Label the axes, put title and legend above the plot, and return the Figure."""
     axis.set(xlabel=x, ylabel=y)
-    title = textwrap.fill(title or axis.get_title(), int(15 * inches(axis)))
+    title = textwrap.fill(title or axis.get_title(), int(13 * inches(axis)))
     labels = axis.get_legend_handles_labels()[1]
     axis.set_title("" if labels else title)
     if labels:
@@ -235,8 +235,8 @@ def pca(embeddings, axis=None, title="", joined=0):
     _, s, directions = torch.linalg.svd(z.flatten(0, 1), full_matrices=False)
     flat = (z @ directions[:2].T).numpy()  # (L, N, 2)
     # One line with gaps is smaller than many lines.
-    gaps = np.full((1, joined, 2), np.nan)
-    paths = np.concatenate([flat[:, :joined], gaps]).transpose(1, 0, 2).reshape(-1, 2)
+    together = flat[:, :joined]
+    paths = np.concatenate([together, np.full_like(together[:1], np.nan)]).transpose(1, 0, 2).reshape(-1, 2)
     axis.plot(*paths.T, "-", color="#909090", linewidth=0.6, zorder=0)
     for label, points, color in zip(embeddings, flat, itertools.cycle(COLOURS)):
         dots = dict(marker="o", linestyle="", color=color, markeredgewidth=0)

@@ -52,7 +52,8 @@ def text(value):
 def table(heads, rows, numbers=True):
     """Return an HTML table of plain values."""
     kind = ' class="numbers"' if numbers else ""
-    lines = [f"<tr>{''.join(f'<th>{text(head)}</th>' for head in heads)}</tr>"]
+    heads = [text(head).replace("/", "/<wbr>") for head in heads]  # a line may break there
+    lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     lines += [f"<tr>{''.join(f'<td dir=auto>{text(cell)}</td>' for cell in row)}</tr>"
               for row in rows]
     return f"<div class=scroll><table{kind}>{''.join(lines)}</table></div>"
@@ -117,6 +118,7 @@ def health(groups):
     if not any(one.verdicts() for members in groups.values() for one in members):
         raise BadInput("no evaluation of a trained model has the numbers that it needs")
     words = "".join(f"<p>{text(line)}</p>" for line in verdict_lines(groups))
+    words += "<p>Each stretch of steps has the color of the verdict at its end.</p>"
     return Section("Health: did it collapse?", words, {"health": panels.health(groups)})
 
 
@@ -225,7 +227,7 @@ def all_sections(every, data="", langs=()):
     chapters = [("", found)]
     for members in groups.values():
         name = members[0].name
-        heading = f"What {name} learned" if len(every) > 1 else "What the model learned"
+        heading = f"What the model of {name} learned" if len(every) > 1 else "What the model learned"
         chapters.append((heading, learned(members[0], missing, data, langs)))
     return chapters, missing
 

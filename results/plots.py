@@ -2,22 +2,88 @@
 
 import statistics
 
+import torch
+
+import metrics
 import train
 from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
-from look.plots import COLOURS, Picture, headline, lines, panels, pca, png
+from look.plots import COLOURS, Picture, headline, lines, panels, png
 
 from .compare import DATA, EXPERIMENTS, read_records
 
 
-def embeddings_picture():
-    """Draw the embeddings of sentences in five languages before and after the default training."""
-    run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=25)
-    figure, (before, after) = panels(1, 2, 3)
-    pca(run.evaluation().embeddings, before, "before training", joined=25)
-    list(run.steps())
-    pca(run.evaluation().embeddings, after, f"after {run.train.steps} steps", joined=25)
-    return headline(figure, "25 sentences in five languages: training brings the translations of a "
-                    "sentence, joined by a line, together")
+BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the moving picture
+
+
+def language_frames(every=3, rows=100):
+    """Train mexma by default. Return its languages, and a list of (step, retrieval error in
+    percent, embeddings (L, N, D)): each third step at first, when most happens."""
+    run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=rows)
+    frames = []
+    for record in run.steps(every):
+        step = record["step"]
+        if "eval" in record and step == 0 or "loss" in record and (step <= 60 or step % 12 == 0):
+            z = run.evaluation().embeddings
+            error = metrics.retrieval(z, run.rows.texts)["xsim"]
+            frames.append((step, error, torch.stack(list(z.values()))))
+    return list(z), frames
+
+
+def in_one_view(frames, drawn=25):
+    """Project each frame onto its own two principal components, turned so that points move as
+    little as possible, and scaled to BOX: [(L, drawn, 2)] in pixels around 0."""
+    views = []
+    for _, _, z in frames:
+        z = z[:, :drawn].double()
+        z = z - z.mean((0, 1))
+        flat = z @ torch.linalg.svd(z.flatten(0, 1), full_matrices=False).Vh[:2].T
+        if views:  # [orthogonal Procrustes, Schoenemann 1966]
+            u, _, v = torch.linalg.svd(flat.flatten(0, 1).T @ views[-1].flatten(0, 1))
+            flat = flat @ u @ v
+        views.append(flat / (flat.abs().amax((0, 1)) / BOX).max())
+    return views
+
+
+STYLE = """<style>text{font:15px system-ui,sans-serif;fill:#1b1b1b}rect{fill:#fff}
+polyline{fill:none;stroke:#909090;stroke-width:.8}
+@media(prefers-color-scheme:dark){text{fill:#e6e6e6}rect{fill:#14171a}}</style>"""
+
+
+def languages_picture():
+    """Return a moving SVG: the embeddings of sentences in five languages from step 0 to the last.
+    It plays once and stays at the last frame, which is also what a still picture shows."""
+    languages, frames = language_frames()
+    return moving_svg(languages, frames, in_one_view(frames))
+
+
+def moving_svg(languages, frames, views, seconds=12):
+    """Return an SVG that draws the views of `in_one_view` of frames [(step, error, _)], one after
+    another."""
+    time = f'dur="{seconds}s" fill="freeze"'
+    points = (torch.stack(views) + torch.tensor([330, 245])).round().int()  # (frames, L, N, 2)
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450">', STYLE,
+           '<rect width="660" height="450"/>']
+
+    def moves(attribute, values):
+        return f'<animate attributeName="{attribute}" values="{";".join(values)}" {time}/>'
+
+    for sentence in points.permute(2, 0, 1, 3).tolist():  # (N, frames, L, 2)
+        values = [" ".join(f"{x},{y}" for x, y in languages_of) for languages_of in sentence]
+        out.append(f'<polyline points="{values[-1]}">{moves("points", values)}</polyline>')
+    for number, tracks in enumerate(points.permute(1, 2, 3, 0).tolist()):  # L of (N, 2, frames)
+        out.append(f'<g fill="{COLOURS[number]}">')
+        for track in tracks:
+            x, y = [list(map(str, values)) for values in track]
+            out.append(f'<circle r="5" cx="{x[-1]}" cy="{y[-1]}">{moves("cx", x)}{moves("cy", y)}'
+                       "</circle>")
+        out.append(f'<circle r="6" cx="{20 + 60 * number}" cy="20"/></g>'
+                   f'<text x="{31 + 60 * number}" y="25">{languages[number]}</text>')
+    for number, (step, error, _) in enumerate(frames):
+        shown = ["visible" if number == other else "hidden" for other in range(len(frames))]
+        move = moves("visibility", shown).replace("<animate", '<animate calcMode="discrete"')
+        out.append(f'<text x="645" y="25" text-anchor="end" visibility="{shown[-1]}">step {step}: '
+                   f"{error:.0f} % of translations not found{move}</text>")
+    return "\n".join([*out, "</svg>\n"])
 
 
 def health_picture():
@@ -78,7 +144,7 @@ def climb_picture():
     return figure
 
 
-PICTURES = {"embeddings": embeddings_picture, "health": health_picture, "climb": climb_picture}
+PICTURES = {"languages": languages_picture, "health": health_picture, "climb": climb_picture}
 
 
 def experiment_picture(name, metric, labels=(), flops=False):
@@ -109,7 +175,8 @@ def experiment_picture(name, metric, labels=(), flops=False):
 
 def plot_command(words):
     parser = Parser("python -m results plot", "Draw a recorded experiment along training, or one "
-                    f"of the README's pictures: {', '.join(PICTURES)}. Writes NAME.png.")
+                    f"of the README's pictures: {', '.join(PICTURES)}. Writes NAME.png, or "
+                    "languages.svg, which moves.")
     parser.add_argument("name", metavar="NAME", help="an experiment, or a picture")
     parser.add_argument("--metric", default="retrieval/xsim", help="metric of an experiment "
                         "[retrieval/xsim]")
@@ -117,9 +184,10 @@ def plot_command(words):
                         "[all]")
     parser.add_argument("--flops", action="store_true", help="draw against FLOPs, not steps")
     options = parser.parse_args(words)
-    figure = PICTURES[options.name]() if options.name in PICTURES else experiment_picture(
+    picture = PICTURES[options.name]() if options.name in PICTURES else experiment_picture(
         options.name, options.metric, options.rows, options.flops)
-    out = f"{options.name}.png"
+    is_svg = isinstance(picture, str)
+    out = f"{options.name}.{'svg' if is_svg else 'png'}"
     with atomic_file(out) as file:
-        file.write(png(figure))
+        file.write(picture.encode() if is_svg else png(picture))
     print(out)

@@ -10,9 +10,11 @@ import random
 import re
 import statistics
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from test_house import write_pairs
 
@@ -204,9 +206,6 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     assert "| a | 1.50 ± 0.71 |" in compare.show("odd")
 
 
-<<<<<<< HEAD
-show = functools.cache(compare.show)
-=======
 def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
         own_records, monkeypatch, refused, capsys):
     flags = {"mine": "--objective mexma --lr 1e-3", "theirs": "--objective mexma"}
@@ -228,13 +227,31 @@ def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
         "validation/loss?" in refused(main, "show own.json")
 
 
+def test_the_moving_picture_shows_each_frame_and_stays_at_the_last():
+    frames = [(step, 90.0 - step, torch.randn(2, 30, 8)) for step in (0, 3, 6)]
+    views = plots.in_one_view(frames, 4)
+    root = ElementTree.fromstring(plots.moving_svg(["en", "de"], frames, views))
+    moving = [one for one in root.iter() if len(one) and one[0].tag.endswith("animate")]
+    assert len(moving) == 4 + 2 * 4 + 3  # lines, points and captions
+    for one in moving:
+        for move in one:
+            values = move.get("values").split(";")
+            assert len(values) == 3 and values[-1] == one.get(move.get("attributeName"))
+            assert move.get("fill") == "freeze"
+    for view, (_, _, z) in zip(views, frames):  # turned and scaled, but not distorted
+        z = z[:, :4].double().flatten(0, 1)
+        u, s, _ = torch.linalg.svd(z - z.mean(0), full_matrices=False)
+        there = torch.pdist(u[:, :2] * s[:2])
+        here = torch.pdist(view.flatten(0, 1))
+        assert torch.allclose(here / here.max(), there / there.max())
+
+
 @pytest.mark.parametrize("spec, error", [
     ("{", "is no JSON file"), ("{}", "has no jobs"),
     ('{"jobs": {"a": ""}, "seed": 1}', "unknown field 'seed'; did you mean seeds?")])
 def test_a_wrong_experiment_is_one_line(spec, error, own_records, refused):
     Path("own.json").write_text(spec)
     assert error in refused(main, "own.json")
->>>>>>> 74b5394 (look: untrained models rebuilt from the log, tests, a browser test; results: an experiment of your own in a file)
 
 
 def cited(text):
