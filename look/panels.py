@@ -33,7 +33,7 @@ METRICS = {
 FACTS = {"step", "tokens", "seconds", "eval", "warning", *METRICS}
 VERDICTS = {"ok": 2, "half-collapsed": 1, "COLLAPSING": 3, "translations": 4}  # and their colors
 SHOWN_LAYERS, SHOWN_HEADS = 6, 8
-GRID = 40  # largest number of tokens whose mask is drawn
+GRID = 24  # largest number of tokens whose mask is drawn
 
 
 # ---- along training
@@ -224,5 +224,5 @@ def packed_rows(opened, evaluation):
     texts = token_texts(batch, "packed", evaluation.tokenizer)
     rows = [texts[start:end] for start, end in itertools.pairwise(packed.cu_seqlens.tolist())]
     figure = plots.mask(packed.mask(0)[:GRID, :GRID], [plots.plain(text) for text in rows[0][:GRID]],
-                        title="Mask of row 0 (colored: the query attends to the key)")
+                        title="Mask of row 0 (colored: visible)")
     return rows, figure

@@ -7,7 +7,6 @@
 
 import html
 import io
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -268,7 +267,8 @@ def page_command(words):
     every = seen.see_all(options.runs)
     figures = {}
     page = html_page(every, options.data, options.langs, figures)
-    out = options.out or os.path.relpath(f"{every[0].run.resolve()}.html")
+    folder = every[0].run if every[0].run.name.strip(".") else every[0].run.resolve()  # "." or ".."
+    out = Path(options.out or folder.with_name(f"{folder.name}.html"))
     with atomic_file(out) as file:
         file.write(page.encode())
     if options.png:

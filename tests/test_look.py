@@ -114,9 +114,13 @@ def train_small(objective, out, **given):
     return run
 
 
+# A folder, columns, texts and a command that would be markup.
+ENCODER = "<i>the encoder's & others"
+EVIL = ["<script>alert(1)</script>", "_a&\"b'$x$"]
+COMMAND = "python '<u>' & \"x\""
 MODEL = {"untrained", "embeddings", "cosines", "attention", "mask"}
 KINDS = {  # {kind: (objective, other settings, pictures that it lacks, why)}
-    "encoder": ("mexma", {}, set(), ""),
+    ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL)), set(), ""),
     "decoder": ("llm-jepa", {}, set(), ""),
     "without pairs": ("hybrid", dict(langs="en"), {"cosines"}, "pairs has one text per row"),
     "gallery": (str(ROOT / "gallery/simcse.py"), {}, {"mask"}, "objective 'simcse' is unknown"),
@@ -128,8 +132,16 @@ def small_runs(tmp_path_factory):
     """Return a folder with one small run of each kind."""
     folder = tmp_path_factory.mktemp("runs")
     write_pairs(folder / "pairs.tsv", 300)
+    lines = ["\t".join(EVIL)]
+    for number in range(200):
+        lines.append(f"<b>{number}</b> & \"text\" $1\t<img src=x onerror=alert(1)>{number}")
+    (folder / "evil.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for kind, (objective, given, *_) in KINDS.items():
-        train_small(objective, folder / kind, data=folder / "pairs.tsv", **given)
+        given = given | {"data": folder / given.get("data", "pairs.tsv")}
+        train_small(objective, folder / kind, **given)
+    log = folder / ENCODER / "log.jsonl"
+    first, rest = log.read_text().split("\n", 1)
+    log.write_text(json.dumps(json.loads(first) | {"command": COMMAND}) + "\n" + rest)
     return folder
 
 
@@ -170,7 +182,7 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
 
 
 def test_a_page_is_one_file_with_unique_ids_and_no_address(pages):
-    text, _ = pages["encoder"]
+    text, _ = pages[ENCODER]
     page = Page(text)
     assert "://" not in text and "url(#" in text
     ids = [value for name, value in page.values if name == "id"]
@@ -183,7 +195,7 @@ def test_a_page_is_one_file_with_unique_ids_and_no_address(pages):
 
 def test_an_unfinished_run_and_one_that_was_never_trained_leave_out_what_they_lack(
         small_runs, tmp_path):
-    shutil.copytree(small_runs / "encoder", tmp_path / "killed")
+    shutil.copytree(small_runs / ENCODER, tmp_path / "killed")
     (tmp_path / "killed/model.pt").unlink()
     log = (tmp_path / "killed/log.jsonl").read_text().splitlines()
     (tmp_path / "killed/log.jsonl").write_text("\n".join([*log[:3], log[3][:20]]))
@@ -193,7 +205,7 @@ def test_an_unfinished_run_and_one_that_was_never_trained_leave_out_what_they_la
     first = {name: first[name] for name in ("format", "around", "affixes", "views",
                                             "tokenizer_hash")}
     first |= {"imported": "somebody/model", "config": {"data": "", "max_length": 20}}
-    shutil.copytree(small_runs / "encoder", tmp_path / "imported")
+    shutil.copytree(small_runs / ENCODER, tmp_path / "imported")
     (tmp_path / "imported/log.jsonl").write_text(json.dumps(first) + "\n")
     page = Page(report.html_page(seen.see_all([tmp_path / "imported"])))
     assert "the log has no steps" in page.words and "choose some with --data" in page.words
@@ -202,26 +214,16 @@ def test_an_unfinished_run_and_one_that_was_never_trained_leave_out_what_they_la
     assert "embeddings" in page.figures and "imported and not trained here" in page.words
 
 
-def test_names_texts_and_commands_are_shown_and_never_markup(tmp_path):
-    evil = ["<script>alert(1)</script>", "_a&\"b'$x$"]
-    lines = ["\t".join(evil)]
-    for number in range(60):
-        lines.append(f"<b>{number}</b> & \"text\" $1\t<img src=x onerror=alert(1)>{number}")
-    (tmp_path / "evil.tsv").write_text("\n".join(lines) + "\n")
-    run = train_small("mexma", tmp_path / "<i>run", data="evil.tsv", langs=",".join(evil))
-    log = run.folder / "log.jsonl"
-    first, rest = log.read_text().split("\n", 1)
-    log.write_text(json.dumps(json.loads(first) | {"command": "python '<u>' & \"x\""}) + "\n" + rest)
-    text = report.html_page(seen.see_all([run.folder]))
-    page = Page(text)
-    assert not {"script", "b ", "img", "i", "u"} & set(page.tags)
+def test_names_texts_and_commands_are_shown_and_never_markup(pages):
+    page = Page(pages[ENCODER][0])
+    assert not {"script", "img", "i", "u"} & set(page.tags)
     assert not [name for name, _ in page.values if name.startswith("on")]
     shown = page.words + " ".join(" ".join(words) for words in page.figures.values())
-    for word in (*evil, "<i>run", "python '<u>' & \"x\"", "<img src=x onerror=alert(1)>"):
+    for word in (*EVIL, ENCODER, COMMAND, "<img src=x onerror=alert(1)>", "<b>"):
         assert word in shown, word
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("kind", [ENCODER, "decoder"])
 def test_the_untrained_model_has_the_numbers_of_step_0(kind, small_runs):
     opened, evaluation = seen.evaluation(seen.see(small_runs / kind), limit=20)
     before = evaluate.replace(evaluation, model=seen.untrained(opened).model, answer_limit=200)
@@ -320,7 +322,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 MEASURE = """<script>
 addEventListener("load", () => {
   const faults = [];
-  if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
+  if (document.body.scrollWidth > document.body.clientWidth) faults.push("the page is too wide");
   for (const svg of document.querySelectorAll("svg")) {
     const name = svg.parentNode.getAttribute("aria-label"), all = svg.getBoundingClientRect();
     const boxes = [...svg.querySelectorAll("text")].filter(one => one.textContent.trim()).map(
@@ -328,21 +330,24 @@ addEventListener("load", () => {
     boxes.forEach(([word, a], i) => {
       if (a.left < all.left - 1 || a.right > all.right + 1 || a.top < all.top - 1
           || a.bottom > all.bottom + 1) faults.push(`${name}: "${word}" is cut off`);
-      if (innerWidth < 500 && a.height < 5) faults.push(`${name}: "${word}" is tiny`);
-      for (const [other, b] of boxes.slice(i + 1))
-        if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
-            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+      if (Math.max(a.width, a.height) < 6) faults.push(`${name}: "${word}" is tiny`);
+      for (const [other, b] of boxes.slice(i + 1)) {
+        const width = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (width > 0 && height > 0 && width * height > 0.4 * Math.min(
+            a.width * a.height, b.width * b.height))  // a box has room above and below its word
           faults.push(`${name}: "${word}" overlaps "${other}"`);
+      }
     });
   }
   document.body.textContent = "FAULTS " + JSON.stringify(faults);
 });</script>"""
 
 
-def browse(page, folder, width, dark, *words):
+def browse(page, folder, dark, *words):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             f"--user-data-dir={folder}", f"--window-size={width},3000", "--hide-scrollbars",
+             f"--user-data-dir={folder}", "--window-size=1400,3000", "--hide-scrollbars",
              f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     return subprocess.run([BROWSER, *flags, *words, f"file://{page}"], capture_output=True,
                           text=True, timeout=120, check=True).stdout
@@ -355,13 +360,13 @@ def browse(page, folder, width, dark, *words):
 def test_in_a_browser_nothing_overlaps_or_is_cut_off(width, dark, pages, six_runs, tmp_path):
     several = report.html_page(seen.see_all(six_runs))
     for page in (*(text for text, _ in pages.values()), several):
+        # A window has at least 500 pixels, so the page gets its width here.
+        page = re.sub("<meta http-equiv.*?>", f"<style>html{{width:{width}px}}</style>", page,
+                      flags=re.S).replace("</body>", MEASURE + "</body>")
         (tmp_path / "page.html").write_text(page)
-        browse(tmp_path / "page.html", tmp_path / "profile", width, dark,
-               f"--screenshot={tmp_path / 'shot.png'}")
+        run = (tmp_path / "page.html", tmp_path / "profile", dark)
+        text = browse(*run, "--dump-dom")
+        assert json.loads(text.partition("FAULTS ")[2].partition("</body>")[0]) == []
+        browse(*run, f"--screenshot={tmp_path / 'shot.png'}")
         corner = Image.open(tmp_path / "shot.png").convert("L").getpixel((2, 2))
         assert (corner < 60) == dark
-        page = re.sub("<meta http-equiv.*?>", "", page, flags=re.S).replace(
-            "</body>", MEASURE + "</body>")
-        (tmp_path / "page.html").write_text(page)
-        text = browse(tmp_path / "page.html", tmp_path / "profile", width, dark, "--dump-dom")
-        assert json.loads(text.partition("FAULTS ")[2].partition("</body>")[0]) == []
