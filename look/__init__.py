@@ -10,10 +10,10 @@ The functions import matplotlib only when you call them.
 def page(*runs):
     """Return the page that `python -m look RUN ...` writes, for a notebook's cell."""
     from . import report, seen
-    return report.Cell(report.html_page(seen.see_all(runs)))
+    return report.Cell(report.html_page([*map(seen.see, runs)]))
 
 
 def curves(*runs, metrics=()):
     """Return one Figure with a panel for each metric of the runs' logs (default: all)."""
     from . import panels, seen
-    return panels.curves_figure(seen.grouped(seen.see_all(runs)), metrics)
+    return panels.curves_figure(seen.grouped(map(seen.see, runs)), metrics)

@@ -4,8 +4,7 @@
     python -m look compare RUN RUN ...          print a table; seeds are one row, mean ± std
     python -m look batch --objective llm-jepa   print one batch as text, and its attention mask
 
-The first command has the flags --out FILE, --png FOLDER, --data and --langs. Each command has its
-own --help: python -m look page --help.
+Each command has its own --help. That of the first is python -m look page --help.
 """
 
 import importlib

@@ -129,7 +129,7 @@ def compare_command(words):
                         f"separated [those that apply of {', '.join(SHOWN)}]")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     options = parser.parse_args(words)
-    every = seen.see_all(options.runs)
+    every = [*map(seen.see, options.runs)]
     groups = seen.grouped(every)
     metrics = chosen_metrics(every, options.metric)
     lines = markdown if options.markdown else aligned

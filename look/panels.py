@@ -1,7 +1,6 @@
 """The panels of a page: {name: Figure} of the logs of several runs, or of the model of one."""
 
 import itertools
-import math
 import textwrap
 
 import numpy as np
@@ -15,7 +14,7 @@ from model import Packed
 from . import plots
 from .attention import attention_weights
 from .batch import token_texts
-from .seen import objective_of
+from .seen import options_of
 
 # What has a panel beside the loss terms: {metric: (title, y axis with its unit)}.
 METRICS = {
@@ -113,7 +112,9 @@ def health(groups):
     """Return a Figure: each stretch of steps in the color of the verdict at its end."""
     rows = [(label if len(members) == 1 else f"{label}, seed {one.first['config'].get('seed')}",
              one) for label, members in groups.items() for one in members if one.verdicts()]
-    axis, = plots.panels(height=1.1 + 0.28 * len(rows))[1]
+    labels = [plots.plain(textwrap.fill(label, 18)) for label, _ in rows]
+    lines = 1 + max(label.count("\n") for label in labels)
+    axis, = plots.panels(height=1.1 + (0.14 + 0.12 * lines) * len(rows))[1]
     named = {}
     for number, (_, one) in enumerate(rows):
         start = 0
@@ -126,7 +127,7 @@ def health(groups):
     for verdict, bar in named.items():
         bar.set_label(verdict.partition(" (")[0])
     axis.set_ylim(len(rows) - 0.4, -0.6)
-    axis.set_yticks(range(len(rows)), [plots.plain(textwrap.fill(label, 18)) for label, _ in rows])
+    axis.set_yticks(range(len(rows)), labels)
     well = sum(since(one)[0] == "ok" for _, one in rows)
     return plots.finish(axis, "training step", "run", f"Health: {well} of {len(rows)} end ok")
 
@@ -184,12 +185,11 @@ def attention(evaluation):
     ids = next((ids for ids in rows if len(ids) <= 16), rows[0])[:16]
     model = evaluation.model
     packed = Packed.of([ids], causal=model.config.causal)
-    names = [plots.plain(text) for text in
-             token_texts({"packed": packed}, "packed", evaluation.tokenizer)]
+    names = [*map(plots.plain, token_texts({"packed": packed}, "packed", evaluation.tokenizer))]
     layers = spread(len(model.blocks), SHOWN_LAYERS)
     heads = spread(model.config.heads, SHOWN_HEADS)
     figure, axes = plots.panels(len(layers), len(heads), 1.55)
-    figure.set_figwidth(1.3 * len(heads) + 1.2)
+    figure.set_size_inches(1.3 * len(heads) + 1.8, 1.3 * len(layers) + 1.3)
     weights = torch.zeros(len(layers), model.config.heads, len(ids), len(ids))  # (.., query, key)
     with evaluate.in_eval_mode(model):
         for number, layer in enumerate(layers):
@@ -210,11 +210,11 @@ def attention(evaluation):
                           f"{model.config.heads} heads")
 
 
-def packed_rows(opened, evaluation):
+def packed_rows(one, evaluation):
     """Return the rows that the objective packs of two held-out examples, as lists of words (after
     an arrow the token to predict), and a Figure of the first row's mask. Raises BadInput without
     the objective."""
-    kind, options = objective_of(opened.first)
+    kind, options = one.objective, options_of(one)
     columns = list(evaluation.texts.values())[:kind.views]
     columns += [evaluation.rows.system] if evaluation.rows.system else []
     examples = [Example([evaluation.tokenizer.encode([texts[row]])[0][:evaluation.max_length]
@@ -223,6 +223,6 @@ def packed_rows(opened, evaluation):
     packed = batch["packed"]
     texts = token_texts(batch, "packed", evaluation.tokenizer)
     rows = [texts[start:end] for start, end in itertools.pairwise(packed.cu_seqlens.tolist())]
-    figure = plots.mask(packed.mask(0)[:GRID, :GRID], [plots.plain(text) for text in rows[0][:GRID]],
+    figure = plots.mask(packed.mask(0)[:GRID, :GRID], [*map(plots.plain, rows[0][:GRID])],
                         title="Mask of row 0 (colored: visible)")
     return rows, figure

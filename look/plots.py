@@ -235,15 +235,14 @@ def pca(embeddings, axis=None, title="", joined=0):
     _, s, directions = torch.linalg.svd(z.flatten(0, 1), full_matrices=False)
     flat = (z @ directions[:2].T).numpy()  # (L, N, 2)
     # One line with gaps is smaller than many lines.
-    together = flat[:, :joined]
-    paths = np.concatenate([together, np.full_like(together[:1], np.nan)]).transpose(1, 0, 2).reshape(-1, 2)
-    axis.plot(*paths.T, "-", color="#909090", linewidth=0.6, zorder=0)
+    paths = np.concatenate([flat, np.full_like(flat[:1], np.nan)])[:, :joined]
+    paths = paths.transpose(2, 1, 0).reshape(2, -1)
+    axis.plot(*paths, "-", color="#909090", linewidth=0.6, zorder=0)
     for label, points, color in zip(embeddings, flat, itertools.cycle(COLOURS)):
         dots = dict(marker="o", linestyle="", color=color, markeredgewidth=0)
-        axis.plot(*points[joined:].T, **dots, markersize=2.4, alpha=0.35 if joined else 0.8,
-                  label=None if joined else label)
+        axis.plot(*points[:joined or None].T, **dots, markersize=3 + bool(joined), label=label)
         if joined:
-            axis.plot(*points[:joined].T, **dots, markersize=3.5, alpha=0.9, label=label)
+            axis.plot(*points[joined:].T, **dots, markersize=2.4, alpha=0.35)
     axis.locator_params(nbins=5)
     shares = 100 * s[:2].square() / s.square().sum().clamp(min=1e-300)
     return finish(axis, *(f"principal component {number} ({share:.0f} % of the variance)"

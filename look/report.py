@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import evaluate
 from common import BadInput, Parser, atomic_file, comma_list, make_folder, shown
+from objectives import find_objective
 
 from . import compare, panels, plots, seen
 
@@ -49,13 +50,13 @@ def text(value):
 
 
 def table(heads, rows, numbers=True):
-    """Return an HTML table of plain values."""
-    kind = ' class="numbers"' if numbers else ""
-    heads = [text(head).replace("/", "/<wbr>") for head in heads]  # a line may break there
-    lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
-    lines += [f"<tr>{''.join(f'<td dir=auto>{text(cell)}</td>' for cell in row)}</tr>"
-              for row in rows]
-    return f"<div class=scroll><table{kind}>{''.join(lines)}</table></div>"
+    """Return an HTML table of plain values, some of them metrics, which may break at a slash."""
+    def line(tag, cells):
+        words = [text(cell).replace("/", "/<wbr>") if numbers else text(cell) for cell in cells]
+        return f"<tr>{''.join(f'<{tag} dir=auto>{word}</{tag}>' for word in words)}</tr>"
+
+    lines = "".join([line("th", heads), *(line("td", row) for row in rows)])
+    return f"<div class=scroll><table{' class=numbers' * numbers}>{lines}</table></div>"
 
 
 # ---- sections: a function each. A section that does not apply raises BadInput with the reason.
@@ -166,8 +167,8 @@ def mark(right):
     return "<b class=right>=</b>" if right else "<b class=wrong>!</b>"
 
 
-def packed(opened, evaluation):
-    rows, figure = panels.packed_rows(opened, evaluation)
+def packed(one, evaluation):
+    rows, figure = panels.packed_rows(one, evaluation)
     lines = "".join(f"<p class=tokens><b>row {number}</b> "
                     + " ".join(f"<span>{text(shown(word))}</span>" for word in row[:200]) + "</p>"
                     for number, row in enumerate(rows[:8]))
@@ -192,7 +193,7 @@ def learned(one, missing, data, langs):
         return []
     scatter = {}
     try:
-        before = evaluate.replace(evaluation, model=seen.untrained(opened).model)
+        before = evaluate.replace(evaluation, model=seen.untrained(one, opened))
         start = "at the start" if opened.config.get("init") else "untrained"
         scatter["untrained"] = panels.embeddings(before, start)
     except BadInput as error:
@@ -206,7 +207,7 @@ def learned(one, missing, data, langs):
     add("cosines", lambda: Section("Cosines", "", {"cosines": panels.cosines(evaluation)}))
     add("attention", lambda: Section("Attention", "", {"attention": panels.attention(evaluation)},
                                      True))
-    add("packed batch and mask", lambda: packed(opened, evaluation))
+    add("packed batch and mask", lambda: packed(one, evaluation))
     return found
 
 
@@ -225,9 +226,8 @@ def all_sections(every, data="", langs=()):
             missing[title] = str(error)
     chapters = [("", found)]
     for members in groups.values():
-        name = members[0].name
-        heading = f"What the model of {name} learned" if len(every) > 1 else "What the model learned"
-        chapters.append((heading, learned(members[0], missing, data, langs)))
+        of = f" of {members[0].name}" if len(every) > 1 else ""
+        chapters.append((f"What the model{of} learned", learned(members[0], missing, data, langs)))
     return chapters, missing
 
 
@@ -263,8 +263,10 @@ def page_command(words):
     parser.add_argument("--png", metavar="FOLDER", help="also write each picture as a PNG file")
     parser.add_argument("--data", default="", help="rows to look at [the run's held-out rows]")
     parser.add_argument("--langs", type=comma_list, default=(), help="columns of --data")
+    parser.add_argument("--objective", metavar="FILE", help="the file of an objective of your own")
     options = parser.parse_args(words)
-    every = seen.see_all(options.runs)
+    kind = find_objective(options.objective) if options.objective else None
+    every = [seen.see(run, kind) for run in options.runs]
     figures = {}
     page = html_page(every, options.data, options.langs, figures)
     folder = every[0].run if every[0].run.name.strip(".") else every[0].run.resolve()  # "." or ".."

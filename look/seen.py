@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,17 +14,18 @@ import settings
 import train
 from common import BadInput, shown
 from model import ModelConfig
-from objectives import find_objective
+from objectives import OBJECTIVES
 
 # Settings that do not make two runs different ones.
 IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_data"}
 
 
 class Seen(NamedTuple):
-    name: str      # of the folder, or of the objective
-    first: dict    # the first line of the log
-    records: list  # its other lines; {"step", "eval"} or {"step", "loss", ...}
-    run: object    # the folder, or a train.Run that writes none
+    name: str        # of the folder, or of the objective
+    first: dict      # the first line of the log
+    records: list    # its other lines; {"step", "eval"} or {"step", "loss", ...}
+    run: object      # the folder, or a train.Run that writes none
+    objective: type  # its class; None if that is in a file that nobody named
 
     def points(self, metric):
         """Return the steps at which the log has a metric, and its values there."""
@@ -59,21 +59,21 @@ def number(value):
     return value if math.isfinite(value) else math.nan
 
 
-def see(run):
-    """Return what the log of a run says: of a folder, or of a train.Run. Raises BadInput."""
-    if isinstance(run, train.Run) and not run.writes:
-        first, *records = json.loads(json.dumps([runs.describe(run), *run.records]))
-        return Seen(run.objective.name, first, records, run)
-    folder = Path(run.folder if isinstance(run, train.Run) else run).expanduser()
+def see(run, objective=None):
+    """Return what the log of a run says: of a folder, or of a train.Run. objective: a class, if it
+    is not one of ours. Raises BadInput."""
+    if isinstance(run, train.Run):
+        objective = run.objective_class
+        if not run.writes:
+            first, *records = json.loads(json.dumps([runs.describe(run), *run.records]))
+            return Seen(objective.name, first, records, run, objective)
+        run = run.folder
+    folder = Path(run).expanduser()
     first = runs.read_first(folder)
-    return Seen(folder.resolve().name, first, runs.read_log(folder)[1:], folder)
-
-
-def see_all(all_runs):
-    """Return a list of Seen. Two folders with one name get their parents' names too."""
-    every = [see(run) for run in all_runs]
-    names = [one.name for one in every]
-    return [one._replace(name=str(one.run)) if names.count(one.name) > 1 else one for one in every]
+    # The log may be somebody else's: never run a file because its "command" names it.
+    known = OBJECTIVES | ({objective.name: objective} if objective else {})
+    return Seen(str(run), first, runs.read_log(folder)[1:], folder,
+                known.get(first["config"].get("objective")))
 
 
 # ---- names: the settings in which runs differ
@@ -109,7 +109,7 @@ def grouped(every):
     for one, members in zip(every, parts):
         names = differing([other for other in every
                            if other.get("objective") == one.get("objective")])
-        words = [f"{name.replace('_', '-')} {in_words(one.get(name))}" for name in names]
+        words = [f"{name.replace('_', '-')} {shown(one.get(name))}" for name in names[:4]]
         if several or not words:
             words.insert(0, one.get("objective", members[0].name))
         labels.append(", ".join(words))
@@ -117,40 +117,33 @@ def grouped(every):
             for label, members in zip(labels, parts)}
 
 
-def in_words(value):
-    return {True: "on", False: "off", "": "none"}.get(value, shown(value)) if isinstance(
-        value, (bool, str)) else f"{value}"
-
-
 # ---- the models and the rows
 
 
-def objective_of(first):
-    """Return the class of a run's objective and its options. Raises BadInput without its file."""
-    words = shlex.split(first.get("command", ""))
-    named = [after for word, after in zip(words, words[1:]) if word == "--objective"]
-    name = first["config"].get("objective")
-    if not name:
-        raise BadInput("this model was imported and has no objective")
-    kind = find_objective(named[-1] if named and named[-1].endswith(".py") else name)
-    return kind, kind.Config(**first["config"][kind.name])
+def options_of(one):
+    """Return the options of a run's objective. Raises BadInput without its class."""
+    name = one.first["config"].get("objective")
+    if not one.objective:
+        raise BadInput(f"{shown(name)} is an objective from a file: name it with --objective FILE"
+                       if name else "this model was imported and has no objective")
+    return one.objective.Config(**one.first["config"][name])
 
 
-def untrained(opened):
-    """Return the RunFolder as it was at step 0: the weights are a function of the seed, or those of
-    --init. Raises BadInput if that run, or the objective's file, is missing."""
+def untrained(one, opened):
+    """Return the model of step 0: its weights are a function of the seed, or those of --init.
+    Raises BadInput if that run, or the objective's class, is missing."""
     config = opened.config
     if "seed" not in config:
         raise BadInput("this model was imported and not trained here")
     given = settings.pick(settings.TrainConfig, config)
     init = None
     if given.init:
-        init = runs.adapt_init(runs.open_run(given.init), *objective_of(opened.first))
+        init = runs.adapt_init(runs.open_run(given.init), one.objective, options_of(one))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(given.seed)
         model = runs.make_model(given, ModelConfig(**config["model"]), init,
                                 opened.tokenizer.special)
-    return opened._replace(model=model.eval())
+    return model.eval()
 
 
 def evaluation(one, data="", langs=(), limit=200):

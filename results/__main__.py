@@ -3,7 +3,7 @@
     python -m results show [NAME]             list the experiments, or print one
     python -m results board                   the claims of the papers beside our measurements
     python -m results NAME --files FOLDER     run what an experiment has not recorded yet
-    python -m results SPEC.json               the same for your own experiment (see results/README.md)
+    python -m results SPEC.json               the same for your own (results/README.md)
     python -m results plot NAME               draw an experiment along training, or a picture
     python -m results flops --objective X     compute of a step; --match RUN: equal compute
     python -m results peers                   our speed against other libraries

@@ -31,7 +31,7 @@ RESAMPLES = 10_000  # of a bootstrap
 
 def open_spec(path):
     """Read the experiment of a file SPEC.json and keep its records beside it, in SPEC.jsonl.xz.
-    Return its name, which is that of the file. Raises BadInput. results/README.md has the fields."""
+    Return its name, which is that of the file. Raises BadInput. results/README.md explains it."""
     global RECORDS
     path = Path(path).expanduser()
     try:

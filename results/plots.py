@@ -11,7 +11,6 @@ from look.plots import COLOURS, Picture, headline, lines, panels, png
 
 from .compare import DATA, EXPERIMENTS, read_records
 
-
 BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the moving picture
 
 

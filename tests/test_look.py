@@ -18,8 +18,10 @@ import evaluate
 import look
 import runs
 import train
+from common import BadInput
 from look import compare, panels, plots, report, seen
 from look.__main__ import main
+from objectives import find_objective
 
 SMALL = dict(batch=8, eval_limit=20, width=16, layers=1, heads=2, ffn_dim=32, vocab=300, steps=4,
              eval_every=2, log_every=1, save_every=2)
@@ -123,7 +125,7 @@ KINDS = {  # {kind: (objective, other settings, pictures that it lacks, why)}
     ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL)), set(), ""),
     "decoder": ("llm-jepa", {}, set(), ""),
     "without pairs": ("hybrid", dict(langs="en"), {"cosines"}, "pairs has one text per row"),
-    "gallery": (str(ROOT / "gallery/simcse.py"), {}, {"mask"}, "objective 'simcse' is unknown"),
+    "gallery": (str(ROOT / "gallery/simcse.py"), {}, {"mask"}, "name it with --objective FILE"),
 }
 
 
@@ -151,7 +153,7 @@ def pages(small_runs):
     found = {}
     for kind in KINDS:
         figures = {}
-        found[kind] = report.html_page(seen.see_all([small_runs / kind]), figures=figures), figures
+        found[kind] = report.html_page([seen.see(small_runs / kind)], figures=figures), figures
     return found
 
 
@@ -199,7 +201,7 @@ def test_an_unfinished_run_and_one_that_was_never_trained_leave_out_what_they_la
     (tmp_path / "killed/model.pt").unlink()
     log = (tmp_path / "killed/log.jsonl").read_text().splitlines()
     (tmp_path / "killed/log.jsonl").write_text("\n".join([*log[:3], log[3][:20]]))
-    page = Page(report.html_page(seen.see_all([tmp_path / "killed"])))
+    page = Page(report.html_page([seen.see(tmp_path / "killed")]))
     assert "there is no model.pt yet" in page.words and "loss" in page.figures
     first = json.loads(log[0])
     first = {name: first[name] for name in ("format", "around", "affixes", "views",
@@ -207,9 +209,9 @@ def test_an_unfinished_run_and_one_that_was_never_trained_leave_out_what_they_la
     first |= {"imported": "somebody/model", "config": {"data": "", "max_length": 20}}
     shutil.copytree(small_runs / ENCODER, tmp_path / "imported")
     (tmp_path / "imported/log.jsonl").write_text(json.dumps(first) + "\n")
-    page = Page(report.html_page(seen.see_all([tmp_path / "imported"])))
+    page = Page(report.html_page([seen.see(tmp_path / "imported")]))
     assert "the log has no steps" in page.words and "choose some with --data" in page.words
-    every = seen.see_all([tmp_path / "imported"])
+    every = [seen.see(tmp_path / "imported")]
     page = Page(report.html_page(every, str(small_runs / "pairs.tsv")))
     assert "embeddings" in page.figures and "imported and not trained here" in page.words
 
@@ -225,8 +227,9 @@ def test_names_texts_and_commands_are_shown_and_never_markup(pages):
 
 @pytest.mark.parametrize("kind", [ENCODER, "decoder"])
 def test_the_untrained_model_has_the_numbers_of_step_0(kind, small_runs):
-    opened, evaluation = seen.evaluation(seen.see(small_runs / kind), limit=20)
-    before = evaluate.replace(evaluation, model=seen.untrained(opened).model, answer_limit=200)
+    one = seen.see(small_runs / kind)
+    opened, evaluation = seen.evaluation(one, limit=20)
+    before = evaluate.replace(evaluation, model=seen.untrained(one, opened), answer_limit=200)
     log = runs.read_log(small_runs / kind)
     wanted = {name: value for name, value in log[1]["eval"].items() if "validation" not in name}
     assert log[1]["step"] == 0 and evaluate.run(before) == wanted
@@ -237,11 +240,23 @@ def test_the_untrained_model_of_a_run_from_init_is_that_of_init(small_runs, tmp_
     run = train.start("llm-jepa", tmp_path / "tuned", data=small_runs / "pairs.tsv", lora_rank=2,
                       init=small_runs / "decoder", predictors=3, **given)
     list(run.steps())
-    opened, evaluation = seen.evaluation(seen.see(tmp_path / "tuned"), limit=20)
-    before = evaluate.replace(evaluation, model=seen.untrained(opened).model, answer_limit=200)
+    one = seen.see(tmp_path / "tuned")
+    opened, evaluation = seen.evaluation(one, limit=20)
+    before = evaluate.replace(evaluation, model=seen.untrained(one, opened), answer_limit=200)
     wanted = runs.read_log(tmp_path / "tuned")[1]["eval"]
     for name, value in evaluate.run(before).items():
         assert value == pytest.approx(wanted[name], rel=1e-6)
+
+
+def test_the_file_of_an_objective_is_never_run_unless_you_name_it(small_runs):
+    one = seen.see(small_runs / "gallery")
+    one.first["command"] = "python train.py --objective evil.py"  # a log can be somebody else's
+    _, evaluation = seen.evaluation(one)
+    with pytest.raises(BadInput, match="name it with --objective FILE"):
+        panels.packed_rows(one, evaluation)
+    named = seen.see(small_runs / "gallery", find_objective(str(ROOT / "gallery/simcse.py")))
+    rows, _ = panels.packed_rows(named, evaluation)
+    assert rows[0][0] == "[CLS]" and rows[-1][-1] == "[SEP]"
 
 
 # ---- several runs
@@ -274,8 +289,8 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(six_runs, capsys
     t = differences.mean() / (differences.std(ddof=1) / math.sqrt(3))
     test = compare.paired_test(dict(enumerate(values[3:])), dict(enumerate(values[:3])))
     assert test["t"] == pytest.approx(t)
-    assert f"koleo-weight 1.0 against koleo-weight 0.0  geometry/rankme  {differences.mean():+.3g}" \
-        in re.sub(" {3,}", "  ", text)
+    row = f"koleo-weight 1.0 against koleo-weight 0.0  geometry/rankme  {differences.mean():+.3g}"
+    assert row in re.sub(" {3,}", "  ", text)
 
 
 def test_compare_refuses_a_metric_that_no_run_has(six_runs, refused):
@@ -284,7 +299,7 @@ def test_compare_refuses_a_metric_that_no_run_has(six_runs, refused):
 
 
 def test_seeds_are_thin_lines_with_their_mean_in_one_panel(six_runs):
-    groups = seen.grouped(seen.see_all(six_runs))
+    groups = seen.grouped([*map(seen.see, six_runs)])
     assert [*groups] == ["koleo-weight 0.0", "koleo-weight 1.0"]
     figure = panels.curves(groups)["geometry/rankme"]
     *seeds, mean = figure.axes[0].lines[:4]
@@ -299,7 +314,8 @@ def test_the_health_strip_names_the_first_step_of_the_last_verdict():
                  "std": 1.0, "norm": 1.0}
         return {"step": step, "eval": {f"geometry/{name}": value for name, value in names.items()}}
     records = [record(0, 1, 1), record(10, 50, .1), record(20, 1, .99), record(30, 1, 1)]
-    one = seen.Seen("fallen", {"config": {"objective": "x", "seed": 0}}, records, Path("fallen"))
+    first = {"config": {"objective": "x", "seed": 0}}
+    one = seen.Seen("fallen", first, records, Path("fallen"), None)
     assert panels.since(one) == ("COLLAPSING", 20)
     assert report.verdict_lines({"x": [one]})[0].startswith("x: COLLAPSING since step 20")
     bars = panels.health({"x": [one]}).axes[0].patches
@@ -317,7 +333,8 @@ def test_a_notebook_shows_the_page_and_the_curves_of_a_run_without_a_folder(pair
 
 # ---- in a browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), "")
 # Runs in the page: what is wider than the window, and texts of a picture that overlap or are cut.
 MEASURE = """<script>
 addEventListener("load", () => {
@@ -358,7 +375,7 @@ def browse(page, folder, dark, *words):
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_in_a_browser_nothing_overlaps_or_is_cut_off(width, dark, pages, six_runs, tmp_path):
-    several = report.html_page(seen.see_all(six_runs))
+    several = report.html_page([*map(seen.see, six_runs)])
     for page in (*(text for text, _ in pages.values()), several):
         # A window has at least 500 pixels, so the page gets its width here.
         page = re.sub("<meta http-equiv.*?>", f"<style>html{{width:{width}px}}</style>", page,
