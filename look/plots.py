@@ -66,7 +66,9 @@ def svg(figure, prefix):
     # Remove what the page does not need: half of the bytes.
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\n *",
                   "", text[text.index("<svg"):], flags=re.S)
-    text = re.sub(r'<svg[^>]*? viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', text, count=1)
+    width = round(100 * figure.get_figwidth())  # in pixels
+    text = re.sub(r'<svg[^>]*? viewBox="([^"]*)"[^>]*>', rf'<svg width="{width}" viewBox="\1">',
+                  text, count=1)
     used = {*re.findall(r"#([\w-]+)", text)}
     text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", text)
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
