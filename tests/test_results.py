@@ -214,6 +214,7 @@ def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
     monkeypatch.setattr(run, "execute", lambda name, job, files: compare.keep_records([{
         "experiment": name, "label": job.label, "seed": job.seed, "commit": "", "train": job.train,
         "test": job.tests, "eval": {"validation/loss": float(job.seed) + len(job.label)}}]))
+    monkeypatch.setitem(compare.EXPERIMENTS, "own", {})  # removed after the test
     before = compare.RECORDS.read_bytes()
     main(["own.json"])
     assert Path("own.jsonl.xz").exists() and (Path("records.jsonl.xz").read_bytes() == before)
@@ -252,6 +253,9 @@ def test_the_moving_picture_shows_each_frame_and_stays_at_the_last():
 def test_a_wrong_experiment_is_one_line(spec, error, own_records, refused):
     Path("own.json").write_text(spec)
     assert error in refused(main, "own.json")
+
+
+show = functools.cache(compare.show)
 
 
 def cited(text):
