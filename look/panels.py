@@ -144,10 +144,10 @@ def embeddings(evaluation, title, joined=25):
 def cosines(evaluation):
     """Return a Figure of the distribution of cosines, with hard negatives if there are some."""
     evaluate.need_translations(evaluation, "the distribution of cosines")
-    altered = evaluation.hard and evaluate.embed(
-        evaluation.model, evaluation.encode_ids([text for text, _, _ in evaluation.hard]),
+    altered = evaluation.rows.hard and evaluate.embed(
+        evaluation.model, evaluation.rows.encode([text for text, _, _ in evaluation.rows.hard]),
         evaluation.pool)
-    hard = (altered, [row for _, row, _ in evaluation.hard]) if evaluation.hard else None
+    hard = (altered, [row for _, row, _ in evaluation.rows.hard]) if evaluation.rows.hard else None
     y, *others = evaluation.embeddings.values()
     means = metrics.mean([metrics.cosines(x, y).mean().item() for x in others])
     unrelated = metrics.mean([metrics.random_cosine(x, y) for x in others])
@@ -160,13 +160,13 @@ def neighbors(evaluation, count=20, k=3):
     column to `count` rows of the others, by cosine."""
     evaluate.need_translations(evaluation, "the list of neighbors")
     (first, y), *others = evaluation.embeddings.items()
-    golds = evaluation.texts[first]
+    golds = evaluation.rows.texts[first]
     found = []
     for row in range(min(count, len(golds))):
         name, x = others[row % len(others)]
         near = metrics.knn(x[row:row + 1], y, min(k, len(golds)))
         texts = [golds[index] for index in near.indices[0].tolist()]
-        found.append((name, evaluation.texts[name][row], golds[row], [
+        found.append((name, evaluation.rows.texts[name][row], golds[row], [
             (text, cosine, text == golds[row])
             for text, cosine in zip(texts, near.cosines[0].tolist())]))
     return found
@@ -181,11 +181,12 @@ def spread(count, most):
 
 def attention(evaluation):
     """Return a Figure of the attention in one sentence: a layer a row, a head a column."""
-    name, rows = next(iter(evaluation.ids.items()))
+    name, rows = next(iter(evaluation.rows.ids.items()))
     ids = next((ids for ids in rows if len(ids) <= 16), rows[0])[:16]
     model = evaluation.model
     packed = Packed.of([ids], causal=model.config.causal)
-    names = [*map(plots.plain, token_texts({"packed": packed}, "packed", evaluation.tokenizer))]
+    texts = token_texts({"packed": packed}, "packed", evaluation.rows.tokenizer)
+    names = [*map(plots.plain, texts)]
     layers = spread(len(model.blocks), SHOWN_LAYERS)
     heads = spread(model.config.heads, SHOWN_HEADS)
     figure, axes = plots.panels(len(layers), len(heads), 1.55)
@@ -215,13 +216,14 @@ def packed_rows(one, evaluation):
     an arrow the token to predict), and a Figure of the first row's mask. Raises BadInput without
     the objective."""
     kind, options = one.objective, options_of(one)
-    columns = list(evaluation.texts.values())[:kind.views]
+    tokenizer = evaluation.rows.tokenizer
+    columns = list(evaluation.rows.texts.values())[:kind.views]
     columns += [evaluation.rows.system] if evaluation.rows.system else []
-    examples = [Example([evaluation.tokenizer.encode([texts[row]])[0][:evaluation.max_length]
+    examples = [Example([tokenizer.encode([texts[row]])[0][:evaluation.rows.max_length]
                          for texts in columns]) for row in (0, 1)]
-    batch = kind.collate(examples, np.random.default_rng(0), options, evaluation.tokenizer.special)
+    batch = kind.collate(examples, np.random.default_rng(0), options, tokenizer.special)
     packed = batch["packed"]
-    texts = token_texts(batch, "packed", evaluation.tokenizer)
+    texts = token_texts(batch, "packed", tokenizer)
     rows = [texts[start:end] for start, end in itertools.pairwise(packed.cu_seqlens.tolist())]
     figure = plots.mask(packed.mask(0)[:GRID, :GRID], [*map(plots.plain, rows[0][:GRID])],
                         title="Mask of row 0 (colored: visible)")

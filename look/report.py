@@ -156,8 +156,8 @@ def neighbors(evaluation):
             f"<div dir=auto>{mark(good)} {cosine:.2f} {text(shown(near))}</div>"
             for near, cosine, good in nearest) + "</td></tr>"
         for column, query, _, nearest in found)
-    return Section("Nearest neighbors", f"<p>The three nearest of {evaluation.count} texts in "
-                   f"{text(next(iter(evaluation.texts)))}, by cosine. The nearest is the "
+    return Section("Nearest neighbors", f"<p>The three nearest of {evaluation.rows.count} texts in "
+                   f"{text(next(iter(evaluation.rows.texts)))}, by cosine. The nearest is the "
                    f"translation for {right} of {len(found)} queries.</p><div class=scroll>"
                    "<table><tr><th></th><th>query</th><th>nearest, with their cosines</th></tr>"
                    f"{cells}</table></div>")
@@ -199,9 +199,9 @@ def learned(one, missing, data, langs):
     except BadInput as error:
         missing[f"{one.name}: embeddings before training"] = str(error)
     scatter["embeddings"] = panels.embeddings(evaluation, "trained" if scatter else "")
-    joined = " A gray line joins translations." if len(evaluation.texts) > 1 else ""
+    joined = " A gray line joins translations." if len(evaluation.rows.texts) > 1 else ""
     add("embeddings", lambda: Section(
-        "Embeddings", f"<p>{text(evaluation.label)}, in the plane of their two principal "
+        "Embeddings", f"<p>{text(evaluation.rows.label)}, in the plane of their two principal "
         f"components.{joined}</p>", scatter))
     add("neighbors", lambda: neighbors(evaluation))
     add("cosines", lambda: Section("Cosines", "", {"cosines": panels.cosines(evaluation)}))

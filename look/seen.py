@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+import corpora
 import evaluate
 import runs
 import settings
@@ -153,11 +154,16 @@ def evaluation(one, data="", langs=(), limit=200):
         if not os.path.isfile(one.run / "model.pt"):
             raise BadInput("there is no model.pt yet: the first checkpoint writes it")
         opened = runs.open_run(one.run)
+        split = "" if data or opened.config.get("eval_data") else "valid"
+        found = evaluate.evaluation_of(opened, data, langs, split, limit, complete=True)
     else:
         run = one.run
         opened = runs.RunFolder(run.folder, run.model, run.tokenizer, one.first,
                                 one.first["config"], "")
-    own = not data and not opened.config.get("eval_data")
-    found = evaluate.evaluation_of(opened, data, langs, "valid" if own else "", limit)
+        rows = run.rows
+        texts = corpora.EvaluationRows(rows.name, rows.texts, rows.system, rows.hard)
+        rows = evaluate.EncodedRows(texts.complete(), run.tokenizer, run.model.config, run.affixes,
+                                    rows.max_length)
+        found = evaluate.Evaluation(run.model, rows)
     found.answer_limit = 20
     return opened, found
