@@ -1,6 +1,6 @@
 """Print one batch of an objective: its rows as text, and the attention mask of one row.
 
-    python -m look batch --objective hybrid --part predict --row 1
+    python -m look batch --objective hybrid --part predict --row 1 --png mask.png
 
 objectives.py explains the parts of a batch, above the objective's collate.
 """
@@ -10,7 +10,7 @@ import textwrap
 
 import settings
 import train
-from common import BadInput, Parser
+from common import BadInput, Parser, atomic_file
 from model import Packed
 
 GRID = 64  # largest number of tokens whose mask is drawn
@@ -43,6 +43,7 @@ def batch_command(words):
     parser.add_argument("--row", type=int, default=0, help="row whose mask is drawn [0]")
     parser.add_argument("--part", default="packed", help="which line of the batch: packed, "
                         "head_packed, clean or predict [packed]")
+    parser.add_argument("--png", metavar="FILE", help="also draw the mask as a picture")
     options, rest = parser.parse_known_args(words)
     run = train.Run(*settings.parse(["--batch", "2", *rest]), writes=False)
     batch, *_ = run.make_batch(0)
@@ -67,3 +68,16 @@ def batch_command(words):
     for query, keys in enumerate(mask, starts[options.row]):
         marks = "".join("#" if sees else "." for sees in keys)
         print(f"{int(packed.positions[query]):>4} {texts[query][:28]:<28} {marks}")
+    if options.png:
+        draw_mask(mask, texts[starts[options.row]:][:len(mask)], options)
+
+
+def draw_mask(mask, texts, options):
+    """Write the mask of a row as a PNG file."""
+    from . import plots  # printing needs only requirements.txt
+    figure, (axis,) = plots.panels(height=1.5 + 0.13 * len(mask))
+    figure.set_figwidth(1.5 + 0.13 * len(mask))
+    plots.mask(mask, [*map(plots.plain, texts)], axis,
+               title=f"{options.part}, row {options.row}: colored is visible")
+    with atomic_file(options.png) as file:
+        file.write(plots.png(figure))

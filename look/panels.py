@@ -8,6 +8,7 @@ import torch
 
 import evaluate
 import metrics
+from common import BadInput, did_you_mean
 from data import Example
 from model import Packed
 
@@ -32,6 +33,7 @@ METRICS = {
 FACTS = {"step", "tokens", "seconds", "eval", "warning", *METRICS}
 VERDICTS = {"ok": 2, "half-collapsed": 1, "COLLAPSING": 3, "translations": 4}  # and their colors
 SHOWN_LAYERS, SHOWN_HEADS = 6, 8
+DASHED = " (dashed: held out)"
 GRID = 24  # largest number of tokens whose mask is drawn
 
 
@@ -42,7 +44,7 @@ def curve_names(every):
     """Return {metric: (title, y)} of everything that one of the runs logged."""
     logged = [record for one in every for record in one.records]
     terms = dict.fromkeys(name for record in logged if "loss" in record for name in record)
-    names = {name: ("Loss" if name == "loss" else f"Term {name} of the loss", name)
+    names = {name: ("Loss" if name == "loss" else f"Term {name}", name)
              for name in terms if name not in FACTS}
     known = {name for record in logged for name in (*record, *record.get("eval", ()))}
     return names | {name: METRICS[name] for name in METRICS if name in known}
@@ -51,7 +53,7 @@ def curve_names(every):
 def mean_curve(curves):
     """Return the steps that all curves have, and their mean there."""
     tables = [dict(zip(*curve)) for curve in curves]
-    steps = [step for step in tables[0] if all(step in table for table in tables)]
+    steps = sorted(set.intersection(*map(set, tables))) if tables else []
     return steps, [metrics.mean([table[step] for table in tables]) for step in steps]
 
 
@@ -62,15 +64,15 @@ def draw_curve(axis, groups, metric, title, y):
         color = plots.COLOURS[number % 7]
         for name, dash in ((metric, "-" if number < 7 else "-."), (f"validation/{metric}", "--")):
             curves = [curve for one in members if (curve := one.points(name))[0]]
-            if not curves:
-                continue
             for curve in curves if len(curves) > 1 else ():
                 axis.plot(*curve, dash, color=color, linewidth=0.6, alpha=0.5)
             steps, values = mean_curve(curves)
+            if not steps:
+                continue
             line, = axis.plot(steps, values, dash, color=color, markersize=2.5,
                               marker="o" if len(steps) < 8 else None)
             if name != metric:
-                title += " (dashed: held out)" * (number == 0)
+                title = title.removesuffix(DASHED) + DASHED
             elif len(groups) > 1:
                 line.set_label(plots.plain(f"{label}: {values[-1]:.4g}"))
             else:
@@ -90,6 +92,9 @@ def curves(groups):
 def curves_figure(groups, chosen=()):
     """Return one Figure with all panels, or those of the chosen metrics."""
     names = curve_names(itertools.chain(*groups.values()))
+    for name in chosen:
+        if name not in names:
+            raise BadInput(f"metric {name}: no run has it{did_you_mean(name, names)}")
     names = {name: names[name] for name in chosen or names}
     figure, axes = plots.panels(-(-len(names) // 2), min(2, len(names)), 2.4)
     for axis, (metric, (title, y)) in zip(axes, names.items()):
@@ -156,7 +161,7 @@ def cosines(evaluation):
 
 
 def neighbors(evaluation, count=20, k=3):
-    """Return [(column, query, gold, [(text, cosine, is right)])]: the nearest texts of the first
+    """Return [(column, query, [(text, cosine, is right)])]: the nearest texts of the first
     column to `count` rows of the others, by cosine."""
     evaluate.need_translations(evaluation, "the list of neighbors")
     (first, y), *others = evaluation.embeddings.items()
@@ -166,7 +171,7 @@ def neighbors(evaluation, count=20, k=3):
         name, x = others[row % len(others)]
         near = metrics.knn(x[row:row + 1], y, min(k, len(golds)))
         texts = [golds[index] for index in near.indices[0].tolist()]
-        found.append((name, evaluation.rows.texts[name][row], golds[row], [
+        found.append((name, evaluation.rows.texts[name][row], [
             (text, cosine, text == golds[row])
             for text, cosine in zip(texts, near.cosines[0].tolist())]))
     return found
@@ -216,11 +221,12 @@ def packed_rows(one, evaluation):
     an arrow the token to predict), and a Figure of the first row's mask. Raises BadInput without
     the objective."""
     kind, options = one.objective, options_of(one)
-    tokenizer = evaluation.rows.tokenizer
-    columns = list(evaluation.rows.texts.values())[:kind.views]
-    columns += [evaluation.rows.system] if evaluation.rows.system else []
-    examples = [Example([tokenizer.encode([texts[row]])[0][:evaluation.rows.max_length]
-                         for texts in columns]) for row in (0, 1)]
+    tokenizer, texts = evaluation.rows.tokenizer, evaluation.rows.texts
+    columns = [*list(texts.values())[:kind.views], evaluation.rows.system or ["", ""]]
+    cells = [[ids[:evaluation.rows.max_length] for ids in tokenizer.encode(column[:2])]
+             for column in columns]  # the views, and the system text
+    examples = [Example(tuple(views), system=system if evaluation.rows.system else None)
+                for *views, system in zip(*cells)]
     batch = kind.collate(examples, np.random.default_rng(0), options, tokenizer.special)
     packed = batch["packed"]
     texts = token_texts(batch, "packed", tokenizer)

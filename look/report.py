@@ -7,10 +7,12 @@
 
 import html
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import evaluate
+import metrics
 from common import BadInput, Parser, atomic_file, comma_list, make_folder, shown
 from objectives import find_objective
 
@@ -49,14 +51,19 @@ def text(value):
     return html.escape(str(value))
 
 
-def table(heads, rows, numbers=True):
-    """Return an HTML table of plain values, some of them metrics, which may break at a slash."""
+def table(heads, rows, kind=""):
+    """Return a table of cells that are HTML."""
     def line(tag, cells):
-        words = [text(cell).replace("/", "/<wbr>") if numbers else text(cell) for cell in cells]
-        return f"<tr>{''.join(f'<{tag} dir=auto>{word}</{tag}>' for word in words)}</tr>"
+        return f"<tr>{''.join(f'<{tag} dir=auto>{cell}</{tag}>' for cell in cells)}</tr>"
 
     lines = "".join([line("th", heads), *(line("td", row) for row in rows)])
-    return f"<div class=scroll><table{' class=numbers' * numbers}>{lines}</table></div>"
+    return f'<div class=scroll><table class="{kind}">{lines}</table></div>'
+
+
+def number_table(heads, rows):
+    """Return a table of metrics, whose names may break at a slash, and numbers."""
+    heads, *rows = [[text(cell).replace("/", "/<wbr>") for cell in row] for row in (heads, *rows)]
+    return table(heads, rows, "numbers")
 
 
 # ---- sections: a function each. A section that does not apply raises BadInput with the reason.
@@ -80,7 +87,7 @@ def trained(every):
                                              f"torch {first['torch']}",
             "warnings": "; ".join(f"step {record['step']}: {record['warning']}"
                                   for record in one.records if "warning" in record)}
-        body = table(("", ""), [(key, value) for key, value in facts.items() if value], False)
+        body = table(("", ""), [(key, text(value)) for key, value in facts.items() if value])
         parts.append(f"<details{' open' * (len(every) == 1)}><summary>{text(one.name)}</summary>"
                      f"{body}</details>")
     return Section("What was trained", "".join(parts))
@@ -92,7 +99,7 @@ def results(groups):
     if len(every) > 1:
         heads, rows = compare.table(groups, compare.chosen_metrics(every))
         return Section("Results", "<p>Runs that differ only in their seed are one row, mean ± "
-                       "standard deviation.</p>" + table(heads, rows))
+                       "standard deviation.</p>" + number_table(heads, rows))
     scores = every[0].evaluations()
     if not scores:
         raise BadInput("this run has not been evaluated")
@@ -102,7 +109,7 @@ def results(groups):
             for name, value in after.items()
             if (about := evaluate.METRICS.get(name) or evaluate.METRICS.get(name.split("/")[0]))]
     start = "start" if every[0].first["config"].get("init") else "untrained"
-    return Section("Results", table(("", start, f"step {max(scores)}"), rows))
+    return Section("Results", number_table(("", start, f"step {max(scores)}"), rows))
 
 
 def along_training(groups):
@@ -139,32 +146,25 @@ def verdict_lines(groups):
 def neighbors(evaluation):
     """Return the table of queries and what they retrieve, or prompts and answers of a decoder."""
     if evaluation.can_answer:
-        answers = evaluation.answers
-        rows = [(prompt, written, gold, written.strip() == gold.strip())
-                for prompt, written, gold in zip(answers.prompts, answers.written, answers.golds)]
-        cells = "".join(
-            f"<tr><td dir=auto>{text(shown(prompt))}</td><td dir=auto>{mark(right)} "
-            f"{text(shown(written))}</td><td dir=auto>{text(shown(gold))}</td></tr>"
-            for prompt, written, gold, right in rows)
-        return Section("Prompts and answers", f"<p>{sum(row[-1] for row in rows)} of {len(rows)} "
-                       "answers are right.</p><div class=scroll><table><tr><th>prompt</th>"
-                       f"<th>answer</th><th>gold text</th></tr>{cells}</table></div>")
+        prompts, golds, written, _ = evaluation.answers
+        right = [*map(metrics.exact, written, golds)]
+        rows = [(text(shown(prompt)), mark(good) + text(shown(answer)), text(shown(gold)))
+                for prompt, answer, gold, good in zip(prompts, written, golds, right)]
+        return Section("Prompts and answers", f"<p>{sum(right)} of {len(rows)} answers are right."
+                       "</p>" + table(("prompt", "answer", "gold text"), rows))
     found = panels.neighbors(evaluation)
     right = sum(near[0][2] for *_, near in found)
-    cells = "".join(
-        f"<tr><td>{text(column)}</td><td dir=auto>{text(shown(query))}</td><td>" + "".join(
-            f"<div dir=auto>{mark(good)} {cosine:.2f} {text(shown(near))}</div>"
-            for near, cosine, good in nearest) + "</td></tr>"
-        for column, query, _, nearest in found)
+    rows = [(text(column), text(shown(query)), "".join(
+        f"<div dir=auto>{mark(good)}{cosine:.2f} {text(shown(near))}</div>"
+        for near, cosine, good in nearest)) for column, query, nearest in found]
     return Section("Nearest neighbors", f"<p>The three nearest of {evaluation.rows.count} texts in "
                    f"{text(next(iter(evaluation.rows.texts)))}, by cosine. The nearest is the "
-                   f"translation for {right} of {len(found)} queries.</p><div class=scroll>"
-                   "<table><tr><th></th><th>query</th><th>nearest, with their cosines</th></tr>"
-                   f"{cells}</table></div>")
+                   f"translation for {right} of {len(found)} queries.</p>"
+                   + table(("", "query", "nearest, with their cosines"), rows))
 
 
 def mark(right):
-    return "<b class=right>=</b>" if right else "<b class=wrong>!</b>"
+    return "<b class=right>=</b> " if right else "<b class=wrong>!</b> "
 
 
 def packed(one, evaluation):
@@ -176,38 +176,44 @@ def packed(one, evaluation):
                    f"an arrow: the token to predict there.</p>{lines}", {"mask": figure})
 
 
+def embeddings(one, opened, evaluation, missing):
+    found = {}
+    try:
+        before = replace(evaluation, model=seen.untrained(one, opened))
+        found["untrained"] = panels.embeddings(before, "Embeddings before training")
+    except BadInput as error:
+        missing[f"{one.name}: embeddings before training"] = str(error)
+    found["embeddings"] = panels.embeddings(evaluation, "Embeddings of the trained model")
+    joined = " A gray line joins translations." if len(evaluation.rows.texts) > 1 else ""
+    return Section("Embeddings", f"<p>{text(evaluation.rows.label)}, in the plane of their two "
+                   f"principal components.{joined}</p>", found)
+
+
 def learned(one, missing, data, langs):
     """Return the sections about the model of a run. `missing` gets {title: reason}."""
-    found = []
-
-    def add(title, make):
-        try:
-            found.append(make())
-        except BadInput as error:
-            missing[f"{one.name}: {title}"] = str(error)
-
     try:
         opened, evaluation = seen.evaluation(one, data, langs)
     except BadInput as error:
         missing[f"{one.name}: everything about its model"] = str(error)
         return []
-    scatter = {}
-    try:
-        before = evaluate.replace(evaluation, model=seen.untrained(one, opened))
-        start = "at the start" if opened.config.get("init") else "untrained"
-        scatter["untrained"] = panels.embeddings(before, start)
-    except BadInput as error:
-        missing[f"{one.name}: embeddings before training"] = str(error)
-    scatter["embeddings"] = panels.embeddings(evaluation, "trained" if scatter else "")
-    joined = " A gray line joins translations." if len(evaluation.rows.texts) > 1 else ""
-    add("embeddings", lambda: Section(
-        "Embeddings", f"<p>{text(evaluation.rows.label)}, in the plane of their two principal "
-        f"components.{joined}</p>", scatter))
-    add("neighbors", lambda: neighbors(evaluation))
-    add("cosines", lambda: Section("Cosines", "", {"cosines": panels.cosines(evaluation)}))
-    add("attention", lambda: Section("Attention", "", {"attention": panels.attention(evaluation)},
-                                     True))
-    add("packed batch and mask", lambda: packed(one, evaluation))
+    return collect({
+        f"{one.name}: embeddings": lambda: embeddings(one, opened, evaluation, missing),
+        f"{one.name}: nearest neighbors": lambda: neighbors(evaluation),
+        f"{one.name}: cosines": lambda: Section(
+            "Cosines", "", {"cosines": panels.cosines(evaluation)}),
+        f"{one.name}: attention": lambda: Section(
+            "Attention", "", {"attention": panels.attention(evaluation)}, True),
+        f"{one.name}: packed batch and mask": lambda: packed(one, evaluation)}, missing)
+
+
+def collect(makers, missing):
+    """Return the sections of {title: function}; `missing` gets {title: reason} of the others."""
+    found = []
+    for title, make in makers.items():
+        try:
+            found.append(make())
+        except BadInput as error:
+            missing[title] = str(error)
     return found
 
 
@@ -218,13 +224,9 @@ def all_sections(every, data="", langs=()):
     """Return [(heading, sections)] of some Seen, and {what is left out: the reason}."""
     groups = seen.grouped(every)
     missing = {}
-    found = [trained(every)]
-    for title, make in (("results", results), ("curves", along_training), ("health", health)):
-        try:
-            found.append(make(groups))
-        except BadInput as error:
-            missing[title] = str(error)
-    chapters = [("", found)]
+    chapters = [("", collect({
+        "what was trained": lambda: trained(every), "results": lambda: results(groups),
+        "curves": lambda: along_training(groups), "health": lambda: health(groups)}, missing))]
     for members in groups.values():
         of = f" of {members[0].name}" if len(every) > 1 else ""
         chapters.append((f"What the model{of} learned", learned(members[0], missing, data, langs)))
@@ -250,8 +252,8 @@ def html_page(every, data="", langs=(), figures=None):
                           f"{plots.svg(figure, f'f{len(figures)}')}</figure>")
             out.write("</div></section>\n")
     if missing:
-        out.write("<section><h3>Left out</h3>" + table(("what", "why"), missing.items(), False)
-                  + "</section>")
+        rows = [map(text, row) for row in missing.items()]
+        out.write(f"<section><h3>Left out</h3>{table(('what', 'why'), rows)}</section>")
     out.write("</body></html>\n")
     return out.getvalue()
 

@@ -49,7 +49,8 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
 def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     langs = "en" if objective == "hybrid" else "en,de"
     main(f"batch --objective {objective} --part {part} --langs {langs} --vocab 300 "
-         "--data pairs.tsv".split())
+         "--data pairs.tsv --png mask.png".split())
+    assert Path("mask.png").read_bytes()[:4] == b"\x89PNG"
     text = capsys.readouterr().out
     batch = train.batch(objective, 2, 0, data="pairs.tsv", vocab=300, langs=langs)
     rows = text.partition("ROWS")[2].partition("\n")[2].partition("\nMASK")[0]
