@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,6 +137,10 @@ def untrained(one, opened):
     config = opened.config
     if "seed" not in config:
         raise BadInput("this model was imported and not trained here")
+    lacking = {field.name for field in fields(settings.TrainConfig)} - config.keys()
+    if lacking:
+        raise BadInput(f"the log lacks the setting {min(lacking)}: it is of another version, whose "
+                       "first weights may be different ones")
     given = settings.pick(settings.TrainConfig, config)
     init = None
     if given.init:
