@@ -85,14 +85,14 @@ def aligned(heads, rows):
 
 
 def numbers(every):
-    """Return {name of a run: its numbers}: those of eval.json if all runs have it for the same
-    rows, else those of the last evaluation in their logs."""
+    """Return {id of a Seen: its numbers}: those of eval.json if all runs have it for the same rows,
+    else those of the last evaluation in their logs."""
     stored = [runs.read_results(f"{one.run}/eval.json") for one in every]
     rows = {results.get("rows") for results in stored}
     if len(rows) > 1:
         stored = [{}] * len(every)
-    return {one.name: one.last() | {metric: value for metric, value in more.items()
-                                    if isinstance(value, (int, float))}
+    return {id(one): one.last() | {metric: value for metric, value in more.items()
+                                  if isinstance(value, (int, float))}
             for one, more in zip(every, stored)}
 
 
@@ -112,7 +112,7 @@ def table(groups, metrics):
     found = numbers([one for members in groups.values() for one in members])
     rows = []
     for label, members in groups.items():
-        cells = [mean_std([found[one.name][metric] for one in members if metric in found[one.name]])
+        cells = [mean_std([found[id(one)][metric] for one in members if metric in found[id(one)]])
                  for metric in metrics]
         said = dict.fromkeys(list(one.verdicts().values())[-1].partition(" (")[0]
                              for one in members if one.verdicts())
@@ -135,8 +135,8 @@ def compare_command(words):
     lines = markdown if options.markdown else aligned
     print(*lines(*table(groups, metrics)), sep="\n")
     found = numbers(every)
-    scores = {metric: {label: {one.first["config"].get("seed"): found[one.name][metric]
-                               for one in members if metric in found[one.name]}
+    scores = {metric: {label: {one.first["config"].get("seed"): found[id(one)][metric]
+                               for one in members if metric in found[id(one)]}
                        for label, members in groups.items()}
               for metric in metrics if metric not in ("step", "seconds")}
     first, *others = groups

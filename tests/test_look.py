@@ -328,7 +328,13 @@ def test_a_notebook_shows_the_page_and_the_curves_of_a_run_without_a_folder(pair
     list(run.steps())
     page = look.page(run)._repr_html_()
     assert page.startswith("<iframe srcdoc=") and "RankMe" in page and page.count("<") == 2
-    figure = look.curves(run, metrics=["loss", "geometry/rankme"])
+    other = train.start("mexma", out=None, data="pairs.tsv", **SMALL | dict(lr=1e-4))
+    list(other.steps())
+    every = [seen.see(run), seen.see(other)]
+    _, rows = compare.table(seen.grouped(every), ["validation/loss"])
+    losses = [one.last()["validation/loss"] for one in every]
+    assert [row[2] for row in rows] == [compare.mean_std([loss]) for loss in losses]
+    figure = look.curves(run, other, metrics=["loss", "geometry/rankme"])
     assert len(figure.axes) == 2 and plots.png(figure)[:4] == b"\x89PNG"
 
 
