@@ -24,8 +24,8 @@ class SplitSoftmax(Objective):
     edits, retrieval/order tests only `exchange`; the others show whether order itself is learned.
     """
     name, views, pool = "split_softmax", 2, "mean"
-    toy = dict(lr=1e-3, embedding_lr=10.0, batch=128, steps=300, layers=2, norm_position="pre",
-               zero_init=True, scale=14.0)
+    toy = dict(lr=3e-4, embedding_lr=33.0, batch=128, steps=300, layers=2, zero_init=True,
+               scale=14.0)
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
