@@ -80,11 +80,16 @@ def draw_curve(axis, groups, metric, title, y):
     return plots.finish(axis, "training step", plots.plain(y), plots.plain(title))
 
 
+def height(groups):
+    """Return the height of a panel in inches: the legend has a line for each label."""
+    return 2.4 + 0.15 * max(0, len(groups) - 2)
+
+
 def curves(groups):
     """Return {name: Figure}, one for each metric in the logs."""
     found = {}
     for metric, (title, y) in curve_names(itertools.chain(*groups.values())).items():
-        axis, = plots.panels(height=2.4)[1]
+        axis, = plots.panels(height=height(groups))[1]
         found[metric] = draw_curve(axis, groups, metric, title, y)
     return found
 
@@ -96,7 +101,7 @@ def curves_figure(groups, chosen=()):
         if name not in names:
             raise BadInput(f"metric {name}: no run has it{did_you_mean(name, names)}")
     names = {name: names[name] for name in chosen or names}
-    figure, axes = plots.panels(-(-len(names) // 2), min(2, len(names)), 2.4)
+    figure, axes = plots.panels(-(-len(names) // 2), min(2, len(names)), height(groups))
     for axis, (metric, (title, y)) in zip(axes, names.items()):
         draw_curve(axis, groups, metric, title, y)
     for axis in axes[len(names):]:

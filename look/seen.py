@@ -111,12 +111,16 @@ def grouped(every):
     for one, members in zip(every, parts):
         names = differing([other for other in every
                            if other.get("objective") == one.get("objective")])
-        words = [f"{name.replace('_', '-')} {shown(one.get(name))}" for name in names[:4]]
+        words = [f"{name.replace('_', '-')} {in_words(one.get(name))}" for name in names[:4]]
         if several or not words:
             words.insert(0, one.get("objective", members[0].name))
         labels.append(", ".join(words))
     return {f"{label} ({members[0].name})" if labels.count(label) > 1 else label: members
             for label, members in zip(labels, parts)}
+
+
+def in_words(value):
+    return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 # ---- the models and the rows

@@ -280,7 +280,7 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(six_runs, capsys
     text = capsys.readouterr().out
     scores = {one: runs.read_log(one)[-1]["eval"]["geometry/rankme"] for one in six_runs}
     values = list(scores.values())
-    for weight, group in (("0.0", values[:3]), ("1.0", values[3:])):
+    for weight, group in (("0", values[:3]), ("1", values[3:])):
         row, = [line for line in text.splitlines() if line.startswith(f"koleo-weight {weight}  ")]
         std = np.std(group, ddof=1)
         mean, deviation = re.search(r"3 +(\S+) ± (\S+)", row).groups()
@@ -290,7 +290,7 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(six_runs, capsys
     t = differences.mean() / (differences.std(ddof=1) / math.sqrt(3))
     test = compare.paired_test(dict(enumerate(values[3:])), dict(enumerate(values[:3])))
     assert test["t"] == pytest.approx(t)
-    row = f"koleo-weight 1.0 against koleo-weight 0.0  geometry/rankme  {differences.mean():+.3g}"
+    row = f"koleo-weight 1 against koleo-weight 0  geometry/rankme  {differences.mean():+.3g}"
     assert row in re.sub(" {3,}", "  ", text)
 
 
@@ -301,7 +301,7 @@ def test_compare_refuses_a_metric_that_no_run_has(six_runs, refused):
 
 def test_seeds_are_thin_lines_with_their_mean_in_one_panel(six_runs):
     groups = seen.grouped([*map(seen.see, six_runs)])
-    assert [*groups] == ["koleo-weight 0.0", "koleo-weight 1.0"]
+    assert [*groups] == ["koleo-weight 0", "koleo-weight 1"]
     figure = panels.curves(groups)["geometry/rankme"]
     *seeds, mean = figure.axes[0].lines[:4]
     assert len(figure.axes[0].lines) == 8
