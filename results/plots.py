@@ -48,7 +48,7 @@ polyline{fill:none;stroke:#909090;stroke-width:.8}
 @media(prefers-color-scheme:dark){text{fill:#e6e6e6}rect{fill:#14171a}}</style>"""
 
 
-def languages_picture():
+def translations_picture():
     """Return a moving SVG: the embeddings of sentences in five languages from step 0 to the last.
     It plays once and stays at the last frame, which is also what a still picture shows."""
     languages, frames = language_frames()
@@ -143,7 +143,7 @@ def climb_picture():
     return figure
 
 
-PICTURES = {"languages": languages_picture, "health": health_picture, "climb": climb_picture}
+PICTURES = {"translations": translations_picture, "health": health_picture, "climb": climb_picture}
 
 
 def experiment_picture(name, metric, labels=(), flops=False):
@@ -175,7 +175,7 @@ def experiment_picture(name, metric, labels=(), flops=False):
 def plot_command(words):
     parser = Parser("python -m results plot", "Draw a recorded experiment along training, or one "
                     f"of the README's pictures: {', '.join(PICTURES)}. Writes NAME.png, or "
-                    "languages.svg, which moves.")
+                    "translations.svg, which moves.")
     parser.add_argument("name", metavar="NAME", help="an experiment, or a picture")
     parser.add_argument("--metric", default="retrieval/xsim", help="metric of an experiment "
                         "[retrieval/xsim]")
