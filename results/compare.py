@@ -299,8 +299,9 @@ def show_command(words):
 def judge():
     """Return {number of a claim: {"baseline", "ours", "seeds", "test", "holm", "verdict"}}.
 
-    The verdict is better or worse if p is below 0.05 after Holm's correction over all claims, and
-    not tested if there is no baseline or there are fewer than three common seeds."""
+    The verdict is better or worse if p is below 0.05 after Holm's correction over the claims of the
+    same "family" (papers: the four papers'; newer: newer papers'; controls: ours, which no paper
+    has), and not tested if there is no baseline or there are fewer than three common seeds."""
     judged = {}
     for claim in DATA["claims"]:
         scores = by_label(read_records(claim["experiment"]), claim["metric"])
@@ -311,7 +312,11 @@ def judge():
         test = paired_test(ours, baseline) if len(baseline) >= SEEDS else None
         judged[claim["id"]] = {"baseline": baseline, "ours": ours, "seeds": len(ours),
                                "test": test, "holm": None, "verdict": "not tested"}
-    corrected = holm({name: one["test"]["p"] for name, one in judged.items() if one["test"]})
+    families = {}
+    for claim in DATA["claims"]:
+        if test := judged[claim["id"]]["test"]:
+            families.setdefault(claim["family"], {})[claim["id"]] = test["p"]
+    corrected = collections.ChainMap(*map(holm, families.values()))
     for claim in DATA["claims"]:
         one = judged[claim["id"]]
         if one["test"]:
@@ -327,20 +332,23 @@ def board_lines():
     rows = []
     for claim, one in zip(DATA["claims"], judge().values()):
         test = one["test"]
-        cells = ["-"] * 3 if not test else [f"{test['low']:+.2f} to {test['high']:+.2f}",
-                                            p_text(test["p"]), p_text(one["holm"])]
+        interval, p, corrected = ["-"] * 3 if not test else [
+            f"{test['low']:+.2f} to {test['high']:+.2f}", p_text(test["p"]), p_text(one["holm"])]
         rows.append([claim["id"], claim["claim"], claim["measure"],
                      mean_std(one["baseline"].values()), mean_std(one["ours"].values()),
-                     one["seeds"] or "-", *cells, one["verdict"]])
+                     one["seeds"] or "-", interval, p, claim["family"], corrected, one["verdict"]])
     return markdown(["", "claim", "measure", "baseline", "method", "seeds",
-                     "95 % interval of the difference", "p", "p (Holm)", "verdict"], rows)
+                     "95 % interval of the difference", "p", "family", "p (Holm)", "verdict"],
+                    rows)
 
 
 def board_command(words):
     Parser("python -m results board", "The claims of the papers, and what we measured.").parse_args(
         words)
-    print(*board_lines(), "", "All claims are with AdamW. `python -m results show encoders-muon` "
-          "has claims 9 to 12 and 17 with Muon.", sep="\n")
+    print(*board_lines(), "", "Holm's correction is over the claims of a family: those of the four "
+          "papers, those of newer papers, and our controls, which no paper has.", "All claims are "
+          "with AdamW. `python -m results show encoders-muon` has claims 9 to 12 and 17 with Muon.",
+          sep="\n")
     for claim in DATA["claims"]:
         against = f" against `{claim['baseline']}`" if "baseline" in claim else ""
         print(f"{claim['id']}. `{claim['ours']}`{against} at equal {claim['matched']}; `python -m "
