@@ -7,11 +7,11 @@
 import collections
 import itertools
 import re
+import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
-# ISO 639-1, FLORES-200, and languages written out. "id" is missing, because such a column holds
-# identifiers.
+# ISO 639-1, FLORES-200, and languages written out.
 LANGUAGES = set(Path(__file__).with_name("languages.txt").read_text("utf-8").split())
 GROUPS = ("src tgt", "src trg", "src ref", "sentence1 sentence2", "question1 question2",
           "s1 s2", "text1 text2", "anchor positive", "premise hypothesis", "english regex",
@@ -22,7 +22,8 @@ LABEL = re.compile("label|score|simil|rating|class|duplicate|quality|entail|matc
 # The last word of a column that is no text of a language, as in en_id, en_scores, is_relevant.
 NO_TEXT = re.compile(rf"(.*[\W_])?(id|{LABEL.pattern})(s|t|ce|ity|ment)?", re.IGNORECASE)
 # Which language it is more exactly: pt-BR, zh_cn, deu_Latn, zh-Hans-CN; or which text of it: en_1.
-REGION = re.compile(r"([A-Z]{2}|[A-Z][a-z]{3}|\d{1,3}|cn|tw|hk|br|us|gb|latn|cyrl|arab|han[st])"
+REGION = re.compile(r"([A-Z]{2}|[A-Z][a-z]{3}|\d{1,3}|cn|tw|hk|br|us|gb|latn|cyrl|arab|han[st]"
+                    r"|[Ss]implified|[Tt]raditional)"
                     r"([\W_]\w+)?")
 SIDES = ("src", "tgt", "trg", "ref", "source", "target")  # of a translation, in a file's name
 CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")  # what a code looks like, known or not
@@ -34,6 +35,8 @@ CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")  # what a code looks like, known or n
 def parse(name):
     """Return the language of a column and what else its name says: ("en", "") for en, EN2 or
     en-GB, ("en", "title") for en_title; None if it does not begin with a language."""
+    # macOS writes some letters, such as the ñ of "español", as two characters.
+    name = unicodedata.normalize("NFC", name)
     match = re.fullmatch(r"([^\W\d_]+)\d*(?:[\W_]+(\w.*?))?\)?", name)
     if not match or match[1].lower() not in LANGUAGES or NO_TEXT.fullmatch(match[2] or ""):
         return None
@@ -66,6 +69,8 @@ def languages(names):
     first = next((rest for rest in rests if rest and rests.count(rest) > 1), None)
     if first:
         kept = [name for name in kept if found[name][1] in ("", first)]
+    if not bare:  # of en_source, de_human, de_google the first one of each language is read
+        kept = [*{found[name][0]: name for name in reversed(kept)}.values()][::-1]
     return kept if len(kept) > 1 else []
 
 
@@ -78,13 +83,17 @@ def known_names(names, texts=None):
         return tuple(found)
     for group in GROUPS:
         found = tuple(map(spelled.get, group.split()))
-        # "source" is also where a text comes from.
-        if all(found) and (group != "source target" or {*found} <= {*texts}):
+        # "source" is also where a text comes from, and "ref" its address.
+        is_ambiguous = group in ("source target", "src ref")
+        if all(found) and (not is_ambiguous or {*found} <= {*texts}):
             return found
     prefixes = dict(filter(None, map(after_prefix, texts)))
     counts = collections.Counter(prefixes.values())
     # Only one kind of texts, because s1_en, s2_en, s1_de, s2_de are not the same text.
     several = [prefix for prefix in counts if counts[prefix] > 1]
+    sides = [name for name in prefixes if prefixes[name][:-1].lower() in SIDES]
+    if not several and len(sides) > 1:  # src_en, tgt_de
+        return tuple(sides)
     return tuple(name for name in prefixes if [prefixes[name]] == several)
 
 
@@ -99,7 +108,11 @@ def parallel_names(paths):
         return tuple(names) if len({*names}) == len(paths) > 1 and all(names) else ()
 
     endings = [path.suffix[1:] for path in paths]
-    if "txt" not in map(str.lower, endings) and distinct(endings):
+    # Parts of one file, such as x.01 x.02 or x.aa x.ab of `split`, are no languages.
+    if {"aa", "ab"} <= {*endings}:
+        return ()
+    has_number = any(map(str.isdecimal, endings))
+    if "txt" not in map(str.lower, endings) and not has_number and distinct(endings):
         return distinct(endings)
     for separators in (".", ".-", ".-_"):
         parts = [re.split(f"[{separators}]", path.name) for path in paths]
@@ -119,14 +132,37 @@ def parallel_names(paths):
     return distinct([path.stem for path in paths]) if {*endings} <= {"dev", "devtest"} else ()
 
 
+def parallel_groups(paths):
+    """Return [(indices of parallel files, their columns)], one pair if all are parallel to each
+    other; [] if a name does not tell it.
+
+        E.de-en.de E.de-en.en E.en-fr.en E.en-fr.fr     [((0, 1), (de, en)), ((2, 3), (en, fr))]
+    """
+    if names := parallel_names(paths):
+        return [(range(len(paths)), names)]
+    groups = {}  # {the parts of a name but its language: indices}
+    for index, path in enumerate(paths):
+        parts = re.split("[.-]", path.name)
+        places = [place for place, part in enumerate(parts) if is_language(part)]
+        if places:
+            del parts[places[-1]]
+        groups.setdefault(tuple(parts), []).append(index)
+    found = [(indices, parallel_names([paths[index] for index in indices]))
+             for indices in groups.values()]
+    return found if all(names for _, names in found) else []
+
+
 # ---- content
 
 FEWEST = 10  # cells tell what a column is
-IDENTIFIERS, FEW = "addresses or identifiers", "few values"
+IDENTIFIERS, FEW, SHORT = "addresses or identifiers", "few values", "much shorter than the others"
 NESTED = "[...]"  # stands for a list or an object of JSON
 # A cell without a letter; an address or one word of ASCII that has a digit or an inner sign.
 NUMBER = re.compile(r"[\W\d_]+")
 ADDRESS = re.compile(r"https?://\S+|[!-~]*(\d|\w[./:@\\_]+\w)[!-~]*")
+WORDS = re.compile(r"\S\s+\S")
+ID = re.compile(r"(.*[\W_])?id\d*", re.IGNORECASE)
+MT = re.compile(r"(.*[\W_])?mt([\W_].*)?", re.IGNORECASE)  # Maltese, or a machine translation
 
 
 def mostly(test, cells):
@@ -144,8 +180,10 @@ def kinds_of(rows, names):
             kinds[name] = "lists or objects"
         elif mostly(NUMBER.fullmatch, cells):
             kinds[name] = "numbers"
-        elif len(cells) >= FEWEST and mostly(ADDRESS.fullmatch, cells):
+        elif len(cells) >= 3 and mostly(ADDRESS.fullmatch, cells):
             kinds[name] = IDENTIFIERS
+        elif ID.fullmatch(name) and not mostly(WORDS.search, cells):
+            kinds[name] = IDENTIFIERS  # otherwise it is Indonesian
     texts = [name for name in names if name not in kinds]
     # Copies of a row do not make its values rare.
     unique = dict.fromkeys(tuple(row.get(name, "") for name in texts) for row in rows)
@@ -154,16 +192,34 @@ def kinds_of(rows, names):
     lengths = {name: sum(len(cell.encode()) for cell in cells) / len(cells)
                for name, cells in columns.items()}
     for name, cells in columns.items():
-        values = len({*cells})
         is_short = 2 * lengths[name] <= max(lengths.values())
-        if len(cells) >= FEWEST and values * (3 if is_short else 10) <= len(cells):
+        most = len(cells) // (3 if is_short else 10)
+        if len(cells) >= FEWEST and len({*cells}) <= most:
             kinds[name] = FEW
-        # Maltese, or a machine translation into the language of another column.
-        near = name.lower() == "mt" and next((other for other in texts if other != name
-                                              and are_alike(unique, texts, name, other)), "")
+        # GEN 1:1, GEN 1:2, ... but sentences can differ in a number alone.
+        elif len(cells) >= FEWEST and is_short and len({*map(numberless, cells)}) <= most:
+            kinds[name] = IDENTIFIERS
+        near = MT.fullmatch(name) and next((other for other in texts if not MT.fullmatch(other)
+                                            and are_alike(unique, texts, name, other)), "")
         if near:
             kinds[name] = f"much like {near}"
-    return kinds
+    # Beside two sentences, a word such as "train" is no translation.
+    read = languages([name for name in texts if name not in kinds])
+    usual = sorted(lengths[name] for name in read)[-2] if len(read) > 2 else 0
+    return kinds | {name: SHORT for name in read if 6 * lengths[name] < usual}
+
+
+def numberless(text):
+    return re.sub(r"\d+", "", text)
+
+
+def dialogue(rows, names):
+    """Return the languages among columns of few values that translate each other. "Yes." and "Ja."
+    occur together, and two categories in all combinations."""
+    found = languages(names)
+    values = {tuple(row.get(name) for name in found) for row in rows}
+    most = max((len({*cells}) for cells in zip(*values)), default=0)
+    return tuple(found) if 2 * len(values) <= 3 * most else ()
 
 
 def are_alike(rows, names, one, other, least=0.25):
@@ -197,7 +253,8 @@ def choose(names, rows, langs=(), like=(), default=()):
     texts = [name for name in names if name not in kinds]
     if not texts:  # a file of identifiers has nothing better
         texts = [name for name in names if kinds[name] in (IDENTIFIERS, FEW)]
-    default = default or known_names(names, texts)
+    few = [name for name in names if kinds.get(name) == FEW]
+    default = default or known_names(names, texts) or dialogue(rows, few)
     columns = tuple(langs or like or default)
     if not {*columns} <= {*names}:
         columns = ()

@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common import BadInput, shown
-from corpora.columns import LABEL, NESTED, choose, known_names, parallel_names
+from corpora.columns import LABEL, NESTED, choose, known_names, languages, parallel_groups
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
 csv.field_size_limit(10 ** 6)  # characters of a cell
@@ -133,9 +133,9 @@ def read_header(path, number, header, langs):
     """Return the delimiter of a table, its columns, and whether the rules of CSV hold. They do not
     between tabs, unless a name in the header is in quotes. Raises BadInput."""
     headers = {}
-    ends = header.strip()[0], header.strip()[-1]
+    is_quoted = any(re.fullmatch(r'\s*".*"\s*', name) for name in header.split("\t"))
     for delimiter in ",\t;|" if ".csv" in path.name.lower() else "\t,;|":
-        is_csv = delimiter != "\t" or '"' in ends
+        is_csv = delimiter != "\t" or is_quoted
         with contextlib.suppress(csv.Error):
             [cells] = csv_reader([header], delimiter, is_csv, skipinitialspace=True)
             headers[delimiter, is_csv] = [name.strip() for name in cells]
@@ -178,11 +178,13 @@ def read_table(path, langs=(), counts=None):
                 yield number, {}
             elif any(texts):  # spreadsheets have blank rows below the table
                 is_first = number == start + 1
-                if is_csv and is_first and texts[0] == "1" and len(texts) == len(names) + 1:
+                if is_first and texts[0].isdecimal() and len(texts) == len(names) + 1:
                     names = ["", *names]  # R numbers the rows, without a name in the header
                 if len(cells) != len(names):
+                    way_out = "" if is_csv or not any(text[:1] == '"' for text in texts) else (
+                        ": if quotes enclose cells with tabs or line ends, enclose the names, too")
                     raise at_line(path, number, f"{len(cells)} cells, but the header has "
-                                  f"{len(names)} columns ({shown(', '.join(names))})")
+                                  f"{len(names)} columns ({shown(', '.join(names))}){way_out}")
                 if not is_csv:
                     cells = [cell if cell[:1] != '"' else unquoted(cell, counts) for cell in cells]
                 yield number, dict(zip(names, cells))
@@ -202,8 +204,8 @@ def unquoted(cell, counts):
 
 
 def read_jsonl(path, langs=(), counts=None):
-    """Yield the rows of JSON Lines: {"en": ..., "de": ...}, {"translation": {...}}, or a chat,
-    {"messages": [{"role": ..., "content": ...}, ...]}."""
+    """Yield the rows of JSON Lines: {"en": ..., "de": ...}, the same in another object such as
+    {"translation": {...}}, or a chat, {"messages": [{"role": ..., "content": ...}, ...]}."""
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -211,8 +213,12 @@ def read_jsonl(path, langs=(), counts=None):
             row = {**json.loads(line)}
             if "\\ud" in line.lower():  # half of a surrogate pair is no text and cannot be encoded
                 json.dumps(row, ensure_ascii=False).encode()
-            if isinstance(row.get("translation"), dict):
-                row |= row.pop("translation")
+            objects = [key for key, value in row.items() if isinstance(value, dict)]
+            nested = ["translation"] if "translation" in objects else [
+                key for key in objects if languages(row[key])]
+            if len(nested) == 1:
+                inner = row.pop(nested[0])
+                row |= {key: value for key, value in inner.items() if key not in row}
             if isinstance(row.get("messages"), list):
                 turns = [(turn["role"], turn["content"]) for turn in row.pop("messages")]
                 roles = sorted(role for role, _ in turns)
@@ -261,10 +267,12 @@ class TextFiles:
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
-        codes = () if {*readers} != {read_text} else parallel_names(plain)
+        groups = [] if {*readers} != {read_text} else parallel_groups(plain)
         if any(path.suffix.lower() == ".txt" and has_tab(file) for path, file in zip(plain, paths)):
-            codes = ()  # tables, such as en-de.txt and en-fr.txt
-        self.readers = [partial(read_moses, paths, codes)] if codes else [
+            groups = []  # tables, such as en-de.txt and en-fr.txt
+        codes = tuple(dict.fromkeys(name for _, names in groups for name in names))
+        self.readers = [partial(read_moses, [paths[index] for index in indices], names)
+                        for indices, names in groups] or [
             partial(read, path, langs or like) for path, read in zip(paths, readers)]
         rows = self._sample()
         if not rows:

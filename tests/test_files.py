@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,10 @@ def chat(**turns):
     (chat(system="s", user="u", assistant="a"), ("u", "a", "s")),
     (chat(assistant="a", user="u"), ("u", "a")),
     ({"Question": "q", "Answer": 7, "id": 1}, ("q", "7")),
-    ({"translation": {"en": "a", "de": "b"}}, ("a", "b"))])
+    ({"translation": {"en": "a", "de": "b"}}, ("a", "b")),
+    ({"id": 1, "texts": {"en": "a", "de": "b"}}, ("a", "b")),
+    ({"en": "a", "de": "b", "length": {"en": 1, "de": 2}}, ("a", "b")),
+    ({"length": {"en": 1, "de": 2}, "translation": {"en": "a", "de": "b"}}, ("a", "b"))])
 def test_pairs_and_chats_have_two_views_and_a_system_text_is_none(record, row):
     source = open_text(write("a.jsonl", lines(record)))
     assert source.columns[2:] == ("system",)[:len(row) - 2] and source.num_text_columns == 2
@@ -75,7 +79,10 @@ def test_moses_files_are_put_side_by_side_and_others_one_after_the_other():
     ("a.tsv", 'en\tde\nA.\t"B.\nC.\tD."\n"E."\tF\n', [("A.", '"B.'), ("C.", 'D."'), ('"E."', "F")]),
     ("a.csv", 'en,de,\n"one\n\ntwo, ""three""",b,\n,,\n5" long,d,\n',
      [('one\n\ntwo, "three"', "b"), ('5" long', "d")]),
-    ("a.csv", '"en", "de","a, note"\nb,c,d\n', [("b", "c")])])
+    ("a.csv", '"en", "de","a, note"\nb,c,d\n', [("b", "c")]),
+    ("a.tsv", 'id\t"en"\tde\n1\t"a\tb"\tc\n', [("a\tb", "c")]),  # a name inside is in quotes
+    ("a.tsv", '"en"\t"de"\n"7"\t"a"\t"b"\n"9"\t"c"\t"d"\n', [("a", "b"), ("c", "d")]),  # of R
+    ("a.tsv", "en\tde\n7\ta\tb\n9\tc\td\n", [("a", "b"), ("c", "d")])])
 def test_line_ends_quotes_and_blank_lines(name, content, wanted):
     assert rows(write(name, content)) == wanted
 
@@ -100,6 +107,68 @@ def test_columns_are_those_of_the_first_known_group(names, columns):
         assert source.columns == columns and list(source.rows("all")) == [wanted]
 
 
+EN, DE, FR = ([f"{start} the {word} in {place}." for word in "baker cat dog farmer teacher".split()
+               for place in "a garden,an old house,the small town".split(",")]
+              for start in ("Here we see", "Da sehen wir", "Nous y voyons"))
+
+
+@pytest.mark.parametrize("header, columns, wanted, why", [
+    # what is short beside two sentences is none, even in few rows
+    ("tr en de", (["Anna", "Bert", "Carl", "Dora"], EN[:4], DE[:4]), "en de", "tr (much shorter"),
+    ("cat de en", (["news", "web"], DE[:2], EN[:2]), "de en", "cat (much shorter"),
+    # values that differ in a number alone are identifiers
+    ("is en de", ([f"GEN 1:{i}" for i in range(12)], EN, DE), "en de", "is (addresses or ident"),
+    ("to en de", ([f"{i} Mar 2020 10:{i}" for i in range(12)], EN, DE), "en de", "to (addresses"),
+    ("to en de", ([f"user{i}@x.org" for i in range(4)], EN, DE), "en de", "to (addresses or ident"),
+    # id is Indonesian if it has words
+    ("id en", (DE, EN), "id en", ""), ("no id en", (range(15), DE, EN), "id en", "no (numbers)"),
+    ("id en de", ([f"doc-{i}" for i in range(3)], EN, DE), "en de", "id (addresses or ident"),
+    ("text_id text_en text_de", (["a1", "b2"], EN, DE), "text_en text_de", "text_id (addresses"),
+    # another translation into the same language
+    ("en_src de_human de_google", (EN, DE, FR), "en_src de_human", "de_google (others are read)"),
+    ("en_src de_mt de_ref", (EN, [text + "!" for text in DE], DE), "en_src de_ref",
+     "de_mt (much like"),
+    # languages after a side, and as their speakers write them
+    ("src_en tgt_de", (EN, DE), "src_en tgt_de", ""),
+    ("Русский 中文", (EN, DE), "Русский 中文", ""),
+    ("franc\u0327ais Türkçe", (EN, DE), "franc\u0327ais Türkçe", ""),
+    ("en zh_cn zh_tw", (EN, DE, FR), "en zh_cn zh_tw", ""),
+    # "src" and "ref" are also where a text comes from
+    ("src ref text", (["news", "web"] * 7, [f"http://x.org/{i}" for i in range(14)], EN), "text",
+     "src (few values); ref (addresses or identifiers)"),
+    # answers of few values translate each other, categories do not
+    ("en de context", (["Yes.", "No."] * 7, ["Ja.", "Nein."] * 7, EN), "en de", "context (unknown"),
+    ("cat is text", (["a", "b"] * 7, ["x", "y"] * 7, EN), "text", "cat, is (few values)"),
+    ("cat is sentence", (["a", "b", "c"] * 5, ["x", "y"] * 7, EN), "", "cat (few values), is (")])
+def test_columns_are_texts_by_their_content(header, columns, wanted, why):
+    path = tsv("a.tsv", [map(str, row) for row in zip(*columns)], "\t".join(header.split()) + "\n")
+    if not wanted:
+        with pytest.raises(BadInput, match=re.escape(why)):
+            open_text(path)
+        return
+    source = open_text(path)
+    assert source.columns == tuple(wanted.split())
+    assert why in "".join(source.notes) and bool(why) == bool(source.notes)
+
+
+@pytest.mark.parametrize("names, columns", [
+    ("E.de-en.de E.de-en.en E.en-fr.en E.en-fr.fr", "de en fr"),
+    ("train.en train.de dev.en dev.de", "en de"), ("train-id.txt train-en.txt", "id en"),
+    ("train-de.txt train-en.txt dev-de.txt dev-en.txt", "de en"),
+    ("x.00 x.01", "text"), ("x.aa x.ab x.ac", "text"), ("a.en a.de b.en", "text")])
+def test_files_are_parallel_if_their_names_tell_it(names, columns):
+    names, columns = names.split(), columns.split()
+    source = open_text([write(name, f"{name} 1\n{name} 2\n") for name in names])
+    assert source.columns == tuple(columns) and bool(source.notes) == (columns == ["text"])
+    found = list(source.rows("all"))
+    assert len(found) == 2 * len(names) // (1 if columns == ["text"] else 2)
+    assert sorted(text for row in found for text in row if text) == sorted(
+        f"{name} {line}" for name in names for line in (1, 2))
+    # Both texts of a row come from two files of one pair.
+    stems = [{re.sub(r"\W\w+(\.txt)? \d", "", text) for text in row if text} for row in found]
+    assert all(len(stem) == 1 for stem in stems)
+
+
 def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     table = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("3", "g", "", ""), ("4", "", "h", "i")]
     path = tsv("w.tsv", table, "id\ten\tde\tfr\n")
@@ -119,6 +188,8 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
 
 @pytest.mark.parametrize("name, content, message", [
     ("a.tsv", "en\tde\na\tb\na\tb\tc", "a.tsv:3: 3 cells, but the header has 2 columns (en, de)"),
+    ("a.tsv", 'en\tde\n"a\tb"\tc', "(en, de): if quotes enclose cells with tabs or line ends, "
+     "enclose the names, too"),
     ("a.csv", 'src,trg\na,b\n"a\nb,c\nd,e\n', "a.csv:3: not CSV (unexpected end of data)"),
     ("a.csv", b'src,trg\na,b\n"a\n\xe4\n",b\n', "a.csv:4: this is not UTF-8: convert it"),
     ("a.tsv", "en\tde\ten\na\tb\tc\n", "a.tsv:1: two columns are named en: rename one"),
