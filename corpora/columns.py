@@ -196,7 +196,6 @@ def kinds_of(rows, names):
         most = len(cells) // (3 if is_short else 10)
         if len(cells) >= FEWEST and len({*cells}) <= most:
             kinds[name] = FEW
-        # GEN 1:1, GEN 1:2, ... but sentences can differ in a number alone.
         elif len(cells) >= FEWEST and is_short and len({*map(numberless, cells)}) <= most:
             kinds[name] = IDENTIFIERS
         near = MT.fullmatch(name) and next((other for other in texts if not MT.fullmatch(other)
@@ -210,7 +209,10 @@ def kinds_of(rows, names):
 
 
 def numberless(text):
-    return re.sub(r"\d+", "", text)
+    """Return "GEN :" for GEN 1:1, so that references are few values, but a text with more than
+    three words as it is: sentences can differ in a number alone."""
+    rest = re.sub(r"\d+", "", text)
+    return rest if len(rest.split()) < 4 else text
 
 
 def dialogue(rows, names):

@@ -120,6 +120,9 @@ EN, DE, FR = ([f"{start} the {word} in {place}." for word in "baker cat dog farm
     ("is en de", ([f"GEN 1:{i}" for i in range(12)], EN, DE), "en de", "is (addresses or ident"),
     ("to en de", ([f"{i} Mar 2020 10:{i}" for i in range(12)], EN, DE), "en de", "to (addresses"),
     ("to en de", ([f"user{i}@x.org" for i in range(4)], EN, DE), "en de", "to (addresses or ident"),
+    ("en de note", ([f"The dog sees {i} birds." for i in range(12)], [
+        f"Der Hund sieht {i} Vögel." for i in range(12)], [f"{text} {text}" for text in EN]),
+     "en de", "note (unknown name)"),  # but these are sentences
     # id is Indonesian if it has words
     ("id en", (DE, EN), "id en", ""), ("no id en", (range(15), DE, EN), "id en", "no (numbers)"),
     ("id en de", ([f"doc-{i}" for i in range(3)], EN, DE), "en de", "id (addresses or ident"),
