@@ -430,7 +430,7 @@ def table(results, before=None, about=METRICS, start="untrained"):
             line += f" {value:>9.{digits}f}" if isinstance(value, float) else f" {value:>9}"
         lines.append(f"{line} {known[name]}".rstrip())
     if len(names) < len(results):
-        lines.append(f"and {len(results) - len(names)} more numbers: --json")
+        lines.append(f"and {len(results) - len(names)} more numbers: evaluate.py --json")
     return "\n".join(lines)
 
 

@@ -139,7 +139,7 @@ def health(groups):
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_yticks(range(len(rows)), labels)
     well = sum(since(one)[0] == "ok" for _, one in rows)
-    return plots.finish(axis, "training step", "run", f"Health: {well} of {len(rows)} end ok")
+    return plots.finish(axis, "training step", "run", f"Health: {well} of {len(rows)} ok at last")
 
 
 # ---- what the model learned

@@ -158,7 +158,8 @@ def run_command(name, words):
     if options.list:
         return print(*(" && ".join(filter(None, [job.train, job.tests])) for job in jobs), sep="\n")
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
-        raise BadInput(f"--files {options.files}: give the folder with {experiment['files']}")
+        given = "--files is not given" if options.files is None else f"{options.files} is no folder"
+        raise BadInput(f"{given}: give the folder with {experiment['files']}")
     for number, job in enumerate(jobs, 1):
         print(f"run {number} of {len(jobs)}: {job.label}, seed {job.seed}", file=sys.stderr)
         execute(name, job, options.files.absolute() if options.files else None)

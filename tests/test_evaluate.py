@@ -142,7 +142,7 @@ def test_examples_are_retrieved_translations(tokenizer):
 def test_the_table_and_the_headline(tokenizer):
     results = {"validation/loss": 2.5, **evaluate.run(evaluation(tokenizer))}
     *lines, last = evaluate.table(results).splitlines()
-    assert last == f"and {len(results) - len(lines)} more numbers: --json"
+    assert last == f"and {len(results) - len(lines)} more numbers: evaluate.py --json"
     after = {"retrieval/xsim": 12.25, "geometry/std": .5}
     title, first, second = evaluate.table(after, {"retrieval/xsim": 99.5}).splitlines()
     assert title.split() == ["untrained", "trained"]

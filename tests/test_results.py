@@ -422,7 +422,7 @@ def test_the_picture_of_the_climb_has_titles_axes_and_legends():
     ("plot helth", "did you mean health?"), ("plot languages --metric x", "languages has no x"),
     ("plot languages --rows x", "languages has no row 'x'"),
     ("flops --match nowhere", "nowhere"),
-    ("encoders --again", "--files None: give the folder"), ("collapse --seeds x", "value: 'x'")])
+    ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words)
 
