@@ -40,6 +40,7 @@ import evaluate
 import runs
 from common import (
     BadInput,
+    ProgressLines,
     join_processes,
     lock_folder,
     mean_over_ranks,
@@ -431,23 +432,6 @@ def finish(run, results, say):
         f"next: python evaluate.py {folder} (with matplotlib: python -m look {folder})"))
 
 
-class ProgressLines:
-    """Progress for a file or a notebook, where no bar moves: a line after 30 s or 10 % of the
-    steps, whichever comes first."""
-
-    def __init__(self, run):
-        self.run = run
-        self.step, self.time = run.step, time.monotonic()
-
-    def show(self, speed):
-        """Print a line to stderr if one is due. speed: what to print after the step."""
-        now = time.monotonic()
-        steps = self.run.train.steps
-        if now - self.time >= 30 or self.run.step - self.step >= steps / 10:
-            self.step, self.time = self.run.step, now
-            print(f"step {self.step:>5} of {steps}  {speed}", file=sys.stderr)
-
-
 def interrupt(number, frame):
     raise KeyboardInterrupt(number)
 
@@ -469,7 +453,9 @@ def main(arguments):
     signal.signal(signal.SIGTERM, interrupt)
     bar = tqdm(total=run.train.steps, initial=run.step, dynamic_ncols=True,
                disable=None if run.rank == 0 else True)  # None: no bar in a file
-    progress = ProgressLines(run) if bar.disable and run.rank == 0 else None
+    progress = None
+    if bar.disable and run.rank == 0:
+        progress = ProgressLines(run.step, run.train.steps)
     try:
         with bar, contextlib.closing(run.steps()) as records:
             for record in records:
@@ -479,7 +465,7 @@ def main(arguments):
                              f"{record['tokens_per_second']:,} tokens/s")
                     bar.set_postfix_str(speed)
                     if progress:
-                        progress.show(speed)
+                        progress.show(run.step, speed)
                 elif record["eval"]:  # only rank 0 has numbers
                     headline = evaluate.headline(
                         record["eval"], record["step"],
