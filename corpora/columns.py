@@ -143,7 +143,7 @@ def parallel_groups(paths):
     groups = {}  # {the parts of a name but its language: indices}
     for index, path in enumerate(paths):
         parts = re.split("[.-]", path.name)
-        places = [place for place, part in enumerate(parts) if is_language(part)]
+        places = [number for number, part in enumerate(parts) if is_language(part)]
         if places:
             del parts[places[-1]]
         groups.setdefault(tuple(parts), []).append(index)
@@ -242,7 +242,7 @@ class Schema(NamedTuple):
     """The columns of a file."""
     columns: tuple  # those that are read, () if there is no known name; "system" comes last
     texts: tuple  # those that decide which rows are held out, whatever is read
-    least: int  # a row is held out only if it has a text in so many of them
+    least: int  # a row is held out only if this many of them have a text
     unread: dict  # {column: why it is not read}
 
 

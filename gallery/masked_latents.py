@@ -37,7 +37,7 @@ class MaskedLatents(Objective):
         mask_ratio: Fraction = 0.2  # fraction of tokens to mask
         where: Literal["masked", "all"] = "masked"  # tokens whose hidden states are predicted
         align: Literal["cosine", "mse"] = "cosine"  # distance of prediction and target
-        latent_weight: NotNegative = 0.45  # weight of that distance
+        latent_weight: NotNegative = 0.45  # weight of the latent loss
         sigreg_weight: NotNegative = 1.0  # weight of SIGReg, which spreads out the predictions
 
     def __init__(self, model, config):
