@@ -7,7 +7,7 @@
     python -m results plot NAME               draw an experiment along training, or a picture
     python -m results flops --objective X     compute of a step; --match RUN: equal compute
     python -m results peers                   our speed against other libraries
-    python -m results gpu                     attention, tile sizes and training steps on a GPU
+    python -m results gpu                     attention and training steps on a GPU
     python -m results mixtures PUBLIC FOLDER  make the data files of the experiments
     python -m results readme                  write recorded numbers into both README.md
 

@@ -32,7 +32,6 @@ import metrics
 import runs
 from common import BadInput, Parser, usable_precision
 from corpora import open_text
-from kernels import schedule
 from model import DECODER, Block, Model, ModelConfig, Packed, rows_at, set_attention, to_device
 from objectives import Bepa, Contrastive, LlmJepa, Mexma, Mlm
 
@@ -103,7 +102,7 @@ def milliseconds(run):
     return 1000 * (time.thread_time() - start)
 
 
-def interleaved(sides):
+def interleaved(sides, clock=milliseconds):
     """Time {side: function} in turn, after one call to warm up. Return {side: {"ms", "times ours",
     ...}}; a side that cannot run says why. The first side is ours and may not fail."""
     ours = next(iter(sides))
@@ -117,7 +116,7 @@ def interleaved(sides):
                 raise
             table[side]["failed"] = repr(error)[:100].replace("\n", " ")
     able = [side for side in sides if not table[side]]
-    rounds = [{side: milliseconds(sides[side]) for side in able} for _ in range(ROUNDS)]
+    rounds = [{side: clock(sides[side]) for side in able} for _ in range(ROUNDS)]
     for side in able:
         ratios = sorted(times[side] / times[ours] for times in rounds)
         table[side] = {"ms": round(statistics.median(times[side] for times in rounds), 4),
@@ -415,25 +414,19 @@ def reading(count=1_000_000):
                 english, german = pairs[number % len(pairs)]
                 file.write(f"{number} {english}\t{number} {german}\n")
         data.open_corpus("toy", langs=["en", "de"], count=2000).tokenizer.save(tokenizer)
-        table = {}
         found = {side: [] for side in READERS}
-        for _ in range(ROUNDS):
-            for side in READERS:
-                try:
-                    found[side].append(read_in_process(side, path, tokenizer))
-                except ValueError as error:
-                    if side == "ours":
-                        raise
-                    table[side] = {"failed": str(error)[:100]}
-    for side in found.keys() - table.keys():
-        ours = found["ours"]
-        expect(all(one["ids"] == found["ours"][0]["ids"] for one in found[side]), "reading")
-        ratios = sorted(one["ms"] / own["ms"] for one, own in zip(found[side], ours))
-        table[side] = {"ms": round(statistics.median(one["ms"] for one in found[side])),
-                       "times ours": round(statistics.median(ratios), 2),
-                       "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-                       "MB": round(statistics.median(one["MB"] for one in found[side]))}
-    yield f"read and encode {count:,} pairs of TSV", {side: table[side] for side in READERS}
+
+        def read(side):
+            found[side].append(read_in_process(side, path, tokenizer))
+            return found[side][-1]["ms"]
+
+        table = interleaved({side: functools.partial(read, side) for side in READERS},
+                            clock=lambda run: run())
+    for side in READERS:
+        if "ms" in table[side]:
+            expect(all(one["ids"] == found["ours"][0]["ids"] for one in found[side]), "reading")
+            table[side]["MB"] = round(statistics.median(one["MB"] for one in found[side]))
+    yield f"read and encode {count:,} pairs of TSV", table
 
 
 # ---- attention: every side maps one projection (T, (H + 2 Hkv) K) to (T, H K)
@@ -509,36 +502,7 @@ SIDES = {"ours": functools.partial(back_end, "triton"),
          "FlexAttention": flex, "torch varlen": varlen}
 
 
-def with_tiles(tiles, shape):
-    """Our kernels with these Tiles."""
-    from kernels.attention import attention
-    ranges, heads = shape.packed.key_ranges, dict(heads=shape.heads, kv_heads=shape.kv_heads)
-    plan = schedule.plan(ranges.numpy(), shape.heads // shape.kv_heads, tiles, tiles)
-    return functools.partial(attention, **heads, key_ranges=ranges.to(DEVICE),
-                             plan=to_device(plan, DEVICE))
-
-
-# Numbers to try in a row of kernels.schedule.TILES: (field, index, number).
-CHANGES = [("local", index, number) for index in (1, 2) for number in (4, 8)]
-CHANGES += [(field, index, number) for field in ("forward", "queries", "keys")
-            for index, number in ((1, 32), (1, 64), (2, 4), (2, 8), (3, 2), (3, 3))]
-
-
-def other_tiles(shape):
-    """Return {title: side} of our kernels with one number of TILES changed."""
-    need = kernels.plan_needed("triton", shape.heads, shape.kv_heads, shape.head_dim,
-                               DTYPE.itemsize)
-    tiles = shape.packed.to(DEVICE).plan(need).tiles
-    sides = {}
-    for field, index, number in CHANGES:
-        numbers = list(getattr(tiles, field))
-        numbers[index] = number
-        changed = tiles._replace(**{field: tuple(numbers)})
-        sides[f"ours, {field} {numbers}"] = functools.partial(with_tiles, changed)
-    return sides
-
-
-def time_attention(shape, sides, backward):
+def time_attention(shape, backward):
     """Time one or both passes of all sides. A side that disagrees with ours is not timed."""
     torch.manual_seed(0)
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -548,7 +512,7 @@ def time_attention(shape, sides, backward):
 
     @functools.cache
     def built(side):
-        attend = sides[side](shape)
+        attend = SIDES[side](shape)
         if (attend(line.detach()) - expected).abs().max() > 0.03:
             raise ValueError("disagrees with ours")
         return attend
@@ -559,15 +523,14 @@ def time_attention(shape, sides, backward):
         else:
             built(side)(line.detach())
 
-    return interleaved({side: functools.partial(run, side) for side in sides})
+    return interleaved({side: functools.partial(run, side) for side in SIDES})
 
 
 def attention():
-    """Yield (title, table) of each shape: forward, and both passes, also with other tile sizes."""
+    """Yield (title, table) of each shape: the forward pass, and both passes."""
     for title, shape in shapes().items():
-        yield f"attention forward: {title}", time_attention(shape, SIDES, backward=False)
-        yield f"attention, both passes: {title}", time_attention(
-            shape, SIDES | other_tiles(shape), backward=True)
+        yield f"attention forward: {title}", time_attention(shape, backward=False)
+        yield f"attention, both passes: {title}", time_attention(shape, backward=True)
 
 
 # ---- the two commands

@@ -63,11 +63,8 @@ def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
 def test_attention_runs_in_all_ways_at_toy_size(monkeypatch):
     shape = bench.Shape(Packed.of([np.zeros(9, np.int64)]), 2, 2, 16)
     monkeypatch.setattr(bench, "shapes", lambda: {"nine tokens": shape})
-    monkeypatch.setattr(bench, "CHANGES", [("local", 2, 4)])
     (_, forward), (_, backward) = bench.attention()
-    assert list(backward)[:2] == ["ours", "our SDPA back end"]
-    assert "ms" in forward["FlexAttention"]
-    assert any(side.startswith("ours, local") and "ms" in backward[side] for side in backward)
+    assert "ms" in backward["our SDPA back end"] and "ms" in forward["FlexAttention"]
     if not bench.GPU:  # a side that cannot run says why
         assert "CPU" in backward["FlexAttention"]["failed"]
 
