@@ -297,7 +297,7 @@ def show_command(words):
 
 
 def judge():
-    """Return {number of a claim: {"baseline", "ours", "seeds", "test", "holm", "verdict"}}.
+    """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict"}}.
 
     The verdict is better or worse if p is below 0.05 after Holm's correction over the claims of the
     same "family" (papers: the four papers'; newer: newer papers'; controls: ours, which no paper
@@ -310,8 +310,8 @@ def judge():
             seeds = ours.keys() & baseline.keys()
             ours, baseline = ({seed: one[seed] for seed in seeds} for one in (ours, baseline))
         test = paired_test(ours, baseline) if len(baseline) >= SEEDS else None
-        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "seeds": len(ours),
-                               "test": test, "holm": None, "verdict": "not tested"}
+        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "test": test, "holm": None,
+                               "verdict": "not tested"}
     families = {}
     for claim in DATA["claims"]:
         if test := judged[claim["id"]]["test"]:
@@ -336,7 +336,8 @@ def board_lines():
             f"{test['low']:+.2f} to {test['high']:+.2f}", p_text(test["p"]), p_text(one["holm"])]
         rows.append([claim["id"], claim["claim"], claim["measure"],
                      mean_std(one["baseline"].values()), mean_std(one["ours"].values()),
-                     one["seeds"] or "-", interval, p, claim["family"], corrected, one["verdict"]])
+                     len(one["ours"]) or "-", interval, p, claim["family"], corrected,
+                     one["verdict"]])
     return markdown(["", "claim", "measure", "baseline", "method", "seeds",
                      "95 % interval of the difference", "p", "family", "p (Holm)", "verdict"],
                     rows)

@@ -53,7 +53,7 @@ def parse_flags(words):
         raise BadInput("--hard and --hard-types belong together: give both, or neither")
     if "spider" in flags.tasks and not answers.databases(flags).is_dir():
         raise sets.Missing(answers.databases(flags))
-    flags.train_texts = flags.train_rows = None
+    flags.train_rows = None
     return flags
 
 
@@ -87,7 +87,6 @@ def main(words):
         with contextlib.suppress(BadInput):  # the data may be on another machine
             flags.train_rows = list(corpora.rows_trained_on(
                 config["data"], comma_list(config.get("langs", "")), not config.get("eval_data")))
-            flags.train_texts = {text.strip() for row in flags.train_rows for text in row if text}
     results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
     if not (flags.hard or flags.of_sets):
         evaluate.keep_results(flags, opened, results, evaluation.rows.label)

@@ -156,10 +156,11 @@ def answer_task(name, evaluation, flags):
     answers = evaluation.answers
     judged = JUDGES[name](answers, flags)
     counts = {"stop": percent(answers.stopped), "rows": len(answers.golds)}
-    if flags.train_texts is not None:
+    if flags.train_rows is not None:
         first = next(iter(judged))
+        seen = {text.strip() for row in flags.train_rows for text in row if text}
         judged[f"{first}_unseen"] = [one for one, gold in zip(judged[first], answers.golds)
-                                     if gold.strip() not in flags.train_texts]
+                                     if gold.strip() not in seen]
         counts["rows_unseen"] = len(judged[f"{first}_unseen"])
     kept = {metric: [one for one in decisions if one is not None]
             for metric, decisions in judged.items()}
