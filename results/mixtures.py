@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 from common import BadInput, Parser, atomic_file, make_folder
+from corpora.overlap import normalized
 from corpora.words import bag_of_words
 
 # {column: its name at Tatoeba, at NTREX}
@@ -36,17 +37,13 @@ def tsv_rows(path):
     return csv.DictReader(lines_of(path), delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
-def plain(text):
-    """Return a text without differences in case and space."""
-    return " ".join(text.casefold().split())
-
-
 def test_sentences(public):
     """Return the set of all sentences of TESTS and of Tatoeba's test sets in our languages."""
     ours = {*LANGUAGES, *(name for names in LANGUAGES.values() for name in names)}
     paths = [public / f"{name}.tsv.xz" for name in TESTS]
+    paths += public.glob("parallel/tatoeba_laser_v1/*.tsv.xz")
     # A column is named "de", "deu" or "premise_de".
-    return {plain(text) for path in (*paths, *public.glob("parallel/tatoeba_laser_v1/*.tsv.xz"))
+    return {normalized(text) for path in paths
             for row in tsv_rows(path) for column, text in row.items()
             if column.rpartition("_")[2] in ours}
 
@@ -62,7 +59,7 @@ def encoder_rows(public):
     for path, columns in sources.items():
         pairs = ({name: row[column] for name, column in columns.items()}
                  for row in tsv_rows(public / f"parallel/{path}.tsv.xz"))
-        kept = [row for row in pairs if tests.isdisjoint(map(plain, row.values()))]
+        kept = [row for row in pairs if tests.isdisjoint(map(normalized, row.values()))]
         if path.startswith("tatoeba"):
             kept = chance.sample(kept, min(PAIRS, len(kept)))
         rows += kept
@@ -144,10 +141,10 @@ def altered_captions(captions, chance):
     for caption in captions:
         words = split_words(caption.lower())[1::2]
         for kind, lists in REPLACED.items():
-            places = [(number, one.split()) for number, word in enumerate(words)
-                      for one in lists if word in one.split()]
-            if places:
-                number, choices = places[0]
+            found = [(number, one.split()) for number, word in enumerate(words)
+                     for one in lists if word in one.split()]
+            if found:
+                number, choices = found[0]
                 new = chance.choice([word for word in choices if word not in words])
                 yield with_words(caption, {number: new}), caption, kind
 
