@@ -103,8 +103,9 @@ def milliseconds(run):
 
 
 def interleaved(sides, clock=milliseconds):
-    """Time {side: function} in turn, after one call to warm up. Return {side: {"ms", "times ours",
-    ...}}; a side that cannot run says why. The first side is ours and may not fail."""
+    """Time {side: function} in turn, after one call to warm up: clock(function) runs it and returns
+    its milliseconds. Return {side: {"ms", "times ours", ...}}; a side that cannot run says why. The
+    first side is ours and may not fail."""
     ours = next(iter(sides))
     table = {}
     for side, run in sides.items():
