@@ -43,6 +43,17 @@ def own_records(tmp_path, monkeypatch):
     compare.RECORDS.write_bytes(lzma.compress(b""))
 
 
+def keep_odd(values):
+    """Write records of the experiment "odd". values: {label: the metric x of seeds 0, 1, ...}."""
+    compare.keep_records([{"experiment": "odd", "label": label, "seed": seed, "eval": {"x": x}}
+                          for label, row in values.items() for seed, x in enumerate(row)])
+
+
+ODD = {"tables": [{"columns": {"X": "x"}}]}
+CLAIM = {"id": "1", "experiment": "odd", "ours": ["a", "x"], "baseline": ["b", "x"],
+         "effect": "difference", "null": 0, "sizes": {}}
+
+
 # ---- statistics and the board
 
 
@@ -85,18 +96,6 @@ def test_equivalence_is_shown_where_the_90_percent_interval_lies_inside_the_marg
     equal = {1: 3.0, 2: 4.0}
     assert compare.equivalence_p(equal, {1: 2.0, 2: 3.0}, 2) == 0.0
     assert compare.equivalence_p(equal, {1: 2.0, 2: 3.0}, 1) == 1.0
-
-
-def test_equivalence_is_printed_for_each_pair(own_records, monkeypatch):
-    compare.keep_records([
-        {"experiment": "odd", "label": label, "seed": seed, "eval": {"x": x}}
-        for label, values in (("a", (5.0, 6.0, 7.5)), ("b", (5.1, 6.1, 7.4)), ("c", (1.0,)))
-        for seed, x in enumerate(values)])
-    monkeypatch.setitem(compare.EXPERIMENTS, "odd", {
-        "tables": [{"columns": {"X": "x"}}], "equal_within": {"x": 0.5},
-        "pairs": {"a": "b", "c": "b"}})
-    assert "| a against b | x | ±0.5 | 0.010 |" in compare.show("odd")
-    assert "c against b" not in compare.show("odd")
 
 
 def test_verdicts_are_those_of_scipy_and_of_holm_as_he_puts_it():
@@ -143,34 +142,34 @@ def test_a_bootstrap_interval_is_that_of_scipy():
     (20.0, {"baseline": ["below", 1]}, "direction only"), (-20.0, {}, "the opposite")])
 def test_a_claim_of_a_family_needs_its_direction_and_its_size(ours, sizes, verdict, own_records,
                                                              monkeypatch):
-    compare.keep_records([{"experiment": "odd", "label": label, "seed": seed, "eval": {"x": x}}
-                          for seed in range(8) for label, x in (("a", ours + seed), ("b", seed))])
-    claim = {"id": "1", "experiment": "odd", "ours": ["a", "x"], "baseline": ["b", "x"],
-             "effect": "difference", "null": 0, "sizes": sizes}
-    weak = claim | {"id": "2", "ours": ["b", "x"]}
-    monkeypatch.setitem(compare.DATA["families"], "odd", {"claims": [claim, weak]})
+    keep_odd({"a": [ours + seed for seed in range(8)], "b": range(8)})
+    claims = [CLAIM | {"sizes": sizes}, CLAIM | {"id": "2", "ours": ["b", "x"]}]
+    monkeypatch.setitem(compare.DATA["families"], "odd", {"claims": claims})
     judged = compare.judge_family("odd")
     assert judged["1"]["verdict"] == verdict
     assert judged["1"]["holm"] == pytest.approx(2 * 2 / 2 ** 8)
     assert judged["2"]["verdict"] == "no significant difference"
 
 
-def test_a_family_can_have_t_tests_and_claims_of_equivalence(own_records, monkeypatch):
-    values = {"a": [5.0, 6.0, 7.5], "b": [5.1, 6.1, 7.4], "c": [1.0, 2.5, 3.0]}
-    compare.keep_records([{"experiment": "odd", "label": label, "seed": seed, "eval": {"x": x}}
-                          for label, each in values.items() for seed, x in enumerate(each)])
-    claim = {"id": "equal", "experiment": "odd", "ours": ["a", "x"], "baseline": ["b", "x"],
-             "effect": "difference", "null": 0, "sizes": {}, "within": 0.5}
-    claims = [claim, claim | {"id": "unequal", "baseline": ["c", "x"]},
-              {key: claim[key] for key in claim if key != "within"}
-              | {"id": "above", "baseline": ["c", "x"]}]
+def test_t_tests_and_equivalence_are_judged_in_a_family_and_printed_for_pairs(own_records,
+                                                                              monkeypatch):
+    values = {"a": [5.0, 6.0, 7.5], "b": [5.1, 6.1, 7.4], "c": [1.0, 2.5, 3.0], "d": [1.0]}
+    keep_odd(values)
+    above = CLAIM | {"id": "above", "baseline": ["c", "x"]}
+    claims = [CLAIM | {"id": "equal", "within": 0.5}, above,
+              above | {"id": "unequal", "within": 0.5}]
     monkeypatch.setitem(compare.DATA["families"], "odd", {"claims": claims, "test": "t"})
     judged = compare.judge_family("odd")
-    assert judged["equal"]["test"]["p"] == compare.equivalence_p(
-        *({seed: x for seed, x in enumerate(values[label])} for label in "ab"), 0.5)
+    p = compare.equivalence_p(*({seed: x for seed, x in enumerate(values[label])}
+                                for label in "ab"), 0.5)
+    assert judged["equal"]["test"]["p"] == p
     assert judged["above"]["test"]["p"] == stats.ttest_rel(values["a"], values["c"]).pvalue
     assert [judged[name]["verdict"] for name in ("equal", "unequal", "above")] == [
         "holds", "not shown", "holds"]
+    pairs = {"equal_within": {"x": 0.5}, "pairs": {"a": "b", "d": "b"}}
+    monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD | pairs)
+    shown = compare.show("odd")
+    assert f"| a against b | x | ±0.5 | {p:.3f} |" in shown and "d against b" not in shown
 
 
 def test_a_count_that_ended_makes_the_mean_a_lower_bound():
@@ -179,6 +178,8 @@ def test_a_count_that_ended_makes_the_mean_a_lower_bound():
 
 
 # ---- records and pages
+
+show = functools.cache(compare.show)
 
 
 def test_a_record_has_an_identity_a_command_and_a_commit():
@@ -193,7 +194,7 @@ def test_a_record_has_an_identity_a_command_and_a_commit():
 
 @pytest.mark.parametrize("name", compare.count_runs())
 def test_every_experiment_can_be_shown(name):
-    text = compare.show(name)
+    text = show(name)
     records = compare.read_records(name)
     assert ("\n| --- |" in text) == bool(records)
     for record in records:  # one command for all seeds
@@ -201,11 +202,10 @@ def test_every_experiment_can_be_shown(name):
 
 
 def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
-    one = {"experiment": "odd", "label": "a", "seed": 0, "eval": {"x": 1.0}}
-    compare.keep_records([one, one | {"seed": 1}])
-    compare.keep_records([one | {"eval": {"x": 2.0}}])
+    keep_odd({"a": [1.0, 1.0]})
+    keep_odd({"a": [2.0]})
     assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
-    monkeypatch.setitem(compare.EXPERIMENTS, "odd", {"tables": [{"columns": {"X": "x"}}]})
+    monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD)
     assert "| a | 1.50 ± 0.71 |" in compare.show("odd")
 
 
@@ -256,9 +256,6 @@ def test_the_moving_picture_shows_each_frame_and_stays_at_the_last():
 def test_a_wrong_experiment_is_one_line(spec, error, own_records, refused):
     Path("own.json").write_text(spec)
     assert error in refused(main, "own.json")
-
-
-show = functools.cache(compare.show)
 
 
 def cited(text):
@@ -410,13 +407,6 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
 # ---- compute, plots, mixtures
 
 
-def test_the_picture_of_the_climb_has_titles_axes_and_legends():
-    figure = plots.climb_picture()
-    assert len(figure.axes) == 3
-    for axis in figure.axes:
-        assert axis.get_title() and axis.get_xlabel() and axis.get_ylabel() and axis.get_legend()
-
-
 @pytest.mark.parametrize("words, error", [
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
     ("plot helth", "did you mean health?"), ("plot languages --metric x", "languages has no x"),
@@ -442,11 +432,14 @@ def test_flops_of_next_token_prediction_are_those_of_its_sizes(pairs):
     assert flops.batch_flops(one.objective, batch) == pytest.approx(expected, rel=0.02)
 
 
-def test_a_recorded_experiment_is_drawn_along_training():
-    figure = plots.experiment_picture("encoders", "retrieval/xsim", ["mexma", "bepa"])
-    axis = figure.axes[0]
+def test_recorded_experiments_are_drawn_with_titles_axes_and_legends():
+    axis, = plots.experiment_picture("encoders", "retrieval/xsim", ["mexma", "bepa"]).axes
     assert axis.get_legend().get_title().get_text().startswith("encoders: xsim %")
     assert axis.get_xlabel() == "training step" and axis.get_ylabel() == "xsim %"
+    climbed = plots.climb_picture().axes
+    assert len(climbed) == 3
+    for axis in climbed:
+        assert axis.get_title() and axis.get_xlabel() and axis.get_ylabel() and axis.get_legend()
 
 
 def test_the_tested_rows_share_no_text_with_a_trained_one_or_one_another():
