@@ -11,6 +11,7 @@ from test_objectives import (
     build,
     encode,
     examples,
+    gaussian,
     gradients,
     padded,
     rows_of,
@@ -18,17 +19,25 @@ from test_objectives import (
     seeded,
     slow_info_nce,
     slow_mlm,
-    slow_sigreg,
     teacher_weights,
 )
 
 from common import BadInput
 
 
+def layers_of(model, packed):
+    """The hidden states of the whole line after each block, (T, D) each."""
+    grid, real = padded(rows_of(packed))
+    x = model.embed_norm(model.embed(grid) + model.position_embedding(torch.arange(grid.shape[1])))
+    layers = []
+    for block in model.blocks:
+        x = run_blocks([block], x, real, model.config.heads, model.config.causal)
+        layers.append(x[real])
+    return layers
+
+
 def states_of(model, packed):
-    """The hidden states of the whole line, (T, D)."""
-    x, real = encode(model, rows_of(packed))
-    return x[real]
+    return layers_of(model, packed)[-1]
 
 
 def means(model, packed):
@@ -80,17 +89,12 @@ def slow_nextlat(objective, batch):
 
 def slow_data2vec(objective, batch):
     where = batch["target_positions"]
-    teacher = objective.teacher.model
-    grid, real = padded(rows_of(batch["clean"]))
-    x = teacher.embed_norm(teacher.embed(grid)
-                           + teacher.position_embedding(torch.arange(grid.shape[1])))
     layers = []
-    for block in teacher.blocks:
-        x = run_blocks([block], x, real, 2)
-        y = x[real][where]
+    for x in layers_of(objective.teacher.model, batch["clean"])[-2:]:
+        y = x[where]
         layers.append((y - y.mean(1, keepdim=True))
                       / (y.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt())
-    target = torch.stack(layers[-2:]).mean(0)
+    target = torch.stack(layers).mean(0)
     error = (objective.predictor(states_of(objective.model, batch["packed"])[where])
              - target).abs()
     return torch.where(error < 4, error ** 2 / 8, error - 2).mean()
@@ -105,8 +109,8 @@ def slow_lejepa(objective, batch):
         else:
             z = layer(z)
     x, y = z[:3], z[3:]
-    # slow_sigreg has the distance of x and y. Their distance to the center is a quarter of it.
-    return slow_sigreg(x, y) - 0.95 * 0.75 * (x - y).square().mean()
+    center = (x + y) / 2
+    return 0.95 * (x - center).square().mean() + 0.05 * (gaussian(x) + gaussian(y)) / 2
 
 
 def slow_simcse(objective, batch):
@@ -133,25 +137,21 @@ def swiglu(mlp, x):
 def slow_nitp(objective, batch):
     c = objective.config
     model = objective.model
-    total = 0
-    count = 0
-    for row in rows_of(batch["packed"]):
-        layers = []
-        x = model.embed_norm(model.embed(torch.tensor([row]))
-                             + model.position_embedding(torch.arange(len(row))))
-        for block in model.blocks:
-            x = run_blocks([block], x, torch.ones(1, len(row), dtype=torch.bool), 2, causal=True)
-            layers.append(x[0])
-        for t in range(len(row) - 1):
-            total -= (model.embed.weight @ layers[-1][t]).log_softmax(0)[row[t + 1]]
-            count += 1
+    layers = layers_of(model, batch["packed"])
+    tokens = batch["packed"].tokens
+    ends = batch["packed"].cu_seqlens.tolist()
+    losses = []
+    for start, end in zip(ends, ends[1:]):
+        for t in range(start, end - 1):
+            loss = -(model.embed.weight @ layers[-1][t]).log_softmax(0)[tokens[t + 1]]
             if c.latent_weight:
                 target = layers[c.target_layer - 1][t + 1 if c.shift else t]
                 target = target if c.target_gradient else target.detach()
                 guess = swiglu(objective.projector, layers[-1][t])
                 error = (guess - target).square().mean() if c.align == "mse" else far(guess, target)
-                total += c.latent_weight * error
-    return total / count
+                loss = loss + c.latent_weight * error
+            losses.append(loss)
+    return sum(losses) / len(losses)
 
 
 def slow_masked_latents(objective, batch):
@@ -167,17 +167,7 @@ def slow_masked_latents(objective, batch):
         errors.append(far(guesses[-1], target) if c.align == "cosine"
                       else (guesses[-1] - target).square().mean())
     loss = slow_mlm(objective, batch, None) + c.latent_weight * sum(errors) / len(errors)
-    guesses = torch.stack(guesses)
-    return loss + c.sigreg_weight * gaussian(guesses)
-
-
-def gaussian(z):
-    """SIGReg, by integrating over both signs of t."""
-    directions = F.normalize(torch.randn(z.shape[1], 256, dtype=torch.float64), dim=0)
-    t = torch.linspace(-3, 3, 33, dtype=torch.float64)
-    normal = (-t ** 2 / 2).exp()
-    waves = torch.exp(1j * (z @ directions)[..., None] * t).mean(0)
-    return len(z) * torch.trapezoid((waves - normal).abs() ** 2 * normal, t).mean()
+    return loss + c.sigreg_weight * gaussian(torch.stack(guesses))
 
 
 def slow_split_softmax(objective, batch):

@@ -215,13 +215,6 @@ def test_the_states_of_some_tokens_and_their_gradients_are_those_of_all_tokens(n
     assert_close(*results, 1e-10)
 
 
-@pytest.mark.parametrize("how", [None, "cls", "last", "mean", "max"])
-def test_embeddings_are_the_pooled_states(how):
-    model = Model(TINY).double()
-    packed = Packed.of([[5, 6, 7], [8], [9, 10]])
-    assert_close([model.embeddings(packed, how)], [model.pool(model(packed), packed, how)])
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
     model = Model(CONFIGS[name]).double().eval()
@@ -248,6 +241,10 @@ def test_each_pooling_takes_its_states(pool, expected):
     packed = Packed.of([[5, 6, 7], [8], [9, 10]])
     states = torch.tensor([[0., 1], [5, -2], [4, 4], [-6, -7], [-8, -9], [-10, 1]])
     assert model.pool(states, packed, pool).tolist() == expected
+    # Without a pooling, it is that of the model.
+    model.config = replace(model.config, pool=pool)
+    whole = model.pool(model(packed), packed)
+    assert_close(map(model.embeddings, [packed] * 2, [None, pool]), [whole] * 2, 1e-6)
 
 
 def test_the_models_of_papers_have_their_numbers_of_parameters():

@@ -1,12 +1,22 @@
 """The papers' values, each with the place that states it, and every option of every objective: what
 it draws, and its loss against the plain recomputation of test_objectives.py."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
-from test_objectives import VARIANTS, batch_of, build, examples, gradients, rows_of, seeded
+from test_objectives import (
+    SHAPE,
+    VARIANTS,
+    assert_near,
+    batch_of,
+    build,
+    examples,
+    gradients,
+    rows_of,
+    seeded,
+)
 
 import data
 from objectives import OBJECTIVES, Bepa, Hybrid, Mexma, Mlm
@@ -205,15 +215,19 @@ def test_the_context_is_as_long_as_the_options_say(low, high, min_keep, longest)
     assert max(spans) == longest  # a block at an end of the context shortens it
 
 
-def test_the_teacher_follows_with_the_momentum_that_is_given():
-    objective = build(Hybrid, momentum=0.5)
-    for parameter in objective.teacher.parameters():
+@pytest.mark.parametrize("momentum", [0.996, 0.5])
+def test_the_teacher_has_no_dropout_and_follows_with_the_momentum_that_is_given(momentum):
+    objective = build(Hybrid, shape=replace(SHAPE, dropout=0.5), momentum=momentum).train()
+    clean, teacher = batch_of(objective)["clean"], objective.teacher
+    assert torch.equal(teacher(clean), teacher(clean))
+    for parameter in teacher.parameters():
         torch.nn.init.normal_(parameter)
-    expected = [0.75 * slow + 0.25 * fast for slow, fast in zip(
-        objective.teacher.parameters(), objective.model.parameters())]
-    objective.after_step(0.5)  # m = 0.5 + 0.5 * 0.5
-    assert all(torch.allclose(one, other, atol=1e-12, rtol=0) for one, other in
-               zip(objective.teacher.parameters(), expected, strict=True))
+    for progress in (0.5, 1.0):
+        m = momentum + (1 - momentum) * progress
+        expected = [m * slow + (1 - m) * fast for slow, fast in zip(
+            teacher.parameters(), objective.model.parameters())]
+        objective.after_step(progress)
+        assert_near(teacher.parameters(), expected, 1e-12)
 
 
 def test_the_predictor_starts_with_the_deviation_that_is_given():
