@@ -147,17 +147,17 @@ def test_every_row_of_the_table_agrees_within_the_precision_of_sixteen_bits(row,
 
 
 def test_the_same_input_gives_the_same_bits():
-    for one, other in zip(*(both(EVERY[SHARED], 4, 2, 32)[0] for _ in range(2)), strict=True):
+    for one, other in zip(*(both(EVERY[SHARED], 2, 1, 16)[0] for _ in range(2)), strict=True):
         assert torch.equal(one, other)
 
 
 def test_the_operation_is_one_node_for_the_compiler():
-    packed = EVERY[SHARED]
+    packed = Packed.of_segments(LAYOUTS[SHARED][1:])  # the short rows
     plan = plan_of(packed.key_ranges, 2)
     key_ranges = packed.key_ranges.to(DEVICE)
-    qkv = torch.randn(len(packed.tokens), 8 * 32).to(DEVICE).requires_grad_()
+    qkv = torch.randn(len(packed.tokens), 4 * 16).to(DEVICE).requires_grad_()
     torch.library.opcheck(attention.forward,
-                          (qkv, 4, 2, key_ranges, *plan[:5], plan.tiles.flat()))
+                          (qkv, 2, 1, key_ranges, *plan[:5], plan.tiles.flat()))
 
 
 # ---- two back ends
@@ -165,11 +165,12 @@ def test_the_operation_is_one_node_for_the_compiler():
 
 def results(objective_class, back_end):
     """Return loss terms and gradients of a tiny objective in which all heads have size 16."""
-    shape = replace(SHAPE, width=64, heads=4)
+    shape = replace(SHAPE, width=32, heads=2)
     if objective_class.causal:
-        shape = replace(shape, kv_heads=2, **DECODER)
-    narrow = dict(predictor_width=48) if objective_class.name == "hybrid" else {}
-    objective = build(objective_class, torch.float32, shape, **narrow).to(DEVICE)
+        shape = replace(shape, kv_heads=1, **DECODER)
+    heads = {"mexma": dict(head_heads=2), "hybrid": dict(predictor_width=32, predictor_heads=2)}
+    objective = build(objective_class, torch.float32, shape, **heads.get(objective_class.name, {}))
+    objective.to(DEVICE)
     need, = set_attention(objective, back_end, DEVICE, 4)
     batch = each_tensor(batch_of(objective), lambda x: x.to(DEVICE))
     loss, terms = objective(batch)

@@ -1,8 +1,9 @@
 """The pages of minimal/ against the classes of objectives.py: with the same weights, rows and
 masks, the loss and every gradient are equal in float64."""
 
-import subprocess
+import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,17 @@ import torch
 from test_objectives import make_special
 from torch.nn.utils.rnn import pad_sequence
 
+from corpora import toy
 from data import Example
-from minimal import bert_jepa, llm_jepa, mexma, predict_and_reconstruct
 from model import Model, ModelConfig
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
+
+with pytest.MonkeyPatch.context() as few:  # A page makes its rows, 20,000, when it is imported.
+    for name in ("toy", "regex"):
+        few.setattr(toy, name, partial(lambda make, split, count: make(split, count // 5),
+                                       getattr(toy, name)))
+    from minimal import bert_jepa, llm_jepa, mexma, predict_and_reconstruct
+predict_and_reconstruct.sentences *= 5  # It draws from 20,000.
 
 # Names of weights on the pages and in the classes, first at the beginning, then in a block.
 COMMON = {"embed": "model.embed", "position": "model.position_embedding.weight",
@@ -154,6 +162,7 @@ def test_predict_and_reconstruct(double, monkeypatch):
                          ids=lambda page: page.__name__)
 def test_a_page_trains_and_prints_its_numbers(page, monkeypatch, capsys):
     monkeypatch.setattr(page, "STEPS", 2)
+    monkeypatch.setattr(page, "BATCH", 8)
     for name in {"toy", "meanings", "regex"} & vars(page).keys():  # fewer test sentences
         original = getattr(page, name)
         monkeypatch.setattr(page, name, lambda split, count, call=original: call(split, 60))
@@ -163,8 +172,11 @@ def test_a_page_trains_and_prints_its_numbers(page, monkeypatch, capsys):
     assert numbers and np.isfinite(numbers).all()
 
 
-def test_a_page_is_also_a_file_to_run(tmp_path):
+def test_a_page_is_also_a_file_to_run(monkeypatch):
     """Python puts the folder of a file first on its path, and corpora/ is not in it."""
     page = Path(llm_jepa.__file__)
-    load = "import runpy, sys; sys.path[0] = sys.argv[1]; runpy.run_path(sys.argv[2])"
-    subprocess.run([sys.executable, "-c", load, page.parent, page], cwd=tmp_path, check=True)
+    outside = [path for path in sys.path if Path(path).resolve() != page.parent.parent]
+    monkeypatch.setattr(sys, "path", [str(page.parent), *outside])
+    for name in [name for name in sys.modules if name.split(".")[0] == "corpora"]:
+        monkeypatch.delitem(sys.modules, name)
+    runpy.run_path(str(page))  # raises ModuleNotFoundError if it does not add the folder above

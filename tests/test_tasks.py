@@ -1,20 +1,24 @@
-"""The command python -m tasks, its data sets, and what the tests of the tasks share."""
+"""The command python -m tasks, its data sets, retrieval in many languages, and what the tests of
+the tasks share."""
 
 import gzip
+import itertools
 import json
 import lzma
 from pathlib import Path
 
 import pytest
+import torch
 from test_evaluate import evaluation as evaluation_of
 from test_evaluate import tiny, write_rows, write_run
 
 import evaluate
+import metrics
 import runs
 from common import BadInput
 from corpora import EvaluationRows
 from tasks import __main__ as command
-from tasks import probes, sets
+from tasks import mining, probes, sets
 
 WORDS = []
 for verb in ("sees", "hears"):
@@ -72,29 +76,19 @@ def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
 
 
 def test_a_folder_of_flores_files_has_its_altered_sentences(run_folder, ask):
+    """Those that keep the words give the order error. An embedding of [CLS] that is trained on
+    nothing cannot have an error of 0 or 50 here."""
     altered = {text.replace("cat ", "dog "): {"src": text, "errtype": "entity"} for text in WORDS}
+    altered |= {" ".join(text.split()[::-1]): {"src": text, "errtype": "reversed"}
+                for text in WORDS}
     for name, lines in (("eng_Latn.devtest", WORDS), ("deu_Latn.devtest", map(str.upper, WORDS)),
                         ("hard.txt", altered), ("types.json", [json.dumps(altered)])):
         Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     found = ask("--data . --hard hard.txt --hard-types types.json --tasks retrieval,uniform --json")
-    parts = found["retrieval/xsim++/entity"] + found["retrieval/xsim++/misaligned"]
-    assert found["uniform/xsim++/cls"] == found["retrieval/xsim++"] == pytest.approx(parts)
-    assert found["retrieval/rows"] == 12 and "retrieval/order" not in found
-
-
-def test_altered_sentences_that_keep_the_words_give_the_order_error(run_folder, ask):
-    """An embedding of [CLS] that is trained on nothing cannot have an error of 0 or 50 here."""
-    moved = {f"{' '.join(text.split()[::-1])}": {"src": text, "errtype": "reversed"}
-             for text in WORDS}
-    altered = {"the dog sees one dogs": {"src": WORDS[0], "errtype": "entity"}}
-    for name, lines in (("a.en", WORDS), ("a.de", map(str.upper, WORDS)),
-                        ("hard.txt", moved | altered),
-                        ("types.json", [json.dumps(moved | altered)])):
-        Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    found = ask("--data a.en,a.de --hard hard.txt --hard-types types.json --tasks retrieval --json")
+    parts = [found[f"retrieval/xsim++/{kind}"] for kind in ("entity", "reversed", "misaligned")]
+    assert found["uniform/xsim++/cls"] == found["retrieval/xsim++"] == pytest.approx(sum(parts))
     assert found["retrieval/order"] == found["retrieval/order/reversed"] > 0
-    assert {"retrieval/xsim++/entity", "retrieval/xsim++/reversed"} <= found.keys()
-    assert "retrieval/order/entity" not in found
+    assert found["retrieval/rows"] == 12 and "retrieval/order/entity" not in found
 
 
 def test_a_run_without_data_does_tasks_on_sets(tokenizer, ask):
@@ -177,3 +171,42 @@ def test_bad_tables_are_refused(text, message):
     Path("sst2_test.tsv").write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match=message):
         sets.read_set("sst2", ".")
+
+
+# ---- retrieval of translations in many languages, and the files of xsim++
+
+
+def test_the_matrix_is_xsim_and_buccs_f1_weights_every_row_as_a_class(tokenizer):
+    texts = {"en": WORDS, "de": [text.upper() for text in WORDS], "ru": WORDS[::-1]}
+    rows = EvaluationRows("x", texts)
+    found = results_of(tiny(), tokenizer, rows, ["matrix"])
+    z = {name: evaluate.encode(tiny(), tokenizer, lines) for name, lines in texts.items()}
+    for a, b in itertools.permutations(texts, 2):
+        wanted = metrics.xsim(z[a], z[b], texts=texts[b])
+        assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(wanted)
+    into = (found["matrix/xsim/de-en"] + found["matrix/xsim/ru-en"]) / 2
+    assert found["matrix/xsim/into/en"] == pytest.approx(into)
+    evaluation = evaluation_of(tokenizer, texts=rows)
+    evaluation.embeddings = {"en": torch.eye(6), "de": torch.eye(6)[[0, 0, 2, 2, 2, 5]] + .1}
+    f1 = 100 * (2 / 3 + 2 / 4 + 1) / 6
+    assert mining.bucc(evaluation) == {"rows": 12, "f1": pytest.approx(f1),
+                                       "f1/de-en": pytest.approx(f1)}
+    found = mining.tatoeba(evaluation)  # of ties the first one is retrieved
+    assert (found["accuracy_into"], found["accuracy_from/de-en"]) == (50, 50)
+
+
+def test_altered_sentences_know_their_rows_and_others_are_counted(tmp_path, capsys):
+    lines = tmp_path / "eng_Latn_augmented.devtest"
+    types = tmp_path / "types.json"
+    lines.write_text("the dog\na stranger", encoding="utf-8")
+    types.write_text('{"the dog": {"src": " the cat", "errtype": "entity"}}', encoding="utf-8")
+    assert mining.hard_rows(lines, types, ["seven", "the cat"]) == [
+        ("the dog", 1, "entity"), ("a stranger", -1, "misaligned")]
+    assert "1 of 2 altered sentences have no type" in capsys.readouterr().err
+    same = ("cat the the dog chases.", 1, "roles")
+    hard = [same, ("the cat chases a dog.", 1, "entity"), ("the dog", -1, "misaligned")]
+    assert mining.reordered(hard, ["the dog", "The dog chases the cat."]) == [same]
+    for text in ("[]", '{"a": {"src": 7}}', "{"):
+        types.write_text(text, encoding="utf-8")
+        with pytest.raises(BadInput, match="types.json is not a file with a JSON object"):
+            mining.hard_rows(lines, types, [])
