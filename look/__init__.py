@@ -10,7 +10,7 @@ The functions import matplotlib only when you call them.
 def page(*runs):
     """Return the page that `python -m look RUN ...` writes, for a notebook's cell."""
     from . import report, seen
-    return report.Cell(report.html_page([*map(seen.see, runs)]))
+    return report.Page([*map(seen.see, runs)])
 
 
 def curves(*runs, metrics=()):

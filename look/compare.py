@@ -13,6 +13,7 @@ from common import BadInput, Parser, comma_list, did_you_mean
 
 from . import seen
 
+# The metrics of a table by default.
 SHOWN = ("retrieval/xsim", "retrieval/xsim++", "generate/exact", "probe/mean", "geometry/rankme",
          "geometry/cosine/same", "validation/loss", "step", "seconds")
 
@@ -85,39 +86,21 @@ def aligned(heads, rows):
 
 
 def numbers(every):
-    """Return {id of a Seen: its numbers}: those of eval.json if all runs have it for the same rows,
-    else those of the last evaluation in their logs."""
-    stored = [runs.read_results(f"{one.run}/eval.json") for one in every]
-    rows = {results.get("rows") for results in stored}
-    if len(rows) > 1:
+    """Return {id of a Seen: its numbers}: those of the last evaluation in its log, and those of
+    eval.json if all runs have it for the same rows."""
+    stored = [runs.read_results(one.run / "eval.json") for one in every]
+    if len({results.get("rows") for results in stored}) > 1:
         stored = [{}] * len(every)
     return {id(one): one.last() | {metric: value for metric, value in more.items()
                                   if isinstance(value, (int, float))}
             for one, more in zip(every, stored)}
 
 
-def chosen_metrics(every, names=()):
-    """Return the metrics that some runs have, of those that were named or are shown by default.
-    Raises BadInput for a named one that no run has."""
-    known = {metric for found in numbers(every).values() for metric in found}
-    for name in names:
-        if name not in known:
-            raise BadInput(f"--metric {name}: no run has it{did_you_mean(name, sorted(known))}")
-    return [name for name in names or SHOWN if name in known]
-
-
-def table(groups, metrics):
-    """Return the heads and rows of {label: list of Seen}: mean ± std over seeds, and the verdict of
-    the health line."""
-    found = numbers([one for members in groups.values() for one in members])
-    rows = []
-    for label, members in groups.items():
-        cells = [mean_std([found[id(one)][metric] for one in members if metric in found[id(one)]])
-                 for metric in metrics]
-        said = dict.fromkeys(list(one.verdicts().values())[-1].partition(" (")[0]
-                             for one in members if one.verdicts())
-        rows.append([label, len(members), *cells, " / ".join(said) or "-"])
-    return ["run", "seeds", *metrics, "health"], rows
+def differences(groups):
+    """Return the settings in which rows differ and that their labels do not name."""
+    names = seen.differing([seen.settings_of(members[0].first) for members in groups.values()])
+    return [name for name in names
+            if not any(name.replace("_", "-") in label for label in groups)]
 
 
 def compare_command(words):
@@ -130,23 +113,30 @@ def compare_command(words):
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     options = parser.parse_args(words)
     every = [*map(seen.see, options.runs)]
-    groups = seen.grouped(every)
-    metrics = chosen_metrics(every, options.metric)
-    lines = markdown if options.markdown else aligned
-    print(*lines(*table(groups, metrics)), sep="\n")
-    found = numbers(every)
+    groups, found = seen.grouped(every), numbers(every)
+    known = {metric for one in found.values() for metric in one}
+    for name in options.metric:
+        if name not in known:
+            raise BadInput(f"--metric {name}: no run has it{did_you_mean(name, sorted(known))}")
     scores = {metric: {label: {one.first["config"].get("seed"): found[id(one)][metric]
                                for one in members if metric in found[id(one)]}
                        for label, members in groups.items()}
-              for metric in metrics if metric not in ("step", "seconds")}
+              for metric in options.metric or SHOWN if metric in known}
+    rows = []
+    for label, members in groups.items():
+        verdicts = dict.fromkeys(verdict[0].partition(" (")[0] for one in members
+                                 if (verdict := seen.since(one)))
+        rows.append([label, len(members), *(mean_std(by_label[label].values())
+                                            for by_label in scores.values()),
+                     " / ".join(verdicts) or "-"])
+    lines = markdown if options.markdown else aligned
+    print(*lines(["run", "seeds", *scores, "health"], rows), sep="\n")
     first, *others = groups
-    heads, tests = test_table(scores, dict.fromkeys(others, first))
+    heads, tests = test_table({metric: by_label for metric, by_label in scores.items()
+                               if metric not in ("step", "seconds")}, dict.fromkeys(others, first))
     if tests:
         print("", *lines(heads, tests), sep="\n")
     elif others:
         print("\nno t-test: it needs two seeds that both rows have")
-    unnamed = seen.differing([seen.settings_of(members[0].first) for members in groups.values()])
-    unnamed = [name for name in unnamed if not any(name.replace("_", "-") in label
-                                                   for label in groups)]
-    if unnamed:
-        print(f"\nthe rows also differ in: {', '.join(unnamed)}")
+    if others := differences(groups):
+        print(f"\nthe rows also differ in: {', '.join(others)}")

@@ -1,21 +1,26 @@
-"""The panels of a page: {name: Figure} of the logs of several runs, or of the model of one."""
+"""The sections of a page: pictures of the logs of several runs, and of the model of one.
+
+Each section is a function that returns a Section, or raises BadInput with the reason if it does not
+apply. SECTIONS and MODEL_SECTIONS have them in the order of the page.
+"""
 
 import itertools
 import textwrap
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 import evaluate
 import metrics
-from common import BadInput, did_you_mean
+from common import BadInput, did_you_mean, shown
 from data import Example
 from model import Packed
 
-from . import plots
+from . import compare, plots, seen
 from .attention import attention_weights
 from .batch import token_texts
-from .seen import options_of
 
 # What has a panel beside the loss terms: {metric: (title, y axis with its unit)}.
 METRICS = {
@@ -26,58 +31,90 @@ METRICS = {
     "geometry/rankme": ("RankMe", "effective number of dimensions"),
     "geometry/cosine/same": ("cos(rand), of unrelated sentences", "mean cosine"),
     "geometry/cosine/translations": ("cos(pos), of translations", "mean cosine"),
+    "validation/loss": ("Loss on held-out rows", "loss"),
     "lr": ("Learning rate", "learning rate"),
     "grad_norm": ("Gradient norm, before clipping", "L2 norm"),
     "tokens_per_second": ("Speed", "tokens per second"),
 }
 FACTS = {"step", "tokens", "seconds", "eval", "warning", *METRICS}
 VERDICTS = {"ok": 2, "half-collapsed": 1, "COLLAPSING": 3, "translations": 4}  # and their colors
-SHOWN_LAYERS, SHOWN_HEADS = 6, 8
-DASHED = " (dashed: held out)"
 GRID = 24  # largest number of tokens whose mask is drawn
+
+
+class Section(NamedTuple):
+    """Plain texts and pictures: the page escapes every text."""
+    words: str = ""    # a paragraph
+    table: tuple = ()  # (heads, rows)
+    figures: dict = {}
+
+
+# ---- what was trained: {label: list of Seen} -> Section
+
+
+def trained(groups):
+    """Say what was trained, in a column for each run."""
+    every = [(label, one) for label, members in groups.items() for one in members]
+    facts = []
+    for label, one in every:
+        first, config, last = one.first, one.first["config"], one.last()
+        verdict = seen.since(one)
+        facts.append({
+            "legend": label if len(every) > 1 else "",
+            "command": first.get("command") or first.get("imported") or "from Python",
+            "data": f"{config['data'] or 'none'} {config.get('langs') or ''}".strip(),
+            "rows": "rows" in first and "{:,} to train on, {:,} held out".format(*first["rows"]),
+            "parameters": "parameters" in first and f"{first['parameters']:,}",
+            "steps": "step" in last and f"{last['step']:,} of {config['steps']:,}",
+            "training time": "seconds" in last and f"{last['seconds']:,.0f} s",
+            "health": verdict and "{}, found at step {:,}".format(*verdict)})
+    rows = [[name, *(shown(each[name] or "-") for each in facts)] for name in facts[0]
+            if any(each[name] for each in facts)]
+    return Section("", (["", *(one.name for _, one in every)], rows))
+
+
+def results(groups):
+    """Return a table of the first and the last evaluation, mean ± standard deviation over seeds."""
+    rows = []
+    for name, about in evaluate.METRICS.items():
+        cells = [compare.mean_std(scores[name] for one in members for scores in [one.scores(index)]
+                                  if name in scores)
+                 for members in groups.values() for index in (0, -1)]
+        if set(cells) != {"-"}:
+            rows.append([f"{name}\n{about}", *cells])
+    if not rows:
+        raise BadInput("no run has been evaluated")
+    several = [f"{label}: " if len(groups) > 1 else "" for label in groups]
+    heads = [label + when for label in several for when in ("first", "last")]
+    return Section("Of the first and the last evaluation. Runs that differ only in their seed are "
+                   "one column, mean ± standard deviation.", (["", *heads], rows))
 
 
 # ---- along training
 
 
-def curve_names(every):
+def curve_names(groups):
     """Return {metric: (title, y)} of everything that one of the runs logged."""
-    logged = [record for one in every for record in one.records]
+    logged = [record for one in itertools.chain(*groups.values()) for record in one.records]
     terms = dict.fromkeys(name for record in logged if "loss" in record for name in record)
-    names = {name: ("Loss" if name == "loss" else f"Term {name}", name)
-             for name in terms if name not in FACTS}
     known = {name for record in logged for name in (*record, *record.get("eval", ()))}
-    return names | {name: METRICS[name] for name in METRICS if name in known}
-
-
-def mean_curve(curves):
-    """Return the steps that all curves have, and their mean there."""
-    tables = [dict(zip(*curve)) for curve in curves]
-    steps = sorted(set.intersection(*map(set, tables))) if tables else []
-    return steps, [metrics.mean([table[step] for table in tables]) for step in steps]
+    return {name: ("Loss" if name == "loss" else f"Term {name}", plots.plain(name))
+            for name in terms if name not in FACTS} | {
+        name: METRICS[name] for name in METRICS if name in known}
 
 
 def draw_curve(axis, groups, metric, title, y):
-    """Draw a metric of {label: list of Seen}: seeds as thin lines and their mean; held-out rows
-    dashed. The legend has the last values, or the title the first and the last of a single run."""
-    for number, (label, members) in enumerate(groups.items()):
-        color = plots.COLOURS[number % 7]
-        for name, dash in ((metric, "-" if number < 7 else "-."), (f"validation/{metric}", "--")):
-            curves = [curve for one in members if (curve := one.points(name))[0]]
-            for curve in curves if len(curves) > 1 else ():
-                axis.plot(*curve, dash, color=color, linewidth=0.6, alpha=0.5)
-            steps, values = mean_curve(curves)
-            if not steps:
-                continue
-            line, = axis.plot(steps, values, dash, color=color, markersize=2.5,
-                              marker="o" if len(steps) < 8 else None)
-            if name != metric:
-                title = title.removesuffix(DASHED) + DASHED
-            elif len(groups) > 1:
-                line.set_label(plots.plain(f"{label}: {values[-1]:.4g}"))
-            else:
-                title += f": {values[0]:.4g} at the start, {values[-1]:.4g} at the end"
-    return plots.finish(axis, "training step", plots.plain(y), plots.plain(title))
+    """Draw a metric of {label: list of Seen}, at the steps that all seeds of a label have. The
+    legend has the first and the last value."""
+    series = {}
+    for label, members in groups.items():
+        curves = [curve for one in members if (curve := one.curve(metric))]
+        steps = sorted(set.intersection(*map(set, curves))) if curves else []
+        if steps:
+            values = torch.tensor([[curve[step] for step in steps] for curve in curves])
+            first, last = values.mean(0)[[0, -1]].tolist()
+            label = textwrap.fill(f"{label}: {first:.4g} to {last:.4g}", 44)
+            series[plots.plain(label)] = steps, values
+    return plots.lines(series, "training step", y, axis=axis, title=plots.plain(title))
 
 
 def height(groups):
@@ -85,157 +122,174 @@ def height(groups):
     return 2.4 + 0.15 * max(0, len(groups) - 2)
 
 
-def curves(groups):
-    """Return {name: Figure}, one for each metric in the logs."""
+def along_training(groups):
+    """Draw a panel for each metric in the logs."""
     found = {}
-    for metric, (title, y) in curve_names(itertools.chain(*groups.values())).items():
+    for metric, (title, y) in curve_names(groups).items():
         axis, = plots.panels(height=height(groups))[1]
         found[metric] = draw_curve(axis, groups, metric, title, y)
-    return found
+    if not found:
+        raise BadInput("the log has no steps")
+    return Section("Thin lines are seeds, thick lines their mean." * (
+        max(map(len, groups.values())) > 1), figures=found)
 
 
 def curves_figure(groups, chosen=()):
     """Return one Figure with all panels, or those of the chosen metrics."""
-    names = curve_names(itertools.chain(*groups.values()))
+    names = curve_names(groups)
     for name in chosen:
         if name not in names:
             raise BadInput(f"metric {name}: no run has it{did_you_mean(name, names)}")
-    names = {name: names[name] for name in chosen or names}
-    figure, axes = plots.panels(-(-len(names) // 2), min(2, len(names)), height(groups))
-    for axis, (metric, (title, y)) in zip(axes, names.items()):
-        draw_curve(axis, groups, metric, title, y)
-    for axis in axes[len(names):]:
+    chosen = chosen or list(names)
+    figure, axes = plots.panels(-(-len(chosen) // 2), min(2, len(chosen)), height(groups))
+    for axis, metric in zip(axes, chosen):
+        draw_curve(axis, groups, metric, *names[metric])
+    for axis in axes[len(chosen):]:
         axis.remove()
     return figure
 
 
-def since(one):
-    """Return the last verdict of a run and the first step of its last stretch; None without."""
-    stretch = None
-    for step, verdict in one.verdicts().items():
-        if stretch is None or stretch[0] != verdict:
-            stretch = verdict, step
-    return stretch
-
-
 def health(groups):
-    """Return a Figure: each stretch of steps in the color of the verdict at its end."""
-    rows = [(label if len(members) == 1 else f"{label}, seed {one.first['config'].get('seed')}",
-             one) for label, members in groups.items() for one in members if one.verdicts()]
-    labels = [plots.plain(textwrap.fill(label, 18)) for label, _ in rows]
-    lines = 1 + max(label.count("\n") for label in labels)
-    axis, = plots.panels(height=1.1 + (0.14 + 0.12 * lines) * len(rows))[1]
-    named = {}
-    for number, (_, one) in enumerate(rows):
-        start = 0
-        for step, verdict in one.verdicts().items():
-            key = next(key for key in VERDICTS if verdict.startswith(key))
-            bar = axis.barh(number, max(step - start, 1e-9), 0.6, left=start, edgecolor="white",
-                            linewidth=0.5, color=plots.COLOURS[VERDICTS[key]])
-            named.setdefault(verdict, bar)
-            start = step
-    for verdict, bar in named.items():
-        bar.set_label(verdict.partition(" (")[0])
+    """Draw the verdict of each evaluation as a square in its color."""
+    rows = [(label, one) for label, members in groups.items()
+            for one in members if one.verdicts()]
+    if not rows:
+        raise BadInput("no evaluation of a trained model has the numbers that it needs")
+    axis, = plots.panels(height=1.1 + 0.4 * len(rows))[1]
+    for kind, color in VERDICTS.items():
+        points = [(step, row) for row, (_, one) in enumerate(rows)
+                  for step, verdict in one.verdicts().items() if verdict.startswith(kind)]
+        if points:
+            axis.plot(*zip(*points), "s", color=plots.COLOURS[color], label=kind)
     axis.set_ylim(len(rows) - 0.4, -0.6)
-    axis.set_yticks(range(len(rows)), labels)
-    well = sum(since(one)[0] == "ok" for _, one in rows)
-    return plots.finish(axis, "training step", "run", f"Health: {well} of {len(rows)} ok at last")
+    axis.set_yticks(range(len(rows)), [plots.plain(textwrap.fill(f"{label} ({one.name})", 22))
+                                       for label, one in rows])
+    well = sum(seen.since(one)[0] == "ok" for _, one in rows)
+    return Section("A square is an evaluation.", figures={"health": plots.finish(
+        axis, "training step", "run", f"Health: {well} of {len(rows)} ok at last")})
 
 
-# ---- what the model learned
+# ---- what the model learned: Seen, Evaluation -> Section
 
 
-def embeddings(evaluation, title, joined=25):
-    """Return a Figure of all columns in two dimensions."""
-    found = {plots.plain(name): z for name, z in evaluation.embeddings.items()}
-    return plots.pca(found, title=title, joined=joined if len(found) > 1 else 0)
+def embeddings(one, evaluation):
+    """Draw all columns in two dimensions, before and after training."""
+    words = f"{evaluation.rows.label}, in the plane of their two principal components."
+    if len(evaluation.texts) > 1:
+        words += " A gray line joins translations."
+    models = {"Embeddings of the trained model": evaluation}
+    try:
+        before = replace(evaluation, model=seen.untrained(one, evaluation.rows.tokenizer))
+        models = {"Embeddings before training": before} | models
+    except BadInput as error:
+        words += f" Left out: embeddings before training ({error})."
+    figures = {}
+    for title, each in models.items():
+        columns = {plots.plain(name): z for name, z in each.embeddings.items()}
+        joined = 25 if len(columns) > 1 else 0
+        name = "embeddings" if each is evaluation else "untrained"
+        figures[name] = plots.pca(columns, title=title, joined=joined)
+    return Section(words, figures=figures)
 
 
-def cosines(evaluation):
-    """Return a Figure of the distribution of cosines, with hard negatives if there are some."""
-    evaluate.need_translations(evaluation, "the distribution of cosines")
-    altered = evaluation.rows.hard and evaluate.embed(
-        evaluation.model, evaluation.rows.encode([text for text, _, _ in evaluation.rows.hard]),
-        evaluation.pool)
-    hard = (altered, [row for _, row, _ in evaluation.rows.hard]) if evaluation.rows.hard else None
-    y, *others = evaluation.embeddings.values()
-    means = metrics.mean([metrics.cosines(x, y).mean().item() for x in others])
-    unrelated = metrics.mean([metrics.random_cosine(x, y) for x in others])
-    return plots.cosines(evaluation.embeddings, hard=hard, title="Translations have a mean cosine "
-                         f"of {means:.2f}, unrelated sentences of {unrelated:.2f}")
+def answers(evaluation):
+    """Return the answers of a decoder to prompts, and the gold texts."""
+    prompts, golds, written, _ = evaluation.answers
+    right = [*map(metrics.exact, written, golds)]
+    rows = [(shown(prompt), mark(good) + shown(answer), shown(gold))
+            for prompt, answer, gold, good in zip(prompts, written, golds, right)]
+    return Section(f"{sum(right)} of {len(rows)} answers are right.",
+                   (["prompt", "answer", "gold text"], rows))
 
 
-def neighbors(evaluation, count=20, k=3):
-    """Return [(column, query, [(text, cosine, is right)])]: the nearest texts of the first
-    column to `count` rows of the others, by cosine."""
+def neighbors(one, evaluation, count=20, k=3):
+    """Return the nearest texts of the first column to `count` rows of the others, by cosine; for a
+    decoder its answers."""
+    if evaluation.can_answer:
+        return answers(evaluation)
     evaluate.need_translations(evaluation, "the list of neighbors")
     (first, y), *others = evaluation.embeddings.items()
-    golds = evaluation.rows.texts[first]
-    found = []
+    golds = evaluation.texts[first]
+    rows, right = [], 0
     for row in range(min(count, len(golds))):
         name, x = others[row % len(others)]
         near = metrics.knn(x[row:row + 1], y, min(k, len(golds)))
-        texts = [golds[index] for index in near.indices[0].tolist()]
-        found.append((name, evaluation.rows.texts[name][row], [
-            (text, cosine, text == golds[row])
-            for text, cosine in zip(texts, near.cosines[0].tolist())]))
-    return found
+        found = [golds[index] for index in near.indices[0].tolist()]
+        right += found[0] == golds[row]
+        rows.append((name, shown(evaluation.texts[name][row]), "\n".join(
+            f"{mark(text == golds[row])}{cosine:.2f} {shown(text)}"
+            for text, cosine in zip(found, near.cosines[0].tolist()))))
+    return Section(f"The three nearest of {len(golds)} texts in {first}, by cosine. The nearest is "
+                   f"the translation for {right} of {len(rows)} queries.",
+                   (["", "query", "nearest, with their cosines"], rows))
 
 
-def spread(count, most):
-    """Return at most `most` of the numbers 0 ... count - 1, from the first to the last."""
-    if count <= most:
-        return list(range(count))
-    return [round(index * (count - 1) / (most - 1)) for index in range(most)]
+def mark(right):
+    return "✓ " if right else "✗ "
 
 
-def attention(evaluation):
-    """Return a Figure of the attention in one sentence: a layer a row, a head a column."""
+def cosines(one, evaluation):
+    """Draw the distribution of cosines, with hard negatives if there are some."""
+    evaluate.need_translations(evaluation, "the distribution of cosines")
+    hard = None
+    if evaluation.rows.hard:
+        altered, origins, _ = zip(*evaluation.rows.hard)
+        z = evaluate.embed(evaluation.model, evaluation.rows.encode(altered), evaluation.pool)
+        hard = z, origins
+    return Section(figures={"cosines": plots.cosines(
+        evaluation.embeddings, hard=hard, title="Cosines of translations and other sentences")})
+
+
+def attention(one, evaluation):
+    """Draw the attention in one sentence: a layer a row, a head a column."""
     name, rows = next(iter(evaluation.rows.ids.items()))
     ids = next((ids for ids in rows if len(ids) <= 16), rows[0])[:16]
-    model = evaluation.model
+    model, size = evaluation.model, len(ids)
+    layers, heads = len(model.blocks), model.config.heads
     packed = Packed.of([ids], causal=model.config.causal)
-    texts = token_texts({"packed": packed}, "packed", evaluation.rows.tokenizer)
-    names = [*map(plots.plain, texts)]
-    layers = spread(len(model.blocks), SHOWN_LAYERS)
-    heads = spread(model.config.heads, SHOWN_HEADS)
-    figure, axes = plots.panels(len(layers), len(heads), 1.55)
-    figure.set_size_inches(1.3 * len(heads) + 1.8, 1.3 * len(layers) + 1.3)
-    weights = torch.zeros(len(layers), model.config.heads, len(ids), len(ids))  # (.., query, key)
+    # The last row and column of each table stay empty, to separate it from the next.
+    weights = torch.full((layers, size + 1, heads, size + 1), torch.nan)
+    weights[:, :size, :, :size] = 0  # (layer, query, head, key)
     with evaluate.in_eval_mode(model):
-        for number, layer in enumerate(layers):
-            for query, found in enumerate(attention_weights(
-                    model, packed, torch.arange(len(ids)), layer)):
-                weights[number, :, query, :found.shape[1]] = found
-    for axis, (number, head) in zip(axes, itertools.product(range(len(layers)), heads)):
-        image = axis.imshow(weights[number, head].numpy(), cmap="cividis", vmin=0,
-                            vmax=weights.max().item())
-        axis.set_title(f"layer {layers[number] + 1}, head {head + 1}")
-        plots.name_ticks(axis, names, names)
-        axis.tick_params(labelsize=5, labelbottom=number == len(layers) - 1, labelleft=head == 0)
-    figure.supxlabel("key (token that is read)", fontsize=plots.SMALL + 1)
-    figure.supylabel("query (token that reads)", fontsize=plots.SMALL + 1)
-    figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, label="attention weight")
-    return plots.headline(figure, f"Attention in a sentence of {plots.plain(name)}: "
-                          f"{len(layers)} of {len(model.blocks)} layers, {len(heads)} of "
-                          f"{model.config.heads} heads")
+        for layer in range(layers):
+            found = attention_weights(model, packed, torch.arange(size), layer)
+            for query, each in enumerate(found):
+                weights[layer, query, :, :each.shape[1]] = each
+    texts = token_texts({"packed": packed}, "packed", evaluation.rows.tokenizer)
+    names = [*map(plots.plain, texts), ""]
+    axis, = plots.panels()[1]
+    axis.figure.set_size_inches(1.3 * heads + 1.8, 1.3 * layers + 1.3)
+    plots.heat(weights.flatten(2).flatten(0, 1), names * layers, names * heads,
+               "key (token that is read)", "query (token that reads)", "attention weight",
+               axis=axis, title=f"Attention in a sentence of {plots.plain(name)}: a layer a row, a "
+               "head a column")
+    axis.tick_params(labelsize=5)
+    return Section(figures={"attention": axis.figure})
 
 
-def packed_rows(one, evaluation):
-    """Return the rows that the objective packs of two held-out examples, as lists of words (after
-    an arrow the token to predict), and a Figure of the first row's mask. Raises BadInput without
-    the objective."""
-    kind, options = one.objective, options_of(one)
-    tokenizer, texts = evaluation.rows.tokenizer, evaluation.rows.texts
-    columns = [*list(texts.values())[:kind.views], evaluation.rows.system or ["", ""]]
-    cells = [[ids[:evaluation.rows.max_length] for ids in tokenizer.encode(column[:2])]
+def packed_batch(one, evaluation):
+    """Return the rows that the objective packs of two held-out examples as words (after an arrow
+    the token to predict), and draw the mask of the first. Raises BadInput without the objective."""
+    kind, options, rows = one.objective, seen.options_of(one), evaluation.rows
+    columns = [*list(rows.texts.values())[:kind.views], rows.system or ["", ""]]
+    cells = [[ids[:rows.max_length] for ids in rows.tokenizer.encode(column[:2])]
              for column in columns]  # the views, and the system text
-    examples = [Example(tuple(views), system=system if evaluation.rows.system else None)
+    examples = [Example(tuple(views), system=system if rows.system else None)
                 for *views, system in zip(*cells)]
-    batch = kind.collate(examples, np.random.default_rng(0), options, tokenizer.special)
+    batch = kind.collate(examples, np.random.default_rng(0), options, rows.tokenizer.special)
     packed = batch["packed"]
-    texts = token_texts(batch, "packed", tokenizer)
-    rows = [texts[start:end] for start, end in itertools.pairwise(packed.cu_seqlens.tolist())]
-    figure = plots.mask(packed.mask(0)[:GRID, :GRID], [*map(plots.plain, rows[0][:GRID])],
-                        title="Mask of row 0 (colored: visible)")
-    return rows, figure
+    texts = token_texts(batch, "packed", rows.tokenizer)
+    starts = packed.cu_seqlens.tolist()
+    table = [(number, " ".join(texts[start:end][:200]))
+             for number, (start, end) in enumerate(itertools.pairwise(starts[:9]))]
+    first = [*map(plots.plain, texts[:starts[1]][:GRID])]
+    return Section("All rows are one line of tokens. After an arrow: the token to predict there.",
+                   (["row", "tokens"], table),
+                   {"mask": plots.mask(packed.mask(0)[:GRID, :GRID], first,
+                                       title="Mask of row 0 (colored: visible)")})
+
+
+SECTIONS = {"What was trained": trained, "Results": results, "Along training": along_training,
+            "Health: did it collapse?": health}
+MODEL_SECTIONS = {"Embeddings": embeddings, "Twenty held-out rows": neighbors, "Cosines": cosines,
+                  "Attention": attention, "The packed batch of two examples": packed_batch}

@@ -63,19 +63,12 @@ def svg(figure, prefix):
         warnings.filterwarnings("ignore", "Glyph")  # the browser has more letters than matplotlib
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
-    # Remove what the page does not need: half of the bytes.
+    # A page has its own style, and is read without a network: without namespaces and comments.
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\n *",
                   "", text[text.index("<svg"):], flags=re.S)
     width = round(100 * figure.get_figwidth())  # in pixels
     text = re.sub(r'<svg[^>]*? viewBox="([^"]*)"[^>]*>', rf'<svg width="{width}" viewBox="\1">',
                   text, count=1)
-    used = {*re.findall(r"#([\w-]+)", text)}
-    text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", text)
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
-    text = re.sub(r" font-family: [^;\"]*[;]?", "", text).replace("xlink:href", "href")
-    text = re.sub(r'<g([^>]*)>(<use[^>]*)( style="[^"]*")/>((?:<use[^>]*\3/>)*)</g>',
-                  lambda match: f"<g{match[1]}{match[3]}>"
-                                f"{match[2]}/>{match[4].replace(match[3], '')}</g>", text)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", text)
     for number, color in enumerate(COLOURS):
         text = text.replace(color.lower(), f"var(--c{number})")
@@ -171,18 +164,23 @@ def mask(visible, tokens=(), axis=None, groups=0, title=""):
 
 
 def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
-    """Draw {label: (N positions, values (N,) or (seeds, N))} as lines. Several seeds are
-    drawn as their mean and range. levels [(label, value)] are dotted."""
+    """Draw {label: (N positions, values (N,) or (seeds, N))} as lines, with dots if they are few.
+    Seeds are thin lines, with their mean. levels [(label, value)] are dotted."""
     axis = axis or panels()[1][0]
     for label, (positions, values) in series.items():
         values = torch.as_tensor(values).double().reshape(-1, len(positions))
-        line, = axis.plot(positions, values.mean(0), label=label)
-        axis.fill_between(positions, *values.aminmax(dim=0), color=line.get_color(), alpha=0.2,
-                          linewidth=0)
+        line, = axis.plot(positions, values.mean(0), label=label, markersize=2.5,
+                          marker="o" if len(positions) < 16 else None)
+        for seed in values if len(values) > 1 else ():
+            axis.plot(positions, seed, color=line.get_color(), linewidth=0.5, alpha=0.5)
     for label, value in levels:
         axis.axhline(value, color="black", linewidth=1, linestyle=":", label=label)
     if scale != "linear":
         axis.set_yscale(scale)
+    low, high = axis.get_ylim()
+    if y.endswith("%") and high - low < 5:  # 0.1 % should not look like a cliff
+        low = max(-0.25, (low + high) / 2 - 2.5)
+        axis.set_ylim(low, low + 5)
     return finish(axis, x, y, title)
 
 
@@ -263,6 +261,7 @@ def cosines(embeddings, axis=None, title="", hard=None):
         negatives, rows = metrics.unit(hard[0]), torch.as_tensor(hard[1])
         values["translations with an error"] = torch.cat(
             [metrics.cosines(other[rows], negatives) for other in others])
+    values = {f"{label}: mean {each.mean():.2f}": each for label, each in values.items()}
     return histogram(values, "cosine", 40, (-1, 1), axis, title)
 
 

@@ -29,22 +29,24 @@ class Seen(NamedTuple):
     run: object      # the folder, or a train.Run that writes none
     objective: type  # its class; None if that is in a file that nobody named
 
-    def points(self, metric):
-        """Return the steps at which the log has a metric, and its values there."""
-        pairs = [(record["step"], number(found[metric])) for record in self.records
-                 for found in [record.get("eval", record)] if metric in found]
-        return [step for step, _ in pairs], [value for _, value in pairs]
+    def curve(self, metric):
+        """Return {step: value} of a metric in the log."""
+        return {record["step"]: number(found[metric]) for record in self.records
+                for found in [record.get("eval", record)] if metric in found}
 
     def evaluations(self):
         """Return {step: {metric: number}}."""
         return {record["step"]: record["eval"] for record in self.records if record.get("eval")}
 
+    def scores(self, index=-1):
+        """Return {metric: number} of an evaluation; {} without one."""
+        return ([*self.evaluations().values()] or [{}])[index]
+
     def last(self):
         """Return the numbers of the last evaluation and of the last logged step."""
         logged = [record for record in self.records if "loss" in record]
-        kept = ("step", "tokens", "seconds")
-        facts = {key: logged[-1][key] for key in kept if key in logged[-1]} if logged else {}
-        return facts | list(({0: {}} | self.evaluations()).values())[-1]
+        facts = {key: logged[-1][key] for key in ("step", "seconds")} if logged else {}
+        return facts | self.scores()
 
     def verdicts(self):
         """Return {step: what the health line says}. That of random weights means nothing."""
@@ -76,6 +78,15 @@ def see(run, objective=None):
     known = OBJECTIVES | ({objective.name: objective} if objective else {})
     return Seen(str(run), first, runs.read_log(folder)[1:], folder,
                 known.get(first["config"].get("objective")))
+
+
+def since(one):
+    """Return the last verdict of a run and the first step at which it was found; None without."""
+    stretch = None
+    for step, verdict in one.verdicts().items():
+        if stretch is None or stretch[0] != verdict:
+            stretch = verdict, step
+    return stretch
 
 
 # ---- names: the settings in which runs differ
@@ -135,44 +146,38 @@ def options_of(one):
     return one.objective.Config(**one.first["config"][name])
 
 
-def untrained(one, opened):
+def untrained(one, tokenizer):
     """Return the model of step 0: its weights are a function of the seed, or those of --init.
     Raises BadInput if that run, or the objective's class, is missing."""
-    config = opened.config
-    if "seed" not in config:
-        raise BadInput("this model was imported and not trained here")
+    config = one.first["config"]
     lacking = {field.name for field in fields(settings.TrainConfig)} - config.keys()
     if lacking:
-        raise BadInput(f"the log lacks the setting {min(lacking)}: it is of another version, whose "
-                       "first weights may be different ones")
+        raise BadInput(f"the log lacks the setting {min(lacking)}: the model was imported, or "
+                       "trained by another version, whose first weights may be different ones")
     given = settings.pick(settings.TrainConfig, config)
     init = None
     if given.init:
         init = runs.adapt_init(runs.open_run(given.init), one.objective, options_of(one))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(given.seed)
-        model = runs.make_model(given, ModelConfig(**config["model"]), init,
-                                opened.tokenizer.special)
+        model = runs.make_model(given, ModelConfig(**config["model"]), init, tokenizer.special)
     return model.eval()
 
 
-def evaluation(one, data="", langs=(), limit=200):
-    """Return the RunFolder of a Seen, and an Evaluation of the first rows that its training was
-    evaluated on, or of other data. Raises BadInput without a model or rows."""
-    if isinstance(one.run, Path):
-        if not os.path.isfile(one.run / "model.pt"):
-            raise BadInput("there is no model.pt yet: the first checkpoint writes it")
-        opened = runs.open_run(one.run)
-        split = "" if data or opened.config.get("eval_data") else "valid"
-        found = evaluate.evaluation_of(opened, data, langs, split, limit, complete=True)
+def evaluation(one, limit=200):
+    """Return an Evaluation of a Seen on the first rows that its training was evaluated on; for an
+    imported model, which has none, on rows of the toy language. Raises BadInput without a model."""
+    if isinstance(one.run, train.Run):
+        rows = one.run.rows
+        texts = corpora.EvaluationRows(rows.name, rows.texts, rows.system, rows.hard).complete()
+        found = evaluate.Evaluation(one.run.model, evaluate.EncodedRows(
+            texts, rows.tokenizer, rows.config, rows.affixes, rows.max_length))
+    elif not os.path.isfile(one.run / "model.pt"):
+        raise BadInput("there is no model.pt yet: the first checkpoint writes it")
     else:
-        run = one.run
-        opened = runs.RunFolder(run.folder, run.model, run.tokenizer, one.first,
-                                one.first["config"], "")
-        rows = run.rows
-        texts = corpora.EvaluationRows(rows.name, rows.texts, rows.system, rows.hard)
-        rows = evaluate.EncodedRows(texts.complete(), run.tokenizer, run.model.config, run.affixes,
-                                    rows.max_length)
-        found = evaluate.Evaluation(run.model, rows)
+        opened = runs.open_run(one.run)
+        data = "" if opened.config["data"] else "toy"
+        split = "" if data or opened.config.get("eval_data") else "valid"
+        found = evaluate.evaluation_of(opened, data, (), split, limit, complete=True)
     found.answer_limit = 20
-    return opened, found
+    return found
