@@ -25,7 +25,7 @@ from model import (
     load,
     save,
 )
-from objectives import Hybrid, LlmJepa, Mexma
+from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, ffn_dim=32, max_positions=64, dropout=0.0)
 LLAMA = replace(TINY, **DECODER, kv_heads=2)
@@ -265,6 +265,9 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
 @pytest.mark.parametrize("make, name", [
     (lambda: Packed.of([[5, 6], []]), "empty"), (lambda: replace(LLAMA, head_dim=5), "rotary"),
     (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7"),
+    # The mean of a row that has masks of the other sentence.
+    (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
+                  Bepa.Config(cls_view="masked")), "use --pool cls instead of mean"),
     (lambda: LlmJepa.Config(predictors=11), "predictors is 11"),
     (lambda: LlmJepa(None, LlmJepa.Config(align="info_nce", jepa_dropout=.5)), "a single process"),
     (lambda: Hybrid.Config(target_blocks=4), "target_blocks 4"),

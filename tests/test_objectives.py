@@ -534,11 +534,6 @@ def test_bepas_embedding_never_sees_the_other_sentence():
     assert torch.equal(influence(objective, packed), expected.bool())
 
 
-def test_bepa_refuses_the_mean_of_rows_that_have_masks_of_the_other_sentence():
-    with pytest.raises(BadInput, match="use --pool cls instead of mean"):
-        build(Bepa, pool="mean", cls_view="masked")
-
-
 def test_no_view_of_llm_jepa_sees_what_it_must_not():
     objective, items = build(LlmJepa, predictors=2), examples(LlmJepa, 3, system=True)
     rows = []
