@@ -140,7 +140,7 @@ def test_the_first_step_of_every_weight_has_the_size_that_its_optimizer_gives(op
     of the learning rate, also where they are the weights of the vocabulary, as in mexma."""
     # Without zero_init: where the output of a block is zero, its other matrices have no gradient.
     run = started("mexma", warmup=0, optimizer=optimizer, weight_decay=0, lr=1e-3, embedding_lr=8.0,
-                  zero_init=False, precision="float32")
+                  zero_init=False, ffn_dim=256, precision="float32")
     before = {name: p.detach().clone() for name, p in run.objective.named_parameters()}
     run.train_step(run.make_batch(0), run.objective)
     for name, p in run.objective.named_parameters():
