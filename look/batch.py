@@ -16,8 +16,9 @@ from model import Packed
 GRID = 64  # largest number of tokens whose mask is drawn
 
 
-def token_texts(batch, part, tokenizer):
-    """Return each token of a packed line as text, and after an arrow the token to predict there."""
+def token_rows(batch, part, tokenizer):
+    """Return the rows of a packed line, each a list: every token as text, and after an arrow the
+    token to predict there."""
     tokens = batch[part].tokens.clone()
     targets = {}
     if part == "predict":  # a line of hidden states: show the tokens that they belong to
@@ -33,8 +34,10 @@ def token_texts(batch, part, tokenizer):
             return tokenizer.inner.id_to_token(token)
         return "?" if token < 0 else tokenizer.decode([token]).strip() or "␣"
 
-    return [f"{name(token)}→{name(targets[index])}" if index in targets else name(token)
-            for index, token in enumerate(tokens.tolist())]
+    texts = [f"{name(token)}→{name(targets[index])}" if index in targets else name(token)
+             for index, token in enumerate(tokens.tolist())]
+    return [texts[start:end]
+            for start, end in itertools.pairwise(batch[part].cu_seqlens.tolist())]
 
 
 def batch_command(words):
@@ -53,31 +56,23 @@ def batch_command(words):
     packed = batch[options.part]
     if not 0 <= options.row < len(packed):
         raise BadInput(f"--row {options.row}: {options.part} has rows 0 to {len(packed) - 1}")
-    texts = token_texts(batch, options.part, run.tokenizer)
+    rows = token_rows(batch, options.part, run.tokenizer)
     visible = packed.visible_pairs() / len(packed.tokens) ** 2
     print(f"{run.objective.name}: {len(packed)} rows, {len(packed.tokens)} tokens in one packed "
           f"line; {visible:.0%} of all pairs see each other\n\n"
           "ROWS; →word: predict this word here\n")
-    starts = packed.cu_seqlens.tolist()
-    for row, (start, end) in enumerate(itertools.pairwise(starts)):
-        print(textwrap.fill(f"{row:>4} {' '.join(texts[start:end])}", 100,
-                            subsequent_indent="     ", break_on_hyphens=False))
+    for number, texts in enumerate(rows):
+        print(textwrap.fill(f"{number:>4} {' '.join(texts)}", 100, subsequent_indent="     ",
+                            break_on_hyphens=False))
     print(f"\nMASK of row {options.row}, at most {GRID} tokens: a line is a query (with its "
           "position), a column a key, # is visible\n")
     mask = packed.mask(options.row)[:GRID, :GRID].tolist()
-    for query, keys in enumerate(mask, starts[options.row]):
-        marks = "".join("#" if sees else "." for sees in keys)
-        print(f"{int(packed.positions[query]):>4} {texts[query][:28]:<28} {marks}")
+    positions = packed.positions[packed.cu_seqlens[options.row]:].tolist()
+    for position, text, keys in zip(positions, rows[options.row], mask):
+        print(f"{position:>4} {text[:28]:<28} {''.join('#' if sees else '.' for sees in keys)}")
     if options.png:
-        draw_mask(mask, texts[starts[options.row]:][:len(mask)], options)
-
-
-def draw_mask(mask, texts, options):
-    """Write the mask of a row as a PNG file."""
-    from . import plots  # printing needs only requirements.txt
-    figure, (axis,) = plots.panels(height=1.5 + 0.13 * len(mask))
-    figure.set_figwidth(1.5 + 0.13 * len(mask))
-    plots.mask(mask, [*map(plots.plain, texts)], axis,
-               title=f"{options.part}, row {options.row}: colored is visible")
-    with atomic_file(options.png) as file:
-        file.write(plots.png(figure))
+        from . import plots  # printing needs only requirements.txt
+        figure = plots.mask(mask, rows[options.row][:GRID],
+                            title=f"{options.part}, row {options.row}: colored is visible")
+        with atomic_file(options.png) as file:
+            file.write(plots.png(figure))

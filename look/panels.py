@@ -20,7 +20,7 @@ from model import Packed
 
 from . import compare, plots, seen
 from .attention import attention_weights
-from .batch import token_texts
+from .batch import token_rows
 
 # What has a panel beside the loss terms: {metric: (title, y axis with its unit)}.
 METRICS = {
@@ -97,7 +97,7 @@ def curve_names(groups):
     logged = [record for one in itertools.chain(*groups.values()) for record in one.records]
     terms = dict.fromkeys(name for record in logged if "loss" in record for name in record)
     known = {name for record in logged for name in (*record, *record.get("eval", ()))}
-    return {name: ("Loss" if name == "loss" else f"Term {name}", plots.plain(name))
+    return {name: ("Loss" if name == "loss" else f"Term {name}", name)
             for name in terms if name not in FACTS} | {
         name: METRICS[name] for name in METRICS if name in known}
 
@@ -105,7 +105,6 @@ def curve_names(groups):
 def draw_curve(axis, groups, metric, title, y):
     """Draw a metric of {label: list of Seen}, at the steps that all seeds of a label have. The
     legend has the first and the last value."""
-    series = {}
     for label, members in groups.items():
         curves = [curve for one in members if (curve := one.curve(metric))]
         steps = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -113,8 +112,10 @@ def draw_curve(axis, groups, metric, title, y):
             values = torch.tensor([[curve[step] for step in steps] for curve in curves])
             first, last = values.mean(0)[[0, -1]].tolist()
             label = textwrap.fill(f"{label}: {first:.4g} to {last:.4g}", 44)
-            series[plots.plain(label)] = steps, values
-    return plots.lines(series, "training step", y, axis=axis, title=plots.plain(title))
+            plots.lines({label: (steps, values)}, "training step", y, axis=axis, title=title)
+        else:
+            axis.plot([], [])  # uses up a color, so that a run has the same one in all panels
+    return axis.figure
 
 
 def height(groups):
@@ -162,10 +163,9 @@ def health(groups):
         if points:
             axis.plot(*zip(*points), "s", color=plots.COLOURS[color], label=kind)
     axis.set_ylim(len(rows) - 0.4, -0.6)
-    axis.set_yticks(range(len(rows)), [plots.plain(textwrap.fill(f"{label} ({one.name})", 22))
-                                       for label, one in rows])
+    plots.name_ticks(axis, (), [textwrap.fill(f"{label} ({one.name})", 22) for label, one in rows])
     well = sum(seen.since(one)[0] == "ok" for _, one in rows)
-    return Section("A square is an evaluation.", figures={"health": plots.finish(
+    return Section("A square is the health line of an evaluation.", figures={"health": plots.finish(
         axis, "training step", "run", f"Health: {well} of {len(rows)} ok at last")})
 
 
@@ -185,10 +185,9 @@ def embeddings(one, evaluation):
         words += f" Left out: embeddings before training ({error})."
     figures = {}
     for title, each in models.items():
-        columns = {plots.plain(name): z for name, z in each.embeddings.items()}
-        joined = 25 if len(columns) > 1 else 0
+        joined = 25 if len(each.texts) > 1 else 0
         name = "embeddings" if each is evaluation else "untrained"
-        figures[name] = plots.pca(columns, title=title, joined=joined)
+        figures[name] = plots.pca(each.embeddings, title=title, joined=joined)
     return Section(words, figures=figures)
 
 
@@ -255,14 +254,14 @@ def attention(one, evaluation):
             found = attention_weights(model, packed, torch.arange(size), layer)
             for query, each in enumerate(found):
                 weights[layer, query, :, :each.shape[1]] = each
-    texts = token_texts({"packed": packed}, "packed", evaluation.rows.tokenizer)
-    names = [*map(plots.plain, texts), ""]
+    texts, = token_rows({"packed": packed}, "packed", evaluation.rows.tokenizer)
+    names = [*texts, ""]
     axis, = plots.panels()[1]
     axis.figure.set_size_inches(1.3 * heads + 1.8, 1.3 * layers + 1.3)
     plots.heat(weights.flatten(2).flatten(0, 1), names * layers, names * heads,
                "key (token that is read)", "query (token that reads)", "attention weight",
-               axis=axis, title=f"Attention in a sentence of {plots.plain(name)}: a layer a row, a "
-               "head a column")
+               axis=axis,
+               title=f"Attention in a sentence of {name}: a layer a row, a head a column")
     axis.tick_params(labelsize=5)
     return Section(figures={"attention": axis.figure})
 
@@ -277,16 +276,12 @@ def packed_batch(one, evaluation):
     examples = [Example(tuple(views), system=system if rows.system else None)
                 for *views, system in zip(*cells)]
     batch = kind.collate(examples, np.random.default_rng(0), options, rows.tokenizer.special)
-    packed = batch["packed"]
-    texts = token_texts(batch, "packed", rows.tokenizer)
-    starts = packed.cu_seqlens.tolist()
-    table = [(number, " ".join(texts[start:end][:200]))
-             for number, (start, end) in enumerate(itertools.pairwise(starts[:9]))]
-    first = [*map(plots.plain, texts[:starts[1]][:GRID])]
+    lines = token_rows(batch, "packed", rows.tokenizer)
     return Section("All rows are one line of tokens. After an arrow: the token to predict there.",
-                   (["row", "tokens"], table),
-                   {"mask": plots.mask(packed.mask(0)[:GRID, :GRID], first,
-                                       title="Mask of row 0 (colored: visible)")})
+                   (["row", "tokens"], [(number, " ".join(line[:200]))
+                                        for number, line in enumerate(lines[:8])]),
+                   {"mask": plots.mask(batch["packed"].mask(0)[:GRID, :GRID], lines[0][:GRID],
+                                       title="Mask of row 0: colored is visible")})
 
 
 SECTIONS = {"What was trained": trained, "Results": results, "Along training": along_training,

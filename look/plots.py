@@ -98,8 +98,8 @@ def inches(axis):
 
 def finish(axis, x, y, title=""):
     """Label the axes, put title and legend above the plot, and return the Figure."""
-    axis.set(xlabel=x, ylabel=y)
-    title = textwrap.fill(title or axis.get_title(), int(13 * inches(axis)))
+    axis.set(xlabel=plain(x), ylabel=plain(y))
+    title = textwrap.fill(plain(title or axis.get_title()), int(13 * inches(axis)))
     labels = axis.get_legend_handles_labels()[1]
     axis.set_title("" if labels else title)
     if labels:
@@ -121,7 +121,7 @@ def name_ticks(axis, columns, rows=()):
     for names, ticks in ((columns, axis.xaxis), (rows, axis.yaxis)):
         marks = [index for index, name in enumerate(names) if name]
         if marks:
-            ticks.set_ticks(marks, [names[index] for index in marks])
+            ticks.set_ticks(marks, [plain(names[index]) for index in marks])
     letters = sum(len(name) + 1 for name in columns if name)
     axis.tick_params("x", rotation=90 if letters > 12 * inches(axis) else 0)
 
@@ -149,7 +149,10 @@ def heat(table, rows=(), columns=(), x="", y="", label="", low=None, high=None, 
 def mask(visible, tokens=(), axis=None, groups=0, title=""):
     """Draw a mask (L, L) bool: a row is a query, a column a key. groups (L,): number of each key's
     color, such as its segment's."""
-    axis = axis or panels(height=3.4)[1][0]
+    if not axis:
+        size = 1.5 + 0.13 * len(tokens)  # in inches
+        axis, = panels(height=max(size, 3.4))[1]
+        axis.figure.set_figwidth(max(size, 3.6))
     shown = (torch.as_tensor(visible) * (1 + torch.as_tensor(groups))).numpy()
     axis.imshow(shown, cmap=ListedColormap([GREY, *COLOURS]), vmin=0, vmax=len(COLOURS))
     name_ticks(axis, tokens, tokens)
@@ -169,18 +172,21 @@ def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
     axis = axis or panels()[1][0]
     for label, (positions, values) in series.items():
         values = torch.as_tensor(values).double().reshape(-1, len(positions))
-        line, = axis.plot(positions, values.mean(0), label=label, markersize=2.5,
+        line, = axis.plot(positions, values.mean(0), label=plain(label), markersize=2.5,
                           marker="o" if len(positions) < 16 else None)
+        # With both color and style, a thin line does not use up the next color.
+        same = dict(color=line.get_color(), linestyle=line.get_linestyle())
         for seed in values if len(values) > 1 else ():
-            axis.plot(positions, seed, color=line.get_color(), linewidth=0.5, alpha=0.5)
+            axis.plot(positions, seed, linewidth=0.5, alpha=0.5, **same)
     for label, value in levels:
         axis.axhline(value, color="black", linewidth=1, linestyle=":", label=label)
     if scale != "linear":
         axis.set_yscale(scale)
-    low, high = axis.get_ylim()
-    if y.endswith("%") and high - low < 5:  # 0.1 % should not look like a cliff
-        low = max(-0.25, (low + high) / 2 - 2.5)
-        axis.set_ylim(low, low + 5)
+    low, high = axis.dataLim.intervaly
+    if y.endswith("%") and 0 <= high - low < 5:  # 0.1 % should not look like a cliff
+        low = min(max(0, (low + high) / 2 - 2.5), 95)
+        axis.update_datalim([(0, low), (0, low + 5)], updatex=False)
+        axis.autoscale_view()
     return finish(axis, x, y, title)
 
 
@@ -240,7 +246,8 @@ def pca(embeddings, axis=None, title="", joined=0):
     axis.plot(*paths, "-", color="#909090", linewidth=0.6, zorder=0)
     for label, points, color in zip(embeddings, flat, itertools.cycle(COLOURS)):
         dots = dict(marker="o", linestyle="", color=color, markeredgewidth=0)
-        axis.plot(*points[:joined or None].T, **dots, markersize=3 + bool(joined), label=label)
+        axis.plot(*points[:joined or None].T, **dots, markersize=3 + bool(joined),
+                  label=plain(label))
         if joined:
             axis.plot(*points[joined:].T, **dots, markersize=2.4, alpha=0.35)
     axis.locator_params(nbins=5)

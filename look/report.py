@@ -4,7 +4,6 @@ import html
 from pathlib import Path
 
 from common import BadInput, Parser, atomic_file, make_folder
-from objectives import find_objective
 
 from . import panels, plots, seen
 
@@ -108,10 +107,8 @@ def page_command(words):
     parser.add_argument("--out", help="file to write [beside the first RUN: out/a.html, of several "
                         "runs out/a+b.html, of more than three out/a+9-others.html]")
     parser.add_argument("--png", metavar="FOLDER", help="also write each picture as a PNG file")
-    parser.add_argument("--objective", metavar="FILE", help="the file of an objective of your own")
     options = parser.parse_args(words)
-    kind = find_objective(options.objective) if options.objective else None
-    every = [seen.see(run, kind) for run in options.runs]
+    every = [*map(seen.see, options.runs)]
     page = Page(every)
     folder = every[0].run if every[0].run.name.strip(".") else every[0].run.resolve()  # "." or ".."
     out = Path(options.out or folder.with_name(f"{page.title}.html"))

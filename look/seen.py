@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     first: dict      # the first line of the log
     records: list    # its other lines; {"step", "eval"} or {"step", "loss", ...}
     run: object      # the folder, or a train.Run that writes none
-    objective: type  # its class; None if that is in a file that nobody named
+    objective: type  # its class; None if that is in a file
 
     def curve(self, metric):
         """Return {step: value} of a metric in the log."""
@@ -63,21 +63,17 @@ def number(value):
     return value if math.isfinite(value) else math.nan
 
 
-def see(run, objective=None):
-    """Return what the log of a run says: of a folder, or of a train.Run. objective: a class, if it
-    is not one of ours. Raises BadInput."""
-    if isinstance(run, train.Run):
-        objective = run.objective_class
-        if not run.writes:
-            first, *records = json.loads(json.dumps([runs.describe(run), *run.records]))
-            return Seen(objective.name, first, records, run, objective)
-        run = run.folder
-    folder = Path(run).expanduser()
+def see(run):
+    """Return what the log of a run says: of a folder, or of a train.Run. Raises BadInput."""
+    kind = run.objective_class if isinstance(run, train.Run) else None
+    if kind and not run.writes:
+        first, *records = json.loads(json.dumps([runs.describe(run), *run.records]))
+        return Seen(kind.name, first, records, run, kind)
+    folder = Path(run.folder if kind else run).expanduser()
     first = runs.read_first(folder)
     # The log may be somebody else's: never run a file because its "command" names it.
-    known = OBJECTIVES | ({objective.name: objective} if objective else {})
-    return Seen(str(run), first, runs.read_log(folder)[1:], folder,
-                known.get(first["config"].get("objective")))
+    return Seen(str(folder), first, runs.read_log(folder)[1:], folder,
+                kind or OBJECTIVES.get(first["config"].get("objective")))
 
 
 def since(one):
@@ -141,7 +137,7 @@ def options_of(one):
     """Return the options of a run's objective. Raises BadInput without its class."""
     name = one.first["config"].get("objective")
     if not one.objective:
-        raise BadInput(f"{shown(name)} is an objective from a file: name it with --objective FILE"
+        raise BadInput(f"{shown(name)} is an objective from a file, which is not run here"
                        if name else "this model was imported and has no objective")
     return one.objective.Config(**one.first["config"][name])
 
