@@ -193,9 +193,11 @@ AtLeast1 = Annotated[int, "at least 1"]
 NotNegative = Annotated[float, "at least 0"]
 Positive = Annotated[float, "above 0"]
 Fraction = Annotated[float, "a fraction, from 0 to 1"]
+PositiveFraction = Annotated[float, "a fraction above 0, at most 1"]
 OfSteps = Annotated[float, "a fraction of the steps, from 0 to 1"]
 RANGES = {"at least 0": lambda x: x >= 0, "at least 1": lambda x: x >= 1,
           "above 0": lambda x: x > 0, "a fraction, from 0 to 1": lambda x: 0 <= x <= 1,
+          "a fraction above 0, at most 1": lambda x: 0 < x <= 1,
           "a fraction of the steps, from 0 to 1": lambda x: 0 <= x <= 1}
 
 

@@ -29,6 +29,7 @@ from common import (
     Fraction,
     NotNegative,
     Positive,
+    PositiveFraction,
     did_you_mean,
     file_hash,
     shown,
@@ -312,7 +313,7 @@ class Objective(nn.Module):
 @dataclass(frozen=True)
 class MaskConfig(Objective.Config):
     """Options of masked-language modeling."""
-    mask_ratio: Fraction = 0.15  # fraction of tokens to mask
+    mask_ratio: PositiveFraction = 0.15  # fraction of tokens to mask
 
 
 @dataclass(frozen=True)
@@ -386,12 +387,6 @@ class Mlm(Objective):
     @dataclass(frozen=True)
     class Config(MaskConfig):
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
-
-        def __post_init__(self):
-            super().__post_init__()
-            if not self.mask_ratio:
-                raise BadInput("mask_ratio is 0, so no token would be predicted: choose one above "
-                               "0, such as 0.15")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -590,9 +585,9 @@ class Mexma(Objective):
             if not self.symmetrical and self.align != "none" and self.align_views == "clean":
                 raise BadInput("no-symmetrical encodes the first sentence only masked: add "
                                "--align-views dirty or --align none")
-            if self.mlm_weight and not self.mask_first + self.mask_second:
-                raise BadInput("mask_first and mask_second are 0, so no token would be predicted: "
-                               "choose one above 0, such as 0.4, or --mlm-weight 0")
+            if self.mlm_weight and not self.mask_first + self.symmetrical * self.mask_second:
+                raise BadInput("mask_first is 0, and mask_second is 0 or unused, so no token would "
+                               "be predicted: choose mask_first 0.4, or --mlm-weight 0")
 
     def __init__(self, model, config):
         super().__init__(model, config)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common import AtLeast1, Fraction
+from common import AtLeast1, Fraction, PositiveFraction
 from objectives import Mlm, Objective, Packed, Teacher, add_special, upcast
 
 
@@ -31,7 +31,7 @@ class Data2Vec(Objective):
     @dataclass(frozen=True)
     class Config(Objective.Config):
         top_layers: AtLeast1 = 10  # number of top layers that the target averages (K)
-        mask_ratio: Fraction = 0.15  # fraction of tokens to mask
+        mask_ratio: PositiveFraction = 0.15  # fraction of tokens to mask
         momentum: Fraction = 0.999  # EMA decay of the teacher at step 0; it rises to 1 over the run
 
     def __init__(self, model, config):

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from common import Fraction, NotNegative
+from common import NotNegative, PositiveFraction
 from model import MLP
 from objectives import Mlm, Objective, Packed, add_special, align, epps_pulley, upcast
 
@@ -34,7 +34,7 @@ class MaskedLatents(Objective):
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
-        mask_ratio: Fraction = 0.2  # fraction of tokens to mask
+        mask_ratio: PositiveFraction = 0.2  # fraction of tokens to mask
         where: Literal["masked", "all"] = "masked"  # tokens whose hidden states are predicted
         align: Literal["cosine", "mse"] = "cosine"  # distance of prediction and target
         latent_weight: NotNegative = 0.45  # weight of the latent loss

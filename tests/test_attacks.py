@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import lzma
 import os
@@ -10,14 +11,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_evaluate import tiny, write_rows, write_run
 from test_house import write_pairs
+from test_objectives import SPECIAL, examples
 from test_train import assert_same_run, command, contents, started
 
 import corpora
 import model
+import objectives
 import runs
 import train
 from common import BadInput, atomic_file
@@ -198,14 +202,37 @@ def test_unfinished_files_in_the_cache_are_removed_unless_somebody_writes_them()
 
 
 @pytest.mark.parametrize("words, message", [
-    ("--objective mlm --mask-ratio 0", "mask_ratio is 0, so no token would be predicted"),
-    ("--objective mexma --mask-first 0 --mask-second 0", "mask_first and mask_second are 0"),
+    ("--objective mexma --mask-first 0 --mask-second 0", "mask_first is 0, and mask_second is 0"),
     ("--objective mlm --max-length 1000000000", "a row would have 1000000002 tokens"),
     ("--warmup 2000", "warmup is 2000.0: it must be a fraction of the steps, from 0 to 1"),
     ("--langs en,en", "--langs en,en names a column twice")])
 def test_settings_that_mislead_are_refused(words, message, refused):
     assert message in refused(train.main, ["--data=pairs.tsv", "--out=run", *words.split()])
     assert not Path("run").exists()
+
+
+def test_no_objective_accepts_options_that_leave_batches_without_a_target():
+    """The token loss of such a batch would be 0, or NaN."""
+    gallery = Path(objectives.__file__).parent / "gallery"
+    refusing = set()
+    for name in [*objectives.OBJECTIVES, *map(str, sorted(gallery.glob("*.py")))]:
+        kind = objectives.find_objective(name)
+        names = [field for field in kind.Config.__dataclass_fields__
+                 if field.startswith("mask_") or field == "symmetrical"]
+        for values in itertools.product((0.0, 0.4), repeat=len(names)):
+            options = dict(zip(names, values))
+            if "symmetrical" in options:
+                options |= dict(symmetrical=options["symmetrical"] > 0, align_views="dirty")
+            try:
+                config = kind.Config(**options)
+            except BadInput as error:
+                assert "mask_" in str(error)
+                refusing.add(kind.name)
+            else:
+                rng = np.random.default_rng(0)
+                batch = kind.collate(examples(kind), rng, config, SPECIAL)
+                assert len(batch.get("targets", [0])) > 0, (name, options)
+    assert refusing == {"bepa", "hybrid", "mexma", "mlm", "data2vec", "masked_latents"}
 
 
 def test_a_file_that_is_given_twice_is_read_once_and_a_note_tells_it():

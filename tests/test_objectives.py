@@ -550,7 +550,7 @@ def test_no_view_of_llm_jepa_sees_what_it_must_not():
 
 
 def test_no_prediction_depends_on_a_target_block_and_every_target_does():
-    objective = build(Hybrid, torch.float32, mask_ratio=0.0, balance="fixed", balance_start=1.0)
+    objective = build(Hybrid, torch.float32, balance="fixed", balance_start=1.0)
     batch = batch_of(objective, items=examples(Hybrid, 1))
     before, _ = objective(batch)
     for index in set(batch["target_index"].tolist()):
