@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import typing
+import zipfile
 from pathlib import Path
 from typing import Annotated
 
@@ -310,6 +311,9 @@ def read_torch(path, device="cpu"):
     if not os.path.isfile(path):
         raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
     try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip():  # torch.load does not check these checksums
+                raise zipfile.BadZipFile
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # PyTorch raises a dozen types for a bad file
         raise BadInput(f"{path} is not a checkpoint of tensors and plain values "

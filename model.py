@@ -742,7 +742,12 @@ def load(path, device="cpu"):
         # Older files have no digest. PyTorch does not check the checksums of its ZIP archive.
         if "digest" in saved and weights_digest(saved["weights"]) != saved["digest"]:
             raise BadInput(f"{path} is damaged: the weights are not those that were written")
-        model = Model(ModelConfig(**saved["config"])).to(device)
+        config = ModelConfig(**saved["config"])
+        layers = {name.split(".")[1] for name in saved["weights"] if name.startswith("blocks.")}
+        if len(layers) != config.layers:  # a forged number would take hours to build
+            raise BadInput(f"{path} is damaged: its config says {config.layers} layers, and it has "
+                           f"the weights of {len(layers)}")
+        model = Model(config).to(device)
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a model of this version ({error}): use the version that "
                        "wrote it") from None

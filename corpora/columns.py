@@ -111,8 +111,10 @@ def parallel_names(paths):
     # Parts of one file, such as x.01 x.02 or x.aa x.ab of `split`, are no languages.
     if {"aa", "ab"} <= {*endings}:
         return ()
-    has_number = any(map(str.isdecimal, endings))
-    if "txt" not in map(str.lower, endings) and not has_number and distinct(endings):
+    # Of a.raw and b.tok nobody knows.
+    is_known = len({path.stem for path in paths}) == 1 or any(map(is_language, endings))
+    has_other = any(one.isdecimal() or one.lower() == "txt" for one in endings)
+    if is_known and not has_other and distinct(endings):
         return distinct(endings)
     for separators in (".", ".-", ".-_"):
         parts = [re.split(f"[{separators}]", path.name) for path in paths]
@@ -155,11 +157,15 @@ def parallel_groups(paths):
 # ---- content
 
 FEWEST = 10  # cells tell what a column is
-IDENTIFIERS, FEW, SHORT = "addresses or identifiers", "few values", "much shorter than the others"
+NUMBERS, IDENTIFIERS, FEW = "numbers", "addresses or identifiers", "few values"
+SHORT, LATIN = "much shorter than the others", "in Latin letters"
+# Languages that have others. "he" and "as" are also English words.
+NOT_LATIN = set("am ar as be bg bn el fa gu he hi hy ja ka km kn ko ky lo mk ml mr my ne or pa "
+                "ps ru si ta te th ti ug uk ur yi zh".split())
 NESTED = "[...]"  # stands for a list or an object of JSON
 # A cell without a letter; an address or one word of ASCII that has a digit or an inner sign.
 NUMBER = re.compile(r"[\W\d_]+")
-ADDRESS = re.compile(r"https?://\S+|[!-~]*(\d|\w[./:@\\_]+\w)[!-~]*")
+ADDRESS = re.compile(r"https?://\S+|[!-~\t]*(\d|\w[./:@\\_]+\w)[!-~\t]*")
 WORDS = re.compile(r"\S\s+\S")
 ID = re.compile(r"(.*[\W_])?id\d*", re.IGNORECASE)
 MT = re.compile(r"(.*[\W_])?mt([\W_].*)?", re.IGNORECASE)  # Maltese, or a machine translation
@@ -179,11 +185,13 @@ def kinds_of(rows, names):
         elif mostly(NESTED.__eq__, cells):
             kinds[name] = "lists or objects"
         elif mostly(NUMBER.fullmatch, cells):
-            kinds[name] = "numbers"
+            kinds[name] = NUMBERS
         elif len(cells) >= 3 and mostly(ADDRESS.fullmatch, cells):
             kinds[name] = IDENTIFIERS
         elif ID.fullmatch(name) and not mostly(WORDS.search, cells):
             kinds[name] = IDENTIFIERS  # otherwise it is Indonesian
+        elif name.lower() in NOT_LATIN and mostly(str.isascii, cells):
+            kinds[name] = LATIN
     texts = [name for name in names if name not in kinds]
     # Copies of a row do not make its values rare.
     unique = dict.fromkeys(tuple(row.get(name, "") for name in texts) for row in rows)
@@ -215,15 +223,6 @@ def numberless(text):
     return rest if len(rest.split()) < 4 else text
 
 
-def dialogue(rows, names):
-    """Return the languages among columns of few values that translate each other. "Yes." and "Ja."
-    occur together, and two categories in all combinations."""
-    found = languages(names)
-    values = {tuple(row.get(name) for name in found) for row in rows}
-    most = max((len({*cells}) for cells in zip(*values)), default=0)
-    return tuple(found) if 2 * len(values) <= 3 * most else ()
-
-
 def are_alike(rows, names, one, other, least=0.25):
     """Return whether two columns share a quarter of their trigrams of characters."""
     shares = []
@@ -233,6 +232,15 @@ def are_alike(rows, names, one, other, least=0.25):
         if x and y:
             shares.append(len(x & y) / len(x | y))
     return sum(shares) > least * max(1, len(shares))
+
+
+def unconnected(rows, columns):
+    """Return the columns in groups. No row has texts of two groups."""
+    groups = []
+    for found in {frozenset(name for name in columns if row.get(name)) for row in rows}:
+        apart = [group for group in groups if not group & found]
+        groups = [*apart, found.union(*(group for group in groups if group & found))]
+    return [", ".join(name for name in columns if name in group) for group in groups if group]
 
 
 # ---- what a run reads
@@ -255,8 +263,9 @@ def choose(names, rows, langs=(), like=(), default=()):
     texts = [name for name in names if name not in kinds]
     if not texts:  # a file of identifiers has nothing better
         texts = [name for name in names if kinds[name] in (IDENTIFIERS, FEW)]
-    few = [name for name in names if kinds.get(name) == FEW]
-    default = default or known_names(names, texts) or dialogue(rows, few)
+    # Beside two languages, the .ids of OPUS are none.
+    kept = [name for name in default if kinds.get(name) not in (NUMBERS, IDENTIFIERS)]
+    default = (tuple(kept) if len(kept) > 1 else default) or known_names(names, texts)
     columns = tuple(langs or like or default)
     if not {*columns} <= {*names}:
         columns = ()

@@ -22,7 +22,15 @@ import numpy as np
 from tqdm import tqdm
 
 from common import BadInput, shown
-from corpora.columns import LABEL, NESTED, choose, known_names, languages, parallel_groups
+from corpora.columns import (
+    LABEL,
+    NESTED,
+    choose,
+    known_names,
+    languages,
+    parallel_groups,
+    unconnected,
+)
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
 csv.field_size_limit(10 ** 6)  # characters of a cell
@@ -248,7 +256,7 @@ READERS = {".tsv": read_table, ".tab": read_table, ".csv": read_table, ".jsonl":
 
 # ---- rows
 
-EMPTY = r"cells have only invisible characters, \N or nan, and count as empty"
+EMPTY = r"cells are invisible, \N, nan, NA or NULL, and count as empty"
 SKIPPED = "rows are skipped: too little text, or a repeated header"
 
 
@@ -292,6 +300,7 @@ class TextFiles:
             raise no_columns(paths[0], 1, names, langs)
         self.schema, self.columns = schema, schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
+        self.groups = sorted(unconnected(rows, self.columns))
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
         self.compared = [name for name in schema.texts if name != "system"]
@@ -325,6 +334,9 @@ class TextFiles:
         if self.columns == ("text",) and len(self.readers) > 1:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
                          "parallel files are named corpus.de,corpus.en")
+        if len(self.groups) > 1:
+            notes.append(f"no row has texts in both {shown(' and '.join(self.groups[:2]))}: if "
+                         "these are the same languages, give them the same names")
         if self.repeated:
             notes.append(f"{self.repeated} files are named twice, and read once")
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
@@ -407,8 +419,8 @@ class TextFiles:
 def as_text(cell):
     """Return a cell of a file as text, "" if nothing in it is visible."""
     # Only a text that begins in an unusual way is examined, which saves time.
-    if isinstance(cell, str) and len(cell) > 3 and cell[0].isalnum():
+    if isinstance(cell, str) and len(cell) > 4 and cell[0].isalnum():
         return cell
     text = "" if cell is None else str(cell)
-    visible = "".join(filter(str.isprintable, text)).strip().lower()
-    return "" if visible in ("", r"\n", "nan") else text
+    visible = "".join(filter(str.isprintable, text)).strip()
+    return "" if visible in ("", r"\N", r"\n", "nan", "NaN", "NA", "<NA>", "NULL") else text

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from common import atomic_file, digest, make_folder, remove_dead_parts
 
-LAYOUT = 11  # version of the files and of how rows are read and held out
+LAYOUT = 12  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 

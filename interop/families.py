@@ -23,9 +23,10 @@ DECODERS = {  # model_type: the fields in which the family differs from Llama
 
 # ---- settings: {field of ModelConfig: name in transformers}
 
-SHARED = {"vocab": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers",
-          "heads": "num_attention_heads", "ffn_dim": "intermediate_size",
-          "max_positions": "max_position_embeddings", "tied": "tie_word_embeddings"}
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+         "intermediate_size", "max_position_embeddings")
+SHARED = dict(zip(("vocab", "width", "layers", "heads", "ffn_dim", "max_positions"), SIZES),
+              tied="tie_word_embeddings")
 OF_ENCODERS = SHARED | {"norm_epsilon": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
 OF_DECODERS = SHARED | {
     "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_epsilon": "rms_norm_eps",

@@ -33,7 +33,7 @@ import evaluate
 import runs
 from common import BadInput, shown, warn
 from data import Tokenizer
-from interop.families import copy_in, copy_out, read_config, write_config
+from interop.families import SIZES, copy_in, copy_out, read_config, write_config
 from model import Model, Packed, save
 
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
@@ -270,7 +270,10 @@ def load_weights(path):
     head = {key for key in report["missing_keys"] if key.startswith(("lm_head.", "cls."))}
     wrong = sorted(map(str, (report["missing_keys"] - head) | set(report["mismatched_keys"])))
     if wrong:
-        raise BadInput(f"weights are missing or have another shape: {shown(', '.join(wrong[:4]))}")
+        settings = json.loads((path / "config.json").read_bytes())
+        lacking = [name for name in SIZES if name not in settings]
+        raise BadInput(f"weights are missing or have another shape: {shown(', '.join(wrong[:4]))}"
+                       + f" (config.json lacks {', '.join(lacking)})" * bool(lacking))
     if head:  # models for embeddings are often saved without
         if not config.tied:
             warn("the folder has no vocabulary head: the token embeddings replace it")

@@ -158,6 +158,29 @@ def test_a_model_with_a_flipped_byte_is_never_used(tokenizer):
             assert place not in range(start, start + len(weights))
 
 
+def test_a_checkpoint_with_a_flipped_byte_is_never_resumed(refused):
+    words = command("mlm", steps=2, save_every=1)
+    assert train.main(words) == 0
+    path = Path("run/train.pt")
+    content = path.read_bytes()
+    moments = torch.load(path, weights_only=True)["optimizer"]
+    moment = max((moments[index]["exp_avg_sq"] for index in moments), key=torch.numel)
+    start = content.index(moment.numpy().tobytes())
+    for place in (start, start + 41):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 16]) + content[place + 1:])
+        assert "run/train.pt is not a checkpoint of tensors and plain values (BadZipFile)" in (
+            refused(train.main, words))
+
+
+def test_a_model_with_a_forged_number_of_layers_is_refused_before_it_is_built():
+    model.save(tiny(), "model.pt")
+    saved = torch.load("model.pt", weights_only=True)
+    saved["config"]["layers"] = 10 ** 8
+    torch.save(saved, "model.pt")
+    with pytest.raises(BadInput, match="its config says 100000000 layers, and it has the weights"):
+        model.load("model.pt")
+
+
 def test_an_older_model_has_no_digest_and_loads():
     whole = tiny()
     model.save(whole, "model.pt")

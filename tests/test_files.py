@@ -81,7 +81,8 @@ def test_moses_files_are_put_side_by_side_and_others_one_after_the_other():
      [('one\n\ntwo, "three"', "b"), ('5" long', "d")]),
     ("a.csv", '"en", "de","a, note"\nb,c,d\n', [("b", "c")]),
     ("a.tsv", 'id\t"en"\tde\n1\t"a\tb"\tc\n', [("a\tb", "c")]),  # a name inside is in quotes
-    ("a.tsv", '"en"\t"de"\n"7"\t"a"\t"b"\n"9"\t"c"\t"d"\n', [("a", "b"), ("c", "d")]),  # of R
+    ("a.tsv", '"en"\t"de"\n"7"\t"a"\t"b"\n"9"\t"c"\t"d"\n"8"\t"e"\tNA\n',  # of R
+     [("a", "b"), ("c", "d")]),
     ("a.tsv", "en\tde\n7\ta\tb\n9\tc\td\n", [("a", "b"), ("c", "d")])])
 def test_line_ends_quotes_and_blank_lines(name, content, wanted):
     assert rows(write(name, content)) == wanted
@@ -127,6 +128,9 @@ EN, DE, FR = ([f"{start} the {word} in {place}." for word in "baker cat dog farm
     ("id en", (DE, EN), "id en", ""), ("no id en", (range(15), DE, EN), "id en", "no (numbers)"),
     ("id en de", ([f"doc-{i}" for i in range(3)], EN, DE), "en de", "id (addresses or ident"),
     ("text_id text_en text_de", (["a1", "b2"], EN, DE), "text_en text_de", "text_id (addresses"),
+    # Hebrew and Amharic are not written in Latin letters
+    ("he en de", (["Peter Miller", "Anna Smith"] * 3, EN, DE), "en de", "he (in Latin letters)"),
+    ("am en", (["ድመት ናት።", "ውሻ ነው።"], EN), "am en", ""),
     # another translation into the same language
     ("en_src de_human de_google", (EN, DE, FR), "en_src de_human", "de_google (others are read)"),
     ("en_src de_mt de_ref", (EN, [text + "!" for text in DE], DE), "en_src de_ref",
@@ -139,8 +143,6 @@ EN, DE, FR = ([f"{start} the {word} in {place}." for word in "baker cat dog farm
     # "src" and "ref" are also where a text comes from
     ("src ref text", (["news", "web"] * 7, [f"http://x.org/{i}" for i in range(14)], EN), "text",
      "src (few values); ref (addresses or identifiers)"),
-    # answers of few values translate each other, categories do not
-    ("en de context", (["Yes.", "No."] * 7, ["Ja.", "Nein."] * 7, EN), "en de", "context (unknown"),
     ("cat is text", (["a", "b"] * 7, ["x", "y"] * 7, EN), "text", "cat, is (few values)"),
     ("cat is sentence", (["a", "b", "c"] * 5, ["x", "y"] * 7, EN), "", "cat (few values), is (")])
 def test_columns_are_texts_by_their_content(header, columns, wanted, why):
@@ -158,7 +160,8 @@ def test_columns_are_texts_by_their_content(header, columns, wanted, why):
     ("E.de-en.de E.de-en.en E.en-fr.en E.en-fr.fr", "de en fr"),
     ("train.en train.de dev.en dev.de", "en de"), ("train-id.txt train-en.txt", "id en"),
     ("train-de.txt train-en.txt dev-de.txt dev-en.txt", "de en"),
-    ("x.00 x.01", "text"), ("x.aa x.ab x.ac", "text"), ("a.en a.de b.en", "text")])
+    ("x.00 x.01", "text"), ("x.aa x.ab x.ac", "text"), ("a.en a.de b.en", "text"),
+    ("a.raw b.tok", "text"), ("a.raw a.tok", "raw tok")])
 def test_files_are_parallel_if_their_names_tell_it(names, columns):
     names, columns = names.split(), columns.split()
     source = open_text([write(name, f"{name} 1\n{name} 2\n") for name in names])
@@ -170,6 +173,23 @@ def test_files_are_parallel_if_their_names_tell_it(names, columns):
     # Both texts of a row come from two files of one pair.
     stems = [{re.sub(r"\W\w+(\.txt)? \d", "", text) for text in row if text} for row in found]
     assert all(len(stem) == 1 for stem in stems)
+
+
+def test_the_identifiers_of_opus_are_no_language():
+    for name, line in (("de", "Ein Hund."), ("en", "A dog."), ("ids", "en/1.xml\tde/1.xml\t7\t7")):
+        write(f"News.de-en.{name}", f"{line}\n" * 3)
+    source = open_text("News.de-en.de,News.de-en.en,News.de-en.ids")
+    assert list(source.rows("all")) == [("Ein Hund.", "A dog.")] * 3
+    assert source.notes == ["News.de-en: columns not read: ids (addresses or identifiers): choose "
+                            "with --langs"]
+
+
+def test_files_that_share_no_column_are_named():
+    spec = [tsv("a.tsv", PAIRS), tsv("b.tsv", PAIRS, "eng_Latn\tdeu_Latn\n")]
+    assert open_text(spec).notes == [
+        "a+b: no row has texts in both en, de and eng_Latn, deu_Latn: if these are the same "
+        "languages, give them the same names"]
+    assert not open_text([*spec, tsv("c.tsv", PAIRS, "de\tdeu_Latn\n")]).notes
 
 
 def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():

@@ -96,7 +96,8 @@ def reweigh(edit):
 
 def configure(**values):
     config = json.loads(Path("config.json").read_bytes())
-    make_models.write_json(Path("config.json"), config | values)
+    config = {name: value for name, value in (config | values).items() if value is not None}
+    make_models.write_json(Path("config.json"), config)
 
 
 def pickled():
@@ -109,6 +110,7 @@ def pickled():
     (partial(reweigh, torch.Tensor.cfloat), "of type C64"),
     (partial(reweigh, lambda weight: weight * torch.nan), "NaN"),
     (partial(reweigh, lambda weight: weight[1:].clone()), f"another shape: ('{KEY}'"),
+    (partial(configure, vocab_size=None), "(config.json lacks vocab_size)"),
     (partial(configure, num_hidden_layers=3),
      "weights are missing or have another shape: bert.encoder"),
     (partial(configure, model_type="evil", auto_map={"AutoConfig": "evil.Config"}),
