@@ -174,10 +174,8 @@ def compare_mask(run, tokenizer, theirs):
     with torch.no_grad():
         states = run.model(Packed.of([row]))[[row.index(special.mask)]]
         best = run.model.logits(states).softmax(1)[0]
-    same_numbers("probabilities of a masked token", best[[found["token"]]],
-                 torch.tensor([found["score"]]))
-    same_numbers("probabilities of a masked token", best.max()[None],
-                 torch.tensor([found["score"]]))
+    same_numbers("probabilities of a masked token",
+                 torch.stack([best[found["token"]], best.max()]), torch.tensor(found["score"]))
     return ["a masked text"]
 
 
@@ -336,11 +334,7 @@ def export(name, folder):
         if framed != part:
             their_tokenizer(run, around).save_pretrained(part)
             link_weights(part, framed)
-        # Nothing else: a foreign run can have files that replace ours, or links to yours.
-        for name in ("chat_template.jinja", "generation_config.json"):
-            file = run.folder / "hf" / name
-            if file.is_file() and not file.is_symlink():
-                shutil.copy(file, part)
+        runs.copy_hf(run.folder / "hf", part)
         write_eval_results(run, part)
         library, theirs = load_library(part), load_weights(part)[0]
         return f"{compare(run, library, theirs)}; {compare_use(run, part, library, theirs)}"

@@ -314,7 +314,6 @@ def strike(owner, name, when, after=False):
     setattr(owner, name, killing)
 
 PLACES = {  # rank, and where it dies
-    "first": (1, (train.Run, "train_step", lambda run, *_: run.step == 0)),
     "step": (1, (train.Run, "train_step", lambda run, *_: run.step == 3)),
     "evaluation": (0, (train.Run, "validate", lambda run: run.step == 3)),
     "part": (0, (os, "replace", lambda part, path: path.name == "train.pt")),
@@ -351,7 +350,7 @@ for number, (place, words) in enumerate(json.loads(sys.argv[1])):
 
 def test_whichever_of_two_processes_is_killed_the_run_resumes_bit_for_bit():
     more = dict(steps=6, save_every=2, log_every=1, eval_every=3, precision="float32")
-    places = ("", "first", "step", "evaluation", "part", "between", "gather")
+    places = ("", "step", "evaluation", "part", "between", "gather")
     jobs = [(place, command("mlm", place or "whole", **more)) for place in places]
     done = subprocess.run([sys.executable, "-c", ONE_OF_TWO, json.dumps(jobs)], text=True,
                           capture_output=True, timeout=300)

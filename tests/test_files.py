@@ -347,11 +347,12 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
 
 def test_two_processes_can_build_the_same_cache():
     tsv("a.tsv", PAIRS * 20)
-    program = "import data; print(data.open_corpus('a.tsv', vocab=300).hash)"
-    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-               for _ in range(2)]
-    first, second = (process.communicate()[0] for process in started)
-    assert first and first == second and not list(Path("cache").rglob("*.part"))
+    program = ("import os, data; child = os.fork()\n"
+               "print(data.open_corpus('a.tsv', vocab=300).hash, flush=True)\n"
+               "if child: assert os.waitpid(child, 0)[1] == 0")
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    first, second = done.stdout.split()
+    assert done.returncode == 0 and first == second and not list(Path("cache").rglob("*.part"))
 
 
 # ---- evaluation rows and embedded corpora
