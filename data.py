@@ -164,14 +164,15 @@ class Tokenizer:
         inner.add_special_tokens(new)
         return Tokenizer(inner, (self.special.before, self.special.after))
 
-    def encode(self, texts):
-        """Return the ids of each text, (n,) uint32, without special tokens. n is 0 for "" only."""
+    def encode(self, texts, may_be_empty=False):
+        """Return the ids of each text, (n,) uint32, without special tokens. n is 0 for "" only, or
+        with `may_be_empty` also for a text of which the tokenizer's normalizer keeps nothing."""
         split_texts = [BETWEEN_WORDS.split(text) if self.by_words else [text] for text in texts]
         words = list(dict.fromkeys(itertools.chain.from_iterable(split_texts)))
         encodings = self.inner.encode_batch_fast(words, add_special_tokens=False)
-        # Some normalizers delete a text completely: BERT's does, for a zero-width space.
+        # BERT's normalizer deletes a text of spaces. A training row must not lack it.
         unknown = self.special.mask or 0 if self.unknown is None else self.unknown
-        ids = {word: encoding.ids or [unknown] * bool(word)
+        ids = {word: encoding.ids or [unknown] * bool(word and not may_be_empty)
                for word, encoding in zip(words, encodings)}
         return [np.array([*itertools.chain.from_iterable(map(ids.get, parts))], np.uint32)
                 for parts in split_texts]
@@ -204,7 +205,7 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, o
     rows = []
     truncated = collections.Counter()  # {limit: number of texts that are longer}
     unknown = total = 0  # tokens
-    for opening, ids in zip(openings, tokenizer.encode(texts)):
+    for opening, ids in zip(openings, tokenizer.encode(texts, may_be_empty=True)):
         unknown += np.count_nonzero(ids == tokenizer.unknown)
         total += len(ids)
         row = [*opening, *rest, *ids[:max_text].tolist(), *after]
