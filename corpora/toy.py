@@ -373,13 +373,13 @@ def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
     return edits
 
 
-def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
+def hard_negatives(meanings, language: str, edits=negatives) -> list[tuple[str, int, str]]:
     """Return (altered text, its row, error type) of every edit that changes its sentence."""
     found = []
     for row, meaning in enumerate(meanings):
         gold = render(meaning, language)
-        for error, altered in negatives(meaning):
-            text = render(altered, language)
+        for error, altered in edits(meaning):
+            text = render(altered, language, like=meaning)
             if text != gold:
                 found.append((text, row, error))
     return found
@@ -405,14 +405,9 @@ def reordered(meanings, language: str) -> list[tuple[str, int, str]]:
     """Return (altered text, its row, what is exchanged) of every exchange that keeps the words of
     its sentence and changes their order. A bag of words cannot tell such a text from the
     original."""
-    found = []
-    for row, meaning in enumerate(meanings):
-        gold = render(meaning, language)
-        for kind, altered in exchanges(meaning):
-            text = render(altered, language, like=meaning)
-            if text != gold and bag_of_words(text) == bag_of_words(gold):
-                found.append((text, row, kind))
-    return found
+    bags = [bag_of_words(render(meaning, language)) for meaning in meanings]
+    return [(text, row, kind) for text, row, kind in hard_negatives(meanings, language, exchanges)
+            if bag_of_words(text) == bags[row]]
 
 
 def labels(meaning: Meaning) -> dict:

@@ -200,8 +200,7 @@ def import_model(name, folder):
             source = transformers.AutoTokenizer.from_pretrained(path, **LOCAL)
         inner = tokenizers.Tokenizer.from_str(source.backend_tokenizer.to_str())
         around = special_tokens_around(inner)
-        frame = special_tokens_around(
-            tokenizers.Tokenizer.from_str(library.tokenizer.backend_tokenizer.to_str()))
+        frame = special_tokens_around(library.tokenizer.backend_tokenizer)
         tokenizer = Tokenizer(inner, around)
         tokenizer.save(part / "tokenizer.json")
         longest = limit - sum(map(len, frame))

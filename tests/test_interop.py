@@ -217,7 +217,7 @@ CHAT = [{"role": "user", "content": "The baker sells 7 boats at noon."}]
 
 
 @pytest.mark.parametrize("family, objective", [
-    *((family, "ntp") for family in CHATS), ("qwen2", "llm-jepa"), ("llama-3", "llm-jepa")])
+    ("llama-3", "ntp"), ("qwen2", "ntp"), ("r1-distill", "ntp"), ("qwen2", "llm-jepa")])
 def test_w6_a_trained_decoder_reads_text_as_its_source_does(family, objective):
     before = chat_tokenizer(family)
     inner = before.inner
@@ -371,7 +371,7 @@ def test_a_second_vocabulary_matrix_is_used_although_the_config_says_tied(name):
     assert torch.allclose(gold, made, atol=1e-5)
 
 
-@pytest.mark.parametrize("dimensions, width", [(8, 8), (16, 16), (99, 16)])
+@pytest.mark.parametrize("dimensions, width", [(8, 8), (99, 16)])
 def test_truncate_dim_cuts_our_embedding_and_that_of_the_exported_folder(dimensions, width):
     run = a_run(pool="mean", normalize=True, truncate_dim=dimensions)
     whole = a_run("whole", pool="mean", normalize=True)
@@ -388,18 +388,18 @@ def test_truncate_dim_cuts_our_embedding_and_that_of_the_exported_folder(dimensi
 RESULTS = {"retrieval/xsim": 12.5, "geometry/rankme": 7, "probe/name: x": 0.25}
 
 
-@pytest.mark.parametrize("data, name", [
-    ("toy", "toy"), ("~/x/pairs.tsv.gz", "pairs"), ("my: data.jsonl", "my: data")])
-def test_the_numbers_of_eval_json_are_exported_in_the_format_of_the_hub(data, name, capsys):
+def test_the_numbers_of_eval_json_are_exported_in_the_format_of_the_hub(capsys):
     run = a_run()
-    rewrite_log(config=run.config | {"data": data})
     label = '60 rows of "x" (en, de), 0a1b: 2'
     runs.write_results(Path("run/eval.json"), RESULTS, label, run.model_hash)
-    huggingface.export("run", "made")
-    entries = parse_eval_result_entries(yaml.safe_load(
-        Path("made/.eval_results/nanojepa.yaml").read_text(encoding="utf-8")))
-    assert {entry.task_id: entry.value for entry in entries} == RESULTS
-    assert {(entry.dataset_id, entry.notes) for entry in entries} == {(name, label)}
+    for data, name in (("toy", "toy"), ("~/x/pairs.tsv.gz", "pairs"),
+                       ("my: data.jsonl", "my: data")):
+        rewrite_log(config=run.config | {"data": data})
+        huggingface.export("run", f"made from {name}")
+        entries = parse_eval_result_entries(yaml.safe_load(
+            Path(f"made from {name}/.eval_results/nanojepa.yaml").read_text(encoding="utf-8")))
+        assert {entry.task_id: entry.value for entry in entries} == RESULTS
+        assert {(entry.dataset_id, entry.notes) for entry in entries} == {(name, label)}
     runs.write_results(Path("run/eval.json"), RESULTS, label, "another model")
     huggingface.export("run", "second")
     assert "eval.json has the numbers of another model" in capsys.readouterr().err
