@@ -75,11 +75,13 @@ def trained(groups):
 def results(groups):
     """Return a table of the first and the last evaluation, mean ± standard deviation over seeds."""
     rows = []
-    for name, about in evaluate.METRICS.items():
+    for name in dict.fromkeys(name for members in groups.values() for one in members
+                              for name in one.scores()):
+        about = evaluate.METRICS.get(name) or evaluate.METRICS.get(name.partition("/")[0])
         cells = [compare.mean_std(scores[name] for one in members for scores in [one.scores(index)]
                                   if name in scores)
                  for members in groups.values() for index in (0, -1)]
-        if set(cells) != {"-"}:
+        if about:
             rows.append([f"{name}\n{about}", *cells])
     if not rows:
         raise BadInput("no run has been evaluated")

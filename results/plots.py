@@ -169,7 +169,7 @@ def experiment_picture(name, metric, labels=(), flops=False):
     axis.figure.set_figwidth(5.4)
     y = {name: heading for heading, name in DATA["columns"].items()}.get(metric, metric)
     return lines(series, "compute, TFLOP" if flops else "training step", y, axis=axis,
-                 title=f"{name}: {y} along training (mean and range over seeds)")
+                 title=f"{name}: {y} along training (thick: mean of the seeds)")
 
 
 def plot_command(words):
