@@ -69,6 +69,8 @@ def svg(figure, prefix):
     width = round(100 * figure.get_figwidth())  # in pixels
     text = re.sub(r'<svg[^>]*? viewBox="([^"]*)"[^>]*>', rf'<svg width="{width}" viewBox="\1">',
                   text, count=1)
+    # Coordinates with two decimals: the picture looks the same.
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", text)
     for number, color in enumerate(COLOURS):
         text = text.replace(color.lower(), f"var(--c{number})")

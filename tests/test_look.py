@@ -233,29 +233,27 @@ def test_names_texts_and_commands_are_shown_and_never_markup(pages):
         assert word in shown, word
 
 
-@pytest.mark.parametrize("kind", [ENCODER, "decoder"])
-def test_the_untrained_model_has_the_numbers_of_step_0(kind, small_runs):
-    one = seen.see(small_runs / kind)
+def scores_before_training(folder):
+    """Return the numbers of the model that the page rebuilds, and those of step 0 in the log."""
+    one = seen.see(folder)
     evaluation = seen.evaluation(one, limit=20)
     before = evaluate.replace(evaluation, answer_limit=200,
                               model=seen.untrained(one, evaluation.rows.tokenizer))
-    log = runs.read_log(small_runs / kind)
-    wanted = {name: value for name, value in log[1]["eval"].items() if "validation" not in name}
-    assert log[1]["step"] == 0 and evaluate.run(before) == wanted
+    record = runs.read_log(folder)[1]
+    assert record["step"] == 0
+    return evaluate.run(before), {name: value for name, value in record["eval"].items()
+                                  if "validation" not in name}
 
 
-def test_the_untrained_model_of_a_run_from_init_is_that_of_init(small_runs, tmp_path):
+def test_the_untrained_model_has_the_numbers_of_step_0_also_from_init(small_runs, tmp_path):
+    found, wanted = scores_before_training(small_runs / ENCODER)
+    assert found == wanted
     given = {name: SMALL[name] for name in ("batch", "eval_limit", "steps", "eval_every")}
     run = train.start("llm-jepa", tmp_path / "tuned", data=small_runs / "pairs.tsv", lora_rank=2,
                       init=small_runs / "decoder", predictors=3, **given)
     list(run.steps())
-    one = seen.see(tmp_path / "tuned")
-    evaluation = seen.evaluation(one, limit=20)
-    before = evaluate.replace(evaluation, answer_limit=200,
-                              model=seen.untrained(one, evaluation.rows.tokenizer))
-    wanted = runs.read_log(tmp_path / "tuned")[1]["eval"]
-    for name, value in evaluate.run(before).items():
-        assert value == pytest.approx(wanted[name], rel=1e-6)
+    found, wanted = scores_before_training(tmp_path / "tuned")
+    assert found == pytest.approx(wanted, rel=1e-6)
 
 
 def test_the_file_of_an_objective_that_a_log_names_is_never_run(small_runs):
