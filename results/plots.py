@@ -16,12 +16,13 @@ BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the
 
 def language_frames(every=3, rows=100):
     """Train mexma by default. Return its languages, and a list of (step, retrieval error in
-    percent, embeddings (L, N, D)): each third step at first, when most happens."""
+    percent, embeddings (L, N, D)): each third step at first, when most happens, and the last."""
     run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=rows)
     frames = []
     for record in run.steps(every):
         step = record["step"]
-        if "eval" in record and step == 0 or "loss" in record and (step <= 60 or step % 12 == 0):
+        is_shown = step <= 60 or step % 12 == 0 or step == run.train.steps
+        if "eval" in record and step == 0 or "loss" in record and is_shown:
             z = run.evaluation().embeddings
             error = metrics.retrieval(z, run.rows.texts)["xsim"]
             frames.append((step, error, torch.stack(list(z.values()))))
