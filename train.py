@@ -182,7 +182,7 @@ class Run:
                                               self.train.clip or math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         return dict(zip([*total, "grad_norm"], torch.cat([values, norm.float().view(1)])))
 
     def make_batch(self, step, training=True):
