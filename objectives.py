@@ -418,8 +418,10 @@ class Contrastive(Objective):
     paper = dict(MEXMA, batch=1200)
     toy = dict(optimizer="muon", lr=2e-3, batch=64, steps=500, warmup=0.1, lr_start=0.0,
                schedule="cosine", max_length=128)
-    # bag: the mean of the token embeddings, the simplest encoder
-    presets = {"bag": (dict(layers=0, pool="mean"), dict(optimizer="adamw", lr=1e-2, batch=256))}
+    # bag: the mean of the token embeddings, the simplest encoder. Rotary positions act inside
+    # attention alone, so it does not know the order of the tokens.
+    presets = {"bag": (dict(layers=0, pool="mean", positions="rotary"),
+                       dict(optimizer="adamw", lr=1e-2, batch=256))}
 
     @dataclass(frozen=True)
     class Config(Objective.Config):

@@ -96,7 +96,8 @@ PAPERS = {
 PRESETS = {
     ("mlm", "hybrid"): TABLE_1 | {"eq. 9": dict(regressor=True)},
     ("mexma", "cls"): {},  # of the toy scale alone
-    ("contrastive", "bag"): {"ours: the simplest encoder": dict(layers=0, pool="mean")},
+    ("contrastive", "bag"): {"ours: the simplest encoder": dict(layers=0, pool="mean",
+                                                                    positions="rotary")},
     ("ntp", "scratch"): {"table 2": dict(lr=8e-5)},
     ("llm-jepa", "scratch"): {"table 2": dict(lr=8e-5, jepa_weight=2.0, predictors=3)}}
 
