@@ -550,8 +550,8 @@ class Mexma(Objective):
                align_weight=2.0, koleo_weight=1.0, head_layers=1, head_heads=4, head_hidden=512)
     # cls: the toy values of the experiments that name it: a [CLS] embedding, 40 % masked, Muon
     presets = {"cls": ({}, dict(
-        optimizer="muon", lr=4e-3, embedding_lr=1.0, layers=3, pool="cls", zero_init=False,
-        mask_first=0.4, mask_second=0.4, head_layers=2))}
+        optimizer="muon", lr=4e-3, embedding_lr=1.0, steps=300, layers=3, pool="cls",
+        zero_init=False, mask_first=0.4, mask_second=0.4, head_layers=2))}
 
     @dataclass(frozen=True)
     class Config(AlignConfig):
