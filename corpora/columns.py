@@ -111,7 +111,7 @@ def parallel_names(paths):
     # Parts of one file, such as x.01 x.02 or x.aa x.ab of `split`, are no languages.
     if {"aa", "ab"} <= {*endings}:
         return ()
-    # Of a.raw and b.tok nobody knows.
+    # a.raw and b.tok can be anything.
     is_known = len({path.stem for path in paths}) == 1 or any(map(is_language, endings))
     has_other = any(one.isdecimal() or one.lower() == "txt" for one in endings)
     if is_known and not has_other and distinct(endings):

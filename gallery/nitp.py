@@ -1,4 +1,4 @@
-"""NITP: predict the next token and, from the last hidden state, a shallow state of that token."""
+"""NITP: predict the next token and, from the last hidden state, its shallow state."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -14,8 +14,8 @@ from common import BadInput, Parser, comma_list, did_you_mean
 from . import seen
 
 # The metrics of a table by default.
-SHOWN = ("retrieval/xsim", "retrieval/xsim++", "generate/exact", "probe/mean", "geometry/rankme",
-         "geometry/cosine/same", "validation/loss", "step", "seconds")
+SHOWN = ("retrieval/xsim", "retrieval/xsim++", "retrieval/order", "generate/exact", "probe/mean",
+         "geometry/rankme", "geometry/cosine/same", "validation/loss", "step", "seconds")
 
 # ---- statistics
 

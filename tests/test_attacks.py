@@ -181,19 +181,6 @@ def test_a_model_with_a_forged_number_of_layers_is_refused_before_it_is_built():
         model.load("model.pt")
 
 
-def test_an_older_model_has_no_digest_and_loads():
-    whole = tiny()
-    model.save(whole, "model.pt")
-    saved = torch.load("model.pt", weights_only=True)
-    assert saved.pop("digest") == model.weights_digest(whole.state_dict())
-    torch.save(saved, "model.pt")
-    assert torch.equal(model.load("model.pt").embed.weight, whole.embed.weight)
-    saved["digest"] = "0" * 64
-    torch.save(saved, "model.pt")
-    with pytest.raises(BadInput, match="model.pt is damaged: the weights are not those"):
-        model.load("model.pt")
-
-
 def test_a_run_of_another_version_is_not_resumed_and_the_reason_is_named(refused):
     words = command("mlm", steps=1)
     assert train.main(words) == 0

@@ -690,7 +690,6 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(starts, refu
     assert "causal" in refused(command("ntp", "new", init="first"))
     # Another model in the same folder is another start.
     saved = torch.load("first/model.pt", weights_only=True)
-    del saved["digest"]
     for weight, message in ((1, "model of --init was"), (math.nan, "NaN")):
         saved["weights"]["embed.weight"].fill_(weight)
         torch.save(saved, "first/model.pt")
