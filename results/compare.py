@@ -196,14 +196,16 @@ def table_lines(records, columns, rows, published=None, largest=None):
     """Return a table of mean ± std over seeds; with `largest`, of geometric means of counts that
     ended there.
 
-    columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name]};
-    published {heading: texts}. Columns and rows that nobody measured are left out."""
+    columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name], or
+    [label, {metric of a column: what this row has in its place}]}; published {heading: texts}.
+    Columns and rows that nobody measured are left out."""
     table = []
     for heading, row in rows.items():
-        label, ending = (row, "") if isinstance(row, str) else row
+        label, change = (row, "") if isinstance(row, str) else row
         cells = []
         for metric in columns.values():
-            values = by_label(records, metric + ending).get(label, {}).values()
+            name = metric + change if isinstance(change, str) else change.get(metric, metric)
+            values = by_label(records, name).get(label, {}).values()
             cells.append(geometric_mean(values, largest) if largest else mean_std(values))
         if set(cells) != {"-"}:
             table.append([heading, *cells])
@@ -297,11 +299,12 @@ def show_command(words):
 
 
 def judge():
-    """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict"}}.
+    """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict", "bag"}}.
 
     The verdict is better or worse if p is below 0.05 after Holm's correction over the claims of the
     same "family" (papers: the four papers'; newer: newer papers'; controls: ours, which no paper
-    has), and not tested if there is no baseline or there are fewer than three common seeds."""
+    has), and not tested if there is no baseline or there are fewer than three common seeds. "bag" is
+    what against_bag returns."""
     judged = {}
     for claim in DATA["claims"]:
         scores = by_label(read_records(claim["experiment"]), claim["metric"])
@@ -311,7 +314,7 @@ def judge():
             ours, baseline = ({seed: one[seed] for seed in seeds} for one in (ours, baseline))
         test = paired_test(ours, baseline) if len(baseline) >= SEEDS else None
         judged[claim["id"]] = {"baseline": baseline, "ours": ours, "test": test, "holm": None,
-                               "verdict": "not tested"}
+                               "verdict": "not tested", "bag": against_bag(claim, scores)}
     families = {}
     for claim in DATA["claims"]:
         if test := judged[claim["id"]]["test"]:
@@ -327,6 +330,17 @@ def judge():
     return judged
 
 
+def against_bag(claim, scores):
+    """Return "7.9 ± 1.1: no", the score of a bag of token embeddings and whether the method is
+    better than it (p below 0.05, without a correction); "-" if the experiment has no bag."""
+    bag, ours = (scores.get(label, {}) for label in ("bag", claim["ours"]))
+    if len(bag.keys() & ours.keys()) < SEEDS:
+        return "-"
+    test = paired_test(ours, bag)
+    is_better = (test["difference"] > 0) == (claim["better"] == "higher")
+    return f"{mean_std(bag.values())}: {'yes' if is_better and test['p'] < LEVEL else 'no'}"
+
+
 def board_lines():
     """Return the table of claims, one value per cell."""
     rows = []
@@ -337,10 +351,10 @@ def board_lines():
         rows.append([claim["id"], claim["claim"], claim["measure"],
                      mean_std(one["baseline"].values()), mean_std(one["ours"].values()),
                      len(one["ours"]) or "-", interval, p, claim["family"], corrected,
-                     one["verdict"]])
+                     one["verdict"], one["bag"]])
     return markdown(["", "claim", "measure", "baseline", "method", "seeds",
-                     "95 % interval of the difference", "p", "family", "p (Holm)", "verdict"],
-                    rows)
+                     "95 % interval of the difference", "p", "family", "p (Holm)", "verdict",
+                     "a bag; better than it?"], rows)
 
 
 def board_command(words):
