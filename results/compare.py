@@ -331,9 +331,10 @@ def judge():
 
 
 def against_bag(claim, scores):
-    """Return "7.9 ± 1.1: no", the score of a bag of token embeddings and whether the method is
-    better than it (p below 0.05, without a correction); "-" if the experiment has no bag."""
-    bag, ours = (scores.get(label, {}) for label in ("bag", claim["ours"]))
+    """Return "7.9 ± 1.1: no", the score of a bag of token embeddings (row "bag", or what the claim
+    names) and whether the method is better than it (p below 0.05, without a correction); "-" if
+    the experiment has no bag."""
+    bag, ours = (scores.get(label, {}) for label in (claim.get("bag", "bag"), claim["ours"]))
     if len(bag.keys() & ours.keys()) < SEEDS:
         return "-"
     test = paired_test(ours, bag)

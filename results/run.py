@@ -40,12 +40,14 @@ class Job(NamedTuple):
 def jobs_of(name, seeds=None):
     """Return the jobs of an experiment, seed by seed."""
     experiment = EXPERIMENTS[name]
+    given = {label: {"train": job} if isinstance(job, str) else job
+             for label, job in experiment["jobs"].items()}
+    wanted = {label: job.get("seeds", seeds or experiment["seeds"]) for label, job in given.items()}
     jobs = []
-    for seed in seeds or experiment["seeds"]:
-        for label, job in experiment["jobs"].items():
-            job = {"train": job} if isinstance(job, str) else job
-            if seed not in job.get("seeds", [seed]):
-                continue  # a row with fewer seeds than the others
+    for seed in seeds or dict.fromkeys(sum(wanted.values(), [])):
+        for label, job in given.items():
+            if seed not in wanted[label]:
+                continue  # a row with other seeds than most
             if "prints" in job:
                 jobs.append(Job(label, seed, None, f"python {job['prints']} --seed {seed}", ""))
                 continue

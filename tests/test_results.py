@@ -231,6 +231,15 @@ def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
         "validation/loss?" in refused(main, "show own.json")
 
 
+def test_a_row_with_seeds_of_its_own_has_all_of_them_and_seeds_that_are_asked_for_limit_it(
+        monkeypatch):
+    jobs = {"few": {"train": "", "seeds": [0]}, "all": "", "more": {"train": "", "seeds": [0, 2]}}
+    monkeypatch.setitem(compare.EXPERIMENTS, "odd", {"jobs": jobs, "seeds": [0, 1], "flags": ""})
+    assert [(job.label, job.seed) for job in run.jobs_of("odd")] == [
+        ("few", 0), ("all", 0), ("more", 0), ("all", 1), ("more", 2)]
+    assert [(job.label, job.seed) for job in run.jobs_of("odd", [2])] == [("all", 2), ("more", 2)]
+
+
 def test_the_moving_picture_shows_each_frame_and_stays_at_the_last():
     frames = [(step, 90.0 - step, torch.randn(2, 30, 8)) for step in (0, 3, 6)]
     views = plots.in_one_view(frames, 4)
