@@ -303,8 +303,8 @@ def judge():
 
     The verdict is better or worse if p is below 0.05 after Holm's correction over the claims of the
     same "family" (papers: the four papers'; newer: newer papers'; controls: ours, which no paper
-    has), and not tested if there is no baseline or there are fewer than three common seeds. "bag" is
-    what against_bag returns."""
+    has), and not tested if there is no baseline or there are fewer than three common seeds. "bag"
+    is what against_bag returns."""
     judged = {}
     for claim in DATA["claims"]:
         scores = by_label(read_records(claim["experiment"]), claim["metric"])

@@ -312,7 +312,7 @@ def differences(metric, row, other):
 
 
 @pytest.mark.parametrize("number", compare.DATA["findings"])
-def test_a_finding_has_the_direction_of_its_records_and_of_any_with_more_seeds(number):
+def test_a_finding_has_the_direction_of_its_records_and_none_with_more_seeds_has_the_other(number):
     """findings: what the first sentences of a finding compare, and the row that is higher or lower.
     There are three seeds, or the paragraph says that there is one."""
     text = (ROOT / "results/README.md").read_text(encoding="utf-8")
@@ -325,7 +325,7 @@ def test_a_finding_has_the_direction_of_its_records_and_of_any_with_more_seeds(n
         assert sign * statistics.fmean(test.values()) > 0, metric
         assert len(test) >= compare.SEEDS or "one seed" in paragraph
         more = [one for one in differences(metric, row, other) if one[0] > len(test)]
-        assert all(sign * difference > 0 for _, difference in more), metric
+        assert all(sign * difference >= 0 for _, difference in more), metric
 
 
 def test_every_finding_has_its_direction_checked_and_finding_1_is_no_gain():
