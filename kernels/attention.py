@@ -61,16 +61,17 @@ def scaled(gradient, SCALE: tl.constexpr):
 
 @triton.jit
 def block_of(table, number):
-    """Load a block of the schedule: first token, last + 1, and its two ranges."""
-    at = table + number * 6
-    first = tl.load(at)
-    last = tl.load(at + 1)
-    return first, last, tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
+    """Load a block of the schedule: first token, last + 1, its two ranges, and its core's end."""
+    at = table + number * 7
+    return (tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4),
+            tl.load(at + 5), tl.load(at + 6))
 
 
 @triton.jit
-def count_trips(lo, hi, lo2, hi2, STEP: tl.constexpr):
-    return tl.cdiv(hi - lo, STEP) + tl.cdiv(hi2 - lo2, STEP)
+def count_trips(lo, hi, lo2, hi2, core, STEP: tl.constexpr):
+    """Return the number of full tiles, which come first, and of all tiles. In a full tile every
+    pair is visible, so it needs no mask."""
+    return (core - lo) // STEP, tl.cdiv(hi - lo, STEP) + tl.cdiv(hi2 - lo2, STEP)
 
 
 @triton.jit
@@ -79,6 +80,14 @@ def step(t, lo, hi, lo2, hi2, STEP: tl.constexpr):
     first = tl.cdiv(hi - lo, STEP)
     start = tl.where(t < first, lo + t * STEP, lo2 + (t - first) * STEP)
     return start, tl.where(t < first, hi, hi2)
+
+
+@triton.jit
+def load_rows(at, real, MASKED: tl.constexpr):
+    """Load rows (n, K). If MASKED, rows that are not real are 0; otherwise all are real."""
+    if MASKED:
+        return tl.load(at, mask=real[:, None], other=0.0)
+    return tl.load(at)
 
 
 @triton.jit
@@ -98,11 +107,10 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
     kv = tl.program_id(1)
     r = tl.arange(0, ROWS)
     d = tl.arange(0, K)
-    first, last, lo, hi, lo2, hi2 = block_of(blocks, tl.program_id(0))
+    first, last, lo, hi, lo2, hi2, core = block_of(blocks, tl.program_id(0))
     token = first + r // G
     head = kv * G + r % G
     live = token < last
-    low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
     at = qkv + offset(first, stride) + ((r // G) * stride + head * K)[:, None] + d[None, :]
     q = tl.load(at, mask=live[:, None], other=0.0)  # (ROWS, K)
     keys = qkv + (H + kv) * K + tl.arange(0, STEP)[:, None] * stride + d[None, :]
@@ -110,20 +118,26 @@ def forward_kernel(qkv, out, lse, key_ranges, blocks, tokens, stride,
     top = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS, K], tl.float32)
-    for t in range(count_trips(lo, hi, lo2, hi2, STEP)):
-        start, end = step(t, lo, hi, lo2, hi2, STEP)
-        index = start + tl.arange(0, STEP)
-        real = (index < end)[:, None]
-        k = tl.load(keys + offset(start, stride), mask=real, other=0.0)  # (STEP, K)
-        v = tl.load(keys + offset(start, stride) + HKV * K, mask=real, other=0.0)
-        visible = inside(low, high, low2, high2, index, TWO) & (index < end)[None, :]
-        scores = tl.where(visible, dot(q, tl.trans(k)) * SCALE, float("-inf"))  # (ROWS, STEP)
-        higher = tl.maximum(top, tl.max(scores, 1))
-        p = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(p, 1)
-        mean = mean * fade[:, None] + dot(p.to(v.dtype), v)
-        top = higher
+    full, count = count_trips(lo, hi, lo2, hi2, core, STEP)
+    for MASKED in tl.static_range(2):  # 0: the full tiles, 1: the others
+        if MASKED:
+            low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
+        for t in range(full if MASKED else 0, count if MASKED else full):
+            start, end = step(t, lo, hi, lo2, hi2, STEP)
+            index = start + tl.arange(0, STEP)
+            real = index < end
+            k = load_rows(keys + offset(start, stride), real, MASKED)  # (STEP, K)
+            v = load_rows(keys + offset(start, stride) + HKV * K, real, MASKED)
+            scores = dot(q, tl.trans(k)) * SCALE  # (ROWS, STEP)
+            if MASKED:
+                visible = inside(low, high, low2, high2, index, TWO) & real[None, :]
+                scores = tl.where(visible, scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            p = tl.exp2(scores - higher[:, None])
+            fade = tl.exp2(top - higher)
+            total = total * fade + tl.sum(p, 1)
+            mean = mean * fade[:, None] + dot(p.to(v.dtype), v)
+            top = higher
     dead = total == 0.0
     total = tl.where(dead, 1.0, total)
     mean = mean / total[:, None]
@@ -150,11 +164,10 @@ def queries_kernel(qkv, out, grad, lse, delta, dqkv, key_ranges, blocks, tokens,
     kv = tl.program_id(1)
     r = tl.arange(0, ROWS)
     d = tl.arange(0, K)
-    first, last, lo, hi, lo2, hi2 = block_of(blocks, tl.program_id(0))
+    first, last, lo, hi, lo2, hi2, core = block_of(blocks, tl.program_id(0))
     token = first + r // G
     head = kv * G + r % G
     live = token < last
-    low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
     at = qkv + offset(first, stride) + ((r // G) * stride + head * K)[:, None] + d[None, :]
     q = tl.load(at, mask=live[:, None], other=0.0)
     at = offset(first, H * K) + ((r // G) * H * K + head * K)[:, None] + d[None, :]
@@ -166,17 +179,23 @@ def queries_kernel(qkv, out, grad, lse, delta, dqkv, key_ranges, blocks, tokens,
     tl.store(delta + flat, through, mask=live)
     keys = qkv + (H + kv) * K + tl.arange(0, STEP)[:, None] * stride + d[None, :]
     dq = tl.zeros([ROWS, K], tl.float32)
-    for t in range(count_trips(lo, hi, lo2, hi2, STEP)):
-        start, end = step(t, lo, hi, lo2, hi2, STEP)
-        index = start + tl.arange(0, STEP)
-        real = (index < end)[:, None]
-        k = tl.load(keys + offset(start, stride), mask=real, other=0.0)
-        v = tl.load(keys + offset(start, stride) + HKV * K, mask=real, other=0.0)
-        visible = inside(low, high, low2, high2, index, TWO) & (index < end)[None, :]
-        scores = tl.where(visible, dot(q, tl.trans(k)) * SCALE, float("-inf"))
-        p = tl.exp2(scores - top[:, None])
-        ds = p * (dot(do, tl.trans(v)) - through[:, None])
-        dq += dot(ds.to(k.dtype), k)
+    full, count = count_trips(lo, hi, lo2, hi2, core, STEP)
+    for MASKED in tl.static_range(2):  # 0: the full tiles, 1: the others
+        if MASKED:
+            low, high, low2, high2 = intervals(key_ranges, token, live, TWO)
+        for t in range(full if MASKED else 0, count if MASKED else full):
+            start, end = step(t, lo, hi, lo2, hi2, STEP)
+            index = start + tl.arange(0, STEP)
+            real = index < end
+            k = load_rows(keys + offset(start, stride), real, MASKED)
+            v = load_rows(keys + offset(start, stride) + HKV * K, real, MASKED)
+            scores = dot(q, tl.trans(k)) * SCALE
+            if MASKED:
+                visible = inside(low, high, low2, high2, index, TWO) & real[None, :]
+                scores = tl.where(visible, scores, float("-inf"))
+            p = tl.exp2(scores - top[:, None])
+            ds = p * (dot(do, tl.trans(v)) - through[:, None])
+            dq += dot(ds.to(k.dtype), k)
     wide = (H + 2 * HKV) * K
     at = dqkv + offset(first, wide) + ((r // G) * wide + head * K)[:, None] + d[None, :]
     tl.store(at, scaled(dq, SCALE).to(q.dtype), mask=live[:, None])
@@ -195,9 +214,8 @@ def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, strid
     d = tl.arange(0, K)
     r = tl.arange(0, ROWS)
     n = tl.arange(0, KEYS)
-    first, last, lo, hi, lo2, hi2 = block_of(blocks, tl.program_id(0))
+    first, last, lo, hi, lo2, hi2, core = block_of(blocks, tl.program_id(0))
     live = first + n < last
-    low, high, low2, high2 = intervals(query_ranges, first + n, live, TWO)
     at = qkv + offset(first, stride) + (H + kv) * K + (n[:, None] * stride + d[None, :])
     k = tl.load(at, mask=live[:, None], other=0.0)  # (KEYS, K)
     v = tl.load(at + HKV * K, mask=live[:, None], other=0.0)
@@ -206,22 +224,29 @@ def keys_kernel(qkv, grad, lse, delta, dqkv, query_ranges, blocks, tokens, strid
     outs = grad + ((r // G) * H * K + head * K)[:, None] + d[None, :]
     dk = tl.zeros([KEYS, K], tl.float32)
     dv = tl.zeros([KEYS, K], tl.float32)
-    for t in range(count_trips(lo, hi, lo2, hi2, STEP)):
-        start, end = step(t, lo, hi, lo2, hi2, STEP)
-        index = start + r // G
-        # Where G does not divide ROWS, rows are left over.
-        real = (index < end) & (r < STEP * G)
-        q = tl.load(rows + offset(start, stride), mask=real[:, None], other=0.0)  # (ROWS, K)
-        do = tl.load(outs + offset(start, H * K), mask=real[:, None], other=0.0)
-        flat = (kv.to(tl.int64) * tokens + start) * G + r
-        top = tl.load(lse + flat, mask=real, other=float("inf"))
-        through = tl.load(delta + flat, mask=real, other=0.0)
-        visible = inside(low, high, low2, high2, index, TWO) & real[None, :]
-        scores = tl.where(visible, dot(k, tl.trans(q)) * SCALE, float("-inf"))
-        p = tl.exp2(scores - top[None, :])  # (KEYS, ROWS)
-        dv += dot(p.to(do.dtype), do)
-        ds = p * (dot(v, tl.trans(do)) - through[None, :])
-        dk += dot(ds.to(q.dtype), q)
+    full, count = count_trips(lo, hi, lo2, hi2, core, STEP)
+    for MASKED in tl.static_range(2):  # 0: the full tiles, 1: the others
+        if MASKED:
+            low, high, low2, high2 = intervals(query_ranges, first + n, live, TWO)
+        for t in range(full if MASKED else 0, count if MASKED else full):
+            start, end = step(t, lo, hi, lo2, hi2, STEP)
+            index = start + r // G
+            # Where G does not divide ROWS, rows are left over, also in full tiles: their top is
+            # inf, which makes their weights 0.
+            real = (index < end) & (r < STEP * G)
+            q = tl.load(rows + offset(start, stride), mask=real[:, None], other=0.0)  # (ROWS, K)
+            do = tl.load(outs + offset(start, H * K), mask=real[:, None], other=0.0)
+            flat = (kv.to(tl.int64) * tokens + start) * G + r
+            top = tl.load(lse + flat, mask=real, other=float("inf"))
+            through = tl.load(delta + flat, mask=real, other=0.0)
+            scores = dot(k, tl.trans(q)) * SCALE
+            if MASKED:
+                visible = inside(low, high, low2, high2, index, TWO) & real[None, :]
+                scores = tl.where(visible, scores, float("-inf"))
+            p = tl.exp2(scores - top[None, :])  # (KEYS, ROWS)
+            dv += dot(p.to(do.dtype), do)
+            ds = p * (dot(v, tl.trans(do)) - through[None, :])
+            dk += dot(ds.to(q.dtype), q)
     wide = (H + 2 * HKV) * K
     at = dqkv + offset(first, wide) + (H + kv) * K + (n[:, None] * wide + d[None, :])
     tl.store(at, scaled(dk, SCALE).to(k.dtype), mask=live[:, None])

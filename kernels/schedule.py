@@ -7,8 +7,9 @@ Three facts make short rows cheap:
      its tokens, so its attention is two matmuls without a loop, and its backward is one kernel with
      five.
   2. The other groups are cut into blocks of queries. Each block visits at most two disjoint ranges
-     of keys, which begin at exact tokens, not at multiples of a tile. In the backward, blocks of
-     keys visit ranges of queries in the same way.
+     of keys, which begin at exact tokens, not at multiples of a tile. The first range begins with
+     the keys that all queries of the block see, its *core*, where tiles need no mask. In the
+     backward, blocks of keys visit ranges of queries in the same way.
   3. The transpose of the mask has the same form: the queries that see a key are two intervals too
      (`transposed`). A block of keys has them in registers, so its loop over the queries loads no
      mask.
@@ -79,8 +80,8 @@ class Plan(NamedTuple):
 
     query_ranges: torch.Tensor  # (T, 4) the queries that see each key
     local: torch.Tensor  # (L, 2) first and last+1 of each local tile
-    queries: torch.Tensor  # (B, 6) of each block of queries: first, last+1, two ranges of keys
-    keys: torch.Tensor  # (C, 6) of each block of keys: first, last+1, two ranges of queries
+    queries: torch.Tensor  # (B, 7) first and last+1 of each block, its ranges of keys, core's end
+    keys: torch.Tensor  # (C, 7) the same for blocks of keys, with ranges of queries
     two: bool  # whether some token has a second interval
     tiles: Tiles
 
@@ -183,23 +184,40 @@ def blocks(groups, size):
     return np.stack([first, np.minimum(first + size, np.repeat(last, counts))], 1)
 
 
+def reduce(function, values, blocks):
+    """Reduce values (T,) over the tokens of each block (B, 2), by np.minimum or np.maximum."""
+    # One more value: the last end of reduceat.
+    return function.reduceat(np.append(values, 0), blocks.ravel())[::2]
+
+
 def hull(intervals, blocks):
     """Return the smallest interval that contains those of all tokens (T, 2) of each block (B, 2),
     as two arrays (B,); 0, 0 if no token of the block has one."""
     low, high = intervals.T
     some = low < high
-    # One more token without an interval: the last end of reduceat.
-    low = np.append(np.where(some, low, len(low)), len(low))
-    high = np.append(np.where(some, high, 0), 0)
-    low = np.minimum.reduceat(low, blocks.ravel())[::2]
-    high = np.maximum.reduceat(high, blocks.ravel())[::2]
+    low = reduce(np.minimum, np.where(some, low, len(low)), blocks)
+    high = reduce(np.maximum, np.where(some, high, 0), blocks)
     return np.where(low < high, low, 0), np.where(low < high, high, 0)
 
 
+def cores(intervals, blocks):
+    """Return an interval that all tokens (T, 4) of each block (B, 2) see, as two arrays (B,): what
+    their first intervals have in common, or their second ones if that is longer. Without one, the
+    end is not after the start."""
+    low, high, low2, high2 = intervals.T
+    touch = (low2 < high2) & ((low == high2) | (high == low2))  # these are one interval
+    low, high = np.where(touch, (np.minimum(low, low2), np.maximum(high, high2)), (low, high))
+    low2, high2 = np.where(touch, 0, (low2, high2))
+    low, low2 = (reduce(np.maximum, x, blocks) for x in (low, low2))
+    high, high2 = (reduce(np.minimum, x, blocks) for x in (high, high2))
+    return np.where(high2 - low2 > high - low, (low2, high2), (low, high))
+
+
 def ranges(intervals, blocks, step):
-    """Add two disjoint ranges to blocks, (B, 2) -> (B, 6), which contain the two intervals of all
-    their tokens (T, 4). They are merged if they overlap, or if that takes no more steps of `step`
-    tokens. The longest blocks come first, so that a GPU ends with short ones."""
+    """Add two disjoint ranges and the core's end to blocks, (B, 2) -> (B, 7). The ranges contain
+    the two intervals of all their tokens (T, 4). They are merged if they overlap, or if that takes
+    no more steps of `step` tokens. All tokens of a block see its first range up to the core's end.
+    The longest blocks come first, so that a GPU ends with short ones."""
     low, high = hull(intervals[:, :2], blocks)
     low2, high2 = hull(intervals[:, 2:], blocks)
     start = np.minimum(low, low2)
@@ -209,8 +227,17 @@ def ranges(intervals, blocks, step):
     one = (high2 > low2) & (overlap | (count_steps(start, end, step) <= apart))
     low, high = np.where(one, (start, end), (low, high))
     low2, high2 = np.where(one, 0, (low2, high2))
+    start, end = cores(intervals, blocks)
+    # The range with the core becomes the first.
+    swap = (low2 <= start) & (start + step <= end) & (end <= high2)
+    low, high, low2, high2 = np.where(swap, (low2, high2, low, high), (low, high, low2, high2))
+    # Whole steps before the core become the second range, if there is none.
+    cut = low + count_steps(low, start, step) * step
+    late = (low < cut) & (cut + step <= end) & (low2 == high2)
+    low, low2, high2 = np.where(late, (cut, low, cut), (low, low2, high2))
+    core = np.where(start <= low, np.maximum(low, end), low)
     work = count_steps(low, high, step) + count_steps(low2, high2, step)
-    table = np.stack([*blocks.T, low, high, low2, high2], 1)
+    table = np.stack([*blocks.T, low, high, low2, high2, core], 1)
     return table[np.argsort(-work, kind="stable")]
 
 

@@ -54,7 +54,7 @@ def assert_visits_once(table, local, seen):
     times = np.zeros(seen.shape)
     for first, last in local:
         times[first:last, first:last] += 1
-    for first, last, low, high, low2, high2 in table:
+    for first, last, low, high, low2, high2, _ in table:
         times[first:last, low:high] += 1
         times[first:last, low2:high2] += 1
     assert times.max() <= 1 and (times[seen] == 1).all()
@@ -77,6 +77,48 @@ def test_a_plan_visits_every_visible_pair_once(name, tiles, group_size):
     for blocks, size in ((queries, tiles.forward[0] // group_size), (keys, tiles.keys[0]),
                          (local, tiles.local[0])):
         assert all(0 < last - first <= size for first, last, *_ in blocks)
+
+
+def random_row(rng):
+    """Return segments of random lengths and kinds, of which neighbors see a part of the first."""
+    sizes = rng.integers(1, 90, rng.integers(1, 6))
+    followers = rng.integers(1, 6, 2)
+    prefix = (0, rng.integers(1, sizes[0] + 1))
+    return [segment(n, rng.random() < 0.6, prefix if min(followers) <= i < max(followers) else None)
+            for i, n in enumerate(sizes)]
+
+
+def longest_run(flags):
+    """Return the start and the length of the longest run of True."""
+    edges = np.flatnonzero(np.diff(np.pad(flags.astype(int), 1)))
+    lengths = np.append(edges[1::2] - edges[::2], 0)
+    return np.append(edges[::2], 0)[lengths.argmax()], lengths.max()
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_the_core_of_a_block_is_what_all_its_tokens_see(seed, group_size):
+    rng = np.random.default_rng(seed)
+    packed = Packed.of_segments([random_row(rng) for _ in range(2)])
+    tiles = NONE_LOCAL._replace(forward=(24, 8, 4, 2), keys=(8, 24, 4, 2))
+    plan = plan_of(packed.key_ranges, group_size, tiles)
+    seen = visible(packed.key_ranges).numpy()
+    segment_of = packed.key_ranges[:, 0]  # its first token
+    for table, mask, step in ((plan.queries, seen, 8), (plan.keys, seen.T, 24 // group_size)):
+        assert_visits_once(table.tolist(), [], mask)
+        for first, last, low, high, low2, high2, core in table.tolist():
+            common, some = mask[first:last].all(0), mask[first:last].any(0)
+            assert low <= core <= high and common[low:core].all()
+            # No full tile is missed where the block is simple: tokens of one segment,
+            if len(set(segment_of[first:last].tolist())) > 1:
+                continue
+            if table is plan.queries:  # which see up to two intervals, the longer of them first,
+                assert longest_run(common[low2:high2])[1] < core - low + step
+            hull, length = longest_run(some)
+            if length == some.sum():  # or one.
+                start, length = longest_run(common)
+                before = -(start - hull) % step  # of these, in a tile that begins before them
+                assert (core - low) // step == max(0, length - before) // step
 
 
 @pytest.mark.parametrize("make, message", [
@@ -133,6 +175,23 @@ def assert_close(results, dtype=torch.float32):
     (SHARED, (2, 1, 128), TILES["other", 4, 128][0])])
 def test_states_and_gradients_equal_the_definition(name, heads, tiles):
     assert_close(both(EVERY[name], *heads, tiles=tiles))
+
+
+FULL = {
+    "bidirectional": [segment(130)],
+    "causal": [segment(130, True)],
+    "prefix, answer": [segment(70, True), segment(60, True, (0, 70))],
+    "far prefix": [segment(60), segment(20), segment(50, False, (0, 40))]}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_long_rows_equal_the_definition_though_many_of_their_tiles_have_no_mask(name):
+    packed = Packed.of_segments([FULL[name]])
+    plan = plan_of(packed.key_ranges, 2)
+    for table, step in ((plan.queries, SMALL.forward[1]), (plan.keys, SMALL.keys[1] // 2)):
+        _, _, low, high, low2, high2, core = table.T
+        assert ((core - low) // step).sum() > 0.3 * ((high - low + high2 - low2) / step).sum()
+    assert_close(both(packed, 2, 1, 32))
 
 
 # The interpreter gets bfloat16 wrong.
