@@ -416,12 +416,18 @@ class Contrastive(Objective):
     name = "contrastive"
     views = 2
     paper = dict(MEXMA, batch=1200)
-    toy = dict(optimizer="muon", lr=2e-3, batch=64, steps=500, warmup=0.1, lr_start=0.0,
-               schedule="cosine", max_length=128)
+    # The encoder starts as a bag of words, like Mexma's, and has the words early.
+    toy = dict(optimizer="adamw", lr=1e-3, embedding_lr=10.0, batch=64, steps=700, warmup=0.1,
+               lr_start=0.0, schedule="cosine", max_length=128, layers=2, pool="mean",
+               zero_init=True)
+    # cls: the toy values of the experiments that name it: a [CLS] embedding, Muon
     # bag: the mean of the token embeddings, the simplest encoder. Rotary positions act inside
     # attention alone, so it does not know the order of the tokens.
-    presets = {"bag": (dict(layers=0, pool="mean", positions="rotary"),
-                       dict(optimizer="adamw", lr=1e-2, batch=256))}
+    presets = {"cls": ({}, dict(optimizer="muon", lr=2e-3, embedding_lr=1.0, steps=500, layers=3,
+                                pool="cls", zero_init=False)),
+               "bag": (dict(layers=0, pool="mean", positions="rotary"),
+                       dict(lr=1e-2, embedding_lr=1.0, batch=256, steps=500, layers=0,
+                            zero_init=False))}
 
     @dataclass(frozen=True)
     class Config(Objective.Config):

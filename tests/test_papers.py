@@ -96,6 +96,7 @@ PAPERS = {
 PRESETS = {
     ("mlm", "hybrid"): TABLE_1 | {"eq. 9": dict(regressor=True)},
     ("mexma", "cls"): {},  # of the toy scale alone
+    ("contrastive", "cls"): {},
     ("contrastive", "bag"): {"ours: the simplest encoder": dict(layers=0, pool="mean",
                                                                     positions="rotary")},
     ("ntp", "scratch"): {"table 2": dict(lr=8e-5)},
