@@ -234,7 +234,11 @@ def test_what_evaluation_data_cannot_measure_is_said():
     ("--koleo-weight 0.01 --lr 0.5", dict(koleo_weight=0.01, lr=0.5), False),
     ("--size base", dict(head_layers=6, head_hidden=3072, lr=1e-4, max_length=200), False),
     ("--objective contrastive --preset bag",
-     dict(layers=0, pool="mean", optimizer="adamw", batch=256, lr=1e-2), False),
+     dict(layers=0, pool="mean", optimizer="adamw", batch=256, lr=1e-2, steps=500, embedding_lr=1.0,
+          zero_init=False), False),
+    ("--objective contrastive --preset cls",
+     dict(layers=3, pool="cls", optimizer="muon", batch=64, lr=2e-3, steps=500, embedding_lr=1.0,
+          zero_init=False), False),
     # As many positions as a row of two texts needs.
     ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2)), False),
     ("--objective llm-jepa --preset scratch --size small --jepa-weight 4",
@@ -678,7 +682,7 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(starts, refu
     shutil.copytree(starts / "mlm", "first")
     os.mkdir("first/hf")
     Path("first/hf/generation_config.json").touch()  # of an imported model
-    words = command("contrastive", init="first", steps=2, optimizer="adamw", lr=5e-4)
+    words = command("contrastive", init="first", steps=2, lr=5e-4, embedding_lr=1)
     assert train.main(words) == 0
     shown = capsys.readouterr().out
     assert "-> start" in shown and "untrained" not in shown
