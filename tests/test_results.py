@@ -231,6 +231,18 @@ def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
         "validation/loss?" in refused(main, "show own.json")
 
 
+@pytest.mark.parametrize("ours, better, answer", [
+    ([1, 2.1, 3], "lower", "yes"), ([1, 2.1, 3], "higher", "no"), ([9, 9.1, 12.5], "lower", "no"),
+    ([9, 10, 11], "lower", "no"), ([1, 2.1], "lower", None)])
+def test_a_claim_is_compared_with_a_bag_over_common_seeds(ours, better, answer):
+    scores = {"a": dict(enumerate(ours)), "bag": {0: 10.0, 1: 11.0, 2: 12.0},
+              "odd": {0: 20.0, 1: 20.5, 2: 20.0}}
+    text = compare.against_bag({"ours": "a", "better": better}, scores)
+    assert text == (f"11.0 ± 1.0: {answer}" if answer else "-")
+    other = compare.against_bag({"ours": "bag", "better": "lower", "bag": "odd"}, scores)
+    assert other.startswith("20") and other.endswith("yes")
+
+
 def test_a_row_with_seeds_of_its_own_has_all_of_them_and_seeds_that_are_asked_for_limit_it(
         monkeypatch):
     jobs = {"few": {"train": "", "seeds": [0]}, "all": "", "more": {"train": "", "seeds": [0, 2]}}
