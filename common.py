@@ -59,6 +59,11 @@ def warn(text):
     tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
+# What requirements-dev.txt installs and only the wings import.
+WING_PACKAGES = ("matplotlib", "scipy", "sklearn", "safetensors", "transformers",
+                 "sentence_transformers")
+
+
 def run_program(main):
     """Run main(words of the command line) and exit: 0 or what main returns, 2 for a user's mistake,
     130 for Ctrl-C, 141 if the reader of our output is gone (`| head`)."""
@@ -70,6 +75,12 @@ def run_program(main):
         sys.stdout.flush()
     except BadInput as error:
         print("error: " + str(error).replace("\n", " "), file=sys.stderr)
+        status = 2
+    except ModuleNotFoundError as error:
+        if error.name not in WING_PACKAGES:
+            raise
+        print(f"error: {error.name} is not installed, and this command needs it: pip install -r "
+              "requirements-dev.txt", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:
         print("stopped; no file is half written", file=sys.stderr)

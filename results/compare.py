@@ -369,8 +369,8 @@ def board_command(words):
           "papers, those of newer papers, and our controls, which no paper has.",
           "The last column has the score of a bag of token embeddings, and whether the method is "
           "better than it (p below 0.05, without a correction).",
-          "All claims are with AdamW. `python -m results show encoders-muon` has claims 9 to 12 and "
-          "17 with Muon.", sep="\n")
+          "All claims are with AdamW. `python -m results show encoders-muon` has claims 9 to 12 "
+          "and 17 with Muon.", sep="\n")
     for claim in DATA["claims"]:
         against = f" against `{claim['baseline']}`" if "baseline" in claim else ""
         print(f"{claim['id']}. `{claim['ours']}`{against} at equal {claim['matched']}; `python -m "

@@ -256,8 +256,10 @@ def test_each_layer_of_settings_overrides_the_one_before(words, expected, is_not
 
 @pytest.mark.parametrize("error, status, text", [
     (BadInput("a\nb"), 2, "error: a b\n"),
+    (ModuleNotFoundError("No module", name="matplotlib"), 2, "error: matplotlib is not installed, "
+     "and this command needs it: pip install -r requirements-dev.txt\n"),
     (KeyboardInterrupt(), 130, "stopped; no file is half written\n")])
-def test_a_mistake_and_ctrl_c_are_one_line(error, status, text, capsys):
+def test_a_mistake_a_missing_package_and_ctrl_c_are_one_line(error, status, text, capsys):
     with pytest.raises(SystemExit) as end:
         run_program(Mock(side_effect=error))
     assert end.value.code == status and capsys.readouterr().err == text
