@@ -2,9 +2,10 @@
 
 Runs are in out/results, one thread each, one after another. An interrupted run resumes.
 
-In a command of experiments.json, RUN is the run's folder, FILES is the folder of --files, and
-MATCH[row] is the number of steps with the same compute as the run `row`. A job {"prints": COMMAND}
-has no run folder: COMMAND prints its numbers as one JSON object.
+In a command of experiments.json, RUN is the run's folder, FOLDER[row] is that of another row with
+the same seed, FILES is the folder of --files, and MATCH[row] is the number of steps with the same
+compute as the run `row`. A job {"prints": COMMAND} has no run folder: COMMAND prints its numbers as
+one JSON object.
 """
 
 import json
@@ -37,6 +38,11 @@ class Job(NamedTuple):
     tests: str
 
 
+def folder_of(name, label, seed):
+    """Return the run folder of a row of an experiment."""
+    return OUT / re.sub(r"[^\w.-]+", "-", f"{name}-{label}-{seed}")
+
+
 def jobs_of(name, seeds=None):
     """Return the jobs of an experiment, seed by seed."""
     experiment = EXPERIMENTS[name]
@@ -51,10 +57,11 @@ def jobs_of(name, seeds=None):
             if "prints" in job:
                 jobs.append(Job(label, seed, None, f"python {job['prints']} --seed {seed}", ""))
                 continue
-            folder = OUT / re.sub(r"[^\w.-]+", "-", f"{name}-{label}-{seed}")
+            folder = folder_of(name, label, seed)
             flags = f"{job.get('train')} {experiment['flags']} --seed {seed} --out RUN"
             train = job.get("command", f"train.py {flags.strip()}")
             tests = job.get("tests", experiment.get("tests", ["evaluate.py RUN"]))
+            train = re.sub(r"FOLDER\[(.*?)\]", lambda row: str(folder_of(name, row[1], seed)), train)
             train, *tests = [re.sub(r"^(\w+: )?", r"\1python ", one).replace("RUN", str(folder))
                              for one in [train, *tests]]
             jobs.append(Job(label, seed, folder, train, " && ".join(tests)))
