@@ -77,9 +77,10 @@ def run_program(main):
         print("error: " + str(error).replace("\n", " "), file=sys.stderr)
         status = 2
     except ModuleNotFoundError as error:
-        if error.name not in WING_PACKAGES:
+        package = (error.name or "").partition(".")[0]
+        if package not in WING_PACKAGES:
             raise
-        print(f"error: {error.name} is not installed, and this command needs it: pip install -r "
+        print(f"error: {package} is not installed, and this command needs it: pip install -r "
               "requirements-dev.txt", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:

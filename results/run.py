@@ -61,7 +61,8 @@ def jobs_of(name, seeds=None):
             flags = f"{job.get('train')} {experiment['flags']} --seed {seed} --out RUN"
             train = job.get("command", f"train.py {flags.strip()}")
             tests = job.get("tests", experiment.get("tests", ["evaluate.py RUN"]))
-            train = re.sub(r"FOLDER\[(.*?)\]", lambda row: str(folder_of(name, row[1], seed)), train)
+            for row in given:
+                train = train.replace(f"FOLDER[{row}]", str(folder_of(name, row, seed)))
             train, *tests = [re.sub(r"^(\w+: )?", r"\1python ", one).replace("RUN", str(folder))
                              for one in [train, *tests]]
             jobs.append(Job(label, seed, folder, train, " && ".join(tests)))

@@ -23,8 +23,8 @@ import settings
 import train
 from results import climb, compare, flops, mixtures, plots, run
 from results.__main__ import main
-from tasks import __main__ as tasks
 from tasks import finetune
+from tasks import protocols as tasks
 
 ROOT = compare.ROOT
 TINY = ("--width 16 --layers 1 --heads 2 --ffn-dim 32 --dropout 0 --vocab 300 --eval-limit 20 "
@@ -413,6 +413,16 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     capsys.readouterr()
     main(["mini", "--list"])
     assert capsys.readouterr().out.strip() == ""
+
+
+def test_a_row_starts_from_the_run_of_another_row_with_its_seed(monkeypatch):
+    monkeypatch.setitem(compare.EXPERIMENTS, "mini", {
+        "seeds": [3, 4], "flags": "",
+        "jobs": {"mlm, 2e-3": "--objective mlm", "on": "--objective mlm --init FOLDER[mlm, 2e-3]"}})
+    jobs = run.jobs_of("mini")
+    for first, second in zip(jobs[::2], jobs[1::2]):
+        assert f"--init {first.folder} " in second.train and first.seed == second.seed
+    assert [job.seed for job in jobs] == [3, 3, 4, 4]
 
 
 def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):

@@ -5,6 +5,8 @@ import gzip
 import itertools
 import json
 import lzma
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,8 @@ import metrics
 import runs
 from common import BadInput
 from corpora import EvaluationRows
-from tasks import __main__ as command
 from tasks import mining, probes, sets
+from tasks import protocols as command
 
 WORDS = []
 for verb in ("sees", "hears"):
@@ -210,3 +212,12 @@ def test_altered_sentences_know_their_rows_and_others_are_counted(tmp_path, caps
         types.write_text(text, encoding="utf-8")
         with pytest.raises(BadInput, match="types.json is not a file with a JSON object"):
             mining.hard_rows(lines, types, [])
+
+
+def test_a_missing_package_is_one_line():
+    without = ("import runpy, sys; sys.modules['scipy'] = None; sys.argv = ['tasks', 'out/run']; "
+               "runpy.run_module('tasks', run_name='__main__')")
+    done = subprocess.run([sys.executable, "-c", without], cwd=Path(__file__).parent.parent,
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith("error: scipy is not installed, and this")
