@@ -235,8 +235,9 @@ def spectrum(embeddings, center=True, axis=None, title=""):
 
 
 def pca(embeddings, axis=None, title="", joined=0):
-    """Draw {language: (N, D)} in the plane of their first two principal components. A gray line
-    joins the translations of each of the first `joined` sentences."""
+    """Draw {language: (N, D)} in the plane of their first two principal components, whose labels have
+    their share of the variance. A gray line joins the translations of each of the first `joined`
+    sentences."""
     axis = axis or panels(height=3)[1][0]
     z = torch.stack([torch.as_tensor(one).double() for one in embeddings.values()])  # (L, N, D)
     z = z - z.mean((0, 1))
@@ -254,7 +255,7 @@ def pca(embeddings, axis=None, title="", joined=0):
             axis.plot(*points[joined:].T, **dots, markersize=2.4, alpha=0.35)
     axis.locator_params(nbins=5)
     shares = 100 * s[:2].square() / s.square().sum().clamp(min=1e-300)
-    return finish(axis, *(f"principal component {number} ({share:.0f} % of the variance)"
+    return finish(axis, *(f"principal component {number} ({share:.0f} %)"
                           for number, share in enumerate(shares.tolist(), 1)), title)
 
 
