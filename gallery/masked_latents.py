@@ -24,8 +24,8 @@ class MaskedLatents(Objective):
     The paper applies LN to P(h) too. Then the MSE is 2 (1 - cos), so its MSE would differ in weight
     alone: our --align mse takes P(h) without LN. In the cosine that LN only subtracts the mean over
     dimensions, and we leave it out. We know the paper from a detailed summary. We do not know
-    whether h' has dropout (ours has the model's), or whether SIGReg has a factor N, as ours has. With
-    it, a weight of 1 keeps a small model from learning words: see `results show masked-latents`.
+    whether h' has dropout (ours has the model's), or whether SIGReg has a factor N, as ours has.
+    With it, a weight of 1 keeps a small model from learning words (`results show masked-latents`).
     """
     name = "masked_latents"
     head = "transform"

@@ -235,8 +235,8 @@ def spectrum(embeddings, center=True, axis=None, title=""):
 
 
 def pca(embeddings, axis=None, title="", joined=0):
-    """Draw {language: (N, D)} in the plane of their first two principal components, whose labels have
-    their share of the variance. A gray line joins the translations of each of the first `joined`
+    """Draw {language: (N, D)} in the plane of their first two principal components, with their
+    shares of the variance. A gray line joins the translations of each of the first `joined`
     sentences."""
     axis = axis or panels(height=3)[1][0]
     z = torch.stack([torch.as_tensor(one).double() for one in embeddings.values()])  # (L, N, D)
