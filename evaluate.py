@@ -398,7 +398,7 @@ METRICS = {
     "validation": "on held-out rows, without dropout",
     "retrieval/xsim": "% wrong translation retrieved (ratio margin, k = 4); lower is better",
     "retrieval/xsim++": "% the same, with hard negatives; lower is better",
-    "retrieval/order": "% reordered copies nearer than the original (bag of words: 50); lower is "
+    "retrieval/order": "% reordered copies nearer than the original (chance: 50); lower is "
                        "better",
     "geometry/rankme": "effective rank; higher is better",
     "geometry/rankme_share": "% effective rank, as a fraction of the largest possible",

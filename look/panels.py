@@ -26,7 +26,7 @@ from .batch import token_rows
 METRICS = {
     "retrieval/xsim": ("Retrieval error (xsim)", "wrong translations, %"),
     "retrieval/xsim++": ("Retrieval error with hard negatives (xsim++)", "wrong translations, %"),
-    "retrieval/order": ("Order error (bag of words: 50)", "reordered copies nearer, %"),
+    "retrieval/order": ("Order error (chance: 50)", "reordered copies nearer, %"),
     "generate/exact": ("Exact match of the answers", "right answers, %"),
     "probe/mean": ("Linear probes", "accuracy, %"),
     "geometry/rankme": ("RankMe", "effective number of dimensions"),
