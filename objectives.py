@@ -368,6 +368,10 @@ def check_heads(name, heads, width):
 # rises for 30 % of three epochs and then has a cosine decay.
 MEXMA = dict(lr=1e-4, steps=300_000, warmup=1.0, lr_start=0.1, schedule="constant",
              weight_decay=0.0, clip=1.2, max_length=200)
+# What the presets of contrastive, mexma and bepa share at the toy scale.
+PAIRS_TOY = dict(batch=64, warmup=0.1, lr_start=0.0, schedule="cosine", max_length=128)
+MEXMA_TOY = dict(accumulate=1, align="cosine", align_weight=2.0, koleo_weight=1.0, head_heads=4,
+                 head_hidden=512)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
               weight_decay=0.05, clip=0.0, max_length=512, data="documents")
 HYBRID_TOY = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, max_length=128)
@@ -420,14 +424,19 @@ class Contrastive(Objective):
     toy = dict(optimizer="adamw", lr=1e-3, embedding_lr=10.0, batch=64, steps=700, warmup=0.1,
                lr_start=0.0, schedule="cosine", max_length=128, layers=2, pool="mean",
                zero_init=True)
-    # cls: the toy values of the experiments that name it: a [CLS] embedding, Muon
+    # Experiments name these presets, so each has all of its values.
+    # from-bag: starts as a bag of words, and reads the mean of the hidden states
+    # cls: a [CLS] embedding, Muon
     # bag: the mean of the token embeddings, the simplest encoder. Rotary positions act inside
     # attention alone, so it does not know the order of the tokens.
-    presets = {"cls": ({}, dict(optimizer="muon", lr=2e-3, embedding_lr=1.0, steps=500, layers=3,
-                                pool="cls", zero_init=False)),
-               "bag": (dict(layers=0, pool="mean", positions="rotary"),
-                       dict(lr=1e-2, embedding_lr=1.0, batch=256, steps=500, layers=0,
-                            zero_init=False))}
+    presets = {
+        "from-bag": ({}, dict(PAIRS_TOY, optimizer="adamw", lr=1e-3, embedding_lr=10.0, steps=700,
+                              layers=2, pool="mean", zero_init=True)),
+        "cls": ({}, dict(PAIRS_TOY, optimizer="muon", lr=2e-3, embedding_lr=1.0, steps=500,
+                         layers=3, pool="cls", zero_init=False)),
+        "bag": (dict(layers=0, pool="mean", positions="rotary"),
+                dict(PAIRS_TOY, optimizer="adamw", lr=1e-2, embedding_lr=1.0, batch=256, steps=500,
+                     layers=0, pool="mean", zero_init=False))}
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
@@ -554,10 +563,17 @@ class Mexma(Objective):
                max_length=128, optimizer="adamw", lr=5e-4, embedding_lr=20.0, layers=2,
                pool="mean", zero_init=True, mask_first=0.95, mask_second=0.95, align="cosine",
                align_weight=2.0, koleo_weight=1.0, head_layers=1, head_heads=4, head_hidden=512)
-    # cls: the toy values of the experiments that name it: a [CLS] embedding, 40 % masked, Muon
-    presets = {"cls": ({}, dict(
-        optimizer="muon", lr=4e-3, embedding_lr=1.0, steps=300, layers=3, pool="cls",
-        zero_init=False, mask_first=0.4, mask_second=0.4, head_layers=2))}
+    # Experiments name these presets, so each has all of its values.
+    # from-bag: starts as a bag of words, and reads the mean of the hidden states; 95 % masked
+    # cls: a [CLS] embedding, 40 % masked, Muon
+    presets = {
+        "from-bag": ({}, dict(
+            PAIRS_TOY | MEXMA_TOY, optimizer="adamw", lr=5e-4, embedding_lr=20.0, steps=340,
+            layers=2, pool="mean", zero_init=True, mask_first=0.95, mask_second=0.95,
+            head_layers=1)),
+        "cls": ({}, dict(
+            PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=4e-3, embedding_lr=1.0, steps=300, layers=3,
+            pool="cls", zero_init=False, mask_first=0.4, mask_second=0.4, head_layers=2))}
 
     @dataclass(frozen=True)
     class Config(AlignConfig):
@@ -718,6 +734,10 @@ class Bepa(Objective):
     # With `hidden`, a model from scratch would have to learn the positions of both sentences.
     toy = dict(optimizer="muon", lr=4e-3, batch=64, steps=500, warmup=0.1, max_length=128,
                cls_view="clean")
+    # cls: a [CLS] embedding, Muon. Experiments name it, so it has all of its values.
+    presets = {"cls": ({}, dict(PAIRS_TOY, optimizer="muon", lr=4e-3, lr_start=0.0, steps=500,
+                                schedule="linear", layers=3, pool="cls", zero_init=False,
+                                embedding_lr=1.0, cls_view="clean"))}
 
     @dataclass(frozen=True)
     class Config(AlignConfig, MaskConfig):
