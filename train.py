@@ -251,9 +251,12 @@ class Run:
 
     def evaluate(self):
         """Evaluate, log the results and return the record."""
-        scores = self.scores()
+        evaluation = self.evaluation()
+        scores = self.scores(evaluation)
         results = {name: value for name, value in scores.items() if math.isfinite(value)}
         if self.untrained is None:
+            if self.writes:
+                runs.write_untrained(self, evaluation.embeddings)
             self.untrained = results
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
@@ -267,10 +270,11 @@ class Run:
         self.evaluated = self.step
         return record
 
-    def scores(self):
+    def scores(self, evaluation=None):
         """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
         losses = self.validate()
-        return (losses | evaluate.run(self.evaluation())) if self.rank == 0 else {}
+        evaluation = evaluation or self.evaluation()
+        return (losses | evaluate.run(evaluation)) if self.rank == 0 else {}
 
     def validate(self):
         """Return {"validation/TERM": number}, the loss terms on held-out rows."""

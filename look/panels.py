@@ -6,21 +6,15 @@ apply. SECTIONS and MODEL_SECTIONS have them in the order of the page.
 
 import itertools
 import textwrap
-from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 import evaluate
 import metrics
 from common import BadInput, did_you_mean, shown
-from data import Example
-from model import Packed
 
 from . import compare, plots, seen
-from .attention import attention_weights
-from .batch import token_rows
 
 # What has a panel beside the loss terms: {metric: (title, y axis with its unit)}.
 METRICS = {
@@ -39,7 +33,6 @@ METRICS = {
 }
 FACTS = {"step", "tokens", "seconds", "eval", "warning", *METRICS}
 VERDICTS = {"ok": 2, "half-collapsed": 1, "COLLAPSING": 3, "translations": 4}  # and their colors
-GRID = 24  # largest number of tokens whose mask is drawn
 
 
 class Section(NamedTuple):
@@ -178,19 +171,19 @@ def health(groups):
 def embeddings(one, evaluation):
     """Draw all columns in two dimensions, before and after training."""
     words = f"{evaluation.rows.label}, in the plane of their two principal components."
-    if len(evaluation.texts) > 1:
+    joined = 25 if len(evaluation.texts) > 1 else 0
+    if joined:
         words += " A gray line joins translations."
-    models = {"Embeddings of the trained model": evaluation}
-    try:
-        before = replace(evaluation, model=seen.untrained(one, evaluation.rows.tokenizer))
-        models = {"Embeddings before training": before} | models
-    except BadInput as error:
-        words += f" Left out: embeddings before training ({error})."
+    before = seen.untrained(one)
     figures = {}
-    for title, each in models.items():
-        joined = 25 if len(each.texts) > 1 else 0
-        name = "embeddings" if each is evaluation else "untrained"
-        figures[name] = plots.pca(each.embeddings, title=title, joined=joined)
+    if before is None:
+        words += (" Embeddings before training are left out, because the run has no file "
+                  "untrained.npy.")
+    else:
+        before = dict(zip(evaluation.texts, before))
+        figures["untrained"] = plots.pca(before, title="Embeddings before training", joined=joined)
+    figures["embeddings"] = plots.pca(evaluation.embeddings, joined=joined,
+                                      title="Embeddings of the trained model")
     return Section(words, figures=figures)
 
 
@@ -230,64 +223,6 @@ def mark(right):
     return "✓ " if right else "✗ "
 
 
-def cosines(one, evaluation):
-    """Draw the distribution of cosines, with hard negatives if there are some."""
-    evaluate.need_translations(evaluation, "the distribution of cosines")
-    hard = None
-    if evaluation.rows.hard:
-        altered, origins, _ = zip(*evaluation.rows.hard)
-        z = evaluate.embed(evaluation.model, evaluation.rows.encode(altered), evaluation.pool)
-        hard = z, origins
-    return Section(figures={"cosines": plots.cosines(
-        evaluation.embeddings, hard=hard, title="Cosines of translations and other sentences")})
-
-
-def attention(one, evaluation):
-    """Draw the attention in one sentence: a layer a row, a head a column."""
-    name, rows = next(iter(evaluation.rows.ids.items()))
-    ids = next((ids for ids in rows if len(ids) <= 16), rows[0])[:16]
-    model, size = evaluation.model, len(ids)
-    layers, heads = len(model.blocks), model.config.heads
-    packed = Packed.of([ids], causal=model.config.causal)
-    # The last row and column of each table stay empty, to separate it from the next.
-    weights = torch.full((layers, size + 1, heads, size + 1), torch.nan)
-    weights[:, :size, :, :size] = 0  # (layer, query, head, key)
-    with evaluate.in_eval_mode(model):
-        for layer in range(layers):
-            found = attention_weights(model, packed, torch.arange(size), layer)
-            for query, each in enumerate(found):
-                weights[layer, query, :, :each.shape[1]] = each
-    texts, = token_rows({"packed": packed}, "packed", evaluation.rows.tokenizer)
-    names = [*texts, ""]
-    axis, = plots.panels()[1]
-    axis.figure.set_size_inches(1.3 * heads + 1.8, 1.3 * layers + 1.3)
-    plots.heat(weights.flatten(2).flatten(0, 1), names * layers, names * heads,
-               "key (token that is read)", "query (token that reads)", "attention weight",
-               axis=axis,
-               title=f"Attention in a sentence of {name}: a layer a row, a head a column")
-    axis.tick_params(labelsize=5)
-    return Section(figures={"attention": axis.figure})
-
-
-def packed_batch(one, evaluation):
-    """Return the rows that the objective packs of two held-out examples as words (after an arrow
-    the token to predict), and draw the mask of the first. Raises BadInput without the objective."""
-    kind, options, rows = one.objective, seen.options_of(one), evaluation.rows
-    columns = [*list(rows.texts.values())[:kind.views], rows.system or ["", ""]]
-    cells = [[ids[:rows.max_length] for ids in rows.tokenizer.encode(column[:2])]
-             for column in columns]  # the views, and the system text
-    examples = [Example(tuple(views), system=system if rows.system else None)
-                for *views, system in zip(*cells)]
-    batch = kind.collate(examples, np.random.default_rng(0), options, rows.tokenizer.special)
-    lines = token_rows(batch, "packed", rows.tokenizer)
-    return Section("All rows are one line of tokens. After an arrow: the token to predict there.",
-                   (["row", "tokens"], [(number, " ".join(line[:200]))
-                                        for number, line in enumerate(lines[:8])]),
-                   {"mask": plots.mask(batch["packed"].mask(0)[:GRID, :GRID], lines[0][:GRID],
-                                       title="Mask of row 0: colored is visible")})
-
-
 SECTIONS = {"What was trained": trained, "Results": results, "Along training": along_training,
             "Health: did it collapse?": health}
-MODEL_SECTIONS = {"Embeddings": embeddings, "Twenty held-out rows": neighbors, "Cosines": cosines,
-                  "Attention": attention, "The packed batch of two examples": packed_batch}
+MODEL_SECTIONS = {"Embeddings": embeddings, "Twenty held-out rows": neighbors}

@@ -64,8 +64,7 @@ class Page:
             out.append(table(*section.table) if section.table else "")
             out.append("<div class=panels>")
             for figure in section.figures.values():
-                wide = " class=wide" if figure.get_figwidth() > 4 else ""
-                out.append(f'<figure{wide} aria-label="{text(names[id(figure)])}">'
+                out.append(f'<figure aria-label="{text(names[id(figure)])}">'
                            f"{plots.svg(figure, f'f{len(out)}')}</figure>")
             out.append("</div></section>\n")
         if self.missing:

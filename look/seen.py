@@ -1,33 +1,26 @@
-"""Read runs, name them by the settings in which they differ, and rebuild their untrained models."""
+"""Read runs, and name them by the settings in which they differ."""
 
 import json
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 import corpora
 import evaluate
 import runs
-import settings
 import train
 from common import BadInput, shown
-from model import ModelConfig
-from objectives import OBJECTIVES
 
 # Settings that do not make two runs different ones.
 IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_data"}
 
 
 class Seen(NamedTuple):
-    name: str        # of the folder, or of the objective
-    first: dict      # the first line of the log
-    records: list    # its other lines; {"step", "eval"} or {"step", "loss", ...}
-    run: object      # the folder, or a train.Run that writes none
-    objective: type  # its class; None if that is in a file
+    name: str      # of the folder, or of the objective
+    first: dict    # the first line of the log
+    records: list  # its other lines; {"step", "eval"} or {"step", "loss", ...}
+    run: object    # the folder, or a train.Run that writes none
 
     def curve(self, metric):
         """Return {step: value} of a metric in the log."""
@@ -65,15 +58,12 @@ def number(value):
 
 def see(run):
     """Return what the log of a run says: of a folder, or of a train.Run. Raises BadInput."""
-    kind = run.objective_class if isinstance(run, train.Run) else None
-    if kind and not run.writes:
+    is_run = isinstance(run, train.Run)
+    if is_run and not run.writes:
         first, *records = json.loads(json.dumps([runs.describe(run), *run.records]))
-        return Seen(kind.name, first, records, run, kind)
-    folder = Path(run.folder if kind else run).expanduser()
-    first = runs.read_first(folder)
-    # The log may be somebody else's: never run a file because its "command" names it.
-    return Seen(str(folder), first, runs.read_log(folder)[1:], folder,
-                kind or OBJECTIVES.get(first["config"].get("objective")))
+        return Seen(run.objective_class.name, first, records, run)
+    folder = Path(run.folder if is_run else run).expanduser()
+    return Seen(str(folder), runs.read_first(folder), runs.read_log(folder)[1:], folder)
 
 
 def since(one):
@@ -130,50 +120,37 @@ def in_words(value):
     return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
-# ---- the models and the rows
+# ---- the model and its rows
 
 
-def options_of(one):
-    """Return the options of a run's objective. Raises BadInput without its class."""
-    name = one.first["config"].get("objective")
-    if not one.objective:
-        raise BadInput(f"{shown(name)} is an objective from a file, which is not run here"
-                       if name else "this model was imported and has no objective")
-    return one.objective.Config(**one.first["config"][name])
+def untrained(one):
+    """Return the embeddings before the first step (C, N, D) of the rows of `evaluation`, or None if
+    the run has no file of them."""
+    return None if isinstance(one.run, train.Run) else runs.read_untrained(one.run)
 
 
-def untrained(one, tokenizer):
-    """Return the model of step 0: its weights are a function of the seed, or those of --init.
-    Raises BadInput if that run, or the objective's class, is missing."""
-    config = one.first["config"]
-    lacking = {field.name for field in fields(settings.TrainConfig)} - config.keys()
-    if lacking:
-        raise BadInput(f"the log lacks the setting {min(lacking)}: the model was imported, or "
-                       "trained by another version, whose first weights may be different ones")
-    given = settings.pick(settings.TrainConfig, config)
-    init = None
-    if given.init:
-        init = runs.adapt_init(runs.open_run(given.init), one.objective, options_of(one))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given.seed)
-        model = runs.make_model(given, ModelConfig(**config["model"]), init, tokenizer.special)
-    return model.eval()
-
-
-def evaluation(one, limit=200):
-    """Return an Evaluation of a Seen on the first rows that its training was evaluated on; for an
-    imported model, which has none, on rows of the toy language. Raises BadInput without a model."""
+def evaluation(one):
+    """Return an Evaluation of a Seen on the first complete rows that its training was evaluated on;
+    for an imported model, which has none, on rows of the toy language. Raises BadInput without a
+    model."""
     if isinstance(one.run, train.Run):
-        rows = one.run.rows
-        texts = corpora.EvaluationRows(rows.name, rows.texts, rows.system, rows.hard).complete()
-        found = evaluate.Evaluation(one.run.model, evaluate.EncodedRows(
-            texts, rows.tokenizer, rows.config, rows.affixes, rows.max_length))
+        found = one.run.evaluation()
     elif not os.path.isfile(one.run / "model.pt"):
         raise BadInput("there is no model.pt yet: the first checkpoint writes it")
     else:
         opened = runs.open_run(one.run)
-        data = "" if opened.config["data"] else "toy"
-        split = "" if data or opened.config.get("eval_data") else "valid"
-        found = evaluate.evaluation_of(opened, data, (), split, limit, complete=True)
-    found.answer_limit = 20
-    return found
+        config = opened.config
+        data = "" if config["data"] else "toy"
+        split = "" if data or config.get("eval_data") else "valid"
+        found = evaluate.evaluation_of(opened, data, split=split, limit=config.get("eval_limit"))
+    rows = first_complete(found.rows, runs.UNTRAINED_ROWS)
+    return evaluate.Evaluation(found.model, rows, answer_limit=20)
+
+
+def first_complete(rows, count):
+    """Return the first `count` of EncodedRows that have a text in every column."""
+    complete = [row for row, cells in enumerate(zip(*rows.texts.values())) if all(cells)][:count]
+    texts = {name: [cells[row] for row in complete] for name, cells in rows.texts.items()}
+    system = rows.system and [rows.system[row] for row in complete]
+    return evaluate.EncodedRows(corpora.EvaluationRows(rows.name, texts, system), rows.tokenizer,
+                                rows.config, rows.affixes, rows.max_length)

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from test_house import ROOT, write_pairs
+from test_train import assert_same_run
 
 import evaluate
 import look
 import runs
 import train
-from common import BadInput
 from look import compare, panels, plots, report, seen
 from look.__main__ import main
-from objectives import find_objective
 
 SMALL = dict(batch=8, eval_limit=20, width=16, layers=1, heads=2, ffn_dim=32, vocab=300, steps=4,
              eval_every=2, log_every=1, save_every=2)
@@ -119,12 +118,10 @@ def train_small(objective, out, **given):
 ENCODER = "<i>the encoder's & others"
 EVIL = ["<script>alert(1)</script>", "_a&\"b'$x$"]
 COMMAND = "python '<u>' & \"x\""
-MODEL = {"untrained", "embeddings", "cosines", "attention", "mask"}
-KINDS = {  # {kind: (objective, other settings, pictures that it lacks, why)}
-    ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL)), set(), ""),
-    "decoder": ("llm-jepa", {}, set(), ""),
-    "gallery": (str(ROOT / "gallery/simcse.py"), dict(langs="en"), {"mask", "cosines"},
-                "an objective from a file"),
+KINDS = {  # {kind: (objective, other settings, why a section is left out)}
+    ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL)), ""),
+    "decoder": ("llm-jepa", {}, ""),
+    "gallery": (str(ROOT / "gallery/simcse.py"), dict(langs="en"), "needs translations"),
 }
 
 
@@ -157,9 +154,9 @@ def pages(small_runs):
 def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log(
         kind, small_runs, pages):
     text, figures = pages[kind]
-    _, _, lacks, why = KINDS[kind]
+    _, _, why = KINDS[kind]
     page = Page(text)
-    assert page.figures.keys() == figures.keys() and MODEL & figures.keys() == MODEL - lacks
+    assert page.figures.keys() == figures.keys() > {"untrained", "embeddings"}
     for name, figure in figures.items():
         drawn = " ".join(page.figures[name])
         axis = figure.axes[0]
@@ -204,9 +201,10 @@ def test_the_pages_of_unfinished_and_imported_runs_leave_out_what_they_lack(smal
     first |= {"imported": "somebody/model", "config": {"data": "", "max_length": 20}}
     shutil.copytree(small_runs / ENCODER, tmp_path / "imported")
     (tmp_path / "imported/log.jsonl").write_text(json.dumps(first) + "\n")
+    (tmp_path / "imported/untrained.npy").unlink()
     page = Page(report.Page([seen.see(tmp_path / "imported")]).html())
-    assert "the log has no steps" in page.words and "the model was imported" in page.words
-    assert "rows of toy" in page.words and {"embeddings", "attention"} < page.figures.keys()
+    assert "the log has no steps" in page.words and "no file untrained.npy" in page.words
+    assert "rows of toy" in page.words and page.figures.keys() == {"embeddings"}
 
 
 def test_a_page_of_several_runs_is_a_file_of_its_own_and_png_writes_all_pictures(
@@ -233,38 +231,51 @@ def test_names_texts_and_commands_are_shown_and_never_markup(pages):
         assert word in shown, word
 
 
-def scores_before_training(folder):
-    """Return the numbers of the model that the page rebuilds, and those of step 0 in the log."""
-    one = seen.see(folder)
-    evaluation = seen.evaluation(one, limit=20)
-    before = evaluate.replace(evaluation, answer_limit=200,
-                              model=seen.untrained(one, evaluation.rows.tokenizer))
-    record = runs.read_log(folder)[1]
-    assert record["step"] == 0
-    return evaluate.run(before), {name: value for name, value in record["eval"].items()
-                                  if "validation" not in name}
+@pytest.mark.parametrize("init", [False, True])
+def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init, monkeypatch):
+    monkeypatch.setattr(runs, "UNTRAINED_ROWS", 9)
+    write_pairs(Path("more.tsv"), 300)
+    both = [line.split("\t") for line in Path("more.tsv").read_text().splitlines()]
+    Path("pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in both[:150]))
+    Path("three.tsv").write_text("\n".join(f"{a}\t{b}\t{a} {b}" for a, b in [
+        ("en", "de"), *both[150:]]).replace("en de", "fr"))
+    given = SMALL | dict(data="pairs.tsv,three.tsv", eval_limit=0)
+    if init:
+        train_small("mlm", "first", **given)
+        given = dict(data=given["data"], init="first", steps=4, batch=8, save_every=2)
+    run = train.start("mexma", out="run", **given)
+    before = run.evaluation()
+    z = torch.stack([*before.embeddings.values()])  # (3, N, D)
+    complete = [row for row, cells in enumerate(zip(*before.texts.values())) if all(cells)][:9]
+    assert z.isnan().any() and complete[-1] >= len(complete) == 9
+    for record in run.steps():
+        if record["step"] == 2 and "loss" in record:
+            break
+    stored = np.load("run/untrained.npy")
+    assert stored.dtype == np.float16 and np.array_equal(stored, z[:, complete].half())
+    one = seen.see("run")
+    assert torch.equal(seen.untrained(one), z[:, complete].half().float())
+    texts = {name: [cells[row] for row in complete] for name, cells in before.texts.items()}
+    assert seen.evaluation(one).texts == texts
+    Path("run/untrained.npy").unlink()
+    list(train.start("mexma", out="run", **given).steps())
+    list(train.start("mexma", out="whole", **given).steps())
+    assert_same_run("run", "whole")
+    assert not Path("run/untrained.npy").exists()
 
 
-def test_the_untrained_model_has_the_numbers_of_step_0_also_from_init(small_runs, tmp_path):
-    found, wanted = scores_before_training(small_runs / ENCODER)
-    assert found == wanted
-    given = {name: SMALL[name] for name in ("batch", "eval_limit", "steps", "eval_every")}
-    run = train.start("llm-jepa", tmp_path / "tuned", data=small_runs / "pairs.tsv", lora_rank=2,
-                      init=small_runs / "decoder", predictors=3, **given)
-    list(run.steps())
-    found, wanted = scores_before_training(tmp_path / "tuned")
-    assert found == pytest.approx(wanted, rel=1e-6)
-
-
-def test_the_file_of_an_objective_that_a_log_names_is_never_run(small_runs):
-    one = seen.see(small_runs / "gallery")
-    one.first["command"] = "python train.py --objective evil.py"  # a log can be somebody else's
-    evaluation = seen.evaluation(one)
-    with pytest.raises(BadInput, match="an objective from a file"):
-        panels.packed_batch(one, evaluation)
-    kind = find_objective(str(ROOT / "gallery/simcse.py"))
-    _, rows = panels.packed_batch(one._replace(objective=kind), evaluation).table
-    assert rows[0][1].startswith("[CLS]") and rows[-1][1].endswith("[SEP]")
+def test_without_a_row_that_has_all_texts_there_is_no_untrained_npy():
+    write_pairs(Path("pairs.tsv"), 300)
+    lines = Path("pairs.tsv").read_text().splitlines()
+    Path("a.tsv").write_text("\n".join(lines[:150]))
+    Path("b.tsv").write_text("\n".join(["en\tfr", *lines[150:]]))
+    Path("run").mkdir()
+    shutil.copy("a.tsv", "run/untrained.npy")
+    shutil.copy("a.tsv", "run/.untrained.npy.01234567.part")
+    run = train.start("contrastive", out="whole", data="a.tsv,b.tsv", **SMALL)
+    Path("run/log.jsonl").write_text(json.dumps(runs.describe(run)) + "\n")
+    train_small("contrastive", "run", data="a.tsv,b.tsv")
+    assert not [*Path("run").glob("*untrained.npy*")]
 
 
 # ---- several runs
@@ -322,7 +333,7 @@ def test_the_health_strip_names_the_first_step_of_the_last_verdict():
         return {"step": step, "eval": {f"geometry/{name}": value for name, value in names.items()}}
     records = [record(0, 1, 1), record(10, 50, .1), record(20, 1, .99), record(30, 1, 1)]
     first = {"config": {"objective": "x", "seed": 0, "data": ""}}
-    one = seen.Seen("fallen", first, records, Path("fallen"), None)
+    one = seen.Seen("fallen", first, records, Path("fallen"))
     assert seen.since(one) == ("COLLAPSING", 20)
     _, rows = panels.trained({"x": [one]}).table
     assert ["health", "COLLAPSING, found at step 20"] in rows

@@ -325,7 +325,7 @@ def test_every_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
     assert all(terms < record["eval"].keys() for record in evaluated)
     written = contents("whole")
     assert written.keys() == {"model.pt", "train.pt", "tokenizer.json", "log.jsonl", "eval.json",
-                              "trained.npy"}
+                              "trained.npy", "untrained.npy"}
     known = json.loads(written["eval.json"])
     assert known.pop("model") and known.pop("rows") and known == evaluated[-1]["eval"]
     words = command(name, "parts", **more)
