@@ -19,8 +19,7 @@ CORE = ("common", "model", "data", "metrics", "optimizer", "runs", "objectives",
 # A file imports only from lower layers; files of one folder also from each other.
 LAYERS = {"common": 0, "optimizer": 1, "metrics": 1, "corpora": 1, "kernels": 1, "data": 2,
           "model": 3, "objectives": 4, "runs": 4, "settings": 5, "evaluate": 6, "train": 7,
-          "look": 8, "tasks": 9, "interop": 9, "gallery": 9, "minimal": 9,
-          "results": 10}
+          "look": 8, "tasks": 8, "interop": 8, "gallery": 8, "minimal": 8, "results": 9}
 CLOSED = (*CORE, "kernels", "corpora")
 NEVER_IMPORTED = ("?", "", "tests", "notebooks", "gallery")
 LOADERS = ("import_module", "__import__", "run_module", "run_path")
