@@ -51,7 +51,7 @@ from metrics import (
     retrieval,
     starts_with,
 )
-from model import Packed
+from model import POOLS, Packed
 from runs import open_run
 
 # ---- embeddings
@@ -532,7 +532,7 @@ def make_parser(prog, description, tasks):
     add("--split", choices=("train", "valid", "test", "all"), help="which split to evaluate; valid "
         "and test are the same rows of a file [test for the run's own data, all for other files]")
     add("--limit", type=row_limit, help="maximum number of rows; 0: all [1000; all of a folder]")
-    add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
+    add("--pool", choices=POOLS, help="pooling [the model's]")
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
     return parser

@@ -159,6 +159,9 @@ def to_device(batch, device):
 
 # ---- the configuration
 
+# How hidden states make the sentence embedding: Model.pool computes each.
+POOLS = ("cls", "mean", "max", "last")
+
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
@@ -197,8 +200,7 @@ class ModelConfig(Checked):
     head: Literal["none", "bias", "transform"] = "none"
     dropout: Fraction = 0.1  # dropout on embeddings and sublayer outputs; never inside attention
     causal: bool = False  # the model was trained left to right
-    # which hidden states make the sentence embedding
-    pool: Literal["cls", "mean", "max", "last"] = "cls"
+    pool: Literal[POOLS] = "cls"  # which hidden states make the sentence embedding
     normalize: bool = False  # L2-normalize sentence embeddings at inference (not during training)
     truncate_dim: AtLeast0 = 0  # dimensions of a sentence embedding at inference; 0: all
     # how two texts share a row: [CLS] a [SEP] b [SEP], or with two [SEP] between them (RoBERTa)

@@ -250,7 +250,7 @@ class Objective(nn.Module):
     texts_per_row = 1  # how many of them a row can hold
     causal = False  # tokens see only themselves and earlier tokens
     head = "none"  # the model's vocabulary head: none, or BERT's transform
-    pool = "cls"  # the state that is the sentence embedding: cls, mean, max or last
+    pool = "cls"  # the state that is the sentence embedding, one of model.POOLS
     paper = {}  # settings and options of the paper; those that are missing have defaults
     toy = {}  # settings that differ at size toy
     presets = {}  # {name: (settings on top of `paper`, settings on top of `toy`)}

@@ -34,7 +34,7 @@ from common import (
 )
 from evaluate import map_batches
 from metrics import mean
-from model import Model, Packed, load
+from model import POOLS, Model, Packed, load
 from tasks import sets
 from tasks.probes import METRICS, headline_mean, majority, measure
 from tasks.questions import Prepared, answering, between, sample
@@ -227,7 +227,7 @@ def parse_flags(words):
     add("run", metavar="RUN", help="folder of a run, such as out/mexma")
     add("--task", type=comma_list, required=True, help=f"some of glue, {', '.join(TASKS)}")
     add("--files", default="data", help="folder of the data sets [data]")
-    add("--pool", choices=("cls", "mean", "max", "last"), help="pooling [the model's]")
+    add("--pool", choices=POOLS, help="pooling [the model's]")
     add("--untrained", action="store_true",
         help="also fine-tune from random weights; these numbers are NAME/untrained")
     add_flags(parser, "settings", Settings, vars(Settings()))
