@@ -4,8 +4,8 @@
     python -m interop export out/mexma folder                       # for SentenceTransformer
     python -m interop encode out/mexma lines.txt --out lines.npy  # one embedding per line
 
-An exported folder also works in pipelines: tokenizer(text) is that of the imported model, fill-mask
-reads [MASK] as training does, and .eval_results has the numbers of the run's eval.json.
+An exported folder also works in pipelines: tokenizer(text) is that of the imported model, and
+fill-mask reads [MASK] as training does.
 """
 
 import argparse

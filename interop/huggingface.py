@@ -21,8 +21,7 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers
-from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml, snapshot_download
-from huggingface_hub.utils import yaml_dump
+from huggingface_hub import snapshot_download
 from jinja2 import TemplateError
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
@@ -320,34 +319,25 @@ def export(name, folder):
         framed = part if frame == around else part / FRAMED
         theirs.save_pretrained(framed)
         their_tokenizer(run, frame).save_pretrained(framed)
-        pooling = next(name for name, ours in POOLS.items() if ours == config.pool)
+        theirs_of = {ours: name for name, ours in POOLS.items()}
+        if config.pool not in theirs_of:
+            raise BadInput(f"sentence-transformers has no pooling {config.pool}")
         # The name of a special token inside a text is text, as in data.Tokenizer.
         transformer = Transformer(str(framed), model_kwargs=WEIGHTS,
                                   processing_kwargs={"text": {"split_special_tokens": True}})
         transformer.save_in_root = framed == part
-        modules = [transformer, Pooling(config.width, pooling), *[Normalize()] * config.normalize]
+        modules = [transformer, Pooling(config.width, theirs_of[config.pool]),
+                   *[Normalize()] * config.normalize]
         # Without local_files_only the model card asks the hub for a model of this name.
         SentenceTransformer(modules=modules, device="cpu", truncate_dim=config.truncate_dim or None,
                             **LOCAL).save_pretrained(str(part))
-        theirs.save_pretrained(part)  # sentence-transformers left out the head
+        for path in {part, framed}:
+            theirs.save_pretrained(path)  # sentence-transformers left out the head
         if framed != part:
             their_tokenizer(run, around).save_pretrained(part)
-            link_weights(part, framed)
         runs.copy_hf(run.folder / "hf", part)
-        write_eval_results(run, part)
         library, theirs = load_library(part), load_weights(part)[0]
         return f"{compare(run, library, theirs)}; {compare_use(run, part, library, theirs)}"
-
-
-def link_weights(root, inside):
-    """Replace the weights in a folder by those of the root, as hard links: they need no space."""
-    for file in inside.glob("model*.safetensors*"):
-        file.unlink()
-    for file in root.glob("model*.safetensors*"):
-        try:
-            os.link(file, inside / file.name)
-        except OSError:  # this file system has no hard links
-            shutil.copy(file, inside)
 
 
 def their_tokenizer(run, around):
@@ -391,22 +381,3 @@ def with_bare_mask(inner, mask):
     elif kind.get("type") == "Metaspace" and kind["prepend_scheme"] == "always":
         kind["prepend_scheme"] = "first"
     return tokenizers.Tokenizer.from_str(json.dumps(state))
-
-
-def write_eval_results(run, folder):
-    """Write the numbers of a run's eval.json in the hub's format, .eval_results/*.yaml, of which
-    huggingface_hub 2.4 has the fields. Warn if they are those of another model."""
-    results = runs.read_results(run.folder / "eval.json")
-    facts = [results.pop(name, "") for name in ("model", "rows")]
-    if not results:
-        return
-    if facts[0] != run.model_hash[:8]:
-        return warn("eval.json has the numbers of another model, so they are not exported: run "
-                    "evaluate.py first")
-    data = Path(run.config.get("eval_data") or run.config["data"] or "data").name
-    entries = [EvalResultEntry(dataset_id=data.partition(".")[0], task_id=name, value=value,
-                               notes=facts[1])
-               for name, value in results.items() if isinstance(value, (int, float))]
-    file = folder / ".eval_results" / "nanojepa.yaml"
-    file.parent.mkdir()
-    file.write_text(yaml_dump(eval_result_entries_to_yaml(entries)), encoding="utf-8")
