@@ -83,6 +83,11 @@ def test_a_file_imports_only_from_lower_layers(path):
         assert own not in CLOSED or other in LAYERS or other in LIBRARIES, module
 
 
+def test_the_benchmark_of_the_kernels_imports_nothing_of_ours_but_the_kernels():
+    ours = {name.split(".")[0] for name in reads(ROOT / "kernels/bench.py")} & LAYERS.keys()
+    assert ours == {"kernels"}
+
+
 def test_no_files_import_each_other_in_a_circle():
     graph = {module_of(path): reads(path) - {module_of(path)} for path in PRODUCT}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError

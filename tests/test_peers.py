@@ -2,74 +2,78 @@
 at toy size in Triton's interpreter."""
 
 import re
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from common import BadInput
-from model import Packed
-from results import bench
+from kernels import bench
+from results import peers
 
 
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch):
     monkeypatch.setattr(bench, "ROUNDS", 1)
-    monkeypatch.setitem(bench.SIZES, "toy", dict(width=32, layers=1, heads=2, ffn_dim=64))
+    monkeypatch.setitem(peers.SIZES, "toy", dict(width=32, layers=1, heads=2, ffn_dim=64))
 
 
 def small(name):
-    return bench.training({"": (name, "toy", 4, bench.SHORT)})
+    return {"": (name, "toy", 4, peers.SHORT)}
 
 
-@pytest.mark.parametrize("name", bench.OBJECTIVES)
+@pytest.mark.parametrize("name", peers.OBJECTIVES)
 def test_both_sides_compute_the_same(name, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "usable_precision", lambda *_: "bfloat16")
-    bench.measure("peers", [], {"training": lambda: small(name)})
+    monkeypatch.setattr(peers, "usable_precision", lambda *_: "bfloat16")
+    peers.measure("peers", [], [peers.training_tables(small(name))])
     text = capsys.readouterr().out
-    assert text.startswith("## , bfloat16\n") and "failed" not in text
-    sides = ["ours", "ours, every state", "transformers, padded"]
+    assert text.startswith("## \n") and "failed" not in text
+    sides = ["ours", "transformers, padded"]
     sides += ["sentence-transformers"] * (name == "contrastive")
-    assert set(sides) == set(re.findall(r"^\| (\w.*?) \|", text, re.M)) - {"ms"}
+    rows = re.findall(r"^\| (\w.*?) \| (float32|bfloat16) \| [\d.]+ \|", text, re.M)
+    assert [side for side, _ in rows] == sides
 
 
-@pytest.mark.parametrize("part, sizes, other, package", [
-    ("encoding", (8,), "sentence-transformers", "sentence_transformers"),
-    ("search", (300,), "faiss IndexFlatIP", "faiss"),
-    ("generation", (3,), "transformers", "transformers"),
-    ("reading", (200,), "datasets + tokenizers", "datasets")])
-def test_a_table_has_both_sides_or_says_that_a_package_is_missing(part, sizes, other, package):
-    for _, table in getattr(bench, part)(*sizes):
-        assert list(table) == ["ours", other] and table["ours"]["times ours"] == 1
-        if find_spec(package):
-            assert table[other]["ms"] > 0
-        else:
-            assert f"No module named '{package}'" in table[other]["failed"]
-
-
-def test_what_the_sides_of_a_table_return_is_compared(monkeypatch):
-    monkeypatch.setattr(bench.evaluate, "generate", lambda model, rows, *rest: (rows, []))
-    with pytest.raises(BadInput, match="generation: the sides disagree"):
-        list(bench.generation(3))
+def test_each_side_is_timed_in_its_faster_way():
+    clock = iter([3.0, 1.0, 4.0, 6.0, 2.0, 1.0, 4.0, 6.0])
+    sides = {"ours": {"a": int, "b": int}, "theirs": {"a": int, "b": int}, "odd": {"a": None}}
+    table = bench.interleaved(sides, lambda run: next(clock), rounds=2)
+    assert table["ours"] == {"with": "b", "ms": 1, "times ours": 1, "range": "1.00 to 1.00"}
+    assert table["theirs"]["with"] == "a" and table["theirs"]["times ours"] == 4
+    assert "not callable" in table["odd"]["failed"]
 
 
 def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
-    peer_of = bench.peer_of
-    monkeypatch.setattr(bench, "peer_of", lambda objective, grids: peer_of(objective, grids[::-1]))
+    peer_of = peers.peer_of
+    monkeypatch.setattr(peers, "peer_of", lambda objective, grids: peer_of(objective, grids[::-1]))
     with pytest.raises(BadInput, match="those of the other sides"):
-        list(small("mexma"))
+        list(peers.training_tables(small("mexma")))
 
 
 def test_attention_runs_in_all_ways_at_toy_size(monkeypatch):
-    shape = bench.Shape(Packed.of([np.zeros(9, np.int64)]), 2, 2, 16)
-    monkeypatch.setattr(bench, "shapes", lambda: {"nine tokens": shape})
-    (_, forward), (_, backward) = bench.attention()
+    monkeypatch.setattr(bench, "SHAPES", {"nine tokens": (bench.causal(1, 9), (2, 2, 16))})
+    (_, forward), (_, backward) = bench.attention_tables()
     assert "ms" in backward["our SDPA back end"] and "ms" in forward["FlexAttention"]
     if not bench.GPU:  # a side that cannot run says why
         assert "CPU" in backward["FlexAttention"]["failed"]
 
 
-def test_the_shapes_are_those_of_the_papers():
-    for shape in bench.shapes().values():
+def test_the_loss_over_a_vocabulary_equals_pytorch_before_it_is_timed():
+    table = bench.cross_entropy_table(9, 8, 50)
+    assert all("ms" in row for row in table.values())
+
+
+@pytest.mark.parametrize("title, rows", [
+    ("MEXMA", bench.mexma(64)), ("BERT-JEPA", bench.bert_jepa(64)),
+    ("LLM-JEPA on GSM8K", bench.llm_jepa(16, bench.GSM8K))])
+def test_a_mask_that_is_timed_is_that_of_an_objectives_batch(title, rows):
+    name, _, pairs, lengths = peers.PAPERS[title]
+    shape = bench.shape_of(rows, 1, 1, 64)
+    packed = peers.make_batch(name, pairs, lengths)["packed"]
+    assert np.array_equal(shape.key_ranges, packed.key_ranges)
+
+
+def test_the_shapes_have_the_heads_of_the_kernels():
+    for rows, heads in bench.SHAPES.values():
+        shape = bench.shape_of(rows, *heads)
         assert shape.head_dim in (64, 128) and shape.heads % shape.kv_heads == 0
-        assert len(shape.packed.tokens) > 1000
+        assert len(shape.key_ranges) > 1000

@@ -467,10 +467,11 @@ def test_recorded_experiments_are_drawn_with_titles_axes_and_legends():
     axis, = plots.experiment_picture("encoders", "retrieval/xsim", ["mexma", "bepa"]).axes
     assert axis.get_legend().get_title().get_text().startswith("encoders: xsim %")
     assert axis.get_xlabel() == "training step" and axis.get_ylabel() == "xsim %"
-    climbed = plots.climb_picture().axes
-    assert len(climbed) == 3
-    for axis in climbed:
-        assert axis.get_title() and axis.get_xlabel() and axis.get_ylabel() and axis.get_legend()
+    steps = axis.lines[0].get_xdata()
+    axis, = plots.experiment_picture("encoders", "retrieval/xsim", ["mexma"], flops=True).axes
+    compute = axis.lines[0].get_xdata()
+    assert axis.get_xlabel() == "compute, TFLOP"
+    assert np.allclose(compute * steps[1], steps * compute[1])
 
 
 def test_the_tested_rows_share_no_text_with_a_trained_one_or_one_another():
