@@ -189,11 +189,13 @@ def add_flags(parser, title, config, defaults, only=None):
             continue
         types = typing.get_args(kinds[field.name]) or (kinds[field.name],)
         default = defaults.get(field.name)
-        how = dict(type=types[0], metavar=types[0].__name__.upper()) if types[0] in (
-            int, float, str) else dict(metavar="|".join(map(str, types)))
         if types[0] is bool:
             how = dict(action=argparse.BooleanOptionalAction)
             default = "yes" if default else "no"
+        elif types[0] in (int, float, str):
+            how = dict(type=types[0], metavar=types[0].__name__.upper())
+        else:  # the choices of a Literal
+            how = dict(metavar="|".join(map(str, types)))
         note = notes.get(field.name, "").replace("%", "%%")
         note += f" [{default}]" if default not in (None, "") else ""
         group.add_argument("--" + field.name.replace("_", "-"), default=None, help=note, **how)
@@ -301,20 +303,25 @@ def make_folder(path, flag="--out"):
                        "another") from None
 
 
-def lock_folder(folder):
-    """Create and lock a folder. os.close(handle) unlocks it, and so does the end of the process,
-    even by kill -9. Raises BadInput if a process has locked it."""
-    make_folder(folder)
-    if fcntl is None:
-        return os.open(os.devnull, os.O_RDONLY)
+@contextlib.contextmanager
+def locked(folder, is_wanted=True):
+    """Create a folder and lock it until the block ends. The end of the process unlocks it too, even
+    by kill -9. Raises BadInput if a process has locked it."""
+    if is_wanted:
+        make_folder(folder)
+    if not is_wanted or fcntl is None:
+        yield
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"a process is already training in {folder}: wait for it, or choose "
+                           "another --out") from None
+        yield
+    finally:
         os.close(handle)
-        raise BadInput(f"a process is already training in {folder}: wait for it, or choose "
-                       "another --out") from None
-    return handle
 
 
 def read_torch(path, device="cpu"):

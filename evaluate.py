@@ -134,7 +134,6 @@ def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     """Continue R rows of ids greedily by at most max_new tokens. Return the new ids of each row, up
     to the stop token, and whether it came."""
-    device = next(model.parameters()).device
     rows = [list(prompt) for prompt in prompts]
     limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
     batches = token_batches(limits, tokens_per_batch)
@@ -142,28 +141,35 @@ def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
     with in_eval_mode(model), torch.inference_mode():
         for batch in tqdm(batches, "generate", leave=False, disable=None):
             batch = [i for i in batch if len(rows[i]) < limits[i]]
-            if not batch:
-                continue
-            packed = Packed.of([rows[i] for i in batch], causal=True).to(device)
-            cache = model.new_cache(len(batch), max(limits[i] for i in batch))
-            states = model(packed, cache=cache, at=model.pool_index(packed, "last"))  # (R, D)
-            logits = model.logits(states)                                      # (R, V)
-            while True:
-                for i, token in zip(batch, logits.argmax(1).tolist()):
-                    rows[i].append(token)
-                unfinished = [index for index, i in enumerate(batch)
-                              if rows[i][-1] != stop and len(rows[i]) < limits[i]]
-                if not unfinished:
-                    break
-                if len(unfinished) < len(batch):
-                    batch = [batch[index] for index in unfinished]
-                    cache = cache.keep(unfinished)
-                tokens = torch.tensor([rows[i][-1] for i in batch], device=device)
-                positions = torch.tensor([len(rows[i]) - 1 for i in batch], device=device)
-                logits = model.decode(tokens, positions, cache)
+            if batch:
+                extend([rows[i] for i in batch], [limits[i] for i in batch], stop, model)
     answers = [row[len(prompt):] for row, prompt in zip(rows, prompts)]
     stopped = [stop in answer for answer in answers]
     return [answer[:len(answer) - ended] for answer, ended in zip(answers, stopped)], stopped
+
+
+def extend(rows, limits, stop, model):
+    """Append to rows, lists of ids, what the model continues them with: up to the stop token, or to
+    a limit of each row's length."""
+    device = next(model.parameters()).device
+    packed = Packed.of(rows, causal=True).to(device)
+    cache = model.new_cache(len(rows), max(limits))
+    states = model(packed, cache=cache, at=model.pool_index(packed, "last"))  # (R, D)
+    logits = model.logits(states)                                             # (R, V)
+    while True:
+        for row, token in zip(rows, logits.argmax(1).tolist()):
+            row.append(token)
+        unfinished = [i for i, (row, limit) in enumerate(zip(rows, limits))
+                      if row[-1] != stop and len(row) < limit]
+        if not unfinished:
+            break
+        if len(unfinished) < len(rows):
+            rows = [rows[i] for i in unfinished]
+            limits = [limits[i] for i in unfinished]
+            cache = cache.keep(unfinished)
+        tokens = torch.tensor([row[-1] for row in rows], device=device)
+        positions = torch.tensor([len(row) - 1 for row in rows], device=device)
+        logits = model.decode(tokens, positions, cache)
 
 
 # ---- a model and the rows on which it is evaluated
@@ -487,25 +493,34 @@ def warn_of_trained_rows(opened, rows):
 def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None, complete=False):
     """Return the Evaluation of a RunFolder, by default on its own test rows. `complete`: without
     rows that lack a text."""
+    rows = rows_of(opened, data, langs, split, limit)
+    rows = EncodedRows(rows.complete() if complete else rows, opened.tokenizer, opened.model.config,
+                       opened.first["affixes"], opened.config.get("max_length"))
+    return Evaluation(opened.model, rows, opened.first["views"], pool, answer_limit=None)
+
+
+def rows_of(opened, data, langs, split, limit):
+    """Return the corpora.EvaluationRows that a user chose for a RunFolder: by default its own."""
     config = opened.config
     own = config.get("eval_data") or config["data"]
-    spec = data or own
-    if not spec:
+    data = data or own
+    if not data:
         raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
-    if limit is None:
-        limit = 0 if os.path.isdir(os.path.expanduser(spec)) else 1000
-    if spec == own:
+    if data == own:
         langs = langs or comma_list(config.get("langs", ""))
-    split = split or ("test" if spec == config["data"] else "all")
-    source = corpora.open_text(spec, langs, limit or 20_000, opened.first.get("columns", ()))
+    # Without --eval-data, the run held rows out.
+    has_held_out = data == config["data"]
+    split = split or ("test" if has_held_out else "all")
+    if limit is None:
+        limit = 0 if os.path.isdir(os.path.expanduser(data)) else 1000
+
+    source = corpora.open_text(data, langs, limit or 20_000, opened.first.get("columns", ()))
     # A run that was trained with system texts can also be evaluated without them.
     system = config.get("chat") == "system" and "system" in source.columns
     rows = corpora.evaluation_rows(source, langs, split, limit, system)
-    if not (source.embedded and spec == config["data"]):  # the splits of these share no row
+    if not (source.embedded and has_held_out):  # the splits of these share no row
         warn_of_trained_rows(opened, rows)
-    rows = EncodedRows(rows.complete() if complete else rows, opened.tokenizer,
-                       opened.model.config, opened.first["affixes"], config.get("max_length"))
-    return Evaluation(opened.model, rows, opened.first["views"], pool, answer_limit=None)
+    return rows
 
 
 # ---- command line

@@ -62,7 +62,7 @@ class Packed:
     positions: torch.Tensor  # (T,) int64, of each token in its own segment
     key_ranges: torch.Tensor  # (T, 4) int32; 0, 0 without a prefix
     cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts, and T
-    plans: dict = field(default_factory=dict, repr=False)  # what `plan` returned before
+    plans: dict = field(default_factory=dict, repr=False)  # {layout: what `plan` returned}
 
     @staticmethod
     def of(rows, causal=False):
@@ -112,17 +112,17 @@ class Packed:
         """Return the number of each token's row, (T,)."""
         return torch.repeat_interleave(self.cu_seqlens.diff().long(), output_size=len(self.tokens))
 
-    def plan(self, need, device=None):
-        """Return the attention plan of this batch, made by the first call. `need` is one of those
+    def plan(self, layout, device=None):
+        """Return the attention plan of this batch, made by the first call. `layout` is one of those
         that set_attention returns; `device` is where the batch will be, if it is not there yet.
         Raises BadInput if the back end does not support the mask."""
-        if need not in self.plans:
+        if layout not in self.plans:
             home = self.key_ranges.device
             make_plan = kernels.uncompiled(kernels.make_plan)
-            plan = make_plan(need, self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy(),
+            plan = make_plan(layout, self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy(),
                              device or home)
-            self.plans[need] = each_tensor(plan, lambda x: x.to(home))
-        return self.plans[need]
+            self.plans[layout] = each_tensor(plan, lambda x: x.to(home))
+        return self.plans[layout]
 
     def to(self, device):
         return each_tensor(self, lambda x: x.to(device))
@@ -317,8 +317,7 @@ def rows_at(x, at):
 
 
 class Attention(nn.Module):
-    """Multi-head attention: (T, D) under the mask of a Packed, or (R, D) of a DecodeStep. With `at`
-    the result is that of these tokens, (N, D)."""
+    """Multi-head attention: (T, D) -> (T, D), or (N, D) of the tokens `at` alone."""
     back_end = None  # set_attention chooses it for a run; None: choose at every call
 
     def __init__(self, config):
@@ -340,17 +339,25 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(q_size if whole else self.head_dim, config.norm_epsilon)
             self.k_norm = RMSNorm(k_size if whole else self.head_dim, config.norm_epsilon)
 
-    def forward(self, x, packed, angles=None, cache=None, at=None):
-        qkv = self.project(x, angles)
-        if cache is not None:
-            q, kv = qkv.unflatten(1, (-1, self.head_dim)).split([self.heads, 2 * self.kv_heads], 1)
-            cache[packed.row_of_token(), :, packed.positions] = kv  # (T, 2 Hkv, K)
-        if isinstance(packed, DecodeStep):
-            k, v = cache[:, :, :packed.longest].chunk(2, 1)  # (R, Hkv, M, K) each
-            return self.out(sdpa(q[:, :, None], k, v, packed.mask, self.softcap).flatten(1))
+    def forward(self, x, packed, angles=None, at=None):
+        return self.attend(self.project(x, angles), packed, at)
+
+    def attend(self, qkv, packed, at):
+        """Attend under the mask of a Packed: (T, (H + 2 Hkv) K) -> (T, D) or (N, D)."""
         attended = kernels.packed_attention(qkv, self.heads, self.kv_heads, packed, self.back_end,
                                             self.softcap)
         return in_whole_tiles(self.out, rows_at(attended, at))
+
+    def decode(self, x, new, angles, cache, at=None):
+        """Do the same in generation, where cache (R, 2 Hkv, M, K) gets the keys and values of the
+        new tokens: of a Packed of whole prompts, or of a DecodeStep, (R, D) -> (R, D)."""
+        qkv = self.project(x, angles)
+        q, kv = qkv.unflatten(1, (-1, self.head_dim)).split([self.heads, 2 * self.kv_heads], 1)
+        cache[new.row_of_token(), :, new.positions] = kv  # (T, 2 Hkv, K)
+        if isinstance(new, Packed):
+            return self.attend(qkv, new, at)
+        k, v = cache[:, :, :new.longest].chunk(2, 1)  # (R, Hkv, M, K) each
+        return self.out(sdpa(q[:, :, None], k, v, new.mask, self.softcap).flatten(1))
 
     def project(self, x, angles):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
@@ -411,15 +418,20 @@ class Block(nn.Module):
             return checkpoint(self.compute, x, packed, angles, cache, at, use_reentrant=False)
         return self.compute(x, packed, angles, cache, at)
 
-    def compute(self, x, packed, angles=None, cache=None, at=None):
+    def compute(self, x, packed, angles, cache, at):
         if self.config.norm_position == "post":
-            attended = self.attention(x, packed, angles, cache, at)
+            attended = self.attend(x, packed, angles, cache, at)
             x = self.norm1(rows_at(x, at) + self.dropout(attended))
             return self.norm2(x + self.dropout(in_whole_tiles(self.mlp, x)))
-        attended = self.attention(self.norm1(x), packed, angles, cache, at)
+        attended = self.attend(self.norm1(x), packed, angles, cache, at)
         x = rows_at(x, at) + self.dropout(self.post_norm1(attended))
         fed = in_whole_tiles(self.mlp, self.norm2(x))
         return x + self.dropout(self.post_norm2(fed))
+
+    def attend(self, x, packed, angles, cache, at):
+        if cache is None:
+            return self.attention(x, packed, angles, at)
+        return self.attention.decode(x, packed, angles, cache, at)
 
 
 def run_blocks(blocks, x, packed, angles=None, cache=None, layers=None, at=None):
@@ -612,16 +624,16 @@ class DecodeStep(NamedTuple):
 
 
 def set_attention(module, back_end, device, element_size):
-    """Choose the attention back end of every layer: "auto", "sdpa" or "triton". Return the plans
-    that the layers will need of a batch, as `Packed.plan` takes them. element_size: bytes per
-    activation. Raises BadInput if "triton" cannot run."""
-    needs = set()
+    """Choose the attention back end of every layer: "auto", "sdpa" or "triton". Return the set of
+    their layouts: each batch needs a plan for each of them. element_size: bytes per activation.
+    Raises BadInput if "triton" cannot run."""
+    layouts = set()
     for layer in module.modules():
         if isinstance(layer, Attention):
             shape = (layer.heads, layer.kv_heads, layer.head_dim)
             layer.back_end = kernels.choose_back_end(back_end, device, shape[2], layer.softcap)
-            needs.add(kernels.plan_needed(layer.back_end, *shape, element_size))
-    return needs
+            layouts.add(kernels.layout_of(layer.back_end, *shape, element_size))
+    return layouts
 
 
 def compile_blocks(module):

@@ -529,11 +529,13 @@ def next_tokens(packed, rows, examples, labels, special):
         tokens = concat_ids(text.tokens[:prompt_length], answer.tokens, [special.sep])
         index = concat_ids(range(start, start + prompt_length),
                            range(answer_start, answer_start + len(answer.tokens)))
+        answer_length = len(example.views[1])
+        predicts_stop = labels != "all" and not example.cut[1]
         # The token before the answer predicts its first one.
-        first = len(index) - len(example.views[1]) - 1 if labels == "answer" else 0
-        last = len(index) - (labels == "all" or example.cut[1])
-        positions.append(index[first:last])
-        targets.append(tokens[first + 1:last + 1])
+        first = len(index) - answer_length - 1 if labels == "answer" else 0
+        end = len(index) if predicts_stop else len(index) - 1
+        positions.append(index[first:end])
+        targets.append(tokens[first + 1:end + 1])
     return token_targets(np.concatenate(positions), np.concatenate(targets))
 
 
@@ -664,15 +666,16 @@ class Mexma(Objective):
         dirty = self.model.pool(states, batch["head_packed"])  # (R', D) of the masked rows
         if c.symmetrical:
             a, b = clean.chunk(2)  # (N, D) each
-            first = a if c.align_views == "clean" else dirty.chunk(2)[0]
+            aligned_a = a if c.align_views == "clean" else dirty.chunk(2)[0]
             # The head reads masked A with B's embedding, and masked B with A's.
-            others = torch.cat([b, a])
+            unmask_with = torch.cat([b, a])
         else:
             a, b = dirty, clean
-            first, others = a, b
+            aligned_a = a
+            unmask_with = b
 
         sides = batch["targets_per_side"]
-        hidden = self.unmasked(states, others, batch).split(sides)
+        hidden = self.unmasked(states, unmask_with, batch).split(sides)
         table = self.model.embed.weight  # (V, D)
         mlm = 0.0
         for x, targets, count in zip(hidden, batch["targets"].split(sides),
@@ -680,8 +683,8 @@ class Mexma(Objective):
             mlm = mlm + linear_cross_entropy(x, table, self.vocabulary_bias, targets) / count
         mlm = mlm / len(sides)  # the mean of both languages
 
-        first, second = all_gather_with_grad(first), all_gather_with_grad(b)
-        aligned = align(c.align, first, second, c.temperature, c.intra_language_negatives)
+        aligned = align(c.align, all_gather_with_grad(aligned_a), all_gather_with_grad(b),
+                        c.temperature, c.intra_language_negatives)
 
         # As released, KoLeo compares the embeddings of one process.
         spread = torch.zeros_like(mlm)
@@ -704,14 +707,13 @@ class Mexma(Objective):
         at = torch.cat([torch.arange(length, device=clean.device), clean])
         return self.model(packed, at=at).split([length, len(clean)])
 
-    def unmasked(self, states, others, batch):
+    def unmasked(self, states, unmask_with, batch):
         """Return the head's states at the target positions; it reads the masked rows with the other
         language's embedding at position 0: (T', D), (R', D) -> (N, D)."""
         packed = batch["head_packed"]
-        states = states[:len(packed.tokens)]
         if not self.config.token_gradients:
             states = states.detach()  # the gradient still flows through the embeddings
-        states = states.index_copy(0, packed.cu_seqlens[:-1].long(), others)
+        states = states.index_copy(0, packed.cu_seqlens[:-1].long(), unmask_with)
         return run_blocks(self.unmask, states, packed, at=batch["target_positions"])
 
 
@@ -896,25 +898,16 @@ class LlmJepa(Ntp):
         if rng.random() < config.jepa_dropout:
             return Ntp.collate(examples, rng, config, special)
         affixes = LlmJepa.affixes(config, special)
-        skip = len(special.chat.start)  # `start` has these ids
         # With [PRED]s before it, the Text needs a segment of its own.
         is_apart = config.pred_position == "prepend" and not config.reverse
-        rows = []
-        for example in examples:
-            start = row_start(example, special)
-            prompt, answer = prompt_and_answer(example, special)
-            text, code = (concat_ids(before[skip:], ids, after)
-                          for (before, after), ids in zip(affixes, example.views))
-            row = [Segment(concat_ids(start, text), True), answer]
-            if is_apart:
-                row = [prompt, answer, Segment(text, True, prefix=(0, len(start)))]
-            rows.append([*row, Segment(code, True, prefix=(0, len(start)))])
+        make_row, text_number, code_number = (text_apart, 2, 3) if is_apart else (text_first, 0, 2)
+        rows = [make_row(example, affixes, special) for example in examples]
         packed = Packed.of_segments(rows)
         ends = np.cumsum([len(segment.tokens) for row in rows for segment in row])
         ends = ends.reshape(len(rows), -1)  # the end of each segment: (N, 3 or 4)
-        views = ends[:, [-2 if is_apart else 0, -1]]  # (N, 2)
+        lasts = ends[:, [text_number, code_number]].T - 1  # (2, N)
         return dict(packed=packed, **next_tokens(packed, rows, examples, config.labels, special),
-                    vector_index=torch.from_numpy(views.T - 1))
+                    vector_index=torch.from_numpy(lasts))
 
     def forward(self, batch):
         c = self.config
@@ -936,6 +929,31 @@ class LlmJepa(Ntp):
 
         loss = c.gamma * ntp + c.jepa_weight * jepa
         return loss, {"ntp": ntp.detach(), "jepa": jepa.detach()}
+
+
+def text_first(example, affixes, special):
+    """Return three segments: the start and the Text with its [PRED]s, the answer, the Code."""
+    start, text, code = start_and_views(example, affixes, special)
+    _, answer = prompt_and_answer(example, special)
+    return [Segment(concat_ids(start, text), True), answer,
+            Segment(code, True, prefix=(0, len(start)))]
+
+
+def text_apart(example, affixes, special):
+    """Return four segments: the start and the Text, the answer, the Text with its [PRED]s, the
+    Code."""
+    start, *views = start_and_views(example, affixes, special)
+    return [*prompt_and_answer(example, special),
+            *(Segment(view, True, prefix=(0, len(start))) for view in views)]
+
+
+def start_and_views(example, affixes, special):
+    """Return the ids of the start of a row, and the Text and the Code as they are embedded."""
+    # The affixes begin with the start of a chat, which a row has once.
+    skip = len(special.chat.start)
+    views = [concat_ids(before[skip:], ids, after)
+             for (before, after), ids in zip(affixes, example.views)]
+    return row_start(example, special), *views
 
 
 # ---- Predict and Reconstruct

@@ -42,7 +42,7 @@ from common import (
     BadInput,
     ProgressLines,
     join_processes,
-    lock_folder,
+    locked,
     mean_over_ranks,
     run_program,
     shown,
@@ -86,9 +86,7 @@ class Run:
         for module in self.objective.modules():
             module.is_checkpointed = train.gradient_checkpointing  # transformer blocks read this
         dtype = getattr(torch, self.precision)
-        # Each batch needs an attention plan of each of these kinds, as Packed.plan takes them.
-        self.plan_kinds = set_attention(self.objective, train.attention, self.device,
-                                        dtype.itemsize)
+        self.layouts = set_attention(self.objective, train.attention, self.device, dtype.itemsize)
         self.autocast = functools.partial(torch.autocast, self.device.type, dtype,
                                           enabled=dtype != torch.float32)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
@@ -119,20 +117,15 @@ class Run:
         train = self.train
         # Read the rows now: an error in them must come before the folder exists.
         self.evaluation()
-        # When the loop is left, these are done, the last one first: save the last step, stop the
-        # thread that prepares batches, turn dropout off, unlock the folder.
-        with contextlib.ExitStack() as at_the_end:
+        # A background thread prepares the next batches while this one is being computed.
+        with (locked(self.folder, self.writes),
+              contextlib.closing(data.prefetch(self.make_batch, self.step, train.steps)) as batches,
+              self.saved_when_left()):
             if self.writes:
-                at_the_end.callback(os.close, lock_folder(self.folder))
                 runs.prepare(self)
-            at_the_end.callback(self.objective.eval)
             if train.compile:
                 compile_blocks(self.objective)
             forward = DistributedDataParallel(self.objective) if self.world > 1 else self.objective
-            # A background thread prepares the next batches while this one is being computed.
-            batches = data.prefetch(self.make_batch, self.step, train.steps)
-            at_the_end.callback(batches.close)
-            at_the_end.push(self.save_last_step)
             self.objective.train()  # evaluations turn dropout off and on again
             while True:
                 if self.evaluation_is_due():
@@ -176,14 +169,14 @@ class Run:
             add_terms(total, loss, terms, len(micro_batches))
         tokens = sum(len(one["packed"].tokens) for one in micro_batches)
         total["tokens"] = torch.full((), float(tokens), device=self.device)
-        values = mean_over_ranks(torch.stack([x.float() for x in total.values()]), self.world)
+        metrics = mean_metrics(total, self.world)
         self.scaler.unscale_(self.optimizer)  # clip the true gradients, not the scaled ones
         norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
                                               self.train.clip or math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        return dict(zip([*total, "grad_norm"], torch.cat([values, norm.float().view(1)])))
+        return metrics | {"grad_norm": norm.float()}
 
     def make_batch(self, step, training=True):
         """Return the micro-batches of a step, a list of what collate returns: of training rows, or
@@ -202,8 +195,8 @@ class Run:
         for batch in micro_batches:
             for packed in batch.values():
                 if isinstance(packed, Packed):
-                    for kind in self.plan_kinds:
-                        packed.plan(kind, self.device)
+                    for layout in self.layouts:
+                        packed.plan(layout, self.device)
         return micro_batches
 
     # ---- a new objective never needs to look below this line
@@ -231,16 +224,21 @@ class Run:
             runs.append_log(self, record)
         return record
 
-    def save_last_step(self, error_type, *_):
-        """Save the last complete step if the loop is left early. Several processes can stop at
-        different steps, so they keep the last checkpoint."""
-        # An exception in the caller's loop closes this generator, and arrives as GeneratorExit.
-        is_left = error_type in (GeneratorExit, KeyboardInterrupt)
-        if is_left and self.world == 1 and self.step > self.saved_step:
-            with uninterrupted():  # a second Ctrl-C would leave a new train.pt, an old model.pt
-                if self.pending:
-                    self.flush_metrics()
-                runs.save_checkpoint(self)
+    @contextlib.contextmanager
+    def saved_when_left(self):
+        """Save the last complete step if the loop is left early, and turn dropout off. Several
+        processes can stop at different steps, so they keep the last checkpoint."""
+        try:
+            yield
+        except (GeneratorExit, KeyboardInterrupt):  # an exception in your loop is a GeneratorExit
+            if self.world == 1 and self.step > self.saved_step:
+                with uninterrupted():  # a second Ctrl-C would leave a new train.pt, an old model.pt
+                    if self.pending:
+                        self.flush_metrics()
+                    runs.save_checkpoint(self)
+            raise
+        finally:
+            self.objective.eval()
 
     # ---- evaluation
 
@@ -290,8 +288,8 @@ class Run:
         with evaluate.in_eval_mode(self.objective), torch.random.fork_rng(devices):
             for one in micro_batches:
                 add_terms(total, *self.objective(one), len(micro_batches))
-        values = mean_over_ranks(torch.stack(list(total.values())).float(), self.world)
-        return {f"validation/{name}": value for name, value in zip(total, values.tolist())}
+        metrics = mean_metrics(total, self.world)
+        return {f"validation/{name}": value.item() for name, value in metrics.items()}
 
     @functools.cached_property
     def trained(self):
@@ -368,6 +366,12 @@ def add_terms(total, loss, terms, count):
     """Add a loss and its terms, divided by the number of micro-batches, to the totals."""
     for name, value in {"loss": loss.detach(), **terms}.items():
         total[name] = total.get(name, 0) + value / count
+
+
+def mean_metrics(total, world):
+    """Return {name: tensor ()} in float32, averaged over all processes."""
+    values = torch.stack([value.float() for value in total.values()])
+    return dict(zip(total, mean_over_ranks(values, world)))
 
 
 # ---- training from Python

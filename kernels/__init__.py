@@ -48,21 +48,21 @@ def choose_back_end(requested, device, head_dim, softcap=0.0):
     return "sdpa" if reason else requested
 
 
-def plan_needed(back_end, heads, kv_heads, head_dim, element_size):
-    """Return what `make_plan` needs to know: "sdpa", or what decides the tiles of our kernels."""
+def layout_of(back_end, heads, kv_heads, head_dim, element_size):
+    """Return the layout of a layer, on which the plan of a batch depends: "sdpa", or (back end,
+    heads per key head, head size, bytes per number), which decide the tiles of our kernels."""
     if back_end == "sdpa":
         return "sdpa"
     return back_end, heads // kv_heads, head_dim, element_size
 
 
-def make_plan(need, key_ranges, cu_seqlens, device):
-    """Return the plan of a batch, from its mask key_ranges (T, 4), cu_seqlens (R+1,), and what
-    `plan_needed` returned: a Padded, or a schedule.Plan with the tiles of `device`. For a mask that
-    our kernels do not support, "triton" raises BadInput, and "auto" warns once and gives a Padded.
-    """
-    if need == "sdpa":
+def make_plan(layout, key_ranges, cu_seqlens, device):
+    """Return the plan of a batch, from what `layout_of` returned, its mask key_ranges (T, 4) and
+    cu_seqlens (R+1,): a Padded, or a schedule.Plan with the tiles of `device`. For a mask that our
+    kernels do not support, "triton" raises BadInput, and "auto" warns once and gives a Padded."""
+    if layout == "sdpa":
         return pad_plan(key_ranges, cu_seqlens)
-    back_end, group_size, head_dim, element_size = need
+    back_end, group_size, head_dim, element_size = layout
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     try:
         medium, long = schedule.choose_tiles(capability, head_dim, element_size)
@@ -87,7 +87,7 @@ def packed_attention(qkv, heads, kv_heads, packed, back_end=None, softcap=0.0):
     (T, (H + 2 Hkv) K) -> (T, H K). The scale is 1 / sqrt(K); `softcap` is that of padded.sdpa."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     back_end = back_end or choose_back_end("auto", qkv.device, head_dim, softcap)
-    plan = packed.plan(plan_needed(back_end, heads, kv_heads, head_dim, qkv.element_size()))
+    plan = packed.plan(layout_of(back_end, heads, kv_heads, head_dim, qkv.element_size()))
     if isinstance(plan, Padded):
         return uncompiled(padded_attention)(qkv, heads, kv_heads, plan, softcap)
     # Imported here, because it needs Triton.

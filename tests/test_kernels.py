@@ -230,12 +230,12 @@ def results(objective_class, back_end):
     heads = {"mexma": dict(head_heads=2), "hybrid": dict(predictor_width=32, predictor_heads=2)}
     objective = build(objective_class, torch.float32, shape, **heads.get(objective_class.name, {}))
     objective.to(DEVICE)
-    need, = set_attention(objective, back_end, DEVICE, 4)
+    layout, = set_attention(objective, back_end, DEVICE, 4)
     batch = each_tensor(batch_of(objective), lambda x: x.to(DEVICE))
     loss, terms = objective(batch)
     loss.backward()
     for packed in batch.values():  # no layer needs another plan
-        assert not isinstance(packed, Packed) or packed.plans.keys() == {need}
+        assert not isinstance(packed, Packed) or packed.plans.keys() == {layout}
     return [*terms.values(), *(p.grad for p in objective.parameters() if p.grad is not None)]
 
 
