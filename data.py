@@ -39,7 +39,7 @@ SPELLINGS = {
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "cls": ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
     "sep": ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
-    "mask": ("[MASK]", "<mask>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
 
 
@@ -66,14 +66,18 @@ class Special(NamedTuple):
     chat: Chat
 
 
-def find_special(inner, around=None):
+def find_special(inner, around=None, chats=True):
     """Find the special tokens of a tokenizer by name. It must encode the name of a special token as
-    this token. Raises BadInput without [CLS] or [SEP]."""
+    this token. The arguments are those of Tokenizer. Raises BadInput without [CLS] or [SEP]."""
     pieces = inner.get_vocab(with_added_tokens=True)
     added = inner.get_added_tokens_decoder()
     ids = {role: next((pieces[name] for name in names if name in pieces), None)
            for role, names in SPELLINGS.items()}
-    family = next((texts for name, texts in FAMILIES.items() if name in pieces), None)
+    family = next((texts for name, texts in FAMILIES.items() if chats and name in pieces), None)
+    if around and not chats:
+        # A name can mislead: in Gemma's vocabulary "<s>" is a tag of HTML, not the first token.
+        ids["cls"] = next(iter(around[0]), ids["cls"])
+        ids["sep"] = next(reversed(around[1]), ids["sep"])
     if family:
         ids["cls"], ids["sep"] = map(pieces.get, family[:2])
     for role in ("cls", "sep"):
@@ -103,16 +107,18 @@ BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)")
 class Tokenizer:
     """A tokenizer of the tokenizers library, `inner`, and its special ids. It never changes.
 
-    `around`: the ids before and after a text, ([CLS],) and ([SEP],) by default."""
+    `around`: the ids before and after a text, ([CLS],) and ([SEP],) by default. `chats`: rows can
+    be chats, which an encoder never reads, although it may have the vocabulary of a decoder."""
 
-    def __init__(self, inner, around=None):
+    def __init__(self, inner, around=None, chats=True):
         inner.no_padding()  # it and truncation would change the data without a warning
         inner.no_truncation()
         self.inner = inner
         # Around the turns of a chat, the name of a special token means this token. In a text it
         # stays text: a page with "</s>" must not end a row.
         inner.encode_special_tokens = False
-        self.special = find_special(inner, around)
+        self.chats = chats
+        self.special = find_special(inner, around, chats)
         inner.encode_special_tokens = True
         self.vocab = self.special.vocab
         # The id of what the tokenizer does not know; None if it knows everything.
@@ -142,14 +148,14 @@ class Tokenizer:
         return cls(inner)
 
     @classmethod
-    def read(cls, path, around=None):
+    def read(cls, path, around=None, chats=True):
         """Read a tokenizer.json. Raises BadInput if there is none."""
         try:
             inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
         except Exception as error:  # the library raises nothing more precise
             raise BadInput(f"{path} is not a tokenizer.json that can be read: {shown(error)}"
                            ) from None
-        return cls(inner, around)
+        return cls(inner, around, chats)
 
     def save(self, path):
         with atomic_file(path) as file:
@@ -162,7 +168,7 @@ class Tokenizer:
             return self
         inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
         inner.add_special_tokens(new)
-        return Tokenizer(inner, (self.special.before, self.special.after))
+        return Tokenizer(inner, (self.special.before, self.special.after), self.chats)
 
     def encode(self, texts, may_be_empty=False):
         """Return the ids of each text, (n,) uint32, without special tokens. n is 0 for "" only, or

@@ -78,7 +78,9 @@ def write_config(config, special):
     ours = compared_fields(config)
     fields = asdict(config) | ours
     names = OF_DECODERS if config.causal else OF_ENCODERS
-    settings = {name: fields[field] for field, name in names.items()} | {
+    # A softcap that is off is None: Gemma-2 would divide by 0.
+    settings = {name: fields[field] or None if "softcap" in field else fields[field]
+                for field, name in names.items()} | {
         "bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": special.pad}
     if config.causal:
         kind = [name for name, own in DECODERS.items() if own.items() <= fields.items()][-1]
@@ -159,6 +161,8 @@ def pairs(model, theirs):
             ours = ours[model.config.position_offset:]  # BERT has no rows before position 0
         key = key.replace("vocabulary_bias", "vocabulary.bias")
         number, module, suffix = re.fullmatch(r"(?:blocks\.(\d+))?(.+)\.(\w+)", key).groups()
+        if module == "vocabulary" and theirs.get_output_embeddings() is None:
+            continue  # an objective with a head of its own has left ours unused
         names = MODULES.get(kind, LLAMA)["*" * bool(number) + module]
         found = [weights[f"{name}.{suffix}"]
                  for name in names.replace("*", f"{layer}.{number}").split()]

@@ -200,11 +200,12 @@ def import_model(name, folder):
         inner = tokenizers.Tokenizer.from_str(source.backend_tokenizer.to_str())
         around = special_tokens_around(inner)
         frame = special_tokens_around(library.tokenizer.backend_tokenizer)
-        tokenizer = Tokenizer(inner, around)
+        tokenizer = Tokenizer(inner, around, chats=config.causal)
         tokenizer.save(part / "tokenizer.json")
         longest = limit - sum(map(len, frame))
         first = {"format": runs.FORMAT, "imported": str(name), "tokenizer_hash": tokenizer.hash,
-                 "config": {"data": "", "size": "imported", "max_length": longest},
+                 "config": {"data": "", "size": "imported", "max_length": longest,
+                            "model": {"causal": config.causal}},
                  "views": 2, "around": around, "affixes": [frame] * 2}
         (part / "log.jsonl").write_text(json.dumps(first) + "\n", encoding="utf-8")
         # train.py hands these files on to the runs that start here, for their export.

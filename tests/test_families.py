@@ -30,6 +30,8 @@ SHAPES = {  # name: (model_type, settings, longest row: the table of positions o
     "olmo2": ("olmo2", {}, 96),
     "gemma2": ("gemma2", dict(head_dim=8, query_pre_attn_scalar=5, attn_logit_softcapping=2.0,
                               final_logit_softcapping=1.5, sliding_window=32), 32),
+    "gemma2, no softcaps": ("gemma2", dict(head_dim=8, attn_logit_softcapping=None,
+                                           final_logit_softcapping=None), 96),
 }
 ROW = [0, 17, 5, 5, 11, 19, 3, 8, 14, 6, 2]
 SPECIAL = SimpleNamespace(cls=0, pad=1, sep=2)
@@ -172,3 +174,15 @@ def test_the_views_of_llm_jepa_are_single_turns_with_the_preds_in_the_users(fami
         turn = opening + (start + turn).removeprefix(opening)
         gold = ids_of(tokenizer, turn.partition(f"{{{key}}}")[0] + text)
         assert tokenize_rows(tokenizer, [TEXTS[key]], affixes) == [gold]
+
+
+def test_an_encoder_with_a_decoders_vocabulary_has_the_ends_of_its_texts_and_no_chats():
+    names = "<bos> <eos> <pad> <mask> <s> </s> <start_of_turn> <end_of_turn>".split()
+    inner = chat_tokenizer("gemma").inner  # mmBERT has Gemma's vocabulary
+    inner.add_special_tokens(names)
+    ids = {name: inner.token_to_id(name) for name in names}
+    encoder = Tokenizer(inner, ([ids["<bos>"]], [ids["<eos>"]]), chats=False)
+    for special in (encoder.special, encoder.with_tokens(["[PRED_3]"]).special):
+        assert (special.cls, special.sep) == (ids["<bos>"], ids["<eos>"])
+        assert special.mask == ids["<mask>"] and special.chat.system == ()
+    assert Tokenizer(inner).special.sep == ids["<end_of_turn>"]  # a decoder's chats end so

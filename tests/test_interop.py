@@ -382,6 +382,17 @@ def test_truncate_dim_cuts_our_embedding_and_that_of_the_exported_folder(dimensi
     assert library.truncate_dim == dimensions and library.encode(["a"]).shape == (1, width)
 
 
+def test_an_untied_bert_that_mexma_trained_is_exported_without_its_unused_head():
+    make_models.bert(Path("theirs"), head=True, tie_word_embeddings=False)
+    huggingface.import_model("theirs", "run")
+    write_pairs(Path("pairs.tsv"), 60)
+    list(train.start("mexma", init="run", data="pairs.tsv", out="trained", steps=1, batch=4,
+                     eval_limit=4, device="cpu", head_layers=1, head_heads=2,
+                     head_hidden=32).steps())
+    assert "logits" not in huggingface.export("trained", "made")
+    assert_same_as_sentence_transformers(runs.open_run("trained"), "made")
+
+
 # ---- encode, and refusals
 
 
