@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import make_plan, plan_needed
+from . import layout_of, make_plan
 from .cross_entropy import linear_cross_entropy
 from .padded import padded_attention
 
@@ -85,8 +85,8 @@ class Shape(NamedTuple):
 
     def plan(self, back_end):
         """Return the attention plan of this batch, on DEVICE."""
-        need = plan_needed(back_end, *self[2:], DTYPE.itemsize)
-        return to_device(make_plan(need, *self[:2], DEVICE))
+        layout = layout_of(back_end, *self[2:], DTYPE.itemsize)
+        return to_device(make_plan(layout, *self[:2], DEVICE))
 
     def split_heads(self, line):
         """Return q (T, H, K), k and v (T, Hkv, K) of a projection."""
