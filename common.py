@@ -132,13 +132,10 @@ class ProgressLines:
 # ---- flags: one for each field of a dataclass. The comment after a field is its help text.
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises BadInput, and for an unknown flag names the nearest one.
+    """An ArgumentParser that raises BadInput, and for an unknown flag names the nearest one."""
 
-    hints: {a word that is no flag here: what to use instead}."""
-
-    def __init__(self, prog, description, hints=(), **options):
+    def __init__(self, prog, description, **options):
         super().__init__(prog, description=description, allow_abbrev=False, **options)
-        self.hints = dict(hints)
 
     def error(self, message):
         raise BadInput(f"{shown(message)} (see {self.prog} --help)")
@@ -148,11 +145,9 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             return options
         word = unknown[0].partition("=")[0]
-        if hint := self.hints.get(word.strip("-").replace("_", "-")):
-            raise BadInput(f"{shown(word)} is not a flag here: {hint}")
         if not word.startswith("-"):
-            raise BadInput(f"{shown(word)!r} is not expected here: separate several values with "
-                           "commas, as in --langs en,de")
+            raise BadInput(f"{shown(word)!r} is not expected here: put a flag before a value, and "
+                           "commas between several, as in --langs en,de")
         # Without dashes, which would make all flags alike.
         flags = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
         near = did_you_mean(word.strip("-"), flags, f": see {self.prog} --help")

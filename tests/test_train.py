@@ -193,8 +193,8 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
 
 @pytest.mark.parametrize("words, value", [
     ("--obj mlm", "did you mean --objective?"), ("--max_length 8", "did you mean --max-length?"),
-    ("--learning_rate=1e-3", "use --lr"), ("--output-dir x", "--output-dir: see train.py --help"),
-    ("--data a.tsv b.tsv", "separate several values with commas"),
+    ("--output-dir x", "--output-dir: see train.py --help"),
+    ("--data a.tsv b.tsv", "commas between several"),
     ("--size tiny", "did you mean toy?"), ("--steps 0", "steps is 0"), ("--lr -1", "lr is -1"),
     ("--koleo-weight inf", "inf"), ("--seed -3", "-3"), ("--schedule cosin", "cosin"),
     ("--preset nope", "'nope'"),
