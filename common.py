@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import functools
 import hashlib
@@ -319,8 +320,9 @@ def locked(folder, is_wanted=True):
         os.close(handle)
 
 
-def read_torch(path, device="cpu"):
+def read_torch(path, device="cpu", mmap=False):
     """Read a file of torch.save that holds tensors and plain values; nothing in it is executed.
+    mmap: the tensors are pages of the file, which all processes share until they write to them.
     Raises BadInput if it is missing, damaged or holds anything else."""
     if not os.path.isfile(path):
         raise BadInput(f"{path} does not exist: give the folder of a run, such as out/mexma")
@@ -328,7 +330,8 @@ def read_torch(path, device="cpu"):
         with zipfile.ZipFile(path) as archive:
             if archive.testzip():  # torch.load does not check these checksums
                 raise zipfile.BadZipFile
-        return torch.load(path, map_location=device, weights_only=True)
+        # Windows cannot replace a file that is mapped.
+        return torch.load(path, device, weights_only=True, mmap=mmap and os.name == "posix")
     except Exception as error:  # PyTorch raises a dozen types for a bad file
         raise BadInput(f"{path} is not a checkpoint of tensors and plain values "
                        f"({type(error).__name__}): it is damaged or of another kind") from None
@@ -381,7 +384,10 @@ def join_processes(device):
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # All others wait while rank 0 evaluates, saves or reads data, which can take hours. By
+        # default NCCL gives up after ten minutes.
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
+                                timeout=datetime.timedelta(days=1))
     return int(os.environ.get("RANK", 0)), world, device
 
 

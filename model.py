@@ -735,21 +735,25 @@ def save(model, path):
         torch.save({"config": asdict(model.config), "weights": plain_weights(model)}, file)
 
 
-def load(path, device="cpu"):
-    """Rebuild a saved Model, in eval mode. Config fields that an older file lacks get their
-    defaults. Raises BadInput if the file is missing, damaged or of another version."""
-    saved = read_torch(path, device)
+def load(path, device="cpu", mmap=False):
+    """Rebuild a saved Model, in eval mode. mmap: as in read_torch. Config fields that an older file
+    lacks get their defaults. Raises BadInput if the file is missing, damaged or of another
+    version."""
+    saved = read_torch(path, device, mmap)
     try:
         config = ModelConfig(**saved["config"])
         layers = {name.split(".")[1] for name in saved["weights"] if name.startswith("blocks.")}
         if len(layers) != config.layers:  # a forged number would take hours to build
             raise BadInput(f"{path} is damaged: its config says {config.layers} layers, and it has "
                            f"the weights of {len(layers)}")
-        model = Model(config).to(device)
+        with torch.device("meta"):  # without weights, which are those of the file
+            model = Model(config)
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a model of this version ({error}): use the version that "
                        "wrote it") from None
-    model.load_state_dict(saved["weights"])
+    # Fused AdamW would write outside of a tensor of a forged file that repeats its numbers.
+    weights = {name: weight.float().contiguous() for name, weight in saved["weights"].items()}
+    model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
@@ -762,6 +766,7 @@ def add_tokens(model, count, known):
         mean = old[:known].mean(0, keepdim=True).expand(count, *old.shape[1:])
         # The new tokens first get the unused rows after those of the tokenizer.
         weights[name] = torch.cat([old[:known], mean, old[known + count:]])
-    larger = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
-    larger.load_state_dict(weights)
+    with torch.device("meta"):
+        larger = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
+    larger.load_state_dict(weights, assign=True)
     return larger.train(model.training)

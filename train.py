@@ -65,7 +65,7 @@ class Run:
         """given: {flag: value}; writes: keep the run in the folder --out; command: for the log."""
         # open_run and resolve_config look these up, so their types are checked first.
         TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
-        init = runs.open_run(given["init"]) if given.get("init") else None
+        init = runs.open_run(given["init"], mmap=True) if given.get("init") else None
         self.train, self.options, shape, self.notes = resolve_config(objective_class, given, init)
         train = self.train
         self.objective_class = objective_class
@@ -82,6 +82,7 @@ class Run:
 
         torch.manual_seed(train.seed)  # all processes start from the same weights
         self.model = runs.make_model(train, shape, self.init, self.tokenizer.special)
+        self.init = self.init and self.init._replace(model=None)  # which needs memory
         self.objective = objective_class(self.model, self.options).to(self.device)
         for module in self.objective.modules():
             module.is_checkpointed = train.gradient_checkpointing  # transformer blocks read this
@@ -125,7 +126,9 @@ class Run:
                 runs.prepare(self)
             if train.compile:
                 compile_blocks(self.objective)
-            forward = DistributedDataParallel(self.objective) if self.world > 1 else self.objective
+            forward = self.objective
+            if self.world > 1:  # without a second copy of all gradients
+                forward = DistributedDataParallel(forward, gradient_as_bucket_view=True)
             self.objective.train()  # evaluations turn dropout off and on again
             while True:
                 if self.evaluation_is_due():
@@ -401,8 +404,9 @@ def batch(objective, rows=4, step=0, **given):
 def introduce(run, say):
     """Print what is trained on what, and which values are not the paper's."""
     train = run.train
+    processes = f" x {run.world} processes" if run.world > 1 else ""
     say(f"nanoJEPA: {run.objective_class.name}, size {train.size}, {train.steps} steps of "
-        f"{train.batch} examples, {run.precision} on {run.device}")
+        f"{train.batch} examples{processes}, {run.precision} on {run.device}")
     for note in derived_values(run) + run.notes + run.source.notes:
         say(note)
     unused = "system" in run.corpus.columns[1:] and train.chat != "system"

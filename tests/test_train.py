@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -30,7 +31,7 @@ import objectives
 import runs
 import settings
 import train
-from common import BadInput, file_hash, run_program
+from common import BadInput, file_hash, join_processes, run_program
 from corpora.overlap import text_hash
 from objectives import OBJECTIVES, Contrastive
 
@@ -613,7 +614,8 @@ def one_of_two(rank, folder, jobs):
     for number, words in enumerate(jobs):  # two processes can meet at one address only once
         dist.init_process_group = functools.partial(meet,
                                                     init_method=f"file://{folder}/{number}")
-        with pytest.MonkeyPatch.context() as patch:
+        with (pytest.MonkeyPatch.context() as patch, open(f"stdout{rank}", "a") as file,
+              contextlib.redirect_stdout(file)):
             if "--mask-ratio=1.0" in words:
                 patch.setattr(objectives, "apply_bert_masking", only_masks)
             assert train.main(words) == 0
@@ -640,6 +642,15 @@ def test_two_processes_resume_bit_for_bit(two):
     # The finished run was left alone.
     evaluated = [record["step"] for record in runs.read_log(two / "parts") if "eval" in record]
     assert evaluated == [0, 2, 4]
+    assert "2 steps of 8 examples x 2 processes" in (two / "stdout0").read_text()
+
+
+def test_processes_wait_for_hours_while_rank_0_evaluates(monkeypatch):
+    meet = Mock()
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    join_processes(torch.device("cpu"))
+    assert meet.call_args.kwargs["timeout"] >= timedelta(hours=10)
 
 
 def assert_close(one, two):
@@ -700,6 +711,20 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(starts, refu
         saved["weights"]["embed.weight"].fill_(weight)
         torch.save(saved, "first/model.pt")
         assert message in refused([*words, "--steps=3"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the mappings of a process are in /proc")
+def test_the_weights_of_init_are_pages_of_its_file_until_they_are_trained(starts):
+    """Processes share these pages, and no second copy stays in memory."""
+    run = started("llm-jepa", init=starts / "ntp", lora_rank=2)
+    assert run.init.model is None
+    mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    pages = [range(*(int(end, 16) for end in line[0].split("-"))) for line in mappings
+             if line[-1] == str(starts / "ntp/model.pt")]
+    in_file = [name for name, weight in run.model.named_parameters()
+               if any(weight.data_ptr() in some for some in pages)]
+    frozen = [name for name, weight in run.model.named_parameters() if not weight.requires_grad]
+    assert in_file == frozen and in_file
 
 
 def test_pooling_and_lengths_come_from_the_model_of_init(starts):
