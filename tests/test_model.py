@@ -296,6 +296,11 @@ def test_lora_trains_an_adapter_of_each_projection_and_saves_merged_weights(shap
         torch.nn.init.normal_(p)
     out = model.blocks[0].attention.out
     assert_close([out.weight], [out.linear.weight + 2 * out.b[0] @ out.a[0]], 1e-5)  # alpha 2 rank
+    # In training, a tenth of the adapter's inputs are dropped [LLM-JEPA's code].
+    x = torch.ones(5000, out.linear.in_features)
+    assert not torch.equal(out.train()(x), out(x))
+    assert abs((out.dropout(x) == 0).float().mean() - 0.1) < 0.01
+    out.eval()
     save(model, tmp_path / "model.pt")
     plain = load(tmp_path / "model.pt")
     assert plain.config == shape

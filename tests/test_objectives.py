@@ -47,12 +47,13 @@ SMALL = dict(head_layers=2, head_heads=4, head_hidden=24, koleo_weight=0.5, pred
              projected=6, top_layers=2, negatives=2, margin=0.1)
 
 
-def build(objective_class, dtype=torch.float64, shape=SHAPE, pool=None, **options):
+def build(objective_class, dtype=torch.float64, shape=SHAPE, pool=None, layers=None, **options):
     torch.manual_seed(0)
     names = {field.name for field in fields(objective_class.Config)}
     small = {name: value for name, value in SMALL.items() if name in names}
     config = objective_class.Config(**small | options)
     shape = replace(shape, causal=objective_class.causal, pool=pool or objective_class.pool,
+                    layers=shape.layers if layers is None else layers,
                     head=objective_class.head_type(config))
     return objective_class(Model(shape), config).to(dtype)
 
@@ -239,6 +240,17 @@ def encode(model, rows, positions=None):
     return run_blocks(model.blocks, x, real, model.config.heads, model.config.causal), real
 
 
+def first_or_mean(objective, states, real):
+    """The embedding of each padded row: its [CLS], or the mean of its tokens."""
+    if objective.model.config.pool == "cls":
+        return states[:, 0]
+    return torch.stack([row[which].mean(0) for row, which in zip(states, real)])
+
+
+def embeddings(objective, rows, positions=None):
+    return first_or_mean(objective, *encode(objective.model, rows, positions))
+
+
 def rows_of(packed, name="tokens"):
     """The tokens or the positions of every row, a list each."""
     lengths = packed.cu_seqlens.diff().tolist()
@@ -266,16 +278,15 @@ def slow_mlm(objective, batch, items, count=None):
 
 
 def slow_contrastive(objective, batch, items):
-    c, (x, _) = objective.config, encode(objective.model, rows_of(batch["packed"]))
-    return slow_info_nce(*x[:, 0].chunk(2), c.temperature, c.intra_language_negatives)
+    c, z = objective.config, embeddings(objective, rows_of(batch["packed"]))
+    return slow_info_nce(*z.chunk(2), c.temperature, c.intra_language_negatives)
 
 
 def slow_mexma(objective, batch, items):
     c, rows, n = objective.config, rows_of(batch["packed"]), len(items)
     states, real = encode(objective.model, rows[:len(rows) // 2])  # the masked rows
-    clean, _ = encode(objective.model, rows[len(rows) // 2:])
-    dirty, *_ = embeddings = [*states[:, 0].split(n), *clean[:, 0].split(n)]
-    a, b = embeddings[-2:]
+    dirty = first_or_mean(objective, states, real)[:n]
+    a, b = [dirty, *embeddings(objective, rows[len(rows) // 2:]).split(n)][-2:]
     if not c.token_gradients:
         states = states.detach()
     others = torch.cat([b, a]) if c.symmetrical else b
@@ -343,13 +354,6 @@ def slow_align(kind, x, y, **options):
             "vicreg": slow_vicreg(x, y), "barlow": slow_barlow(x, y), "none": 0 * x.sum()}[kind]
 
 
-def first_or_mean(objective, states, real):
-    """The embedding of each padded row: its [CLS], or the mean of its tokens."""
-    if objective.model.config.pool == "cls":
-        return states[:, 0]
-    return torch.stack([row[which].mean(0) for row, which in zip(states, real)])
-
-
 def slow_bepa(objective, batch, items):
     c, n, rows = objective.config, len(items), rows_of(batch["packed"])
     cls, sep, mask = SPECIAL.cls, SPECIAL.sep, SPECIAL.mask
@@ -361,12 +365,12 @@ def slow_bepa(objective, batch, items):
         firsts.append(a + [mask] * len(b) if masked else a)
         seconds.append([cls] + [mask] * (len(a) - 1) + b if masked else b)
         starts.append(0 if c.cls_view == "clean" else len(a))  # of the second sentence
-    x = first_or_mean(objective, *encode(objective.model, firsts))
+    x = embeddings(objective, firsts)
     if masked:
         y = encode(objective.model, seconds)[0][range(n), starts]
     else:
         positions = [range(start, start + len(b)) for start, b in zip(starts, seconds)]
-        y = first_or_mean(objective, *encode(objective.model, seconds, positions))
+        y = embeddings(objective, seconds, positions)
     aligned = slow_align(c.align, x, y, temperature=c.temperature, include_self=c.include_self)
     return slow_mlm(objective, batch, items, -2 * n) + c.align_weight * aligned
 
@@ -444,12 +448,15 @@ def slow_hybrid(objective, batch, items):
 # The switches that the pages of minimal/ leave out; test_minimal.py compares the rest.
 VARIANTS = {
     slow_mlm: [Mlm, {}, dict(regressor=True)],
-    slow_contrastive: [Contrastive, {}, dict(intra_language_negatives=True)],
+    slow_contrastive: [Contrastive, {}, dict(intra_language_negatives=True), dict(pool="mean"),
+                       dict(pool="mean", layers=0)],
     slow_mexma: [
         Mexma, dict(align_weight=3.0, mlm_weight=0.7, mask_first=0.8, mask_second=0.1),
         dict(align="info_nce", token_gradients=False), dict(align_views="dirty", koleo_weight=0.0),
         dict(align="info_nce", intra_language_negatives=True, koleo_input="raw"),
-        dict(symmetrical=False, align_views="dirty"), dict(symmetrical=False, align="none")],
+        dict(symmetrical=False, align_views="dirty"), dict(symmetrical=False, align="none"),
+        dict(pool="mean"), dict(pool="mean", align_views="dirty"),
+        dict(pool="mean", align_views="dirty", symmetrical=False)],
     slow_bepa: [
         Bepa, {}, dict(include_self=True, packing="monolingual"), dict(packing="separate"),
         dict(cls_view="masked", order="given"), dict(cls_view="clean", align="vicreg"),

@@ -191,6 +191,18 @@ def test_as_many_tokens_are_masked_as_the_option_says(objective_class, options, 
     assert np.array(counts) / (5000 * sides) == pytest.approx(fractions, abs=0.03)
 
 
+@pytest.mark.parametrize("objective_class, options", [
+    (Bepa, {}), (Mexma, dict(symmetrical=False, align_views="dirty"))])
+def test_half_of_the_pairs_are_swapped_and_each_as_a_whole(objective_class, options):
+    items = examples(objective_class, 200)
+    rows = rows_of(batch_of(build(objective_class, **options), items=items)["packed"])
+    swapped = [row[1:-1] == item.views[0].tolist() for row, item in zip(rows[-200:], items)]
+    assert 80 <= sum(swapped) <= 120
+    for item, swap, first, second in zip(items, swapped, rows[-400:-200], rows[-200:]):
+        assert second[1:-1] == item.views[1 - swap].tolist()
+        assert len(first) == len(item.views[int(swap)]) + 2  # Mexma's is masked
+
+
 @pytest.mark.parametrize("low, high, blocks", [(0.10, 0.14, 2), (0.30, 0.34, 1)])
 def test_the_predicted_blocks_are_as_many_and_as_long_as_the_options_say(low, high, blocks):
     objective = build(Hybrid, target_low=low, target_high=high, target_blocks=blocks)
