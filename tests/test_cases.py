@@ -1,15 +1,19 @@
 """Files, folders and commands as people have them. Each kind of fault (k1, k2, ...) was once silent
-or gave wrong advice; tests/cases has inputs of every kind, and here is what each must give."""
+or gave wrong advice; tests/cases has inputs of every kind, or make_files.py there writes them, and
+here is what each must give."""
 
 import functools
 import io
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from cases import make_files
 from test_evaluate import tiny, write_run
 from test_house import SHAPE
 from test_train import assert_same_run, flags
@@ -26,7 +30,10 @@ from common import BadInput, run_program
 from corpora.files import EMPTY, QUOTED, SKIPPED, UNQUOTED
 from model import save
 
-CASES = Path(__file__).parent / "cases"
+FOLDER = tempfile.TemporaryDirectory()  # it is removed at the end of the process
+CASES = Path(FOLDER.name)
+make_files.write(CASES)
+shutil.copytree(Path(__file__).parent / "cases", CASES, dirs_exist_ok=True)
 SMALL = SHAPE | dict(batch=8, steps=2)
 
 
@@ -355,7 +362,7 @@ NEEDED = "20 different rows are needed, or give --eval-data"
     ("k12_too_few_rows", "--data ten.tsv --eval-data nine.tsv", 0, "and 9 in --eval-data"),
     ("k12_repeated_rows", "--data data.tsv", 2, NEEDED),
     ("k12_block_too_long", "--objective mlm --data train.txt --eval-data eval.txt --block 4096", 2,
-     "longer than the text, which has 1,4"),
+     "longer than the text, which has 907 tokens"),
     ("k12_short_document", "--objective mlm --data essay.txt --eval-data other.txt --block 64", 2,
      "longer than the text, which has"),
     ("k12_many_valid", "--objective mlm --data train.txt --block 16", 2,

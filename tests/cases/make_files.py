@@ -1,0 +1,105 @@
+"""Write the files of tests/test_cases.py that are the same sentences in another format."""
+
+import json
+from itertools import cycle
+
+WHO = [words.split() for words in (
+    "baker Bäcker", "king König", "farmer Bauer", "sailor Matrose", "teacher Lehrer",
+    "judge Richter", "pilot Pilot", "dog Hund", "fox Fuchs", "cook Koch", "guest Gast",
+    "smith Schmied")]
+DOES = [words.split(", ") for words in (
+    "opens the window, öffnet das Fenster", "waters the roses, gießt die Rosen",
+    "reads a letter, liest einen Brief", "buys fresh bread, kauft frisches Brot",
+    "cleans the car, putzt das Auto", "sings a song, singt ein Lied",
+    "counts the apples, zählt die Äpfel", "paints a blue door, streicht eine blaue Tür")]
+# 96 sentences in two languages.
+EN, DE = ([f"{article} {who[column]} {does[column]}." for who in WHO for does in DOES]
+          for column, article in enumerate(("The", "Der")))
+N = range(96)
+
+
+def table(names, *columns, separator="\t"):
+    """Return a file with these columns, as long as the shortest."""
+    rows = [names.split(","), *zip(*columns)]
+    return "".join(separator.join(map(str, row)) + "\n" for row in rows)
+
+
+def objects(names, *columns):
+    """Return a file of JSON, an object a line, with these columns."""
+    rows = [dict(zip(names.split(","), row)) for row in zip(*columns)]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def lines(texts, pattern="{}\n"):
+    """Return each text in a pattern, which can also contain its number, {1}."""
+    return "".join(pattern.format(text, number) for number, text in enumerate(texts))
+
+
+def files():
+    """Return {name: text}."""
+    pairs, forty = table("en,de", EN[:60], DE), table("en,de", EN[:40], DE)
+    three = "line,eng_Latn,deu_Latn,genre", N, EN[:30], DE, cycle(["daily life"])
+    # 192 rows in three columns.
+    days = [[pattern.format(text, day) for day in (1, 2) for text in texts] for texts, pattern in (
+        (EN, "On day {1}: {0}"), (DE, "Am Tag {1}: {0}"), (EN, "{0} That was day {1}."))]
+    later = [f"{text} Again." for text in EN]
+    return {
+        "k1_id_column/data.tsv": table("sentence_id,en,de", N, EN[:60], DE),
+        "k1_gold_label/data.csv": table("sentence1,sentence2,gold_label", EN[:60], DE, cycle(
+            ["entailment", "neutral", "-"]), separator=","),
+        "k1_three_formats/data.tsv": table(*three),
+        "k1_three_formats/data.csv": table(*three, separator=","),
+        "k1_three_formats/data.jsonl": objects(*three),
+        "k1_question_pairs/data.csv": table(
+            "id,qid1,qid2,question1,question2,is_duplicate", N, range(0, 60, 2), range(1, 60, 2),
+            lines(EN, "Is it true? {}\n").splitlines(), EN, cycle("01"), separator=","),
+        "k1_domain_first/data.jsonl": objects("domain,id,src,trg", cycle(["garden"]),
+                                              lines(N, "s{}\n").split(), EN[:30], DE),
+        "k2_label_column/data.csv": table(
+            "question,label,answer", lines(N, "Who acts in scene {}?\n").splitlines(),
+            cycle("0001"), EN[:60], separator=","),
+        "k2_similarity_score/data.tsv": table(
+            "genre,filename,year,id,score,sentence1,sentence2", cycle(["captions"]),
+            cycle(["MSRvid"]), cycle([2012]), N, cycle([0.0, 0.8, 1.6, 2.4, 3.2, 4.0]), EN[:30],
+            EN[1:]),
+        "k2_entailment_json/data.jsonl": objects("premise,hypothesis,gold_label", EN[:30], EN[1:],
+                                                 cycle(["neutral", "contradiction"])),
+        "k2_is_duplicate/data.csv": table("text1,text2,is_duplicate", EN[:30], EN[1:], cycle("10"),
+                                          separator=";"),
+        "k7_subtitles/data.srt": lines(
+            EN[:60], "{1}\n00:00:{1:02},000 --> 00:00:{1:02},900\n{0}\n\n"),
+        "k8_tab_in_csv/pairs.csv": pairs,
+        "k8_tab_in_csv/sentences.csv": lines(EN[:60], "10{1:02}\teng\t{0}\n"),
+        "k8_tabs_in_txt/deu.txt": lines(EN[:60], "{0}\t{0}\tCC-BY 2.0: tatoeba.org #{1} (CK)\n"),
+        "k9_header_twice/data.tsv": forty + table("en,de", EN[40:80], DE[40:]),
+        **{f"k9_bom_inside/data.{name}": f"\ufeff{lines(texts[:40])}\ufeff{lines(texts[40:80])}"
+           for name, texts in (("en", EN), ("de", DE))},
+        "k10_invisible_cell/data.tsv": table("en,de", EN[:60], [
+            text if number % 4 else "\u200b" for number, text in enumerate(DE)]),
+        "k11_interrupt/data.tsv": pairs,
+        "k12_eval_limit_0/data.tsv": pairs,
+        "k12_eval_limit_0/more.tsv": table("en,de", later[:48], DE),
+        "k12_too_few_rows/nine.tsv": table("en,de", EN[:9], DE),
+        "k12_too_few_rows/ten.tsv": table("en,de", EN[:10], DE),
+        "k12_repeated_rows/data.tsv": table("en,de", 12 * EN[:5], 12 * DE[:5]),
+        "k12_block_too_long/train.txt": lines(EN[:59]),
+        "k12_block_too_long/eval.txt": lines(later[:20]),
+        "k12_many_valid/train.txt": lines(EN[:80]),
+        "k12_many_valid/valid.txt": lines(later[:25]),
+        "k13_tilde_out/data.tsv": forty,
+        **{f"k16_apple_double/devtest/{name}_Latn.devtest": lines(texts[:60])
+           for name, texts in (("eng", EN), ("deu", DE))},
+        "w1_categories/data.csv": table("cat,en,no,de", cycle(sum(WHO, [])), EN,
+                                        cycle(["no", "yes"]), DE, separator=","),
+        "w9_summary/data.tsv": table("en,de,summary", *days),
+        "w9_other_langs_same_file/data.tsv": table("english,german,reworded", *days),
+        "w9_articles/data.jsonl": objects("title,body,abstract,key", *days, cycle(["k0", "k1"])),
+        "w9_languages/data.csv": table("English,German,Javanese", *days, separator=",")}
+
+
+def write(folder):
+    """Write the files below a folder."""
+    for name, text in files().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
