@@ -1,7 +1,6 @@
 """The recorded runs: tables, paired tests, and the claims of the papers.
 
-Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1). Claims of
-a family of their own have sign tests and bootstrap intervals: see judge_family.
+Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1).
 """
 
 import collections
@@ -10,10 +9,7 @@ import json
 import lzma
 import math
 import re
-import statistics
 from pathlib import Path
-
-import numpy as np
 
 from common import BadInput, Parser, atomic_file, did_you_mean, shown
 from look.compare import markdown, mean_std, p_text, paired_test, test_table
@@ -24,7 +20,6 @@ DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"
 EXPERIMENTS = DATA["experiments"]
 LEVEL = 0.05  # significance level of every test
 SEEDS = 3  # a claim with fewer common seeds is not tested
-RESAMPLES = 10_000  # of a bootstrap
 
 # ---- an experiment of your own
 
@@ -86,9 +81,8 @@ def read_records(experiment=None):
 
 def count_runs():
     """Return {experiment: number of its recorded runs}."""
-    counts = collections.Counter(dict.fromkeys(EXPERIMENTS, 0))
-    counts.update(record["experiment"] for record in read_records())
-    return counts
+    counts = collections.Counter(record["experiment"] for record in read_records())
+    return {name: counts[name] for name in EXPERIMENTS}
 
 
 def keep_records(new):
@@ -135,34 +129,6 @@ def by_label(records, metric):
 # ---- statistics
 
 
-def geometric_mean(values, largest):
-    """Return "2,701". If one of the values is `largest`, where counting ended, the true mean is
-    larger: "> 2,701"."""
-    values = list(values)
-    if not values:
-        return "-"
-    mean = statistics.geometric_mean(values)
-    return "> " * (max(values) >= largest) + (f"{mean:,.0f}" if mean >= 100 else f"{mean:.2f}")
-
-
-def sign_test(values, null):
-    """Test whether values are as often above as below `null`; equal ones count for neither. Return
-    {"above", "below", "p"}, two-sided."""
-    from scipy import stats
-    above, below = sum(one > null for one in values), sum(one < null for one in values)
-    p = stats.binomtest(above, above + below).pvalue if above + below else 1.0
-    return {"above": above, "below": below, "p": float(p)}
-
-
-def bootstrap(values, is_ratio):
-    """Return (mean, low, high) with the 95 % percentile interval of the mean; that of ratios is
-    geometric. [Efron 1979]"""
-    values = np.log(values) if is_ratio else np.array(values, float)
-    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    numbers = [values.mean(), *np.quantile(values[drawn].mean(1), (0.025, 0.975))]
-    return tuple(map(float, np.exp(numbers) if is_ratio else numbers))
-
-
 def holm(ps):
     """Correct {name: p} for the number of tests: multiply the smallest of m by m, the next by
     m - 1, and so on, and let none be smaller than the one before it. [Holm 1979]"""
@@ -174,27 +140,19 @@ def holm(ps):
     return corrected
 
 
-def equivalence_p(scores, baseline, margin):
-    """Return the p value of two one-sided paired t-tests (TOST): it is small if the mean difference
-    of two {seed: number} is between -margin and margin. Return None with fewer than two common
-    seeds. [Schuirmann 1987]"""
+def equivalence_p(test, seeds, margin):
+    """Return the p value of two one-sided paired t-tests (TOST), given paired_test's result: it is
+    small if the mean difference is between -margin and margin. [Schuirmann 1987]"""
     from scipy import stats
-    differences = [scores[seed] - baseline[seed] for seed in scores.keys() & baseline.keys()]
-    if len(differences) < 2:
-        return None
-    if len(set(differences)) == 1:  # a t-test would divide by 0
-        return float(abs(differences[0]) >= margin)
-    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
-    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
-    return float(max(above, below))
+    error = (test["high"] - test["low"]) / 2 / stats.t.ppf(0.975, seeds - 1)
+    return float(stats.t.sf((margin - abs(test["difference"])) / error, seeds - 1))
 
 
 # ---- one experiment
 
 
-def table_lines(records, columns, rows, published=None, largest=None):
-    """Return a table of mean ± std over seeds; with `largest`, of geometric means of counts that
-    ended there.
+def table_lines(records, columns, rows, published=None):
+    """Return a table of mean ± std over seeds.
 
     columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name], or
     [label, {metric of a column: what this row has in its place}]}; published {heading: texts}.
@@ -205,8 +163,7 @@ def table_lines(records, columns, rows, published=None, largest=None):
         cells = []
         for metric in columns.values():
             name = metric + change if isinstance(change, str) else change.get(metric, metric)
-            values = by_label(records, name).get(label, {}).values()
-            cells.append(geometric_mean(values, largest) if largest else mean_std(values))
+            cells.append(mean_std(by_label(records, name).get(label, {}).values()))
         if set(cells) != {"-"}:
             table.append([heading, *cells])
     used = [i for i, cells in enumerate(zip(*table)) if i == 0 or set(cells) != {"-"}]
@@ -219,20 +176,6 @@ def table_lines(records, columns, rows, published=None, largest=None):
 def test_lines(records, metrics, pairs):
     """Return a table of paired tests of {label: its baseline}, for each metric."""
     heads, rows = test_table({metric: by_label(records, metric) for metric in metrics}, pairs)
-    return markdown(heads, rows) if rows else []
-
-
-def equivalence_lines(records, margins, pairs):
-    """Return a table of equivalence tests of {label: its baseline}, for {metric: margin}."""
-    rows = []
-    for metric, margin in margins.items():
-        scores = by_label(records, metric)
-        for label, baseline in pairs.items():
-            p = equivalence_p(scores.get(label, {}), scores.get(baseline, {}), margin)
-            if p is not None:
-                rows.append([f"{label} against {baseline}", metric, f"±{margin:g}", p_text(p)])
-    heads = ["equivalence (two one-sided paired t-tests), without a correction", "metric",
-             "equal within", "p"]
     return markdown(heads, rows) if rows else []
 
 
@@ -259,26 +202,20 @@ def command_lines(records):
 
 def show(name):
     """Return the text of an experiment: finding, set-up, tables, tests, and the commands."""
-    counts = count_runs()
-    if name not in counts:
-        raise BadInput(f"there is no experiment {name!r}{did_you_mean(name, counts)} (see python "
-                       "-m results show)")
-    records = read_records(name)
-    if records and "file" in EXPERIMENTS.get(name, ()):
+    if name not in EXPERIMENTS:
+        raise BadInput(f"there is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} (see "
+                       "python -m results show)")
+    experiment, records = EXPERIMENTS[name], read_records(name)
+    if records and "file" in experiment:
         check_columns(name, records)
-    experiment = EXPERIMENTS.get(name, {"about": "Recorded only: this experiment was a search for "
-                                        "hyperparameters, or a better one has replaced it."})
     blocks = [[f"# {name}"], [experiment[key] for key in ("finding", "about") if key in experiment]]
     for table in experiment.get("tables", [{"columns": DATA["columns"]}]):
         rows = {record["label"]: record["label"] for record in records} | table.get("rows", {})
-        lines = table_lines(records, table["columns"], rows, table.get("published"),
-                            table.get("largest"))
+        lines = table_lines(records, table["columns"], rows, table.get("published"))
         if lines and "title" in table:
             blocks.append([f"## {table['title']}"])
         blocks.append(lines)
-    pairs = experiment.get("pairs", {})
-    blocks.append(test_lines(records, experiment.get("tested", ()), pairs))
-    blocks.append(equivalence_lines(records, experiment.get("equal_within", {}), pairs))
+    blocks.append(test_lines(records, experiment.get("tested", ()), experiment.get("pairs", {})))
     blocks += [times_lines(record) for record in records if "table" in record]
     blocks.append(command_lines([record for record in records if "table" not in record]))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
@@ -291,8 +228,7 @@ def show_command(words):
     if name:
         return print(show(name), end="")
     for name, count in count_runs().items():
-        finding = EXPERIMENTS.get(name, {}).get("finding", "(recorded only)")
-        print(f"{name:28}{count:4} runs  {finding}")
+        print(f"{name:28}{count:4} runs  {EXPERIMENTS[name]['finding']}")
 
 
 # ---- the board: what the papers claim, and what we measured
@@ -301,32 +237,44 @@ def show_command(words):
 def judge():
     """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict", "bag"}}.
 
-    The verdict is better or worse if p is below 0.05 after Holm's correction over the claims of the
-    same "family" (papers: the four papers'; newer: newer papers'; controls: ours, which no paper
-    has), and not tested if there is no baseline or there are fewer than three common seeds. "bag"
-    is what against_bag returns."""
+    The baseline is another row, by the same metric or by "baseline_metric". Holm's correction is
+    over the claims of the same "family" (papers: the four papers'; newer: newer papers'; decoder: a
+    decoder that retrieves; controls: ours, which no paper has). A claim is not tested if there is
+    no baseline or there are fewer than three common seeds. "bag" is what against_bag returns."""
     judged = {}
+    families = {}
     for claim in DATA["claims"]:
-        scores = by_label(read_records(claim["experiment"]), claim["metric"])
-        ours, baseline = scores.get(claim["ours"], {}), scores.get(claim.get("baseline"), {})
+        records = read_records(claim["experiment"])
+        scores = by_label(records, claim["metric"])
+        theirs = by_label(records, claim.get("baseline_metric", claim["metric"]))
+        ours, baseline = scores.get(claim["ours"], {}), theirs.get(claim.get("baseline"), {})
         if "baseline" in claim:  # everything is over the seeds that both have
             seeds = ours.keys() & baseline.keys()
             ours, baseline = ({seed: one[seed] for seed in seeds} for one in (ours, baseline))
         test = paired_test(ours, baseline) if len(baseline) >= SEEDS else None
-        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "test": test, "holm": None,
-                               "verdict": "not tested", "bag": against_bag(claim, scores)}
-    families = {}
-    for claim in DATA["claims"]:
-        if test := judged[claim["id"]]["test"]:
+        if test and "within" in claim:
+            test["p"] = equivalence_p(test, len(ours), claim["within"])
+        if test:
             families.setdefault(claim["family"], {})[claim["id"]] = test["p"]
+        judged[claim["id"]] = {"baseline": baseline, "ours": ours, "test": test,
+                               "bag": against_bag(claim, scores)}
     corrected = collections.ChainMap(*map(holm, families.values()))
     for claim in DATA["claims"]:
         one = judged[claim["id"]]
-        if one["test"]:
-            one["holm"] = corrected[claim["id"]]
-            one["verdict"] = ("no significant difference" if one["holm"] >= LEVEL else
-                              "better" if is_better(claim, one["test"]) else "worse")
+        one["holm"] = corrected.get(claim["id"])
+        one["verdict"] = verdict(claim, one["test"], one["holm"])
     return judged
+
+
+def verdict(claim, test, p):
+    """Return the verdict of a claim, given its paired test and the corrected p value."""
+    if not test:
+        return "not tested"
+    if "within" in claim:
+        return f"equal within {claim['within']}" if p < LEVEL else "not shown to be equal"
+    if p >= LEVEL:
+        return "no significant difference"
+    return "better" if is_better(claim, test) else "worse"
 
 
 def is_better(claim, test):
@@ -366,95 +314,17 @@ def board_command(words):
     Parser("python -m results board", "The claims of the papers, and what we measured.").parse_args(
         words)
     print(*board_lines(), "", "Holm's correction is over the claims of a family: those of the four "
-          "papers, those of newer papers, and our controls, which no paper has.",
+          "papers, those of newer papers, those about a decoder that also retrieves, and our "
+          "controls, which no paper has.",
+          "The p value of a claim of equality is that of two one-sided paired t-tests.",
           "The last column has the score of a bag of token embeddings, and whether the method is "
           "better than it (p below 0.05, without a correction).",
-          "All claims are with AdamW. `python -m results show encoders-muon` has claims 9 to 12 "
-          "and 17 with Muon.", sep="\n")
+          "Claims A to D2 are with Muon, all others with AdamW. `python -m results show "
+          "encoders-muon` has claims 9 to 12 and 17 with Muon.", sep="\n")
     for claim in DATA["claims"]:
         against = f" against `{claim['baseline']}`" if "baseline" in claim else ""
         print(f"{claim['id']}. `{claim['ours']}`{against} at equal {claim['matched']}; `python -m "
               f"results show {claim['experiment']}`. The paper: {claim['paper']}. {claim['note']}")
-    for name, family in DATA["families"].items():
-        print(f"\n{family['about']}\n", *family_lines(name), "", sep="\n")
-        for claim in family["claims"]:
-            print(f"{claim['id']}. Null: {claim['null_text']}. Expected before the runs: "
-                  f"{claim['expected']}")
-
-
-# ---- claims in a family of their own: sign tests, bootstrap intervals, and the size of the effect
-
-
-def has_size(interval, side, bound):
-    """Return whether a whole interval (mean, low, high) is "above" or "below" a bound."""
-    return interval[1] >= bound if side == "above" else interval[2] <= bound
-
-
-def judge_family(name):
-    """Return {number of a claim: {"seeds", "baseline", "ours", "effect", "test", "holm",
-    "verdict"}}.
-
-    The effect is the difference or the ratio of two metrics with the same seed. Its sign test is
-    against the claim's "null", with Holm's correction over the family; in a family with the "test"
-    t it is a paired t-test of differences, and the test of a claim with "within" is that of
-    equivalence. "baseline", "ours" and "effect" are bootstrap intervals. A claim holds if its test
-    is significant in the claimed direction and these intervals have the claimed "sizes", such as
-    {"effect": ["above", 10]}."""
-    judged = {}
-    claims = DATA["families"][name]["claims"]
-    for claim in claims:
-        judged[claim["id"]] = one = {"verdict": "not tested"}
-        records, is_ratio = read_records(claim["experiment"]), claim["effect"] == "ratio"
-        ours, baseline = (by_label(records, metric).get(label, {})
-                          for label, metric in (claim["ours"], claim["baseline"]))
-        seeds = sorted(ours.keys() & baseline.keys())
-        one["seeds"] = len(seeds)
-        if len(seeds) < SEEDS:
-            continue
-        effects = [ours[seed] / baseline[seed] if is_ratio else ours[seed] - baseline[seed]
-                   for seed in seeds]
-        one["test"] = sign_test(effects, claim["null"])
-        if "within" in claim:
-            one["test"]["p"] = equivalence_p(ours, baseline, claim["within"])
-        elif DATA["families"][name].get("test") == "t":
-            one["test"]["p"] = (paired_test(ours, baseline) or {"p": 1.0})["p"]
-        one["effect"] = bootstrap(effects, is_ratio)
-        one["ours"] = bootstrap([ours[seed] for seed in seeds], is_ratio)
-        one["baseline"] = bootstrap([baseline[seed] for seed in seeds], is_ratio)
-    corrected = holm({number: one["test"]["p"] for number, one in judged.items() if "test" in one})
-    for claim in claims:
-        one = judged[claim["id"]]
-        if "test" in one:
-            one["holm"] = corrected[claim["id"]]
-            is_large = all(has_size(one[side], *size) for side, size in claim["sizes"].items())
-            if "within" in claim:
-                one["verdict"] = "holds" if one["holm"] < LEVEL else "not shown"
-                continue
-            one["verdict"] = ("no significant difference" if one["holm"] >= LEVEL else
-                              "the opposite" if one["test"]["above"] < one["test"]["below"] else
-                              "holds" if is_large else "direction only")
-    return judged
-
-
-def interval_text(numbers):
-    """Return "3.15 (2.94 to 3.36)"."""
-    mean, low, high = [f"{one:,.0f}" if abs(one) >= 100 else f"{one:.2f}" for one in numbers]
-    return f"{mean} ({low} to {high})"
-
-
-def family_lines(name):
-    """Return the table of a family of claims, one value per cell."""
-    rows = []
-    for claim, one in zip(DATA["families"][name]["claims"], judge_family(name).values()):
-        cells = ["-"] * 6
-        if "test" in one:
-            test = one["test"]
-            cells = [*(interval_text(one[side]) for side in ("baseline", "ours", "effect")),
-                     f"{test['above']} of {one['seeds']}", p_text(test["p"]), p_text(one["holm"])]
-        rows.append([claim["id"], claim["claim"], *cells, one["verdict"]])
-    heads = ["", "claim", "baseline", "method", "difference or ratio", "above the null", "p",
-             "p (Holm)", "verdict"]
-    return markdown(heads, rows)
 
 
 # ---- recorded numbers inside the README files
@@ -462,17 +332,14 @@ def family_lines(name):
 
 def filled(text):
     """Return a page with the recorded numbers in the table after each `<!-- table NAME -->`: one of
-    "pages" in experiments.json, a family of claims, or the board."""
+    "pages" in experiments.json, or the board."""
     def with_table(match):
         if match[2] == "board":
             lines = board_lines()
-        elif match[2] in DATA["families"]:
-            lines = family_lines(match[2])
         else:
             table = DATA["pages"][match[2]]
             records = [one for name in table["experiments"] for one in read_records(name)]
-            lines = table_lines(records, table["columns"], table["rows"],
-                                largest=table.get("largest"))
+            lines = table_lines(records, table["columns"], table["rows"])
         return "\n".join([match[1], *lines, ""])
     return re.sub(r"(<!-- table (\S+) -->)\n(?:\|.*\n)*", with_table, text)
 

@@ -1,16 +1,13 @@
-"""The page minimal/climb.py, and the networks of results/climb.py."""
+"""The page minimal/climb.py."""
 
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
-import torch
 from scipy.cluster import hierarchy
 
 from minimal import climb
-from results import climb as experiment
 
 
 def all_trees(grammar):
@@ -98,66 +95,3 @@ def test_the_page_prints_the_same_table_each_time(monkeypatch, capsys):
     lines = first.splitlines()
     assert "explains 7 of its 31 directions" in lines[0]
     assert [len(line.split()) for line in lines[2:]] == [4, 4]
-
-
-# ---- the networks of the experiment
-
-
-@pytest.mark.parametrize("loss", ["cross-entropy", "squared-error"])
-@pytest.mark.parametrize("contexts", ["latents", "tokens"])
-def test_a_network_has_the_loss_that_loops_compute(contexts, loss):
-    torch.manual_seed(0)
-    model = experiment.Climber(contexts, loss)
-    model.teacher = [torch.randn_like(weight) for weight in model.group[:2]]
-    for weight in model.predict:
-        torch.nn.init.normal_(weight)
-    tokens = torch.randint(8, (2, 16))
-
-    def code(text, height, node, weights):  # of one node
-        if height == 0:
-            return torch.eye(8)[text[node]]
-        left, right = (code(text, height - 1, 2 * node + side, weights) for side in (0, 1))
-        return (torch.outer(left, right).flatten() @ weights[height - 1]).softmax(-1)
-
-    total = 0
-    for height in (1, 2, 3):
-        nodes, below = 2 ** (4 - height), 0 if contexts == "tokens" else height - 1
-        width = 2 ** (height - below)  # nodes of the level `below` inside one of this level
-        each = []
-        for text in tokens:
-            for node in range(nodes):
-                predicted = code(text, height, node, model.group) @ model.predict[height - 1]
-                for i, part in enumerate(predicted.split(len(predicted) // width)):
-                    target = code(text, below, (node ^ 1) * width + i, model.teacher)
-                    each.append(-(target * part.log_softmax(-1)).sum() if loss == "cross-entropy"
-                                else (target - part).square().sum())
-        total += torch.stack(each).mean()
-    assert model(tokens).item() == pytest.approx(total.item(), rel=1e-5)
-
-
-def test_a_level_of_a_network_is_trained_by_its_own_loss_alone():
-    torch.manual_seed(0)
-    model = experiment.Climber("latents", "cross-entropy")
-    torch.nn.init.normal_(model.predict[2])  # The predictions of the levels below are still 0.
-    model(torch.randint(8, (4, 16))).backward()
-    assert not model.group[0].grad.any() and not model.group[1].grad.any()
-    assert model.group[2].grad.any()
-
-
-def test_a_network_trains_and_prints_one_json_object(monkeypatch, capsys):
-    monkeypatch.setattr(experiment, "SIZES", [8192])
-    monkeypatch.setattr(experiment, "TESTED", 500)
-    experiment.main("network --seed 3 --contexts latents --loss cross-entropy --lr 0.1 --steps 50 "
-                    "--probed 1".split())
-    scores = json.loads(capsys.readouterr().out)
-    assert scores["found, 8192 texts, step 1"] + 5 < scores["found, 8192 texts"] <= 100
-
-
-def test_all_variants_of_the_learner_print_one_json_object(monkeypatch, capsys):
-    monkeypatch.setattr(experiment, "SIZES", [256, 8192])
-    monkeypatch.setattr(climb, "SIZES", [256, 8192])
-    experiment.main(["learner", "--seed", "3"])
-    scores = json.loads(capsys.readouterr().out)
-    assert scores["texts, depth 5/tokens"] == 8192  # where counting ends
-    assert scores["found, 8192 texts/8 codes"] == scores["found, depth 4, 8192 texts/latents"]
-    assert len([name for name in scores if name.startswith("R2/")]) == 31

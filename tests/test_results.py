@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import io
 import json
 import lzma
@@ -21,7 +22,7 @@ from test_house import write_pairs
 import evaluate
 import settings
 import train
-from results import climb, compare, flops, mixtures, plots, run
+from results import compare, flops, mixtures, plots, run
 from results.__main__ import main
 from tasks import finetune
 from tasks import protocols as tasks
@@ -50,8 +51,8 @@ def keep_odd(values):
 
 
 ODD = {"tables": [{"columns": {"X": "x"}}]}
-CLAIM = {"id": "1", "experiment": "odd", "ours": ["a", "x"], "baseline": ["b", "x"],
-         "effect": "difference", "null": 0, "sizes": {}}
+CLAIM = {"id": "1", "family": "odd", "experiment": "odd", "metric": "x", "ours": "a",
+         "baseline": "b", "better": "higher"}
 
 
 # ---- statistics and the board
@@ -85,96 +86,68 @@ def test_equivalence_is_shown_where_the_90_percent_interval_lies_inside_the_marg
     """Differences 2, 1, 3 have the mean 2 and the standard error 0.577; 4 is in no common seed."""
     scores = {1: 20.0, 2: 22.0, 3: 24.0, 4: 0.0}
     baseline = {3: 21.0, 1: 18.0, 2: 21.0}
-    error = 3 ** -0.5
+    differences = [2, 1, 3]
     for margin in (1.0, 2.0, 3.6, 3.7, 9.0):
-        p = compare.equivalence_p(scores, baseline, margin)
-        assert p == pytest.approx(stats.t.sf((margin - 2) / error, 2))
-        assert compare.equivalence_p(baseline, scores, margin) == pytest.approx(p)
-        inside = 2 + stats.t.ppf(0.95, 2) * error < margin
+        p = compare.equivalence_p(compare.paired_test(scores, baseline), 3, margin)
+        below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+        above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+        assert p == pytest.approx(max(above, below))
+        assert compare.equivalence_p(compare.paired_test(baseline, scores), 3, margin) == (
+            pytest.approx(p))
+        inside = 2 + stats.t.ppf(0.95, 2) * 3 ** -0.5 < margin
         assert (p < 0.05) == inside == (margin > 3.68)
-    assert compare.equivalence_p({1: 2.0}, {1: 2.0}, 2) is None
-    equal = {1: 3.0, 2: 4.0}
-    assert compare.equivalence_p(equal, {1: 2.0, 2: 3.0}, 2) == 0.0
-    assert compare.equivalence_p(equal, {1: 2.0, 2: 3.0}, 1) == 1.0
+
+
+def scipy_test(claim, one):
+    """Return (p, has the claim's direction, verdict if p is small, and if not) of a claim."""
+    ours, baseline = ([one[side][seed] for seed in sorted(one["ours"])]
+                      for side in ("ours", "baseline"))
+    if "within" in claim:
+        margin, differences = claim["within"], [a - b for a, b in zip(ours, baseline)]
+        p = max(stats.ttest_1samp(differences, -margin, alternative="greater").pvalue,
+                stats.ttest_1samp(differences, margin, alternative="less").pvalue)
+        return p, f"equal within {margin}", "not shown to be equal"
+    test = stats.ttest_rel(ours, baseline)
+    is_better = (claim["better"] == "higher") == (test.statistic > 0)
+    return test.pvalue, "better" if is_better else "worse", "no significant difference"
 
 
 def test_verdicts_are_those_of_scipy_and_of_holm_as_he_puts_it():
     judged = compare.judge()
-    tests = {}
-    for number, one in judged.items():
-        seeds = sorted(one["ours"].keys() & one["baseline"].keys())
-        if len(seeds) >= 3:
-            tests[number] = stats.ttest_rel(*([one[side][seed] for seed in seeds]
-                                              for side in ("ours", "baseline")))
     verdicts = dict.fromkeys(judged, "not tested")
-    claims = {claim["id"]: claim for claim in compare.DATA["claims"]}
-    for family in ("papers", "newer", "controls"):
-        ps = {number: tests[number].pvalue for number in tests
-              if claims[number]["family"] == family}
+    families = {}
+    for claim in compare.DATA["claims"]:
+        one = judged[claim["id"]]
+        if len(one["baseline"]) >= 3:
+            tests = families.setdefault(claim["family"], {})
+            tests[claim["id"]] = scipy_test(claim, one)
+    assert {name: len(tests) for name, tests in families.items()} == {
+        "papers": 25, "newer": 4, "controls": 5, "decoder": 10}
+    for tests in families.values():
         rejects = True  # in the order of p, stop at the first above 0.05 / (m - k)
-        for rank, number in enumerate(sorted(ps, key=ps.get)):
-            rejects = rejects and ps[number] < 0.05 / (len(ps) - rank)
-            is_better = (claims[number]["better"] == "higher") == (tests[number].statistic > 0)
-            verdicts[number] = ("better" if is_better else "worse") if rejects else (
-                "no significant difference")
+        for rank, number in enumerate(sorted(tests, key=tests.get)):
+            p, if_small, if_not = tests[number]
+            rejects = rejects and p < 0.05 / (len(tests) - rank)
+            verdicts[number] = if_small if rejects else if_not
     assert {number: one["verdict"] for number, one in judged.items()} == verdicts
 
 
-def test_the_sign_test_counts_what_is_above_the_null():
-    """Nine of ten: p = 2 * (10 + 1) / 2^10."""
-    test = compare.sign_test([3.0] * 9 + [1.0, 2.0], 2)
-    assert (test["above"], test["below"]) == (9, 1) and test["p"] == pytest.approx(22 / 1024)
-    assert compare.sign_test([2.0, 2.0], 2)["p"] == 1
-
-
-def test_a_bootstrap_interval_is_that_of_scipy():
-    values = np.random.default_rng(1).lognormal(1, 0.5, 12)
-    theirs = stats.bootstrap((np.log(values),), np.mean, n_resamples=20_000, method="percentile",
-                             rng=0).confidence_interval
-    mean, low, high = compare.bootstrap(values, is_ratio=True)
-    assert mean == pytest.approx(stats.gmean(values))
-    assert (low, high) == pytest.approx(np.exp(theirs), rel=0.02)
-    assert compare.bootstrap([1.0, 1.0, 1.0], is_ratio=False) == (1, 1, 1)
-
-
-@pytest.mark.parametrize("ours, sizes, verdict", [
-    (20.0, {"effect": ["above", 10]}, "holds"), (20.0, {"effect": ["above", 30]}, "direction only"),
-    (20.0, {"baseline": ["below", 1]}, "direction only"), (-20.0, {}, "the opposite")])
-def test_a_claim_of_a_family_needs_its_direction_and_its_size(ours, sizes, verdict, own_records,
-                                                             monkeypatch):
-    keep_odd({"a": [ours + seed for seed in range(8)], "b": range(8)})
-    claims = [CLAIM | {"sizes": sizes}, CLAIM | {"id": "2", "ours": ["b", "x"]}]
-    monkeypatch.setitem(compare.DATA["families"], "odd", {"claims": claims})
-    judged = compare.judge_family("odd")
-    assert judged["1"]["verdict"] == verdict
-    assert judged["1"]["holm"] == pytest.approx(2 * 2 / 2 ** 8)
-    assert judged["2"]["verdict"] == "no significant difference"
-
-
-def test_t_tests_and_equivalence_are_judged_in_a_family_and_printed_for_pairs(own_records,
-                                                                              monkeypatch):
+def test_a_claim_can_be_equality_or_name_another_metric_for_its_baseline(own_records, monkeypatch):
     values = {"a": [5.0, 6.0, 7.5], "b": [5.1, 6.1, 7.4], "c": [1.0, 2.5, 3.0], "d": [1.0]}
-    keep_odd(values)
-    above = CLAIM | {"id": "above", "baseline": ["c", "x"]}
-    claims = [CLAIM | {"id": "equal", "within": 0.5}, above,
-              above | {"id": "unequal", "within": 0.5}]
-    monkeypatch.setitem(compare.DATA["families"], "odd", {"claims": claims, "test": "t"})
-    judged = compare.judge_family("odd")
-    p = compare.equivalence_p(*({seed: x for seed, x in enumerate(values[label])}
-                                for label in "ab"), 0.5)
-    assert judged["equal"]["test"]["p"] == p
-    assert judged["above"]["test"]["p"] == stats.ttest_rel(values["a"], values["c"]).pvalue
-    assert [judged[name]["verdict"] for name in ("equal", "unequal", "above")] == [
-        "holds", "not shown", "holds"]
-    pairs = {"equal_within": {"x": 0.5}, "pairs": {"a": "b", "d": "b"}}
-    monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD | pairs)
-    shown = compare.show("odd")
-    assert f"| a against b | x | ±0.5 | {p:.3f} |" in shown and "d against b" not in shown
-
-
-def test_a_count_that_ended_makes_the_mean_a_lower_bound():
-    assert compare.geometric_mean([1000.0, 4000.0], 8000) == "2,000"
-    assert compare.geometric_mean([1000.0, 4000.0], 4000) == "> 2,000"
+    compare.keep_records([{"experiment": "odd", "label": label, "seed": seed,
+                           "eval": {"x": x, "ten": x + 10}}
+                          for label, row in values.items() for seed, x in enumerate(row)])
+    claims = [CLAIM | {"id": "equal", "within": 0.5}, CLAIM | {"id": "better", "baseline": "c"},
+              CLAIM | {"id": "unequal", "baseline": "c", "within": 0.5},
+              CLAIM | {"id": "worse", "baseline_metric": "ten"},
+              CLAIM | {"id": "unclear"}, CLAIM | {"id": "few", "baseline": "d"}]
+    monkeypatch.setitem(compare.DATA, "claims", claims)
+    judged = compare.judge()
+    assert {name: one["verdict"] for name, one in judged.items()} == {
+        "equal": "equal within 0.5", "better": "better", "unequal": "not shown to be equal",
+        "worse": "worse", "unclear": "no significant difference", "few": "not tested"}
+    assert judged["better"]["test"]["p"] == stats.ttest_rel(values["a"], values["c"]).pvalue
+    assert judged["worse"]["baseline"] == {0: 15.1, 1: 16.1, 2: 17.4}
 
 
 # ---- records and pages
@@ -185,11 +158,11 @@ show = functools.cache(compare.show)
 def test_a_record_has_an_identity_a_command_and_a_commit():
     records = compare.read_records()
     keys = {(one["experiment"], one["label"], one["seed"]) for one in records}
-    assert len(keys) == len(records) >= 798
+    assert len(keys) == len(records) >= 800
+    assert {name for name, _, _ in keys} <= compare.EXPERIMENTS.keys()
     for one in records:
-        has_no_run = "table" in one or one["train"].startswith("python -m results.climb ")
-        assert has_no_run or one["test"]
-        assert "table" in one or one["commit"] and one["train"]
+        if "table" not in one:  # a job that prints its numbers has no test
+            assert one["commit"] and (one["train"].startswith("python -m ") or one["test"])
 
 
 @pytest.mark.parametrize("name", compare.count_runs())
@@ -289,8 +262,7 @@ def test_pages_have_the_recorded_numbers():
     """Tables are those that `readme` writes. A decimal of a paragraph, a claim's note or a row
     of ours in LEDGER, or a mean of REPRODUCE, is in the output of a command that is named beside
     it, or on the board."""
-    board = "\n".join(sum(map(compare.family_lines, compare.DATA["families"]),
-                          compare.board_lines()))
+    board = "\n".join(compare.board_lines())
     for page in ("README.md", "results/README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert compare.filled(text) == text
@@ -342,11 +314,7 @@ def test_a_finding_has_the_direction_of_its_records_and_none_with_more_seeds_has
 
 def test_every_finding_has_its_direction_checked_and_finding_1_is_no_gain():
     text = (ROOT / "results/README.md").read_text(encoding="utf-8")
-    families = {family["finding"]: name for name, family in compare.DATA["families"].items()
-                if "finding" in family}
-    assert re.findall(r"^\*\*(\d+)\. ", text, re.M) == [*compare.DATA["findings"], *families]
-    for name in families.values():  # its first claim is the finding
-        assert [*compare.judge_family(name).values()][0]["verdict"] in ("holds", "direction only")
+    assert re.findall(r"^\*\*(\d+)\. ", text, re.M) == [*compare.DATA["findings"]]
     judged = compare.judge()
     gains = [number for number in judged if re.fullmatch("[123][a-z]?", number)]
     assert len(gains) == 7 and "better" not in {judged[number]["verdict"] for number in gains}
@@ -370,7 +338,7 @@ def test_an_experiment_has_commands_that_the_programs_understand(name, monkeypat
     monkeypatch.chdir(ROOT)  # some name a file of gallery/
     for job in run.jobs_of(name, [7]):
         if not job.tests:
-            assert climb.parse(job.train.split()[3:]).seed == 7
+            assert importlib.util.find_spec(job.train.split()[2]) and "--seed 7" in job.train
             continue
         for test in job.tests.split(" && "):
             parse_test(re.sub("^\\w+: ", "", test).split()[1:])
@@ -427,11 +395,11 @@ def test_a_row_starts_from_the_run_of_another_row_with_its_seed(monkeypatch):
 
 def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
     monkeypatch.setitem(compare.EXPERIMENTS, "mini", {
-        "about": "", "seeds": [3], "flags": "", "jobs": {"a": {"prints": "-m results.climb odd"}}})
+        "about": "", "seeds": [3], "flags": "", "jobs": {"a": {"prints": "-m minimal.odd"}}})
     monkeypatch.setattr(run, "call", lambda command, files: json.dumps({"x": len(command)}))
     main(["mini"])
     record, = compare.read_records("mini")
-    assert record["train"] == "python -m results.climb odd --seed 3" and record["commit"]
+    assert record["train"] == "python -m minimal.odd --seed 3" and record["commit"]
     assert record["eval"] == {"x": len(record["train"])} and "test" not in record
 
 
