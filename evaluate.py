@@ -483,11 +483,7 @@ def headline(results, step, start="untrained"):
 
 def warn_of_trained_rows(opened, rows):
     """Warn if a RunFolder, or one that it started from, was trained on texts of EvaluationRows."""
-    trained, is_complete = runs.read_trained(opened.folder, opened.first)
-    runs.warn_of_overlap(share_a_text(rows.hashes(), trained), rows.name)
-    if not is_complete:
-        warn(f"overlap unknown: {opened.folder}, or a run that it started from, has no record of "
-             "the texts that it was trained on")
+    runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
 
 
 def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None, complete=False):

@@ -296,7 +296,7 @@ class Run:
 
     @functools.cached_property
     def trained(self):
-        """The hashes of all texts that the model is trained on, and whether these are all."""
+        """The hashes of all texts that the model is trained on."""
         return runs.trained_texts(self)
 
     @functools.cached_property
@@ -424,7 +424,7 @@ def introduce(run, say):
     if (train.eval_data or train.init) and not run.eval_source.embedded:
         hashes = run.eval_source.find_hashes("all" if train.eval_data else "valid",
                                              run.held_out.columns)
-        runs.warn_of_overlap(share_a_text(hashes, run.trained[0]), run.eval_source.name)
+        runs.warn_of_overlap(share_a_text(hashes, run.trained), run.eval_source.name)
     if run.step == train.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:
