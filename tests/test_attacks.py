@@ -160,15 +160,6 @@ def test_a_checkpoint_with_a_flipped_byte_is_never_resumed(refused):
             refused(train.main, words))
 
 
-def test_a_model_with_a_forged_number_of_layers_is_refused_before_it_is_built():
-    model.save(tiny(), "model.pt")
-    saved = torch.load("model.pt", weights_only=True)
-    saved["config"]["layers"] = 10 ** 8
-    torch.save(saved, "model.pt")
-    with pytest.raises(BadInput, match="its config says 100000000 layers, and it has the weights"):
-        model.load("model.pt")
-
-
 def test_a_run_of_another_version_is_not_resumed_and_the_reason_is_named(refused):
     words = command("mlm", steps=1)
     assert train.main(words) == 0
