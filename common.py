@@ -174,27 +174,38 @@ def comments(config):
     return notes
 
 
-def add_flags(parser, title, config, defaults, only=None):
-    """Add a flag for each field of a dataclass. A flag that is not given parses to None, because
-    its default can depend on other flags; `defaults` are the values that --help shows."""
-    group = parser.add_argument_group(title)
+def add_flags(group, config, defaults, papers, only=None, helped=None):
+    """Add a flag for each field of a dataclass to a group of a parser. A flag that is not given
+    parses to None, because its default can depend on other flags.
+
+    defaults and papers: {field: value}, the default that --help shows, and the paper's value, if
+    they differ; only: the fields to add [all]; helped: the fields that --help shows [all]."""
     notes = comments(config)
     kinds = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         if only and field.name not in only:
             continue
         types = typing.get_args(kinds[field.name]) or (kinds[field.name],)
-        default = defaults.get(field.name)
         if types[0] is bool:
             how = dict(action=argparse.BooleanOptionalAction)
-            default = "yes" if default else "no"
         elif types[0] in (int, float, str):
             how = dict(type=types[0], metavar=types[0].__name__.upper())
         else:  # the choices of a Literal
             how = dict(metavar="|".join(map(str, types)))
         note = notes.get(field.name, "").replace("%", "%%")
-        note += f" [{default}]" if default not in (None, "") else ""
+        note += default_text(defaults.get(field.name), papers.get(field.name))
+        if helped is not None and field.name not in helped:
+            note = argparse.SUPPRESS
         group.add_argument("--" + field.name.replace("_", "-"), default=None, help=note, **how)
+
+
+def default_text(default, paper):
+    """Return " [0.95; paper 0.4]", or " [0.95]" if both are equal; "" for no default."""
+    if default in (None, ""):
+        return ""
+    default, paper = [("no", "yes")[one] if isinstance(one, bool) else one
+                      for one in (default, paper)]
+    return f" [{default}]" if default == paper else f" [{default}; paper {paper}]"
 
 
 # Types for the fields of a dataclass, with the range that Checked checks. A field that can be None

@@ -41,6 +41,7 @@ from common import (
 from corpora.overlap import share_a_text
 from data import tokenize_rows
 from metrics import (
+    cosines,
     exact,
     geometry,
     linear_probe,
@@ -271,6 +272,12 @@ class Evaluation:
         z[has_text] = found
         return dict(zip(self.rows.texts, z.split(self.rows.count)))
 
+    @functools.cached_property
+    def reordered(self):
+        """(M, D), the embeddings of rows.reordered; None without these."""
+        ids = self.rows.encode([text for text, _, _ in self.rows.reordered])
+        return embed(self.model, ids, self.pool) if ids else None
+
     @property
     def can_answer(self):
         return self.model.config.causal and len(self.rows.texts) == 2
@@ -309,13 +316,11 @@ def task_retrieval(evaluation):
     need_translations(evaluation, "retrieval")
     rows = evaluation.rows
 
-    def embed_edits(edits):
-        ids = rows.encode([text for text, _, _ in edits])
-        return embed(evaluation.model, ids, evaluation.pool) if ids else None  # (M, D)
-
+    hard = rows.encode([text for text, _, _ in rows.hard])
     return {"rows": rows.count} | retrieval(
-        evaluation.embeddings, rows.texts, embed_edits(rows.hard), rows.hard,
-        embed_edits(rows.reordered), rows.reordered)
+        evaluation.embeddings, rows.texts,
+        embed(evaluation.model, hard, evaluation.pool) if hard else None, rows.hard,
+        evaluation.reordered, rows.reordered)
 
 
 def task_geometry(evaluation):
@@ -373,13 +378,13 @@ def run(evaluation, names=None, tasks=TASKS):
     return results
 
 
-def examples(evaluation):
-    """Return lines with five rows to read: answers of a causal model, or retrieved translations. []
+def examples(evaluation, count=5):
+    """Return lines with some rows to read: answers of a causal model, or retrieved translations. []
     if the objective is not trained on pairs."""
     if len(evaluation.texts) < 2 or evaluation.views < 2:
         return []
     if evaluation.can_answer:
-        queries, golds, answers, _ = replace(evaluation, answer_limit=5).answers
+        queries, golds, answers, _ = replace(evaluation, answer_limit=count).answers
     else:
         golds, queries, *_ = evaluation.texts.values()
         y, x, *_ = evaluation.embeddings.values()
@@ -387,7 +392,7 @@ def examples(evaluation):
         if both.sum() < 2:
             return []
         golds, queries = (list(itertools.compress(texts, both)) for texts in (golds, queries))
-        answers = [golds[j] for j in margin_search(x[both], y[both])[:5].tolist()]
+        answers = [golds[j] for j in margin_search(x[both], y[both])[:count].tolist()]
     lines = []
     for query, text, gold in zip(queries, answers, golds):
         right = exact(text, gold)
@@ -395,6 +400,51 @@ def examples(evaluation):
         if not right:
             lines.append(f"    instead of {shown(gold)}")
     return lines
+
+
+def confused_twin(evaluation):
+    """Return the number in rows.reordered of the first twin that the model takes for the
+    translation of its sentence, among those that the order error counts. 0 if there is none."""
+    rows = evaluation.rows
+    y, x, *_ = evaluation.embeddings.values()
+    index = [row for _, row, _ in rows.reordered]
+    nearer = cosines(x[index], evaluation.reordered) > cosines(x[index], y[index])
+    counted = (kind == rows.order_of or not rows.order_of for _, _, kind in rows.reordered)
+    return next((number for number, wrong in enumerate(map(bool.__and__, nearer.tolist(), counted))
+                 if wrong), 0)
+
+
+def twin_lines(evaluation, number):
+    """Return lines with a sentence, its translation and a twin, the text with this number in
+    rows.reordered: the cosines, and which of the two the model prefers (= right, ! wrong)."""
+    (golds, y), (sentences, x), *_ = zip(evaluation.texts.values(),
+                                         evaluation.embeddings.values())
+    twin, row, _ = evaluation.rows.reordered[number]
+    right, wrong = (cosines(x[row:row + 1], z).item()
+                    for z in (y[row:row + 1], evaluation.reordered[number:number + 1]))
+    marks = ("=", " ") if right > wrong else (" ", "!")
+    return [f"        {shown(sentences[row])}"] + [
+        f"      {mark} {cosine:.3f} {name:11} {shown(text)}" for mark, cosine, name, text in zip(
+            marks, (right, wrong), ("translation", "twin"), (golds[row], twin))]
+
+
+def gap_lines(objective, rows):
+    """Return lines with the first row, whose middle token is masked, and the token that an
+    objective with a vocabulary head predicts there."""
+    tokenizer = rows.tokenizer
+    ids = list(next(iter(rows.ids.values()))[0])
+    middle = len(ids) // 2
+    gold, ids[middle] = ids[middle], tokenizer.special.mask
+    device = next(objective.parameters()).device
+    packed = Packed.of([ids]).to(device)
+    with in_eval_mode(objective):
+        states = objective.model(packed, at=torch.tensor([middle], device=device))  # (1, D)
+        found = objective.most_likely(states).item()
+    before, after = (tokenizer.decode(part) for part in (ids[:middle], ids[middle + 1:]))
+    said, right = (shown(tokenizer.decode([token]).strip()) for token in (found, gold))
+    mark = "=" if found == gold else "!"
+    lines = [f"      {mark} {shown(before)} [{said}] {shown(after)}"]
+    return lines if found == gold else [*lines, f"        instead of [{right}]"]
 
 
 # ---- the table
@@ -422,60 +472,104 @@ METRICS = {
 }
 
 
-def table(results, before=None, about=METRICS, start="untrained"):
-    """Format the results that `about` explains as aligned lines, beside those of step 0, `before`,
-    in a column with the title `start`."""
+def table(results, about=METRICS):
+    """Format the results that `about` explains as aligned lines."""
     known = {name: about.get(name) or about.get(name.partition("/")[0], "") for name in results}
     names = [name for name in results if known[name]] or list(results)[:20]
     width = max(map(len, names))
-    lines = [f"{'':{width}} {start:>9}   trained"] if before else []
+    lines = []
     for name in names:
-        line = f"{name:{width}}"
         digits = 2 if known[name].startswith("%") else 4
-        for column in (before, results) if before else (results,):
-            value = column.get(name, "-")
-            line += f" {value:>9.{digits}f}" if isinstance(value, float) else f" {value:>9}"
-        lines.append(f"{line} {known[name]}".rstrip())
+        value = number_text(results[name], digits)
+        lines.append(f"{name:{width}} {value:>9} {known[name]}".rstrip())
     if len(names) < len(results):
         lines.append(f"and {len(results) - len(names)} more numbers: evaluate.py --json")
     return "\n".join(lines)
 
 
-def diagnose(results):
-    """Return the health line for results of `run`: is the encoder collapsing?"""
+def number_text(value, digits):
+    """Return a float with some digits, a whole number as it is, and "-" for None."""
+    if isinstance(value, float):
+        return f"{value:.{digits}f}"
+    return "-" if value is None else str(value)
+
+
+# What a run prints at its end, at most eight of them: {metric: (name, remark)}.
+SUMMARY = {
+    "generate/exact": ("exact match, %", "higher is better"),
+    "generate/startswith": ("answers that begin with the gold text, %", "higher is better"),
+    "generate/stop": ("answers that end with the stop token, %", ""),
+    "retrieval/xsim": ("wrong translation (xsim), %", "lower is better"),
+    "retrieval/xsim++": ("... among hard negatives (xsim++), %", "lower is better"),
+    "retrieval/order": ("order error, %", "chance: 50"),
+    "probe/mean": ("linear probe, %", "higher is better; compare it with the untrained model"),
+    "geometry/rankme": ("dimensions in use (RankMe), of {width}", "collapse: near 1"),
+    "geometry/cosine/same": ("cosine of unrelated sentences", "collapse: 1"),
+    "geometry/cosine/translations": ("cosine of translations", ""),
+    "validation/loss": ("loss on held-out rows", "without dropout"),
+}
+
+
+def summary(results, before, width, start="untrained"):
+    """Format the results of a run, and those before its first step in a column with the title
+    `start`, in plain words. width: D, of the embeddings."""
+    names = [name for name in SUMMARY if name in results][:8]
+    column = max(len(SUMMARY[name][0]) for name in names) + 2
+    lines = [f"{'':{column}} {start:>9} {'trained':>9}"]
+    for name in names:
+        title, remark = SUMMARY[name]
+        first, last = (number_text(one.get(name), 2) for one in (before, results))
+        lines.append(f"{title.format(width=width):{column}} {first:>9} {last:>9}   {remark}"
+                     .rstrip())
+    return "\n".join(lines)
+
+
+def verdict(results):
+    """Return in some words whether the encoder that has these results of `run` collapses."""
     scores = {name.removeprefix("geometry/"): value for name, value in results.items()}
     unrelated = scores["cosine/same"]
     low_rank = scores["rankme_share"] < 5 or scores["rankme"] < 2
-    # By default, an objective that never sees translations is evaluated without retrieval.
-    pairs = "retrieval/xsim" in results
     # Neither sign is enough: a pretrained BERT has a random cosine of 0.99 and can be trained
     # [BERT-JEPA, table 4], and embeddings on a line through 0 have one of 0.
     if low_rank and unrelated > 0.9:
-        verdict = "COLLAPSING"
-    elif unrelated > 0.5:
-        verdict = "half-collapsed (all embeddings share one direction)"
-    elif low_rank:
-        verdict = "half-collapsed (low effective rank)"
-    elif pairs and scores["cosine/translations"] <= scores["cosine/different"]:
-        verdict = "translations are less similar than unrelated sentences"
-    else:
-        verdict = "ok"
+        return "COLLAPSING"
+    if unrelated > 0.5:
+        return "half-collapsed (all embeddings share one direction)"
+    if low_rank:
+        return "half-collapsed (low effective rank)"
+    # By default, an objective that never sees translations is evaluated without retrieval.
+    if "retrieval/xsim" in results and scores["cosine/translations"] <= scores["cosine/different"]:
+        return "translations are less similar than unrelated sentences"
+    return "ok"
+
+
+def diagnose(results):
+    """Return the health line for results of `run`: is the encoder collapsing?"""
+    scores = {name.removeprefix("geometry/"): value for name, value in results.items()}
     line = ("health: RankMe {rankme:.1f} ({rankme_share:.0f} %) | cos(rand) {cosine/same:.2f}"
-            + (" | cos(pos) {cosine/translations:.2f}" if pairs else "")
+            + (" | cos(pos) {cosine/translations:.2f}" if "retrieval/xsim" in results else "")
             + " | unif {uniformity:.2f} | std {std:.2f} | embedding norm {norm:.1f} -> ")
-    return line.format_map(scores) + verdict
+    return line.format_map(scores) + verdict(results)
+
+
+# The columns of a run's evaluations: {metric: (title, digits)}.
+PROGRESS = {"validation/loss": ("held-out loss", 3), "generate/exact": ("exact match, %", 1),
+            "retrieval/xsim": ("wrong translation, %", 1), "retrieval/order": ("order error, %", 1),
+            "geometry/rankme": ("RankMe", 1), "geometry/cosine/same": ("cos(rand)", 2)}
+
+
+def heading(results):
+    """Return the heads of the columns of `headline`."""
+    return "  ".join(["   step", *(title for name, (title, _) in PROGRESS.items()
+                                   if name in results), "verdict"])
 
 
 def headline(results, step, start="untrained"):
-    """Format an evaluation during training as one line."""
-    parts = [f"{name} {results[name]:.1f} %" for name in ("retrieval/xsim", "retrieval/xsim++",
-             "retrieval/order", "generate/exact", "probe/mean") if name in results]
-    if "validation/loss" in results:
-        parts.insert(0, f"validation/loss {results['validation/loss']:.3f}")
-    health = diagnose(results)
+    """Format an evaluation during training as one line of a table with the head `heading`."""
+    cells = [f"{results[name]:{len(title)}.{digits}f}" for name, (title, digits) in PROGRESS.items()
+             if name in results]
     # Random weights look collapsed, which says nothing about the training.
-    parts.append(health if step else health.partition(" -> ")[0] + f" -> {start}")
-    return "  ".join(parts)
+    return "  ".join([f"{step:>7}", *cells, verdict(results) if step else start])
 
 
 # ---- the rows of a run

@@ -16,7 +16,6 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
 
 import contextlib
 import functools
-import importlib.util
 import math
 import os
 import shlex
@@ -53,7 +52,7 @@ from common import (
 )
 from corpora.overlap import share_a_text
 from model import Packed, compile_blocks, set_attention, to_device
-from objectives import find_objective
+from objectives import MaskConfig, find_objective
 from optimizer import learning_rate, make_optimizer, set_learning_rate
 from settings import TrainConfig, derived_values, parse, resolve_config
 
@@ -101,6 +100,7 @@ class Run:
         self.saved_step = 0  # of the last save_checkpoint, which writes nothing without a folder
         self.records = []  # what this process appended to the log, also without a folder
         self.evaluated = None  # the step of the last evaluation
+        self.example = []  # lines with what the model made of one row there
         self.pending = []  # metrics of the steps since the last record, still on the device
         torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
@@ -258,7 +258,10 @@ class Run:
         if self.untrained is None:
             if self.writes:
                 runs.write_untrained(self, evaluation.embeddings)
-            self.untrained = results
+            # The twin that the model confuses now is shown at every evaluation.
+            has_twins = self.rank == 0 and evaluation.rows.reordered
+            number = evaluate.confused_twin(evaluation) if has_twins else 0
+            self.untrained = results | {"example": number}
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
             runs.append_log(self, {"step": self.step, "warning": text})
@@ -266,10 +269,22 @@ class Run:
                 warn(f"step {self.step}: {text}")
         if self.writes and self.step == self.train.steps:
             runs.write_eval_json(self, results)
-        record = {"step": self.step, "eval": results}
+        number = self.untrained.get("example", 0)
+        record = {"step": self.step, "eval": results, "example": number}
         runs.append_log(self, record)
         self.evaluated = self.step
+        if self.rank == 0:
+            self.example = self.example_lines(evaluation, number)
         return record
+
+    def example_lines(self, evaluation, number):
+        """Return lines that show what the model makes of one held-out row: a twin with this number
+        in rows.reordered, a translation, an answer, or a masked token."""
+        if evaluation.rows.reordered and not evaluation.can_answer:
+            return evaluate.twin_lines(evaluation, number)
+        if evaluation.views < 2 and isinstance(self.options, MaskConfig):
+            return evaluate.gap_lines(self.objective, evaluation.rows)
+        return ["    " + line for line in evaluate.examples(evaluation, count=1)]
 
     def scores(self, evaluation=None):
         """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
@@ -431,17 +446,33 @@ def introduce(run, say):
         say(f"resuming at step {run.step} of {train.steps}")
 
 
+def show_evaluation(run, record, say):
+    """Print an evaluation as a row of a table, and what the model makes of one held-out row."""
+    results, step = record["eval"], record["step"]
+    if len([one for one in run.records if "eval" in one]) == 1:  # the first of this process
+        say("\n" + evaluate.heading(results))
+    say(evaluate.headline(results, step, "start" if run.train.init else "untrained"))
+    for line in run.example:
+        say(line)
+    if step and evaluate.verdict(results) == "COLLAPSING":
+        say("        all embeddings become the same; " + (
+            "llm-jepa's cosine does this also where the answers are good: a finding, not a bug"
+            if run.objective_class.name == "llm-jepa" else "FAQ.md says what helps"))
+
+
 def finish(run, results, say):
-    """Print the results before and after training, five examples, and the next command."""
-    say("\n" + evaluate.table(results, run.untrained,
-                              start="start" if run.train.init else "untrained"))
+    """Print five examples, the results before and after training, and the next commands."""
+    say("")
     for line in evaluate.examples(run.evaluation()):
         say(line)
+    say("\n" + evaluate.summary(results, run.untrained, run.model.config.width,
+                                start="start" if run.train.init else "untrained"))
     folder = shlex.quote(str(run.folder))
-    draws = importlib.util.find_spec("matplotlib") is not None
-    say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n" + (
-        f"next: python -m look {folder}" if draws else
-        f"next: python evaluate.py {folder} (with matplotlib: python -m look {folder})"))
+    say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}")
+    if run.source.embedded and run.source.name == "toy":
+        say("next: python -m minimal.bag          # what bags of words and of word pairs reach")
+    say(f"      python evaluate.py {folder}   # all measures, on test rows")
+    say(f"      python -m look {folder}       # one page of pictures (requirements-dev.txt)")
 
 
 def interrupt(number, frame):
@@ -477,12 +508,10 @@ def main(arguments):
                              f"{record['tokens_per_second']:,} tokens/s")
                     bar.set_postfix_str(speed)
                     if progress:
-                        progress.show(run.step, speed)
+                        left = (run.train.steps - run.step) / run.step * run.seconds
+                        progress.show(run.step, f"{speed}, {left:.0f} s left")
                 elif record["eval"]:  # only rank 0 has numbers
-                    headline = evaluate.headline(
-                        record["eval"], record["step"],
-                        start="start" if run.train.init else "untrained")
-                    say(f"step {record['step']:>5}  {headline}")
+                    show_evaluation(run, record, say)
     except KeyboardInterrupt as stop:
         saved = f"saved at step {run.saved_step}" if run.saved_step else "nothing is saved yet"
         say(f"stopped; {saved}. To resume: {command}")

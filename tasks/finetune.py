@@ -230,7 +230,7 @@ def parse_flags(words):
     add("--pool", choices=POOLS, help="pooling [the model's]")
     add("--untrained", action="store_true",
         help="also fine-tune from random weights; these numbers are NAME/untrained")
-    add_flags(parser, "settings", Settings, vars(Settings()))
+    add_flags(parser.add_argument_group("settings"), Settings, vars(Settings()), vars(Settings()))
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
     flags = parser.parse_args(words)
