@@ -426,7 +426,7 @@ def twin_lines(evaluation, number):
                     for z in (y[row:row + 1], evaluation.reordered[number:number + 1]))
     marks = ("=", " ") if right > wrong else (" ", "!")
     return [f"        {shown(sentences[row])}"] + [
-        f"      {mark} {cosine:.3f} {name:11} {shown(text)}" for mark, cosine, name, text in zip(
+        f"      {mark} {cosine:.4f} {name:11} {shown(text)}" for mark, cosine, name, text in zip(
             marks, (right, wrong), ("translation", "twin"), (golds[row], twin))]
 
 
@@ -442,7 +442,8 @@ def gap_lines(objective, rows):
     with in_eval_mode(objective):
         states = objective.model(packed, at=torch.tensor([middle], device=device))  # (1, D)
         found = objective.most_likely(states).item()
-    before, after = (tokenizer.decode(part) for part in (ids[:middle], ids[middle + 1:]))
+    around = ids[max(0, middle - 12):middle], ids[middle + 1:middle + 13]
+    before, after = map(tokenizer.decode, around)
     said, right = (shown(tokenizer.decode([token]).strip()) for token in (found, gold))
     mark = "=" if found == gold else "!"
     lines = [f"      {mark} {shown(before)} [{said}] {shown(after)}"]

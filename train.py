@@ -23,10 +23,16 @@ import signal
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 
-if __name__ == "__main__":  # the first import of PyTorch can take half a minute
-    print("loading PyTorch ...", file=sys.stderr)
+if __name__ == "__main__":
+    missing = [name for name in ("numpy", "tokenizers", "torch", "tqdm") if not find_spec(name)]
+    if missing:
+        print(f"error: {', '.join(missing)} cannot be imported: pip install -r requirements.txt",
+              file=sys.stderr)
+        sys.exit(2)
+    print("loading PyTorch ...", file=sys.stderr)  # the first import can take half a minute
 
 import torch
 import torch.distributed as dist
@@ -461,18 +467,19 @@ def show_evaluation(run, record, say):
 
 
 def finish(run, results, say):
-    """Print five examples, the results before and after training, and the next commands."""
+    """Print three examples, the results before and after training, and the next commands."""
     say("")
-    for line in evaluate.examples(run.evaluation()):
+    for line in evaluate.examples(run.evaluation(), count=3):
         say(line)
     say("\n" + evaluate.summary(results, run.untrained, run.model.config.width,
                                 start="start" if run.train.init else "untrained"))
     folder = shlex.quote(str(run.folder))
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}")
-    if run.source.embedded and run.source.name == "toy":
-        say("next: python -m minimal.bag          # what bags of words and of word pairs reach")
-    say(f"      python evaluate.py {folder}   # all measures, on test rows")
-    say(f"      python -m look {folder}       # one page of pictures (requirements-dev.txt)")
+    say("next:")
+    if run.eval_source.embedded and run.eval_source.name == "toy":
+        say("  python -m minimal.bag          # what bags of words and of word pairs reach")
+    say(f"  python evaluate.py {folder}  # all measures, on test rows")
+    say(f"  python -m look {folder}      # one page of pictures; needs requirements-dev.txt")
 
 
 def interrupt(number, frame):
