@@ -140,16 +140,36 @@ def test_examples_are_retrieved_translations(tokenizer):
     assert evaluate.examples(one) == wanted
 
 
-def test_the_table_and_the_headline(tokenizer):
+def test_the_table_the_rows_of_training_and_the_summary(tokenizer):
     results = {"validation/loss": 2.5, **evaluate.run(evaluation(tokenizer))}
     *lines, last = evaluate.table(results).splitlines()
     assert last == f"and {len(results) - len(lines)} more numbers: evaluate.py --json"
-    after = {"retrieval/xsim": 12.25, "geometry/std": .5}
-    title, first, second = evaluate.table(after, {"retrieval/xsim": 99.5}).splitlines()
-    assert title.split() == ["untrained", "trained"]
-    assert first.split()[1:4] == ["99.50", "12.25", "%"] and second.split()[1:3] == ["-", "0.5000"]
-    line = evaluate.headline(results, 0, start="start")
-    assert line.startswith("validation/loss 2.500  retrieval/xsim ") and line.endswith("-> start")
+    head, line = evaluate.heading(results), evaluate.headline(results, 0, start="start")
+    assert head.split()[:4] == ["step", "held-out", "loss", "wrong"]
+    assert line.split()[:2] == ["0", "2.500"] and line.endswith("  start")
+    # A number ends where the title of its column ends.
+    assert line.index("2.500") + 5 == head.index("held-out loss") + len("held-out loss")
+    assert evaluate.headline(results, 9).endswith("  " + evaluate.verdict(results))
+    after = {"retrieval/xsim": 12.25, "geometry/std": .5, "generate/exact": 3.0}
+    title, exact, xsim = evaluate.summary(after, {"retrieval/xsim": 99.5}, 128).splitlines()
+    assert title.split() == ["untrained", "trained"] and exact.split()[3:5] == ["-", "3.00"]
+    assert xsim.split()[4:6] == ["99.50", "12.25"]
+
+
+def test_one_twin_is_followed(tokenizer):
+    one = evaluation(tokenizer)
+    number = evaluate.confused_twin(one)
+    text, row, kind = one.rows.reordered[number]
+    embedded = one.embeddings["de"][row], one.embeddings["en"][row], one.reordered[number]
+    x, right, wrong = (torch.nn.functional.normalize(each, dim=0) for each in embedded)
+    assert kind == "far" and x @ wrong > x @ right  # the untrained model prefers the twin
+    assert all(metrics.cosines(one.embeddings["de"][[i]], one.reordered[[n]])
+               <= metrics.cosines(one.embeddings["de"][[i]], one.embeddings["en"][[i]])
+               for n, (_, i, kind) in enumerate(one.rows.reordered[:number]) if kind == "far")
+    sentence, first, second = evaluate.twin_lines(one, number)
+    assert sentence.strip() == one.rows.texts["de"][row]
+    assert first.split()[:2] == [f"{x @ right:.4f}", "translation"]
+    assert second.split()[:3] == ["!", f"{x @ wrong:.4f}", "twin"] and second.endswith(text)
 
 
 # ---- what a causal model writes, and how it is judged

@@ -231,26 +231,43 @@ def test_what_evaluation_data_cannot_measure_is_said():
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("words, expected, is_noted", [  # that koleo_weight is not the paper's
-    ("--objective mexma", dict(koleo_weight=1.0), True),
-    ("--koleo-weight 0.01 --lr 0.5", dict(koleo_weight=0.01, lr=0.5), False),
-    ("--size base", dict(head_layers=6, head_hidden=3072, lr=1e-4, max_length=200), False),
+@pytest.mark.parametrize("words, expected", [
+    ("--objective mexma", dict(koleo_weight=1.0)),
+    ("--koleo-weight 0.01 --lr 0.5", dict(koleo_weight=0.01, lr=0.5)),
+    ("--size base", dict(head_layers=6, head_hidden=3072, lr=1e-4, max_length=200)),
     ("--objective contrastive --preset bag",
      dict(layers=0, pool="mean", optimizer="adamw", batch=256, lr=1e-2, steps=500, embedding_lr=1.0,
-          zero_init=False), False),
+          zero_init=False)),
     ("--objective contrastive --preset cls",
      dict(layers=3, pool="cls", optimizer="muon", batch=64, lr=2e-3, steps=500, embedding_lr=1.0,
-          zero_init=False), False),
+          zero_init=False)),
     # As many positions as a row of two texts needs.
-    ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2)), False),
+    ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2))),
     ("--objective llm-jepa --preset scratch --size small --jepa-weight 4",
-     dict(lr=8e-5, jepa_weight=4, predictors=3, data="regex"), False)])
-def test_each_layer_of_settings_overrides_the_one_before(words, expected, is_noted):
+     dict(lr=8e-5, jepa_weight=4, predictors=3, data="regex"))])
+def test_each_layer_of_settings_overrides_the_one_before(words, expected):
     *configs, notes = settings.resolve_config(*settings.parse(words.split()))
     found = {name: value for config in configs for name, value in vars(config).items()}
     assert expected.items() <= found.items()
-    assert any("koleo_weight 1.0 (paper: 0.01)" in note for note in notes) == is_noted
     assert any("toy scale" in note for note in notes) == ("--size" not in words)
+
+
+def count_of_toy_values(words):
+    *_, notes = settings.resolve_config(*settings.parse(words.split()))
+    return int(next(re.search(r"toy scale: (\d+) settings", note)[1] for note in notes))
+
+
+def test_a_run_counts_its_toy_values_and_help_shows_both(capfd):
+    assert count_of_toy_values("") == 1 + count_of_toy_values("--koleo-weight 0.01")
+    for words in ("--help", "--help all"):
+        with pytest.raises(SystemExit):
+            settings.parse(words.split())
+    out = capfd.readouterr().out
+    short, full = out.split("usage: ")[1:]
+    assert re.search(r"--koleo-weight FLOAT [^[]*\[1.0;\s+paper\s+0.01\]", short)
+    assert "--eval-every" not in short and re.search(r"--eval-every INT .* \[\d+\]", full)
+    for name in settings.MOST_USED:
+        assert re.search(rf"\n  --{name} ", short), name
 
 
 # ---- how a program ends
