@@ -439,6 +439,8 @@ def finish(run, results, say):
         say(line)
     folder = shlex.quote(str(run.folder))
     draws = importlib.util.find_spec("matplotlib") is not None
+    if run.device.type == "cuda":
+        say(f"peak memory of the GPU: {torch.cuda.max_memory_allocated(run.device) / 1e9:.1f} GB")
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}\n" + (
         f"next: python -m look {folder}" if draws else
         f"next: python evaluate.py {folder} (with matplotlib: python -m look {folder})"))
