@@ -24,6 +24,7 @@ from kernels import bench
 from . import peers
 from .compare import times_lines
 
+DAY = 24 * 60  # minutes
 LONGEST_ERROR = 1000  # characters of an error in the file: the last ones say what went wrong
 
 
@@ -102,6 +103,8 @@ def gpu_command(words):
     parser.add_argument("--into", metavar="FOLDER", default=".", help="folder of the file, whose "
                         "name has the card and the time [.]")
     options = parser.parse_args(words)
+    if not 0 < options.minutes <= DAY:
+        raise BadInput(f"--minutes {options.minutes:g}: it must be above 0, and at most {DAY}")
     end = time.monotonic() + 60 * options.minutes
     if reason := kernels.why_not(bench.DEVICE, 64, 0.0):
         raise BadInput(f"python -m results gpu cannot run: {reason}. To try it on a CPU, at tiny "

@@ -180,6 +180,10 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
     monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD)
     assert "| a | 1.50 ± 0.71 |" in compare.show("odd")
+    times = {"experiment": "times", "label": "a", "seed": 0, "torch": "2", "table": {}}
+    for device in ("one", "two", "two"):  # times of two devices are two records
+        compare.keep_records([times | {"device": device}])
+    assert [one["device"] for one in compare.read_records("times")] == ["one", "two"]
 
 
 def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(

@@ -291,6 +291,18 @@ def test_the_first_lines_name_every_derived_value_with_its_reason(capsys):
     assert f"epochs {80 / len(run.corpus):.2f} (80 examples of {len(run.corpus)} rows)" in shown
 
 
+def test_a_run_on_a_gpu_ends_with_its_peak_memory(monkeypatch):
+    write_pairs(Path("pairs.tsv"), 300)
+    run = train.start("contrastive", steps=1, **SMALL | SHAPE)
+    *_, last = run.steps()
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12_340_000_000)
+    for name, expected in (("cuda", ["peak memory of the GPU: 12.3 GB"]), ("cpu", [])):
+        lines = []
+        run.device = torch.device(name)
+        train.finish(run, last["eval"], lines.append)
+        assert [line for line in lines if line.startswith("peak memory")] == expected
+
+
 def test_without_a_terminal_a_line_of_progress_comes_after_a_tenth_of_the_steps(capsys):
     assert train.main(command("contrastive", steps=40, log_every=1, eval_every=40)) == 0
     lines = re.findall(r"^step +(\d+) of 40  loss \d", capsys.readouterr().err, re.M)
