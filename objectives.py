@@ -33,6 +33,7 @@ from common import (
     did_you_mean,
     file_hash,
     shown,
+    whole,
 )
 from data import add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
@@ -1131,7 +1132,7 @@ class Hybrid(Objective):
         if self.progress == 1 and init_weight > 0.01:
             return (f"{init_weight:.0%} of the teacher is still its initialization: lower "
                     "--momentum, or train longer")
-        lam = self.lam().item()
+        lam = whole(self.lam()).item()
         if self.config.balance == "learned" and not 0.05 <= lam <= 0.95:
             return (f"the learned lambda is {lam:.3f}, so the {'mlm' if lam > 0.5 else 'latent'} "
                     "loss has almost no weight: --balance fixed keeps lambda constant")
