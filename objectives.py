@@ -165,7 +165,11 @@ def epps_pulley(z, slices=256, reach=3.0, points=17):
 
 def sigreg(x, y, fraction=0.05):
     """Return the MSE, and how far each side is from an isotropic Gaussian; not normalized. The MSE
-    is four times LeJEPA's distance to the center [Balestriero & LeCun 2025, eq. 7]."""
+    is four times LeJEPA's distance to the center [Balestriero & LeCun 2025, eq. 7].
+
+    Callers gather the embeddings of all GPUs first, with gradients. So the loss is that of the
+    whole batch on any number of GPUs, and only the directions differ. From the examples of one GPU
+    its strength would depend on how many there are."""
     return (1 - fraction) * mse(x, y) + fraction * (epps_pulley(x) + epps_pulley(y)) / 2
 
 
