@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import datetime
 import difflib
@@ -408,3 +409,59 @@ def mean_over_ranks(values, world):
         dist.all_reduce(values)
         values /= world
     return values
+
+
+# ---- --shard: each process keeps a part of every tensor, by PyTorch's FSDP2
+
+
+def check_shard(train, precision, world):
+    """Raise BadInput if a run with --shard cannot be sharded."""
+    if train.shard and (world == 1 or train.optimizer != "adamw" or precision == "float16"):
+        raise BadInput("shard needs several processes (torchrun --nproc_per_node 8 train.py ...), "
+                       "--optimizer adamw, and --precision float32 or bfloat16: this run has "
+                       f"{world}, {train.optimizer} and {precision}")
+
+
+def shard(objective, blocks, device, rank, world):
+    """Divide the weights of an objective among the processes, in place. Return, on rank 0, a whole
+    copy of its model, for evaluations and files.
+
+    A block is whole while it computes, in the forward and again in the backward. All other weights
+    are whole from the start of the objective's forward to the end of the backward, so a loss can
+    read the embeddings."""
+    from torch.distributed.fsdp import fully_shard  # half a second
+    model = copy.deepcopy(objective.model) if rank == 0 else objective.model
+    mesh = dist.init_device_mesh(device.type, (world,))
+    for group in (*blocks, objective):
+        fully_shard(group, mesh=mesh)
+
+    def broadcast_buffers(objective, _):  # as DDP does: BatchNorm's statistics are those of rank 0
+        for buffer in objective.buffers() if objective.training else ():
+            dist.broadcast(buffer, 0)
+
+    objective.register_forward_pre_hook(broadcast_buffers)
+    return model
+
+
+def whole(tensor):
+    """Gather a tensor that is divided: all processes call it together. Return others unchanged."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gather(tensors, keep):
+    """Return {name: tensor}, nested or not. Those that are divided become whole tensors on the CPU,
+    or None unless `keep`. All processes call it together."""
+    if isinstance(tensors, dict):
+        return {name: gather(item, keep) for name, item in tensors.items()}
+    found = whole(tensors)
+    return tensors if found is tensors else found.cpu() if keep else None
+
+
+def part_of(tensor, like):
+    """Copy a tensor to the device of `like`; if `like` is divided, only this process's part."""
+    tensor = tensor.to(like.device, like.dtype, copy=True).contiguous()
+    if not hasattr(like, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+    # src_data_rank=None: each process has the whole tensor, so none is sent.
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

@@ -33,6 +33,7 @@ from common import (
     did_you_mean,
     file_hash,
     shown,
+    whole,
 )
 from data import add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
@@ -164,7 +165,11 @@ def epps_pulley(z, slices=256, reach=3.0, points=17):
 
 def sigreg(x, y, fraction=0.05):
     """Return the MSE, and how far each side is from an isotropic Gaussian; not normalized. The MSE
-    is four times LeJEPA's distance to the center [Balestriero & LeCun 2025, eq. 7]."""
+    is four times LeJEPA's distance to the center [Balestriero & LeCun 2025, eq. 7].
+
+    Callers gather the embeddings of all GPUs first, with gradients. So the loss is that of the
+    whole batch on any number of GPUs, and only the directions differ. From the examples of one GPU
+    its strength would depend on how many there are."""
     return (1 - fraction) * mse(x, y) + fraction * (epps_pulley(x) + epps_pulley(y)) / 2
 
 
@@ -1136,7 +1141,7 @@ class Hybrid(Objective):
         if self.progress == 1 and init_weight > 0.01:
             return (f"{init_weight:.0%} of the teacher is still its initialization: lower "
                     "--momentum, or train longer")
-        lam = self.lam().item()
+        lam = whole(self.lam()).item()
         if self.config.balance == "learned" and not 0.05 <= lam <= 0.95:
             return (f"the learned lambda is {lam:.3f}, so the {'mlm' if lam > 0.5 else 'latent'} "
                     "loss has almost no weight: --balance fixed keeps lambda constant")

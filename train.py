@@ -46,18 +46,21 @@ import runs
 from common import (
     BadInput,
     ProgressLines,
+    check_shard,
     join_processes,
     locked,
     mean_over_ranks,
     run_program,
+    shard,
     shown,
     uninterrupted,
     usable_device,
     usable_precision,
     warn,
+    whole,
 )
 from corpora.overlap import share_a_text
-from model import Packed, compile_blocks, set_attention, to_device
+from model import Block, Packed, compile_blocks, set_attention, to_device
 from objectives import MaskConfig, find_objective
 from optimizer import learning_rate, make_optimizer, set_learning_rate
 from settings import TrainConfig, derived_values, parse, resolve_config
@@ -83,18 +86,26 @@ class Run:
         # A resumed run keeps its precision, also on a machine that would choose another one.
         precision = saved["precision"] if saved and train.precision == "auto" else train.precision
         self.precision = usable_precision(precision, self.device)
+        check_shard(train, self.precision, self.world)
         open_data(self, resumed=saved is not None)
 
         torch.manual_seed(train.seed)  # all processes start from the same weights
         self.model = runs.make_model(train, shape, self.init, self.tokenizer.special)
         self.init = self.init and self.init._replace(model=None)  # which needs memory
-        self.objective = objective_class(self.model, self.options).to(self.device)
+        self.objective = objective_class(self.model, self.options)
         for module in self.objective.modules():
             module.is_checkpointed = train.gradient_checkpointing  # transformer blocks read this
         dtype = getattr(torch, self.precision)
         self.layouts = set_attention(self.objective, train.attention, self.device, dtype.itemsize)
+        if train.shard:
+            blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
+            self.model = shard(self.objective, blocks, self.device, self.rank, self.world)
+        else:
+            self.objective.to(self.device)
+        # Its cache would keep every block's weights in bfloat16 until the end of the forward.
         self.autocast = functools.partial(torch.autocast, self.device.type, dtype,
-                                          enabled=dtype != torch.float32)
+                                          enabled=dtype != torch.float32,
+                                          cache_enabled=not train.shard)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.optimizer = make_optimizer(self.objective, train)
         self.config = {"objective": objective_class.name, **asdict(train),
@@ -133,7 +144,7 @@ class Run:
             if train.compile:
                 compile_blocks(self.objective)
             forward = self.objective
-            if self.world > 1:  # without a second copy of all gradients
+            if self.world > 1 and not train.shard:  # without a second copy of all gradients
                 forward = DistributedDataParallel(forward, gradient_as_bucket_view=True)
             self.objective.train()  # evaluations turn dropout off and on again
             while True:
@@ -169,8 +180,8 @@ class Run:
         micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
         total = {}
         for one in micro_batches:
-            # The processes exchange gradients once a step, with the last micro-batch.
-            exchanges = self.world == 1 or one is micro_batches[-1]
+            # With DDP the processes exchange gradients once a step, with the last micro-batch.
+            exchanges = forward is self.objective or one is micro_batches[-1]
             with contextlib.nullcontext() if exchanges else forward.no_sync():
                 with self.autocast():
                     loss, terms = forward(one)
@@ -180,8 +191,8 @@ class Run:
         total["tokens"] = torch.full((), float(tokens), device=self.device)
         metrics = mean_metrics(total, self.world)
         self.scaler.unscale_(self.optimizer)  # clip the true gradients, not the scaled ones
-        norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
-                                              self.train.clip or math.inf)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
+                                                    self.train.clip or math.inf))
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -288,15 +299,22 @@ class Run:
         in rows.reordered, a translation, an answer, or a masked token."""
         if evaluation.rows.reordered and not evaluation.can_answer:
             return evaluate.twin_lines(evaluation, number)
-        if evaluation.views < 2 and isinstance(self.options, MaskConfig):
+        # With --shard, all processes would have to compute the masked token.
+        if evaluation.views < 2 and isinstance(self.options, MaskConfig) and not self.train.shard:
             return evaluate.gap_lines(self.objective, evaluation.rows)
         return ["    " + line for line in evaluate.examples(evaluation, count=1)]
 
     def scores(self, evaluation=None):
         """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
         losses = self.validate()
-        evaluation = evaluation or self.evaluation()
-        return (losses | evaluate.run(evaluation)) if self.rank == 0 else {}
+        runs.trained_weights(self)  # with --shard into self.model, which is on the CPU
+        if self.rank > 0:
+            return {}
+        self.model.to(self.device)
+        scores = losses | evaluate.run(evaluation or self.evaluation())
+        if self.train.shard and self.step < self.train.steps:
+            self.model.to("cpu")  # the GPU needs the memory for training
+        return scores
 
     def validate(self):
         """Return {"validation/TERM": number}, the loss terms on held-out rows."""
@@ -474,6 +492,8 @@ def finish(run, results, say):
     say("\n" + evaluate.summary(results, run.untrained, run.model.config.width,
                                 start="start" if run.train.init else "untrained"))
     folder = shlex.quote(str(run.folder))
+    if run.device.type == "cuda":
+        say(f"peak memory of the GPU: {torch.cuda.max_memory_allocated(run.device) / 1e9:.1f} GB")
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}")
     say("next:")
     if run.eval_source.embedded and run.eval_source.name == "toy":

@@ -38,8 +38,9 @@ def why_not(device, head_dim, softcap):
 
 
 def choose_back_end(requested, device, head_dim, softcap=0.0):
-    """Return what computes attention: "sdpa", "triton", or "auto": our kernels, and SDPA for masks
-    that they do not support. Raises BadInput if "triton" is requested and cannot run."""
+    """Return what computes attention: "sdpa", "triton", or "auto": our kernels, and SDPA in float32
+    and for masks that they do not support. Raises BadInput if "triton" is requested and cannot run.
+    """
     if requested == "sdpa" or (requested == "auto" and device.type != "cuda"):
         return "sdpa"
     reason = why_not(device, head_dim, softcap)
@@ -51,7 +52,8 @@ def choose_back_end(requested, device, head_dim, softcap=0.0):
 def layout_of(back_end, heads, kv_heads, head_dim, element_size):
     """Return the layout of a layer, on which the plan of a batch depends: "sdpa", or (back end,
     heads per key head, head size, bytes per number), which decide the tiles of our kernels."""
-    if back_end == "sdpa":
+    # In float32 our kernels do not use tensor cores, and those of PyTorch do.
+    if back_end == "sdpa" or back_end == "auto" and element_size == 4:
         return "sdpa"
     return back_end, heads // kv_heads, head_dim, element_size
 

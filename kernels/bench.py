@@ -1,8 +1,13 @@
-"""Time attention and the loss over a large vocabulary against what else computes the same.
+"""Compare our kernels with their definition, and time attention and the loss over a large
+vocabulary against what else computes the same.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread. Times are
 medians, and "times ours" is the time of a side divided by ours in the same round. Nothing is timed
-unless all sides return the same. A side that cannot run says why.
+unless all sides return the same, gradients too. A side that cannot run says why.
+
+On a GPU, "GB" is the peak memory of a side. The time of attention's kernels is that of a CUDA
+graph, because a short pass takes less time than Python needs to launch it; its time with the
+launch is a table of its own.
 """
 
 import functools
@@ -27,8 +32,8 @@ ROUNDS = 5
 
 
 def milliseconds(run):
-    """Time a function: on a GPU with an emptied cache; on a CPU the time of this thread, whatever
-    else the machine does."""
+    """Time a function with its launch: on a GPU with an emptied cache; on a CPU the time of this
+    thread, whatever else the machine does."""
     if GPU:
         import triton.testing
         return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
@@ -37,17 +42,29 @@ def milliseconds(run):
     return 1000 * (time.thread_time() - start)
 
 
+def milliseconds_of_kernels(run):
+    """Time what a function runs on the GPU, without its launch."""
+    if not GPU:
+        return milliseconds(run)
+    import triton.testing
+    return triton.testing.do_bench_cudagraph(run, return_mode="median")
+
+
 def interleaved(sides, clock=milliseconds, rounds=None):
     """Time {side: {way: function}} in turn, after one call to warm up: clock(function) runs it and
     returns its milliseconds. Of a side's ways the fastest counts. Return {side: {"ms", "times
     ours", ...}}; a side that cannot run says why. The first side is ours and may not fail."""
-    times, failed = {}, {}
+    times, failed, memory = {}, {}, {}
     ours = next(iter(sides))
     for side, ways in sides.items():
         for way, run in ways.items():
             try:
+                if GPU:
+                    torch.cuda.reset_peak_memory_stats()
                 run()
                 times[side, way] = []
+                if GPU:
+                    memory[side, way] = {"GB": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
             except Exception as error:  # it may not support this layout or GPU, or lack memory
                 if side == ours:
                     raise
@@ -69,6 +86,7 @@ def interleaved(sides, clock=milliseconds, rounds=None):
         table[side] |= {"ms": round(statistics.median(values), 4),
                         "times ours": round(statistics.median(ratios), 2),
                         "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}"}
+        table[side] |= memory.get((side, best[side]), {})
     return table
 
 
@@ -83,10 +101,18 @@ class Shape(NamedTuple):
     kv_heads: int  # Hkv
     head_dim: int  # K
 
-    def plan(self, back_end):
+    def plan(self, back_end, dtype):
         """Return the attention plan of this batch, on DEVICE."""
-        layout = layout_of(back_end, *self[2:], DTYPE.itemsize)
+        layout = layout_of(back_end, *self[2:], dtype.itemsize)
         return to_device(make_plan(layout, *self[:2], DEVICE))
+
+    def random_line(self, dtype):
+        """Return a projection (T, (H + 2 Hkv) K) and a gradient of the output (T, H K)."""
+        torch.manual_seed(0)
+        sizes = (self.heads + 2 * self.kv_heads, self.heads)
+        line, grad = (torch.randn(len(self.key_ranges), size * self.head_dim, device=DEVICE,
+                                  dtype=dtype) for size in sizes)
+        return line.requires_grad_(), grad
 
     def split_heads(self, line):
         """Return q (T, H, K), k and v (T, Hkv, K) of a projection."""
@@ -168,27 +194,33 @@ def causal(count, length):
 
 XLM_R, LLAMA = (16, 16, 64), (32, 8, 64)  # heads of XLM-R large and Llama 1B: H, Hkv, K
 # {title: (rows, heads)} of the papers' batches, and of long causal rows.
-SHAPES = {"MEXMA": (mexma(150), XLM_R),
-          "BERT-JEPA": (bert_jepa(64), XLM_R),
-          "LLM-JEPA on NL-RX": (llm_jepa(64, NL_RX), LLAMA),
-          "LLM-JEPA on GSM8K": (llm_jepa(16, GSM8K), LLAMA),
-          "16 causal documents of 2048": (causal(16, 2048), LLAMA),
-          "a causal document of 16384": (causal(1, 16384), (16, 16, 128))}
+FULL = {"MEXMA": (mexma(150), XLM_R),
+        "BERT-JEPA": (bert_jepa(64), XLM_R),
+        "LLM-JEPA on NL-RX": (llm_jepa(64, NL_RX), LLAMA),
+        "LLM-JEPA on GSM8K": (llm_jepa(16, GSM8K), LLAMA),
+        "16 causal documents of 2048": (causal(16, 2048), LLAMA),
+        "a causal document of 16384": (causal(1, 16384), (16, 16, 128))}
+# Triton's interpreter, which runs the kernels as Python, needs seconds for these.
+TINY = {"MEXMA": (mexma(1), (1, 1, 16)), "LLM-JEPA on NL-RX": (llm_jepa(1, NL_RX), (2, 1, 16))}
+SHAPES = FULL if GPU else TINY
 
 
-def ours(shape):
+def ours(shape, dtype=DTYPE):
     from .attention import attention
-    plan, key_ranges = shape.plan("triton"), torch.from_numpy(shape.key_ranges).to(DEVICE)
+    plan, key_ranges = shape.plan("triton", dtype), torch.from_numpy(shape.key_ranges).to(DEVICE)
     return lambda line: attention(line, shape.heads, shape.kv_heads, key_ranges, plan)
 
 
 def sdpa(shape):
-    plan = shape.plan("sdpa")
+    plan = shape.plan("sdpa", DTYPE)
     return lambda line: padded_attention(line, shape.heads, shape.kv_heads, plan)
 
 
 def flex(shape):
     """FlexAttention with a block mask of our rule; on a CPU it is not compiled."""
+    # After eight compilations PyTorch would run the next shape uncompiled, which takes many times
+    # the time and memory. With fullgraph it raises an error instead.
+    torch._dynamo.reset()
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     low, high, low2, high2 = torch.from_numpy(shape.key_ranges).to(DEVICE).T.contiguous()
 
@@ -199,7 +231,7 @@ def flex(shape):
     compiled = functools.partial(torch.compile, dynamic=False, disable=not GPU)
     count = len(shape.key_ranges)
     mask = compiled(create_block_mask)(visible, None, None, count, count, device=DEVICE)
-    attention = compiled(flex_attention)
+    attention = compiled(flex_attention, fullgraph=True)
 
     def attend(line):
         q, k, v = (x.transpose(0, 1)[None] for x in shape.split_heads(line))
@@ -216,49 +248,124 @@ def varlen(shape):
     is_causal = (shape.key_ranges[:, 1] == np.arange(1, len(shape.key_ranges) + 1)).all()
     bounds = torch.from_numpy(shape.cu_seqlens).to(DEVICE)
     rows = (bounds, bounds, *[int(np.diff(shape.cu_seqlens).max())] * 2)
-    options = dict(window_size=(-1, 0 if is_causal else -1), enable_gqa=True)
+    options = dict(window_size=(-1, 0 if is_causal else -1))
+    if shape.heads != shape.kv_heads:
+        options["enable_gqa"] = True  # PyTorch 2.11 does not have it
     return lambda line: varlen_attn(*shape.split_heads(line), *rows, **options).flatten(1)
 
 
-SIDES = {"ours": ours, "our SDPA back end": sdpa, "FlexAttention": flex, "torch varlen": varlen}
+SIDES = {"ours": ours, "our SDPA back end": sdpa, "torch varlen": varlen, "FlexAttention": flex}
 
 
-def time_attention(shape, backward):
-    """Time one or both passes of all sides. A side that disagrees with ours is not timed."""
-    torch.manual_seed(0)
-    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    line = torch.randn(len(shape.key_ranges), width, device=DEVICE, dtype=DTYPE,
-                       requires_grad=True)
-    expected = ours(shape)(line.detach())
+def passes(attend, line, grad):
+    """Return the output of a side, and the gradient of its projection."""
+    out = attend(line)
+    return out.detach(), torch.autograd.grad(out, line, grad)[0]
+
+
+def difference(found, expected):
+    """Return the largest difference, relative to the largest value, or absolute if that is below
+    1."""
+    return float((found - expected).abs().max() / max(1, expected.abs().max()))
+
+
+def attention_table(title, backward, clock, *peers):
+    """Return the table of a shape, of its forward pass or of both, for ours and these peers. Raises
+    ValueError if our SDPA back end does not agree with our kernels."""
+    rows, heads = SHAPES[title]
+    shape = shape_of(rows, *heads)
+    line, grad = shape.random_line(DTYPE)
+    expected = passes(sdpa(shape), line, grad)
 
     @functools.cache
     def built(side):
         attend = SIDES[side](shape)
-        if (attend(line.detach()) - expected).abs().max() > 0.03:
-            raise ValueError("disagrees with ours")
+        found = passes(attend, line, grad) if backward else (attend(line.detach()),)
+        if (worst := max(map(difference, found, expected))) > 0.03:
+            raise ValueError(f"differs from our SDPA back end by {worst:.3g}")
         return attend
 
     def run(side):
         if backward:
-            torch.autograd.grad(built(side)(line).sum(), line)
+            passes(built(side), line, grad)
         else:
             built(side)(line.detach())
 
-    return interleaved({side: {"": functools.partial(run, side)} for side in SIDES})
+    return interleaved({side: {"": functools.partial(run, side)} for side in ("ours", *peers)},
+                       clock)
 
 
-def attention_tables():
-    """Yield (title, table) of each shape: the forward pass, and both passes."""
-    for title, (rows, heads) in SHAPES.items():
-        shape = shape_of(rows, *heads)
-        yield f"attention forward: {title}", time_attention(shape, backward=False)
-        yield f"attention, both passes: {title}", time_attention(shape, backward=True)
+def attention_parts(compiled):
+    """Return {title of a table: function that makes it}: beside FlexAttention, which takes half a
+    minute to compile for each, or beside what PyTorch has built in."""
+    ways = {"kernels": milliseconds_of_kernels}
+    peers = ["FlexAttention"]
+    if not compiled:
+        ways["with their launch"] = milliseconds
+        peers = ["our SDPA back end", "torch varlen"]
+    return {f"attention, {name}, {way}: {title}" + ", FlexAttention" * compiled:
+            functools.partial(attention_table, title, backward, clock, *peers)
+            for way, clock in ways.items() for title in SHAPES
+            for name, backward in (("both passes", True), ("forward", False))}
+
+
+# ---- each kernel against its definition
+
+# {(kernel of the forward pass, of the backward): rows that need them}: groups of few tokens, and a
+# longer one whose tokens see two intervals. The kernel `keys` reads what `queries` writes.
+MASKS = {("local_forward", "local_backward"): [[(20, False, None)], [(9, True, None)]],
+         ("forward", "queries and keys"): [
+             [(90, True, None), (60, True, (0, 70)), (9, False, (0, 1))]]}
+LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+
+
+def definition(shape, line):
+    """Compute attention with a table of all pairs."""
+    group_size = shape.heads // shape.kv_heads
+    q, k, v = shape.split_heads(line)
+    k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
+    low, high, low2, high2 = torch.from_numpy(shape.key_ranges).to(DEVICE).T[..., None]
+    key = torch.arange(len(line), device=DEVICE)
+    visible = (low <= key) & (key < high) | (low2 <= key) & (key < high2)
+    scores = torch.einsum("thk,shk->hts", q, k) / shape.head_dim**0.5
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hts,shk->thk", weights, v).flatten(1)
+
+
+def check(rows, head_dim, dtype, backward):
+    """Return the table of the largest errors of our output, or of its gradients, against the
+    definition in float64. Raises ValueError if one is too large."""
+    shape = shape_of(rows, 4, 2, head_dim)
+    line, grad = shape.random_line(dtype)
+    exact = line.detach().double().requires_grad_()
+    expected = passes(functools.partial(definition, shape), exact, grad.double())
+    attend = ours(shape, dtype)
+    if backward:
+        found = passes(attend, line, grad)[1]
+        names, pairs = ("dq", "dk", "dv"), zip(*map(shape.split_heads, (found, expected[1])))
+    else:
+        names, pairs = ("output",), [(attend(line.detach()), expected[0])]
+    errors = {name: difference(one.double(), other) for name, (one, other) in zip(names, pairs)}
+    if not all(error <= LIMIT[dtype] for error in errors.values()):  # NaN is too large
+        raise ValueError(f"errors {errors} are larger than {LIMIT[dtype]:g}")
+    return {name: {"largest error": f"{error:.2g}", "limit": f"{LIMIT[dtype]:g}"}
+            for name, error in errors.items()}
+
+
+def check_parts():
+    """Return {title of a check: function that makes its table}."""
+    # Triton's interpreter gets bfloat16 wrong.
+    dtypes = [dtype for dtype in LIMIT if GPU or dtype != torch.bfloat16]
+    return {f"check of {names[backward]}, heads of size {size}, {str(dtype)[6:]}":
+            functools.partial(check, rows, size, dtype, backward)
+            for dtype in dtypes for size in (64, 128) for names, rows in MASKS.items()
+            for backward in (False, True)}
 
 
 # ---- the loss over a large vocabulary
 
 
-def cross_entropy_table(count=4096, width=1024, vocab=250_002):
+def cross_entropy_table(count=4096 if GPU else 9, width=1024, vocab=250_002 if GPU else 99):
     """Return the table of the loss of `count` states and its gradients, of XLM-R large."""
     torch.manual_seed(0)
     states = torch.randn(count, width, device=DEVICE, dtype=DTYPE, requires_grad=True)

@@ -7,8 +7,8 @@
     python -m results plot NAME               draw an experiment along training, or a picture
     python -m results flops --objective X     compute of a step; --match RUN: equal compute
     python -m results peers                   our training steps against other libraries'
-    python -m results gpu                     attention and training steps on a GPU
-    python -m results mixtures PUBLIC FOLDER  make the data files of the experiments
+    python -m results gpu                     check and time our kernels on a GPU
+    python -m results make-data PUBLIC OUT    make the data files of the experiments
     python -m results readme                  write recorded numbers into both README.md
 
 Each command has its own --help.
@@ -20,7 +20,7 @@ from common import BadInput, did_you_mean, run_program
 
 # {command: its file}, which is imported when it is needed: some need requirements-dev.txt.
 COMMANDS = {"show": "compare", "board": "compare", "readme": "compare", "plot": "plots",
-            "flops": "flops", "peers": "peers", "gpu": "peers", "mixtures": "mixtures"}
+            "flops": "flops", "peers": "peers", "gpu": "gpu", "make-data": "make_data"}
 
 
 def main(words):
@@ -33,7 +33,7 @@ def main(words):
         name, rest = words[0], [*words[1:], *rest[1:]]
     if name in COMMANDS:
         module = importlib.import_module(f"results.{COMMANDS[name]}")
-        return getattr(module, f"{name}_command")(rest)
+        return getattr(module, f"{name.replace('-', '_')}_command")(rest)
     from .compare import EXPERIMENTS
     if name in EXPERIMENTS:
         return importlib.import_module("results.run").run_command(name, rest)

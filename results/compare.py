@@ -86,8 +86,10 @@ def count_runs():
 
 
 def keep_records(new):
-    """Add records to the file, each in place of one of the same experiment, label and seed."""
-    kept = {(one["experiment"], one["label"], one["seed"]): one for one in [*read_records(), *new]}
+    """Add records to the file, each in place of one of the same experiment, label and seed; a table
+    of times only in place of one of the same device."""
+    kept = {(one["experiment"], one["label"], one["seed"], "table" in one and one["device"]): one
+            for one in [*read_records(), *new]}
     ordered = sorted(kept.values(), key=lambda record: record["experiment"])
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
     with atomic_file(RECORDS) as file:

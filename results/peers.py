@@ -8,6 +8,7 @@ the same loss. A side whose package is not installed says so.
 
 import contextlib
 import copy
+import functools
 import itertools
 import platform
 from pathlib import Path
@@ -50,6 +51,7 @@ TOY = {f"{name}, {title}": (name, "toy", 64, lengths) for name in OBJECTIVES
 LIMIT = {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.03}  # between losses, relative above 1
 
 
+@functools.cache
 def toy_special():
     return data.open_corpus("toy", count=50).tokenizer.special
 
@@ -149,8 +151,11 @@ class Step:
     def on_device(self):
         """One side at a time is on the GPU: together they do not fit."""
         set_attention(self.objective.to(DEVICE), "auto", DEVICE, self.element_size)
-        yield self.autocast
-        self.objective.to("cpu")
+        try:
+            yield
+        finally:
+            self.objective.zero_grad()
+            self.objective.to("cpu")
 
     def loss(self):
         with self.on_device(), torch.no_grad(), self.autocast:
@@ -180,15 +185,18 @@ def steps_of(name, size, count, lengths):
     objective_class, config, passes, fields = OBJECTIVES[name]
     torch.manual_seed(0)
     shape = dict(vocab=toy_special().vocab, dropout=0.0) | SIZES[size] | fields
-    model = Model(ModelConfig(**shape, head=objective_class.head_type(config)))
     batch = make_batch(name, count, lengths)
     grids = to_device(padded_inputs(batch["packed"], passes), DEVICE)
     batch = to_device(batch, DEVICE)
-    ours = objective_class(model, config)
-    sides = {"ours": ours, "transformers, padded": peer_of(ours, grids)}
-    if name == "contrastive":
-        peer = peer_of(ours, grids)
-        sides["sentence-transformers"] = SentenceTransformers(peer, grids)
+    with DEVICE:  # draws a billion random weights in less time than a CPU
+        model = Model(ModelConfig(**shape, head=objective_class.head_type(config)))
+        ours = objective_class(model, config)
+        sides = {"ours": ours, "transformers, padded": peer_of(ours, grids)}
+        if name == "contrastive":
+            peer = peer_of(ours, grids)
+            sides["sentence-transformers"] = SentenceTransformers(peer, grids)
+    for side in sides.values():
+        side.to("cpu")
     precisions = dict.fromkeys([usable_precision("auto", DEVICE), *([] if GPU else ["float32"])])
     steps = {side: {precision: Step(one, batch, precision) for precision in precisions}
              for side, one in sides.items()}
@@ -209,7 +217,7 @@ def training_table(*job):
     return bench.interleaved(ways, clock=lambda run: run(), rounds=2 if GPU else None)
 
 
-# ---- the two commands
+# ---- the command
 
 
 def cpu_name():
@@ -222,31 +230,18 @@ def cpu_name():
     return f"{name} ({'with' if can else 'without'} bfloat16)"
 
 
-def training_tables(jobs):
-    for title, job in jobs.items():
-        yield title, training_table(*job)
-
-
-def measure(command, words, parts):
-    """Print, and with --keep record, the tables of parts, which yield (title, table)."""
-    parser = Parser(f"python -m results {command}", __doc__.partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="add the tables to records.jsonl.xz")
-    options = parser.parse_args(words)
-    torch.set_num_threads(1)
-    device = torch.cuda.get_device_name() if GPU else f"one thread of {cpu_name()}"
-    for title, table in itertools.chain(*parts):
-        record = {"experiment": command, "label": title, "seed": 0, "device": device,
-                  "torch": torch.__version__, "table": table}
-        print(*times_lines(record), "", sep="\n", flush=True)
-        if options.keep:
-            keep_records([record])
+def device_name():
+    return torch.cuda.get_device_name() if GPU else f"one thread of {cpu_name()}"
 
 
 def peers_command(words):
-    measure("peers", words, [training_tables(TOY)])
-
-
-def gpu_command(words):
-    if not GPU:
-        raise BadInput("python -m results gpu needs a CUDA GPU; python -m results peers runs here")
-    measure("gpu", words, [bench.attention_tables(), training_tables(PAPERS)])
+    parser = Parser("python -m results peers", __doc__.partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="add the tables to records.jsonl.xz")
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    for title, job in TOY.items():
+        record = {"experiment": "peers", "label": title, "seed": 0, "device": device_name(),
+                  "torch": torch.__version__, "table": training_table(*job)}
+        print(*times_lines(record), "", sep="\n", flush=True)
+        if options.keep:
+            keep_records([record])

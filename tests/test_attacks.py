@@ -318,13 +318,17 @@ def test_whichever_of_two_processes_is_killed_the_run_resumes_bit_for_bit():
     more = dict(steps=6, save_every=2, log_every=1, eval_every=3, precision="float32")
     places = ("", "step", "evaluation", "part", "between", "gather")
     jobs = [(place, command("mlm", place or "whole", **more)) for place in places]
+    more |= dict(optimizer="adamw", balance="fixed", shard=True)
+    shards = {"shard": "", "shard-step": "step", "shard-between": "between"}
+    jobs += [(place, command("hybrid", name, **more)) for name, place in shards.items()]
     done = subprocess.run([sys.executable, "-c", ONE_OF_TWO, json.dumps(jobs)], text=True,
                           capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    for place in places[1:]:
-        assert_same_run(place, "whole")
+    for place in (*places[1:], *shards):
+        reference = "shard" if place in shards else "whole"
+        assert_same_run(place, reference)
         whole, found = ([{name: value for name, value in record.items() if "second" not in name}
-                         for record in runs.read_log(name)[1:]] for name in ("whole", place))
+                         for record in runs.read_log(name)[1:]] for name in (reference, place))
         assert found == whole
         assert not [*Path(place).glob(".*.part")]
 

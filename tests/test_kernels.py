@@ -29,6 +29,10 @@ from kernels.schedule import TILES  # noqa: E402
 ROOT = Path(__file__).parent.parent
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+# The rows of the table of tiles that fit this GPU; the interpreter runs all.
+GPUS = {"other", "9.0"}
+if DEVICE.type == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+    GPUS = {"other"}
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SMALL = TILES["other", 4, 64][0]
 NONE_LOCAL = SMALL._replace(local=(0, 4, 4))  # every row takes the general path
@@ -197,7 +201,7 @@ def test_long_rows_equal_the_definition_though_many_of_their_tiles_have_no_mask(
 # The interpreter gets bfloat16 wrong.
 @pytest.mark.parametrize("dtype", [
     torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
-@pytest.mark.parametrize("row", [key for key in TILES if key[1] == 2], ids=str)
+@pytest.mark.parametrize("row", [key for key in TILES if key[1] == 2 and key[0] in GPUS], ids=str)
 @pytest.mark.parametrize("long", [False, True])
 def test_every_row_of_the_table_agrees_within_the_precision_of_sixteen_bits(row, long, dtype):
     length = 140 if long else 70  # more than a block
@@ -243,12 +247,13 @@ def results(objective_class, back_end):
 def test_losses_and_gradients_are_the_same_with_either_back_end(name):
     ours, theirs = (results(OBJECTIVES[name], back_end) for back_end in ("triton", "sdpa"))
     for one, other in zip(ours, theirs, strict=True):
-        assert (one - other).abs().max() <= 1e-5
+        # On a GPU, PyTorch's kernel multiplies float32 as three products of TF32.
+        assert (one - other).abs().max() <= (1e-4 if DEVICE.type == "cuda" else 1e-5)
 
 
 def test_auto_falls_back_to_sdpa_for_a_mask_that_the_kernels_lack_with_one_warning(capsys):
     packed = Packed.of_segments([APART]).to(DEVICE)
-    qkv = torch.randn(len(packed.tokens), 3 * 64).to(DEVICE)
+    qkv = torch.randn(len(packed.tokens), 3 * 64).to(DEVICE, torch.float16)
     one, two, sdpa = (kernels.packed_attention(qkv, 2, 2, replace(packed, plans={}), back_end)
                       for back_end in ("auto", "auto", "sdpa"))
     assert torch.equal(one, sdpa) and torch.equal(two, sdpa)
@@ -256,7 +261,8 @@ def test_auto_falls_back_to_sdpa_for_a_mask_that_the_kernels_lack_with_one_warni
     assert "warning: the Triton kernels do not support the mask" in warning
     # Masks that the kernels support do use them.
     plain = Packed.of([np.arange(1, 90)], causal=True).to(DEVICE)
-    assert isinstance(plain.plan(("auto", 1, 32, 4)), schedule.Plan)
+    assert isinstance(plain.plan(kernels.layout_of("auto", 2, 2, 32, 2)), schedule.Plan)
+    assert kernels.layout_of("auto", 2, 2, 32, 4) == "sdpa"  # no tensor cores in float32
     kernels.warn_once.cache_clear()
 
 

@@ -1,14 +1,20 @@
-"""Other libraries compute what ours does before they are timed, and attention in all its ways runs
-at toy size in Triton's interpreter."""
+"""Other libraries compute what ours does before they are timed, and the command for a GPU runs at
+toy size in Triton's interpreter."""
 
+import functools
+import json
 import re
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from common import BadInput
-from kernels import bench
-from results import peers
+from kernels import attention, bench
+from results import gpu, peers
+from results.__main__ import main
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +30,8 @@ def small(name):
 @pytest.mark.parametrize("name", peers.OBJECTIVES)
 def test_both_sides_compute_the_same(name, monkeypatch, capsys):
     monkeypatch.setattr(peers, "usable_precision", lambda *_: "bfloat16")
-    peers.measure("peers", [], [peers.training_tables(small(name))])
+    monkeypatch.setattr(peers, "TOY", small(name))
+    main(["peers"])
     text = capsys.readouterr().out
     assert text.startswith("## \n") and "failed" not in text
     sides = ["ours", "transformers, padded"]
@@ -46,20 +53,7 @@ def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
     peer_of = peers.peer_of
     monkeypatch.setattr(peers, "peer_of", lambda objective, grids: peer_of(objective, grids[::-1]))
     with pytest.raises(BadInput, match="those of the other sides"):
-        list(peers.training_tables(small("mexma")))
-
-
-def test_attention_runs_in_all_ways_at_toy_size(monkeypatch):
-    monkeypatch.setattr(bench, "SHAPES", {"nine tokens": (bench.causal(1, 9), (2, 2, 16))})
-    (_, forward), (_, backward) = bench.attention_tables()
-    assert "ms" in backward["our SDPA back end"] and "ms" in forward["FlexAttention"]
-    if not bench.GPU:  # a side that cannot run says why
-        assert "CPU" in backward["FlexAttention"]["failed"]
-
-
-def test_the_loss_over_a_vocabulary_equals_pytorch_before_it_is_timed():
-    table = bench.cross_entropy_table(9, 8, 50)
-    assert all("ms" in row for row in table.values())
+        peers.training_table(*small("mexma")[""])
 
 
 @pytest.mark.parametrize("title, rows", [
@@ -73,7 +67,114 @@ def test_a_mask_that_is_timed_is_that_of_an_objectives_batch(title, rows):
 
 
 def test_the_shapes_have_the_heads_of_the_kernels():
-    for rows, heads in bench.SHAPES.values():
+    for rows, heads in bench.FULL.values():
         shape = bench.shape_of(rows, *heads)
         assert shape.head_dim in (64, 128) and shape.heads % shape.kv_heads == 0
         assert len(shape.key_ranges) > 1000
+
+
+# ---- the command for a GPU
+
+
+def report_of(folder, *words):
+    """Run the command. Return its exit status, and its file: one, and below 100 KB."""
+    status = main(["gpu", "--into", folder, *words])
+    path, = Path(folder).iterdir()
+    assert path.name.startswith("gpu-") and path.stat().st_size < 100_000
+    return status, json.loads(path.read_text())
+
+
+def test_the_whole_command_runs_on_a_cpu_in_the_interpreter(capsys):
+    status, report = report_of("a/b", "--minutes", "1" if bench.GPU else "30")
+    text = capsys.readouterr().out
+    assert status == 0 and text.startswith("device: ") and "0 failed" in text
+    assert {"device", "torch", "triton", "transformers", "cuda", "started"} <= report.keys()
+    tables = {part["label"]: part["table"] for part in report["parts"] if "table" in part}
+    assert all(f"## {title}\n" in text for title in tables)
+    if bench.GPU:  # a minute is enough for the checks alone
+        return
+    assert report["not run"] == [] and len(tables) == len(report["parts"]) == len(gpu.all_parts())
+    for dtype in ("float32", "float16"):
+        for size in (64, 128):
+            table = tables[f"check of queries and keys, heads of size {size}, {dtype}"]
+            assert table.keys() == {"dq", "dk", "dv"}
+    table = tables["attention, both passes, kernels: LLM-JEPA on NL-RX"]
+    assert "ms" in table["our SDPA back end"]
+    assert "one range" in table["torch varlen"]["failed"]  # a peer says why it cannot run
+    assert "ms" in tables["attention, forward, kernels: MEXMA, FlexAttention"]["FlexAttention"]
+    assert all("ms" in row for row in tables["training step: MEXMA"].values())
+
+
+class Idle:
+    """A kernel that does nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize("kernel, harm, error", [
+    ("queries_kernel", None, "'NoneType' object is not subscriptable"),
+    ("keys_kernel", Idle(), "are larger than 0.001")])
+def test_a_kernel_that_fails_or_is_wrong_does_not_end_the_command(
+        kernel, harm, error, monkeypatch, capsys):
+    parts = {title: part for title, part in bench.check_parts().items()
+             if "size 64, float16" in title}
+    monkeypatch.setattr(gpu, "all_parts", lambda: parts)
+    monkeypatch.setattr(attention, kernel, harm)
+    torch.use_deterministic_algorithms(True)  # then what no kernel writes is NaN
+    try:
+        status, report = report_of("odd")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert status == 1 and "4 parts, 1 failed" in capsys.readouterr().out
+    for part in report["parts"]:
+        is_odd = "queries and keys" in part["label"]
+        assert ("table" in part) != is_odd and (error in part.get("failed", "")) == is_odd
+
+
+def test_it_stops_in_the_middle_of_a_part_when_its_minutes_are_over(monkeypatch):
+    def slow():
+        try:
+            time.sleep(60)
+        except Exception:  # as in `interleaved`: this does not catch the end
+            pass
+
+    table = {"ours": {"ms": 1}}
+    monkeypatch.setattr(gpu, "all_parts", lambda: {
+        "quick": lambda: table, "slow": slow, "late": lambda: table})
+    status, report = report_of("short", "--minutes", "0.02")
+    quick, stopped = report["parts"]
+    assert quick["table"] == table and "minutes" in stopped["stopped"] and stopped["seconds"] < 30
+    assert status == 0 and report["not run"] == ["late"]
+
+
+def test_two_reports_do_not_overwrite_each_other(monkeypatch):
+    monkeypatch.setattr(gpu, "all_parts", lambda: {"one": dict})
+    for card in ("NVIDIA H100", "NVIDIA H200"):
+        monkeypatch.setattr(peers, "device_name", lambda card=card: card)
+        main(["gpu", "--into", "both"])
+    assert [path.name[:15] for path in sorted(Path("both").iterdir())] == [
+        "gpu-nvidia-h100", "gpu-nvidia-h200"]
+
+
+def test_flex_attention_is_compiled_for_every_shape(monkeypatch):
+    """PyTorch compiles a function eight times, here twice, and then runs it uncompiled."""
+    monkeypatch.setattr(bench, "GPU", True)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    for length in (16, 17, 18, 19):
+        shape = bench.shape_of(bench.causal(1, length), 1, 1, 16)
+        attend = bench.flex(shape)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        attend(shape.random_line(torch.float32)[0].detach())
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
+
+
+def test_without_a_gpu_or_the_interpreter_it_says_how_to_try_it(monkeypatch, refused):
+    if not bench.GPU:
+        monkeypatch.delenv("TRITON_INTERPRET")
+        assert "set TRITON_INTERPRET=1" in refused(main, "gpu")
+    Path("file").touch()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "--minutes nan: it must be above 0" in refused(main, "gpu --minutes nan")
+    assert "--into file: this folder cannot be created" in refused(main, "gpu --into file")

@@ -7,7 +7,6 @@ import io
 import json
 import lzma
 import math
-import random
 import re
 import statistics
 from pathlib import Path
@@ -22,7 +21,7 @@ from test_house import write_pairs
 import evaluate
 import settings
 import train
-from results import compare, flops, mixtures, plots, run
+from results import compare, flops, plots, run
 from results.__main__ import main
 from tasks import finetune
 from tasks import protocols as tasks
@@ -180,6 +179,10 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
     monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD)
     assert "| a | 1.50 ± 0.71 |" in compare.show("odd")
+    times = {"experiment": "times", "label": "a", "seed": 0, "torch": "2", "table": {}}
+    for device in ("one", "two", "two"):  # times of two devices are two records
+        compare.keep_records([times | {"device": device}])
+    assert [one["device"] for one in compare.read_records("times")] == ["one", "two"]
 
 
 def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
@@ -403,7 +406,7 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
     assert record["eval"] == {"x": len(record["train"])} and "test" not in record
 
 
-# ---- compute, plots, mixtures
+# ---- compute, plots
 
 
 @pytest.mark.parametrize("words, error", [
@@ -440,38 +443,3 @@ def test_recorded_experiments_are_drawn_with_titles_axes_and_legends():
     compute = axis.lines[0].get_xdata()
     assert axis.get_xlabel() == "compute, TFLOP"
     assert np.allclose(compute * steps[1], steps * compute[1])
-
-
-def test_the_tested_rows_share_no_text_with_a_trained_one_or_one_another():
-    pairs = [(f"u{row}", f"a{row}") for row in range(1920)]
-    pairs += [("u5", "new"), ("new", "a5"), ("x", "y"), ("x", "z"), ("w", "v")]
-    lines = [json.dumps({"user": user, "assistant": assistant}) for user, assistant in pairs]
-    trained, tested = mixtures.decoder_rows(lines)
-    assert trained == lines[:1920] and tested == [lines[1922], lines[1924]]
-
-
-CAPTIONS = ["A man in an orange hat and a boy in a red hat run.",
-            "A black dog and a brown dog run.", "Two women watch three men.",
-            "Two men watch three women.", "The girl holds a Boy."]
-
-
-def test_reordered_captions_exchange_two_words_where_their_order_matters():
-    """Not the dogs, whose exchange says the same; not an exchange that is another caption."""
-    files = mixtures.hard_files("x", mixtures.reordered_captions(CAPTIONS), CAPTIONS)
-    types = json.loads(files["x.json"][0])
-    assert files["x.txt"] == list(types)
-    assert {text: one["errtype"] for text, one in types.items()} == {
-        "A boy in an orange hat and a man in a red hat run.": "people",
-        "A man in a red hat and a boy in an orange hat run.": "colors",
-        "The boy holds a Girl.": "people"}
-    assert types["The boy holds a Girl."]["src"] == CAPTIONS[4]
-
-
-def test_altered_captions_replace_one_word_by_another_of_its_list():
-    found = [*mixtures.altered_captions(CAPTIONS[:1], random.Random(0))]
-    assert {kind for _, _, kind in found} == {"person", "color", "thing"}
-    for text, caption, _ in found:
-        before, after = caption.split(), text.split()
-        changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
-        assert caption == CAPTIONS[0] and 1 <= len(changed) <= 2  # the article can change too
-        assert changed[-1][1] not in before

@@ -32,7 +32,7 @@ import objectives
 import runs
 import settings
 import train
-from common import BadInput, file_hash, join_processes, run_program
+from common import BadInput, check_shard, file_hash, join_processes, run_program
 from corpora.overlap import text_hash
 from objectives import OBJECTIVES, Contrastive
 
@@ -53,7 +53,10 @@ def small_settings(objective, **more):
 
 
 def flags(given):
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    names = {name: name.replace("_", "-") for name in given}
+    return [{True: f"--{names[name]}", False: f"--no-{names[name]}"}[value]
+            if isinstance(value, bool) else f"--{names[name]}={value}"
+            for name, value in given.items()]
 
 
 def command(objective, out="run", **more):
@@ -208,7 +211,8 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--langs en,xx", "xx"), ("--eval-data pairs.tsv --eval-limit 0", "same rows as --data"),
     ("--objective mlm --block 32", "block 32"), ("--chat system", "chat system"),
     ("--objective mlm --pairs neighbours", "pairs neighbours"), ("--init nowhere", "nowhere"),
-    ("--lora-rank 4", "add --init"), ("--no-symmetrical", "add --align-views dirty"),
+    ("--lora-rank 4", "add --init"), ("--shard", "torchrun"),
+    ("--no-symmetrical", "add --align-views dirty"),
     ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run")])
 def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, value, refused):
     assert value in refused([*flags(SMALL | SHAPE), "--out=run", "--steps=1", *words.split()])
@@ -308,6 +312,18 @@ def test_the_first_lines_name_every_derived_value_with_its_reason(capsys):
     assert f"epochs {80 / len(run.corpus):.2f} (80 examples of {len(run.corpus)} rows)" in shown
 
 
+def test_a_run_on_a_gpu_ends_with_its_peak_memory(monkeypatch):
+    write_pairs(Path("pairs.tsv"), 300)
+    run = train.start("contrastive", steps=1, **SMALL | SHAPE)
+    *_, last = run.steps()
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12_340_000_000)
+    for name, expected in (("cuda", ["peak memory of the GPU: 12.3 GB"]), ("cpu", [])):
+        lines = []
+        run.device = torch.device(name)
+        train.finish(run, last["eval"], lines.append)
+        assert [line for line in lines if line.startswith("peak memory")] == expected
+
+
 def test_without_a_terminal_a_line_of_progress_comes_after_a_tenth_of_the_steps(capsys):
     assert train.main(command("contrastive", steps=40, log_every=1, eval_every=40)) == 0
     lines = re.findall(r"^step +(\d+) of 40  loss \d", capsys.readouterr().err, re.M)
@@ -363,8 +379,8 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     Path("my_idea.py").write_text(example, encoding="utf-8")
     with pytest.raises(SystemExit):
         train.main(["--objective", "my_idea.py", "--help"])
-    options = (r"(?s)options of my_idea:\n +--temperature FLOAT +softmax temperature .* \[0.05\]\n"
-               r".* --lr FLOAT +peak learning rate \[0.001\]\n")  # of the toy scale
+    options = (r"(?s) --lr FLOAT +peak learning rate \[0.001\]\n.*"  # of the toy scale
+               r"loss of my_idea:\n +--temperature FLOAT +softmax temperature .* \[0.05\]\n")
     assert re.search(options, capsys.readouterr().out)
     words = command("my_idea.py", "my run", steps=3)
     assert "did you mean --temperature?" in refused([*words, "--temprature", "2"])
@@ -620,11 +636,20 @@ DRAWN = {"contrastive": {}, "bepa": dict(order="given", mask_ratio=1.0),
          "llm-jepa": dict(align="info_nce")}
 
 
+# What is trained with and without --shard. hybrid has an EMA teacher; dropout draws numbers.
+SHARDED = {"mexma": ("mexma", dict(accumulate=2, dropout=0.1, eval_every=1)),
+           "hybrid": ("hybrid", dict(balance="fixed", accumulate=2, clip=0.1)),
+           "llm-jepa": ("llm-jepa", dict(gradient_checkpointing=True)),
+           "lora": ("llm-jepa", dict(init="ntp", lora_rank=2, dropout=0.1))}
+
+
 only_masks = functools.partial(data.apply_bert_masking, mask=1.0)
 
 
 def one_of_two(rank, folder, jobs):
     """Run train.py on each command line, as one of two processes."""
+    # Importing train does not import these, which takes half a second.
+    assert not {"torch.distributed.fsdp", "torch.distributed.tensor"} & {*sys.modules}
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     meet = functools.partial(dist.init_process_group, rank=rank, world_size=2)
@@ -647,6 +672,14 @@ def two(tmp_path_factory):
     more = dict(save_every=2, log_every=1, schedule="constant", warmup=0.0)
     for name, steps in (("whole", 4), ("parts", 2), ("parts", 4), ("parts", 4)):
         jobs.append(command("mlm", name, steps=steps, **more))
+    for name, (objective, given) in SHARDED.items():
+        jobs += [command(objective, f"{kind}-{name}", **TWO | given, shard=kind == "sharded")
+                 for kind in ("ddp", "sharded")]
+    # From one to the other and back.
+    more = TWO | dict(schedule="constant")
+    jobs += [command("mexma", "moved", **more | dict(steps=steps), shard=steps == 2)
+             for steps in (1, 2, 3)]
+    jobs.append(command("mexma", "stayed", **more | dict(steps=3)))
     torch.multiprocessing.spawn(one_of_two, (folder, jobs), nprocs=2)
     return folder
 
@@ -703,6 +736,44 @@ def test_two_processes_with_masks_train_as_one_that_gets_both_halves(name, two):
         run.step += 1
         run.objective.after_step(run.step / 2)
     assert_close(run.objective.state_dict(), checkpoint(two / name)["weights"])
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_run_trains_is_evaluated_and_saved_like_one_that_is_not(name, two):
+    folders = [two / f"{kind}-{name}" for kind in ("ddp", "sharded")]
+    one, other = map(checkpoint, folders)
+    assert one.keys() == other.keys() and one["tokens"] == other["tokens"]
+    assert one["weights"].keys() == other["weights"].keys()
+    assert_close(one["weights"], other["weights"])
+    assert_close(*map(weights, folders))
+    assert_equal(one["random"], other["random"])
+    for index, moments in one["optimizer"].items():
+        for key, moment in moments.items():
+            assert moment.shape == other["optimizer"][index][key].shape
+    logs = []
+    for folder in folders:
+        rows = [record.get("eval", record) for record in runs.read_log(folder)[1:]]
+        logs.append({f"{row} {key}": value for row, record in enumerate(rows)
+                     for key, value in record.items() if key != "warning" and "second" not in key})
+    assert logs[0] == pytest.approx(logs[1], rel=1e-4, abs=1e-5) and "1 loss" in logs[0]
+
+
+def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeypatch, capsys):
+    assert_close(checkpoint(two / "moved")["weights"], checkpoint(two / "stayed")["weights"])
+    monkeypatch.chdir(two)
+    capsys.readouterr()
+    assert not evaluate.main(["sharded-mexma", "--json"])
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("given, precision, world, named", [
+    (dict(), "float32", 1, "several processes"), (dict(optimizer="muon"), "bfloat16", 2, "muon"),
+    (dict(), "float16", 8, "float16")])
+def test_what_cannot_be_sharded_is_refused(given, precision, world, named):
+    config = train.TrainConfig(shard=True, **given)
+    with pytest.raises(BadInput, match=named):
+        check_shard(config, precision, world)
+    check_shard(replace(config, shard=False), precision, world)
 
 
 # ---- another run as the start, LoRA, chats
