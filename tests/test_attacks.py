@@ -146,6 +146,18 @@ def test_a_model_with_a_flipped_byte_is_never_used(tokenizer):
             assert place not in range(start, start + len(weights))
 
 
+def test_weights_that_repeat_one_number_or_have_another_type_become_whole_ones():
+    """Fused AdamW writes to as many numbers as a weight has, so they must be there."""
+    model.save(tiny(), "model.pt")
+    saved = torch.load("model.pt", weights_only=True)
+    size = saved["weights"]["embed.weight"].shape
+    for forged in (torch.ones(1).expand(size), torch.ones(size).half()):
+        saved["weights"]["embed.weight"] = forged
+        torch.save(saved, "model.pt")
+        weight = model.load("model.pt", mmap=True).embed.weight
+        assert weight.is_contiguous() and weight.dtype == torch.float32 and (weight == 1).all()
+
+
 def test_a_checkpoint_with_a_flipped_byte_is_never_resumed(refused):
     words = command("mlm", steps=2, save_every=1)
     assert train.main(words) == 0
