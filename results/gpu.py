@@ -51,11 +51,11 @@ def within(seconds, run):
 def machine():
     """Return the versions and the card."""
     installed = {one.name: one.version for one in importlib.metadata.distributions()}
-    interpreted = "" if bench.GPU else ", and Triton's interpreter: its times say nothing"
-    return {"device": peers.device_name() + interpreted, "python": platform.python_version(),
+    return {"device": peers.device_name(), "python": platform.python_version(),
             **{name: installed.get(name) for name in ("torch", "triton", "transformers")},
             "cuda": torch.version.cuda, "started": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "card": str(torch.cuda.get_device_properties(0)) if bench.GPU else None}
+            "card": str(torch.cuda.get_device_properties(0)) if bench.GPU else
+            "none: Triton's interpreter runs the kernels, so their times say nothing"}
 
 
 def masks():
