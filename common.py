@@ -14,6 +14,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -95,17 +96,21 @@ def run_program(main):
     sys.exit(status)
 
 
+# Ctrl-C and Jupyter's Stop, kill, and a closed terminal (which Windows lacks).
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
+         if hasattr(signal, name)]
+
+
 @contextlib.contextmanager
 def uninterrupted():
-    """Delay Ctrl-C, Jupyter's Stop and SIGTERM to the end of the block, so that an optimizer step,
-    a record of metrics, or the save when the loop is left is done completely or not at all."""
+    """Delay the signals of STOPS to the end of the block, so that an optimizer step, a record of
+    metrics, or a save is done completely or not at all."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *call: caught.append(call))
-              for number in numbers}
+              for number in STOPS}
     try:
         yield
     finally:
@@ -264,7 +269,7 @@ def atomic_file(path):
     try:
         if os.path.isdir(path):
             raise OSError("it is a folder")
-        file = open_locked(part)
+        file = open(part, "xb")
     except OSError as error:
         raise BadInput(f"{shown(path)} cannot be written ({error.strerror or error}): choose "
                        "another name") from None
@@ -278,28 +283,13 @@ def atomic_file(path):
         part.unlink(missing_ok=True)
 
 
-def open_locked(part):
-    """Create a file and lock it, so that remove_dead_parts leaves it alone."""
-    while True:
-        file = open(part, "xb")
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if os.path.exists(part):
-            return file
-        file.close()  # another process removed it before it was locked
-
-
-def remove_dead_parts(folder):
-    """Remove the unfinished files that killed processes left in the folders of a folder."""
-    for part in Path(folder).glob("*/.*.????????.part"):
-        # A file of a living process is locked. On Windows, an open file cannot be removed.
-        with contextlib.suppress(OSError), open(part, "rb") as file:
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()
-        if fcntl is None:
-            with contextlib.suppress(OSError):
-                part.unlink()
+def remove_dead_parts(folder, pattern):
+    """Remove the unfinished files and folders that killed processes left in a folder: those that
+    nobody has written to for a day."""
+    for part in Path(folder).glob(pattern):
+        with contextlib.suppress(OSError):  # another process can be faster
+            if time.time() - part.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 def make_folder(path, flag="--out"):
@@ -327,6 +317,8 @@ def locked(folder, is_wanted=True):
         except BlockingIOError:
             raise BadInput(f"a process is already training in {folder}: wait for it, or choose "
                            "another --out") from None
+        except OSError as error:  # Lustre, and some NFS
+            warn(f"files cannot be locked here ({error.strerror}): do not start this run twice")
         yield
     finally:
         os.close(handle)

@@ -33,6 +33,7 @@ from common import (
     comma_list,
     did_you_mean,
     digest,
+    file_hash,
     run_program,
     shown,
     usable_device,
@@ -647,10 +648,19 @@ def make_parser(prog, description, tasks):
 
 
 def keep_results(options, opened, results, label):
-    """Write the results to the run's eval.json, if no flag chose other rows or another pooling."""
+    """Write the results to the run's eval.json, if no flag chose other rows or another pooling.
+    Warn if that is impossible, or if the run has another model by now."""
     chosen = options.data, options.langs, options.split, options.limit, options.pool
-    if all(value in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
-        runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)
+    if any(value not in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
+        return
+    try:
+        if file_hash(opened.folder / "model.pt") == opened.model_hash:
+            runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)
+        else:
+            warn(f"{opened.folder} was trained further during the evaluation, so its eval.json "
+                 "does not get these numbers: evaluate it again")
+    except (BadInput, OSError) as error:
+        warn(f"the numbers are not kept in eval.json: {error}")
 
 
 def main(argv):
@@ -661,15 +671,16 @@ def main(argv):
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.pool)
     results = run(evaluation, options.tasks)
-    keep_results(options, opened, results, evaluation.rows.label)
     if options.json:
-        return print(json.dumps(results))
-    lines = [shown(evaluation.rows.label), table(results)]
-    if not options.tasks:
-        lines += examples(evaluation)
-    if "geometry/rankme" in results:
-        lines.append(diagnose(results))
-    print(*lines, sep="\n")
+        lines = [json.dumps(results)]
+    else:
+        lines = [shown(evaluation.rows.label), table(results)]
+        if not options.tasks:
+            lines += examples(evaluation)
+        if "geometry/rankme" in results:
+            lines.append(diagnose(results))
+    print(*lines, sep="\n", flush=True)
+    keep_results(options, opened, results, evaluation.rows.label)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kernels
-from common import AtLeast0, AtLeast1, BadInput, Checked, Fraction, atomic_file, read_torch
+from common import (
+    AtLeast0,
+    AtLeast1,
+    BadInput,
+    Checked,
+    Fraction,
+    atomic_file,
+    read_torch,
+    uninterrupted,
+)
 from kernels.cross_entropy import upcast, whole_tiles
 from kernels.padded import sdpa
 
@@ -731,7 +740,8 @@ def plain_weights(model):
 
 def save(model, path):
     """Write config and weights as one file, from which `load` rebuilds the model."""
-    with atomic_file(path) as file:
+    # torch.save turns a KeyboardInterrupt into a RuntimeError.
+    with uninterrupted(), atomic_file(path) as file:
         torch.save({"config": asdict(model.config), "weights": plain_weights(model)}, file)
 
 

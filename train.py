@@ -44,6 +44,7 @@ import data
 import evaluate
 import runs
 from common import (
+    STOPS,
     BadInput,
     ProgressLines,
     check_shard,
@@ -252,7 +253,7 @@ class Run:
             yield
         except (GeneratorExit, KeyboardInterrupt):  # an exception in your loop is a GeneratorExit
             if self.world == 1 and self.step > self.saved_step:
-                with uninterrupted():  # a second Ctrl-C would leave a new train.pt, an old model.pt
+                with uninterrupted():
                     if self.pending:
                         self.flush_metrics()
                     runs.save_checkpoint(self)
@@ -520,7 +521,9 @@ def main(arguments):
             sys.stdout.flush()
 
     introduce(run, say)
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in STOPS[1:]:  # Python itself raises KeyboardInterrupt for Ctrl-C
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores a closed terminal
+            signal.signal(number, interrupt)
     bar = tqdm(total=run.train.steps, initial=run.step, dynamic_ncols=True,
                disable=None if run.rank == 0 else True)  # None: no bar in a file
     progress = None

@@ -296,7 +296,7 @@ class TextFiles:
         schema = choose([*self.known], rows, langs, like, codes)
         if not schema.columns:
             kinds = {} if langs else schema.unread
-            names = [f"{name} ({kinds[name]})" if name in kinds else name for name in self.known]
+            names = [f"{name} ({kinds[name]})" if kinds.get(name) else name for name in self.known]
             raise no_columns(paths[0], 1, names, langs)
         self.schema, self.columns = schema, schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])

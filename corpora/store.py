@@ -65,7 +65,7 @@ def _read(folder):
 def _write(source, tokenizer, holdout, folder):
     """Encode all rows into the files of a folder."""
     make_folder(folder, "the cache")
-    remove_dead_parts(folder.parent)
+    remove_dead_parts(folder.parent, "*/.*.????????.part")
     kinds = source.find_kinds() if holdout else np.zeros(0, np.uint8)
     with atomic_file(folder / "hashes.npy") as file:
         np.save(file, source.find_hashes())

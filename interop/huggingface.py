@@ -10,6 +10,7 @@ tokenizer(text), and that in 0_Transformer adds the embedding's frame, for Sente
 """
 
 import contextlib
+import glob
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from tokenizers.processors import TemplateProcessing
 
 import evaluate
 import runs
-from common import BadInput, shown, warn
+from common import BadInput, remove_dead_parts, shown, warn
 from data import Tokenizer
 from interop.families import SIZES, copy_in, copy_out, read_config, write_config
 from model import Model, Packed, save
@@ -58,6 +59,7 @@ def new_folder(folder, what):
     if os.path.lexists(folder):
         raise BadInput(f"{shown(folder)} exists already: name a new folder")
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    remove_dead_parts(part.parent, f".{glob.escape(folder.name)}.*.part")
     try:
         part.mkdir(parents=True)
         yield part

@@ -13,15 +13,14 @@ launch is a table of its own.
 import functools
 import statistics
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import layout_of, make_plan
+from . import packed_attention
 from .cross_entropy import linear_cross_entropy
-from .padded import padded_attention
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -94,24 +93,18 @@ def interleaved(sides, clock=milliseconds, rounds=None):
 
 
 class Shape(NamedTuple):
-    """The mask of a batch, as kernels/attention.py describes it, and its heads."""
-    key_ranges: np.ndarray  # (T, 4) int32
-    cu_seqlens: np.ndarray  # (R + 1,) int32
+    """A batch and the heads of a model."""
+    packed: Any  # a model.Packed on DEVICE
     heads: int  # H
     kv_heads: int  # Hkv
     head_dim: int  # K
 
-    def plan(self, back_end, dtype):
-        """Return the attention plan of this batch, on DEVICE."""
-        layout = layout_of(back_end, *self[2:], dtype.itemsize)
-        return to_device(make_plan(layout, *self[:2], DEVICE))
-
     def random_line(self, dtype):
         """Return a projection (T, (H + 2 Hkv) K) and a gradient of the output (T, H K)."""
         torch.manual_seed(0)
-        sizes = (self.heads + 2 * self.kv_heads, self.heads)
-        line, grad = (torch.randn(len(self.key_ranges), size * self.head_dim, device=DEVICE,
-                                  dtype=dtype) for size in sizes)
+        line, grad = (torch.randn(len(self.packed.tokens), count * self.head_dim, device=DEVICE,
+                                  dtype=dtype)
+                      for count in (self.heads + 2 * self.kv_heads, self.heads))
         return line.requires_grad_(), grad
 
     def split_heads(self, line):
@@ -120,100 +113,8 @@ class Shape(NamedTuple):
         return line.unflatten(1, (-1, self.head_dim)).split(heads, 1)
 
 
-def to_device(value):
-    """Move every tensor of a plan to DEVICE."""
-    if torch.is_tensor(value):
-        return value.to(DEVICE)
-    if isinstance(value, (list, tuple)):
-        items = map(to_device, value)
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
-def shape_of(rows, heads, kv_heads, head_dim):
-    """Return the Shape of rows, which are lists of segments (length, causal, prefix). A prefix is
-    (index of an earlier segment of the row, number of its first tokens), or None."""
-    key_ranges, cu_seqlens, end = [], [0], 0
-    for row in rows:
-        starts = []
-        for length, causal, prefix in row:
-            start, end = end, end + length
-            starts.append(start)
-            ranges = np.zeros((length, 4), np.int32)
-            ranges[:, 0] = start
-            ranges[:, 1] = np.arange(start + 1, end + 1) if causal else end
-            if prefix:
-                ranges[:, 2:] = starts[prefix[0]], starts[prefix[0]] + prefix[1]
-            key_ranges.append(ranges)
-        cu_seqlens.append(end)
-    return Shape(np.concatenate(key_ranges), np.array(cu_seqlens, np.int32), heads, kv_heads,
-                 head_dim)
-
-
-def lengths(count, mean, spread, low, high, seed=0):
-    """Return random lengths of texts in tokens, log-normal: (count,)."""
-    rng = np.random.default_rng(seed)
-    drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, count)
-    return drawn.clip(low, high).astype(int)
-
-
-# Lengths of both texts of a pair in tokens: mean, spread, smallest and largest.
-SENTENCES = [(33, 0.7, 2, 198)] * 2
-NL_RX = [(17, 0.2, 8, 40), (12, 0.3, 4, 40)]
-GSM8K = [(60, 0.4, 15, 200), (74, 0.45, 15, 300)]
-
-
-def pair_lengths(pairs, both):
-    return [lengths(pairs, *of, seed) for seed, of in enumerate(both)]
-
-
-def encoder(lengths):
-    return [[(length, False, None)] for length in lengths]
-
-
-def mexma(pairs):
-    """Both sentences of each pair, masked and clean, between [CLS] and [SEP]."""
-    return encoder(np.tile(np.concatenate(pair_lengths(pairs, SENTENCES)) + 2, 2))
-
-
-def bert_jepa(pairs):
-    """Each pair as one row, and twice more with one of its sentences masked."""
-    return encoder(np.tile(sum(pair_lengths(pairs, SENTENCES)) + 4, 3))
-
-
-def llm_jepa(pairs, both):
-    """Rows of a Text that ends with [PRED], the Code, which sees the Text without [PRED], and the
-    Code once more, which sees [CLS] alone."""
-    return [[(text + 2, True, None), (code + 1, True, (0, text + 1)), (code, True, (0, 1))]
-            for text, code in zip(*pair_lengths(pairs, both))]
-
-
-def causal(count, length):
-    return [[(length, True, None)]] * count
-
-
-XLM_R, LLAMA = (16, 16, 64), (32, 8, 64)  # heads of XLM-R large and Llama 1B: H, Hkv, K
-# {title: (rows, heads)} of the papers' batches, and of long causal rows.
-FULL = {"MEXMA": (mexma(150), XLM_R),
-        "BERT-JEPA": (bert_jepa(64), XLM_R),
-        "LLM-JEPA on NL-RX": (llm_jepa(64, NL_RX), LLAMA),
-        "LLM-JEPA on GSM8K": (llm_jepa(16, GSM8K), LLAMA),
-        "16 causal documents of 2048": (causal(16, 2048), LLAMA),
-        "a causal document of 16384": (causal(1, 16384), (16, 16, 128))}
-# Triton's interpreter, which runs the kernels as Python, needs seconds for these.
-TINY = {"MEXMA": (mexma(1), (1, 1, 16)), "LLM-JEPA on NL-RX": (llm_jepa(1, NL_RX), (2, 1, 16))}
-SHAPES = FULL if GPU else TINY
-
-
-def ours(shape, dtype=DTYPE):
-    from .attention import attention
-    plan, key_ranges = shape.plan("triton", dtype), torch.from_numpy(shape.key_ranges).to(DEVICE)
-    return lambda line: attention(line, shape.heads, shape.kv_heads, key_ranges, plan)
-
-
-def sdpa(shape):
-    plan = shape.plan("sdpa", DTYPE)
-    return lambda line: padded_attention(line, shape.heads, shape.kv_heads, plan)
+def back_end(name, shape):
+    return lambda line: packed_attention(line, shape.heads, shape.kv_heads, shape.packed, name)
 
 
 def flex(shape):
@@ -222,14 +123,14 @@ def flex(shape):
     # the time and memory. With fullgraph it raises an error instead.
     torch._dynamo.reset()
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    low, high, low2, high2 = torch.from_numpy(shape.key_ranges).to(DEVICE).T.contiguous()
+    low, high, low2, high2 = shape.packed.key_ranges.T.contiguous()
 
     def visible(batch, head, query, key):
         own = (low[query] <= key) & (key < high[query])
         return own | (low2[query] <= key) & (key < high2[query])
 
     compiled = functools.partial(torch.compile, dynamic=False, disable=not GPU)
-    count = len(shape.key_ranges)
+    count = len(shape.packed.tokens)
     mask = compiled(create_block_mask)(visible, None, None, count, count, device=DEVICE)
     attention = compiled(flex_attention, fullgraph=True)
 
@@ -243,18 +144,20 @@ def flex(shape):
 def varlen(shape):
     """PyTorch's kernel for rows end to end, bidirectional or causal."""
     from torch.nn.attention.varlen import varlen_attn
-    if shape.key_ranges[:, 3].any():
+    ranges, bounds = shape.packed.key_ranges, shape.packed.cu_seqlens
+    if ranges[:, 3].any():
         raise ValueError("its tokens see one range")
-    is_causal = (shape.key_ranges[:, 1] == np.arange(1, len(shape.key_ranges) + 1)).all()
-    bounds = torch.from_numpy(shape.cu_seqlens).to(DEVICE)
-    rows = (bounds, bounds, *[int(np.diff(shape.cu_seqlens).max())] * 2)
+    is_causal = bool((ranges[:, 1] == torch.arange(1, len(ranges) + 1, device=DEVICE)).all())
+    rows = (bounds, bounds, *[int(bounds.diff().max())] * 2)
     options = dict(window_size=(-1, 0 if is_causal else -1))
     if shape.heads != shape.kv_heads:
         options["enable_gqa"] = True  # PyTorch 2.11 does not have it
     return lambda line: varlen_attn(*shape.split_heads(line), *rows, **options).flatten(1)
 
 
-SIDES = {"ours": ours, "our SDPA back end": sdpa, "torch varlen": varlen, "FlexAttention": flex}
+SIDES = {"ours": functools.partial(back_end, "triton"),
+         "our SDPA back end": functools.partial(back_end, "sdpa"),
+         "torch varlen": varlen, "FlexAttention": flex}
 
 
 def passes(attend, line, grad):
@@ -269,13 +172,11 @@ def difference(found, expected):
     return float((found - expected).abs().max() / max(1, expected.abs().max()))
 
 
-def attention_table(title, backward, clock, *peers):
+def attention_table(shape, backward, clock, *peers):
     """Return the table of a shape, of its forward pass or of both, for ours and these peers. Raises
     ValueError if our SDPA back end does not agree with our kernels."""
-    rows, heads = SHAPES[title]
-    shape = shape_of(rows, *heads)
     line, grad = shape.random_line(DTYPE)
-    expected = passes(sdpa(shape), line, grad)
+    expected = passes(SIDES["our SDPA back end"](shape), line, grad)
 
     @functools.cache
     def built(side):
@@ -295,27 +196,22 @@ def attention_table(title, backward, clock, *peers):
                        clock)
 
 
-def attention_parts(compiled):
-    """Return {title of a table: function that makes it}: beside FlexAttention, which takes half a
-    minute to compile for each, or beside what PyTorch has built in."""
+def attention_parts(shapes, compiled):
+    """Return {title of a table: function that makes it} of {title: Shape}: beside FlexAttention,
+    which takes half a minute to compile for each, or beside what PyTorch has built in."""
     ways = {"kernels": milliseconds_of_kernels}
     peers = ["FlexAttention"]
     if not compiled:
         ways["with their launch"] = milliseconds
         peers = ["our SDPA back end", "torch varlen"]
     return {f"attention, {name}, {way}: {title}" + ", FlexAttention" * compiled:
-            functools.partial(attention_table, title, backward, clock, *peers)
-            for way, clock in ways.items() for title in SHAPES
+            functools.partial(attention_table, shape, backward, clock, *peers)
+            for way, clock in ways.items() for title, shape in shapes.items()
             for name, backward in (("both passes", True), ("forward", False))}
 
 
 # ---- each kernel against its definition
 
-# {(kernel of the forward pass, of the backward): rows that need them}: groups of few tokens, and a
-# longer one whose tokens see two intervals. The kernel `keys` reads what `queries` writes.
-MASKS = {("local_forward", "local_backward"): [[(20, False, None)], [(9, True, None)]],
-         ("forward", "queries and keys"): [
-             [(90, True, None), (60, True, (0, 70)), (9, False, (0, 1))]]}
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
@@ -324,7 +220,7 @@ def definition(shape, line):
     group_size = shape.heads // shape.kv_heads
     q, k, v = shape.split_heads(line)
     k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
-    low, high, low2, high2 = torch.from_numpy(shape.key_ranges).to(DEVICE).T[..., None]
+    low, high, low2, high2 = shape.packed.key_ranges.T[..., None]
     key = torch.arange(len(line), device=DEVICE)
     visible = (low <= key) & (key < high) | (low2 <= key) & (key < high2)
     scores = torch.einsum("thk,shk->hts", q, k) / shape.head_dim**0.5
@@ -332,14 +228,13 @@ def definition(shape, line):
     return torch.einsum("hts,shk->thk", weights, v).flatten(1)
 
 
-def check(rows, head_dim, dtype, backward):
+def check(shape, dtype, backward):
     """Return the table of the largest errors of our output, or of its gradients, against the
     definition in float64. Raises ValueError if one is too large."""
-    shape = shape_of(rows, 4, 2, head_dim)
     line, grad = shape.random_line(dtype)
     exact = line.detach().double().requires_grad_()
     expected = passes(functools.partial(definition, shape), exact, grad.double())
-    attend = ours(shape, dtype)
+    attend = SIDES["ours"](shape)
     if backward:
         found = passes(attend, line, grad)[1]
         names, pairs = ("dq", "dk", "dv"), zip(*map(shape.split_heads, (found, expected[1])))
@@ -352,13 +247,14 @@ def check(rows, head_dim, dtype, backward):
             for name, error in errors.items()}
 
 
-def check_parts():
-    """Return {title of a check: function that makes its table}."""
+def check_parts(masks):
+    """Return {title of a check: function that makes its table} of masks {(kernel of the forward
+    pass, of the backward): a Packed that needs them}."""
     # Triton's interpreter gets bfloat16 wrong.
     dtypes = [dtype for dtype in LIMIT if GPU or dtype != torch.bfloat16]
     return {f"check of {names[backward]}, heads of size {size}, {str(dtype)[6:]}":
-            functools.partial(check, rows, size, dtype, backward)
-            for dtype in dtypes for size in (64, 128) for names, rows in MASKS.items()
+            functools.partial(check, Shape(packed, 4, 2, size), dtype, backward)
+            for dtype in dtypes for size in (64, 128) for names, packed in masks.items()
             for backward in (False, True)}
 
 

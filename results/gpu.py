@@ -15,11 +15,13 @@ import time
 import traceback
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import kernels
 from common import BadInput, Parser, atomic_file, make_folder
 from kernels import bench
+from model import Packed, Segment
 
 from . import peers
 from .compare import times_lines
@@ -48,31 +50,54 @@ def within(seconds, run):
 
 def machine():
     """Return the versions and the card."""
-    versions = {}
-    for package in ("torch", "triton", "transformers", "numpy"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    found = {"device": peers.device_name(), "python": platform.python_version(), **versions,
-             "cuda": torch.version.cuda, "started": time.strftime("%Y-%m-%d %H:%M:%S")}
-    if bench.GPU:
-        card = torch.cuda.get_device_properties(0)
-        found |= {"capability": f"{card.major}.{card.minor}",
-                  "GB": round(card.total_memory / 1e9, 1),
-                  "multiprocessors": card.multi_processor_count}
+    installed = {one.name: one.version for one in importlib.metadata.distributions()}
+    return {"device": peers.device_name(), "python": platform.python_version(),
+            **{name: installed.get(name) for name in ("torch", "triton", "transformers")},
+            "cuda": torch.version.cuda, "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "card": str(torch.cuda.get_device_properties(0)) if bench.GPU else
+            "none: Triton's interpreter runs the kernels, so their times say nothing"}
+
+
+def masks():
+    """Return {(kernel of the forward pass, of the backward): rows that need them}: short ones, and
+    a long one whose tokens see two intervals. The kernel `keys` reads what `queries` writes."""
+    text, answer, other, row = map(np.zeros, (90, 60, 9, 20))
+    long = [Segment(text, True), Segment(answer, True, (0, 70)), Segment(other, False, (0, 1))]
+    rows = {("local_forward", "local_backward"): [[Segment(row)], [Segment(other, True)]],
+            ("forward", "queries and keys"): [long]}
+    return {names: Packed.of_segments(segments).to(bench.DEVICE)
+            for names, segments in rows.items()}
+
+
+def shapes(jobs):
+    """Return {title: bench.Shape} of the batches of jobs, and on a GPU of long causal rows."""
+    found = {}
+    for title, (name, size, *batch) in jobs.items():
+        of = peers.SIZES[size]
+        heads = (of["heads"], of.get("kv_heads", of["heads"]), of["width"] // of["heads"])
+        packed = peers.make_batch(name, *batch)["packed"]
+        found[title] = bench.Shape(packed.to(bench.DEVICE), *heads)
+    for count, length, *heads in ((4, 2048, 32, 8, 64), (1, 16384, 16, 16, 128)) * bench.GPU:
+        packed = Packed.of([np.zeros(length)] * count, causal=True)
+        found[f"{count} x {length} causal tokens"] = bench.Shape(packed.to(bench.DEVICE), *heads)
     return found
 
 
+# What replaces peers.PAPERS on a CPU, where Triton's interpreter runs the kernels as Python.
+TINY = {"MEXMA": ("mexma", "toy", 2, [(7, 0.2, 4, 9)] * 2),
+        "LLM-JEPA": ("llm-jepa", "toy", 2, [(7, 0.2, 4, 9)] * 2)}
+
+
 def all_parts():
-    """Return {title: function that returns a table}: what takes little time, and what others need
-    most, comes first."""
-    jobs = peers.PAPERS if bench.GPU else {"MEXMA": ("mexma", "toy", 2, peers.SHORT)}
+    """Return {title: function that returns a table}. What is short and what others need comes
+    first."""
+    jobs = peers.PAPERS if bench.GPU else TINY
+    tables = functools.partial(bench.attention_parts, shapes(jobs))
     first, *others = [(f"training step: {title}", functools.partial(peers.training_table, *job))
                       for title, job in jobs.items()]
-    return {**bench.check_parts(), **bench.attention_parts(compiled=False),
+    return {**bench.check_parts(masks()), **tables(compiled=False),
             "loss over a large vocabulary, with its gradients": bench.cross_entropy_table,
-            **dict([first]), **bench.attention_parts(compiled=True), **dict(others)}
+            **dict([first]), **tables(compiled=True), **dict(others)}
 
 
 def run_part(title, make_table, seconds):

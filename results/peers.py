@@ -27,8 +27,11 @@ from .compare import keep_records, times_lines
 
 # ---- what is measured
 
-# Lengths of both texts of a pair, as bench.lengths takes them.
+# Lengths of both texts of a pair in tokens, log-normal: mean, spread, smallest and largest.
 SHORT, LONG_TAIL = [(22, 0.4, 8, 40)] * 2, [(33, 0.9, 4, 200)] * 2
+SENTENCES = [(33, 0.7, 2, 198)] * 2
+NL_RX = [(17, 0.2, 8, 40), (12, 0.3, 4, 40)]
+GSM8K = [(60, 0.4, 15, 200), (74, 0.45, 15, 300)]
 
 SIZES = {"toy": dict(width=128, layers=3, heads=4, ffn_dim=512),
          "XLM-R large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, vocab=250_002),
@@ -38,15 +41,17 @@ OBJECTIVES = {
     "contrastive": (Contrastive, Contrastive.Config(), 2, {}),
     "mlm": (Mlm, Mlm.Config(), 1, {}),
     "mexma": (Mexma, Mexma.Config(head_layers=2, head_heads=2, head_hidden=512), 4, {}),
+    "mexma at the paper's size": (Mexma, Mexma.Config(), 4, {}),
     "bepa": (Bepa, Bepa.Config(cls_view="masked"), 3, {}),
     "llm-jepa": (LlmJepa, LlmJepa.Config(), 1, dict(causal=True, pool="last", **DECODER))}
 # {title: (objective, size, pairs in a batch, their lengths)}. More than 64 pairs of padded XLM-R
 # large do not fit into 80 GB.
-PAPERS = {"MEXMA": ("mexma", "XLM-R large", 64, bench.SENTENCES),
-          "BERT-JEPA": ("bepa", "XLM-R large", 64, bench.SENTENCES),
-          "LLM-JEPA on NL-RX": ("llm-jepa", "Llama 1B", 64, bench.NL_RX),
-          "LLM-JEPA on GSM8K": ("llm-jepa", "Llama 1B", 16, bench.GSM8K)}
-TOY = {f"{name}, {title}": (name, "toy", 64, lengths) for name in OBJECTIVES
+PAPERS = {"MEXMA": ("mexma at the paper's size", "XLM-R large", 64, SENTENCES),
+          "BERT-JEPA": ("bepa", "XLM-R large", 64, SENTENCES),
+          "LLM-JEPA on NL-RX": ("llm-jepa", "Llama 1B", 64, NL_RX),
+          "LLM-JEPA on GSM8K": ("llm-jepa", "Llama 1B", 16, GSM8K)}
+TOY = {f"{name}, {title}": (name, "toy", 64, lengths)
+       for name in ("contrastive", "mlm", "mexma", "bepa", "llm-jepa")
        for title, lengths in (("8-40", SHORT), ("long tail", LONG_TAIL))}
 LIMIT = {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.03}  # between losses, relative above 1
 
@@ -61,9 +66,10 @@ def make_batch(name, count, lengths):
     objective_class, config, _, _ = OBJECTIVES[name]
     special = toy_special()
     rng = np.random.default_rng(0)
-    # First all Texts, then all Codes.
-    texts = [[rng.integers(20, special.vocab, length) for length in side]
-             for side in bench.pair_lengths(count, lengths)]
+    texts = []  # first all Texts, then all Codes
+    for mean, spread, low, high in lengths:
+        drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, count).clip(low, high)
+        texts.append([rng.integers(20, special.vocab, int(length)) for length in drawn])
     examples = [data.Example(pair) for pair in zip(*texts)]
     if objective_class.views == 1:
         examples = [data.Example((ids,)) for ids in itertools.chain(*texts)]

@@ -8,7 +8,7 @@ import metrics
 import train
 from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
 from look.panels import draw_curve
-from look.plots import COLOURS, headline, panels, png
+from look.plots import COLOURS, headline, lines, panels, png
 
 from .compare import DATA, EXPERIMENTS, read_records
 
@@ -98,16 +98,20 @@ class Scores(NamedTuple):
 def health_picture():
     """Draw loss, RankMe and the cosine of unrelated sentences while an encoder collapses."""
     figure, axes = panels(1, 3, 2)
-    groups = {}
+    logs = {}
     for label, flags in (("alignment alone", dict(mlm_weight=0.0, koleo_weight=0.0)),
                          ("all of MEXMA", {})):
         run = train.start("mexma", data="toy", steps=150, eval_every=15, eval_limit=200, **flags)
-        groups[label] = [Scores({record["step"]: record["eval"] for record in run.steps()
-                                 if "eval" in record})]
+        logs[label] = Scores({record["step"]: record["eval"] for record in run.steps()
+                              if "eval" in record})
     for axis, (metric, name) in zip(axes, (
             ("validation/align", "alignment loss (held out)"), ("geometry/rankme", "RankMe"),
             ("geometry/cosine/same", "cosine of unrelated\nsentences"))):
-        draw_curve(axis, groups, metric, "", name)
+        curves = {label: log.curve(metric) for label, log in logs.items()}
+        lines({label: (list(curve), list(curve.values())) for label, curve in curves.items()},
+              "training step", name, axis=axis)
+        if axis is not axes[0]:
+            axis.get_legend().remove()
     return headline(figure, "With the alignment loss alone an encoder collapses: the loss falls to "
                     "zero, RankMe to one, and the cosine of unrelated sentences rises to one")
 

@@ -88,11 +88,11 @@ def main(words):
             flags.train_rows = list(corpora.rows_trained_on(
                 config["data"], comma_list(config.get("langs", "")), not config.get("eval_data")))
     results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
-    if not (flags.hard or flags.of_sets):
-        evaluate.keep_results(flags, opened, results, evaluation.rows.label)
     if flags.json:
-        print(json.dumps(results))
+        print(json.dumps(results), flush=True)
     else:
         for task in flags.tasks:
             print(evaluate.table({name: value for name, value in results.items()
-                                  if name.startswith(f"{task}/")}))
+                                  if name.startswith(f"{task}/")}), flush=True)
+    if not (flags.hard or flags.of_sets):
+        evaluate.keep_results(flags, opened, results, evaluation.rows.label)

@@ -1,14 +1,20 @@
 """Folders and files of others, damage, kills of one of two processes, a full disk."""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
 import lzma
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,7 +29,7 @@ import model
 import objectives
 import runs
 import train
-from common import BadInput, atomic_file
+from common import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -186,17 +192,20 @@ def test_unfinished_files_in_the_cache_are_removed_unless_somebody_writes_them()
     folder = Path("cache/pairs-0123456789")
     folder.mkdir(parents=True)
     dead, alive = (folder / f".tokens.bin.0000000{number}.part" for number in (1, 2))
-    dead.touch()
-    with open(alive, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        started("mlm")
+    for part, hours in ((dead, 25), (alive, 23)):
+        part.touch()
+        os.utime(part, (time.time() - hours * 3600,) * 2)
+    started("mlm")
     assert [*folder.iterdir()] == [alive]
-    with atomic_file("x") as file:
-        [part] = Path().glob(".x.*.part")
-        with pytest.raises(BlockingIOError), open(part, "rb") as other:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.write(b"content")
-    assert Path("x").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_a_warning(code, monkeypatch, capsys):
+    """Lustre without the mount option flock, and some NFS."""
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(code, os.strerror(code))))
+    assert train.main(command("mlm", steps=1)) == 0
+    assert capsys.readouterr().err.count("warning: files cannot be locked here") == 1
+    assert Path("run/model.pt").exists()
 
 
 # ---- settings and files that mislead
@@ -272,7 +281,44 @@ def test_every_row_of_eval_data_is_compared_with_the_training_rows(limit, capsys
         capsys.readouterr().err)
 
 
-# ---- one of two processes is killed
+# ---- a signal in a save, one of two processes is killed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, monkeypatch):
+    """Of a KeyboardInterrupt in one of its writes, torch.save would make a RuntimeError."""
+    words = command("mlm", steps=4, save_every=2)
+    whole, targets = torch.save, []
+
+    def save(saved, file):
+        def write(content):
+            if targets and f"/.{targets[0]}." in file.name:
+                targets.clear()
+                signal.raise_signal(number)
+            return file.write(content)
+        whole(saved, SimpleNamespace(write=write, flush=file.flush))
+
+    monkeypatch.setattr(torch, "save", save)
+    signal.signal(number, signal.default_int_handler)  # nohup ignores SIGHUP
+    for name in ("train.pt", "model.pt"):  # a start at step 2 writes model.pt once more
+        targets.append(name)
+        assert train.main(words) == 128 + number and not targets
+        assert torch.load("run/train.pt", weights_only=True)["step"] == 2
+    assert train.main(words) == 0
+    assert train.main(command("mlm", "whole", steps=4)) == 0
+    assert_same_run("run", "whole")
+
+
+def test_a_record_that_a_full_disk_cut_is_no_longer_in_the_log_when_the_loop_goes_on():
+    run = started("mlm", "run", steps=4)
+    for record in run.steps(every=1):
+        if record["step"] == 2:
+            break
+    with open("run/log.jsonl", "a") as log:
+        log.write('{"step": 3, "lo')
+    list(run.steps(every=1))
+    assert [record["step"] for record in runs.read_log("run")[1:]] == [0, 1, 2, 3, 4, 4]
+
 
 # For each place, two processes train until one of them kills itself there. Then both are started
 # again. Only this script imports PyTorch; the others are its copies.

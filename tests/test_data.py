@@ -13,7 +13,8 @@ from common import BadInput
 from data import Batches, Tokenizer, open_corpus
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
-REPEATS = [(f"hello {i // 4}", f"hallo {i}") for i in range(80)]  # 20 different first texts
+# 20 different first texts
+REPEATS = [(f"hello {i // 4}, how are you today?", f"hallo {i}") for i in range(80)]
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Model folders in and out: what transformers and sentence-transformers compute from them."""
 
 import json
+import os
 import re
+import time
 from functools import partial
 from pathlib import Path
 
@@ -429,3 +431,14 @@ def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, re
     before = sorted(tmp_path.rglob("*"))
     assert message in refused(program.main, words)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_a_killed_import_left_is_removed_by_the_next_after_a_day():
+    for number, hours in ((1, 25), (2, 23)):
+        left = Path(f".model.{number}.part")
+        left.mkdir()
+        (left / "model.safetensors").touch()
+        os.utime(left, (time.time() - hours * 3600,) * 2)
+    with huggingface.new_folder("model", "import"):
+        pass
+    assert sorted(path.name for path in Path().iterdir()) == [".model.2.part", "model"]

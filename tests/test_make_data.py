@@ -44,6 +44,7 @@ def test_reordered_captions_exchange_two_words_where_their_order_matters():
     ("A red shirt and a blue hat.", {"A blue shirt and a red hat.": "attributes",
                                      "A red hat and a blue shirt.": "clothes"}),
     ("A red hat and a blue hat.", {}), ("Red hats and blue cars.", {}),
+    ("Two hats in red, a blue coat.", {}), ("A red hat is blue.", {}),
     ("Two red hats and blue cars.", {"Two blue hats and red cars.": "attributes"}),
     ("A plaid shirt and cap on a table.", {}), ("A man wearing a shirt, wearing a hat.", {}),
     ("A boy in a hat sees a man in a coat.", {"A man in a hat sees a boy in a coat.": "people",

@@ -13,6 +13,7 @@ import torch
 
 from common import BadInput
 from kernels import attention, bench
+from model import Packed
 from results import gpu, peers
 from results.__main__ import main
 
@@ -56,23 +57,6 @@ def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
         peers.training_table(*small("mexma")[""])
 
 
-@pytest.mark.parametrize("title, rows", [
-    ("MEXMA", bench.mexma(64)), ("BERT-JEPA", bench.bert_jepa(64)),
-    ("LLM-JEPA on GSM8K", bench.llm_jepa(16, bench.GSM8K))])
-def test_a_mask_that_is_timed_is_that_of_an_objectives_batch(title, rows):
-    name, _, pairs, lengths = peers.PAPERS[title]
-    shape = bench.shape_of(rows, 1, 1, 64)
-    packed = peers.make_batch(name, pairs, lengths)["packed"]
-    assert np.array_equal(shape.key_ranges, packed.key_ranges)
-
-
-def test_the_shapes_have_the_heads_of_the_kernels():
-    for rows, heads in bench.FULL.values():
-        shape = bench.shape_of(rows, *heads)
-        assert shape.head_dim in (64, 128) and shape.heads % shape.kv_heads == 0
-        assert len(shape.key_ranges) > 1000
-
-
 # ---- the command for a GPU
 
 
@@ -98,11 +82,17 @@ def test_the_whole_command_runs_on_a_cpu_in_the_interpreter(capsys):
         for size in (64, 128):
             table = tables[f"check of queries and keys, heads of size {size}, {dtype}"]
             assert table.keys() == {"dq", "dk", "dv"}
-    table = tables["attention, both passes, kernels: LLM-JEPA on NL-RX"]
+    table = tables["attention, both passes, kernels: LLM-JEPA"]
     assert "ms" in table["our SDPA back end"]
     assert "one range" in table["torch varlen"]["failed"]  # a peer says why it cannot run
     assert "ms" in tables["attention, forward, kernels: MEXMA, FlexAttention"]["FlexAttention"]
     assert all("ms" in row for row in tables["training step: MEXMA"].values())
+
+
+def test_the_shapes_of_the_papers_have_heads_of_the_kernels():
+    for shape in gpu.shapes(peers.PAPERS).values():
+        assert shape.head_dim == 64 and shape.heads % shape.kv_heads == 0
+        assert len(shape.packed.tokens) > 1000
 
 
 class Idle:
@@ -117,7 +107,7 @@ class Idle:
     ("keys_kernel", Idle(), "are larger than 0.001")])
 def test_a_kernel_that_fails_or_is_wrong_does_not_end_the_command(
         kernel, harm, error, monkeypatch, capsys):
-    parts = {title: part for title, part in bench.check_parts().items()
+    parts = {title: part for title, part in bench.check_parts(gpu.masks()).items()
              if "size 64, float16" in title}
     monkeypatch.setattr(gpu, "all_parts", lambda: parts)
     monkeypatch.setattr(attention, kernel, harm)
@@ -163,7 +153,7 @@ def test_flex_attention_is_compiled_for_every_shape(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     for length in (16, 17, 18, 19):
-        shape = bench.shape_of(bench.causal(1, length), 1, 1, 16)
+        shape = bench.Shape(Packed.of([np.zeros(length)]), 1, 1, 16)
         attend = bench.flex(shape)
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         attend(shape.random_line(torch.float32)[0].detach())
