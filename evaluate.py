@@ -405,6 +405,12 @@ def examples(evaluation, count=5):
     return lines
 
 
+def has_twins(evaluation):
+    """Return whether an encoder is evaluated on translations, some of which have twins."""
+    return bool(evaluation.rows.reordered and len(evaluation.texts) > 1 and evaluation.views > 1
+                and not evaluation.model.config.causal)
+
+
 def confused_twin(evaluation):
     """Return the number in rows.reordered of the first twin that the model takes for the
     translation of its sentence, among those that the order error counts. 0 if there is none."""

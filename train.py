@@ -277,7 +277,7 @@ class Run:
             if self.writes:
                 runs.write_untrained(self, evaluation.embeddings)
             # The twin that the model confuses now is shown at every evaluation.
-            has_twins = self.rank == 0 and evaluation.rows.reordered
+            has_twins = self.rank == 0 and evaluate.has_twins(evaluation)
             number = evaluate.confused_twin(evaluation) if has_twins else 0
             self.untrained = results | {"example": number}
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
@@ -298,7 +298,7 @@ class Run:
     def example_lines(self, evaluation, number):
         """Return lines that show what the model makes of one held-out row: a twin with this number
         in rows.reordered, a translation, an answer, or a masked token."""
-        if evaluation.rows.reordered and not evaluation.can_answer:
+        if evaluate.has_twins(evaluation):
             return evaluate.twin_lines(evaluation, number)
         # With --shard, all processes would have to compute the masked token.
         if evaluation.views < 2 and isinstance(self.options, MaskConfig) and not self.train.shard:

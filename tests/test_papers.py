@@ -95,8 +95,9 @@ PAPERS = {
 }
 PRESETS = {
     ("mlm", "hybrid"): TABLE_1 | {"eq. 9": dict(regressor=True)},
-    ("mexma", "cls"): {},  # of the toy scale alone
-    ("contrastive", "cls"): {},
+    # of the toy scale alone
+    **{(name, "cls"): {} for name in ("mexma", "contrastive", "bepa")},
+    **{(name, "from-bag"): {} for name in ("mexma", "contrastive")},
     ("contrastive", "bag"): {"ours: the simplest encoder": dict(layers=0, pool="mean",
                                                                     positions="rotary")},
     ("ntp", "scratch"): {"table 2": dict(lr=8e-5)},
