@@ -147,17 +147,16 @@ def is_word(name, cell):
 def kinds_of(names, rows, holds):
     """Return {column: why it is no text, "" if it is one}. holds(name, cell): is_text or, for a
     dictionary, is_word."""
-    cells = {name: [row[name] for row in rows if row.get(name)] for name in names}
-    # In bytes, because a Chinese sentence has few characters.
-    lengths = {name: sum(len(cell.encode()) for cell in some) / max(1, len(some))
-               for name, some in cells.items()}
-    short = max(25, *(length / 2 for length in lengths.values()))
     kinds = {}
-    for name, some in cells.items():
-        most = len(some) / (3 if lengths[name] <= short else 30)
-        first = some[:1000]
+    for name in names:
+        cells = [row[name] for row in rows if row.get(name)]
+        # Labels are shorter than captions, of which several describe one picture. In bytes, because
+        # a Chinese sentence has few characters.
+        are_short = sum(len(cell.encode()) for cell in cells) < 25 * len(cells)
+        are_few = len(cells) >= 10 and len({*cells}) <= len(cells) / (3 if are_short else 30)
+        first = cells[:300]
         is_one = 2 * sum(holds(name, cell) for cell in first) > len(first)
-        kinds[name] = FEW if len(some) >= 10 and len({*some}) <= most else NO_TEXTS * (not is_one)
+        kinds[name] = FEW if are_few else NO_TEXTS * (not is_one)
     return kinds
 
 

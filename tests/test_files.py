@@ -94,18 +94,25 @@ def test_line_ends_quotes_and_blank_lines(name, content, wanted):
 @pytest.mark.parametrize("names, columns", [
     ("eng_Latn id zho_Hans", "eng_Latn zho_Hans"),
     ("zh-CN pt_BR ref en1 EN", "zh-CN pt_BR en1 EN"), ("text en src tgt", "src tgt"),
-    ("en_score is_duplicate de en", "de en"),
-    ("en_corrected de_idiom", "en_corrected de_idiom"), ("id1 id2 S1 S2", "S1 S2"),
+    ("en_id en_score is_duplicate de en", "de en"), ("en deu1951 fra", "en fra"),
+    ("en_title en_body de_body de_title", "en_title de_title"),
+    ("en_corrected de_idiom", "en_corrected de_idiom"), ("id S1 S2", "S1 S2"),
+    ("english non_english", "english non_english"), ("query answer", "query answer"),
+    ("query positive negative", "query positive"), ("prompt completion", "prompt completion"),
+    ("instruction input output", "instruction output"), ("x" * 9000 + "_en en de", "en de"),
     ("src trg sentence1 sentence2", "src trg"), ("question answer text", "question answer"),
     ("system user assistant", "user assistant system"), ("label text", "text")])
 def test_columns_are_those_of_the_first_known_group(names, columns):
     names, columns = names.split(), tuple(columns.split())
-    for path in (tsv("a.tsv", [names[::-1]], "\t".join(names) + "\n"),
-                 write("a.csv", f"{','.join(names)}\n{','.join(names[::-1])}\n"),
-                 write("a.jsonl", lines(dict(zip(names, names[::-1]))))):
+    # Numbers, and texts of languages that are not written in Latin letters, too.
+    texts = [f"{index}" if re.search("id$|score|is_", name) else f"日本{'人' * (index + 2)}"
+             for index, name in enumerate(names)]
+    for path in (tsv("a.tsv", [texts], "\t".join(names) + "\n"),
+                 write("a.csv", f"{','.join(names)}\n{','.join(texts)}\n"),
+                 write("a.jsonl", lines(dict(zip(names, texts))))):
         source = open_text(path)
-        wanted = tuple(names[-1 - names.index(name)] for name in columns)
-        assert source.columns == columns and list(source.rows("all")) == [wanted]
+        assert source.columns == columns
+        assert list(source.rows("all")) == [tuple(texts[names.index(name)] for name in columns)]
 
 
 EN, DE, FR = ([f"{start} the {word} in {place}." for word in "baker cat dog farmer teacher".split()
@@ -113,21 +120,34 @@ EN, DE, FR = ([f"{start} the {word} in {place}." for word in "baker cat dog farm
               for start in ("Here we see", "Da sehen wir", "Nous y voyons"))
 
 
+TIMES = [f"{day}, {month} Mar 2020 10:{month}:11 CET" for day in ("Mon", "Tue")
+         for month in range(10, 19)]
+
+
 @pytest.mark.parametrize("header, columns, wanted, why", [
-    # what is short beside two sentences is none, even in few rows
+    # beside two sentences a word is none, and neither are references, dates and addresses
     ("tr en de", (["Anna", "Bert", "Carl", "Dora"], EN[:4], DE[:4]), "en de", "tr (no texts)"),
     ("cat de en", (["news", "web"], DE[:2], EN[:2]), "de en", "cat (no texts)"),
-    # values that differ in a number alone are identifiers
     ("is en de", ([f"GEN 1:{i}" for i in range(12)], EN, DE), "en de", "is (no texts)"),
     ("to en de", ([f"{i} Mar 2020 10:{i}" for i in range(12)], EN, DE), "en de", "to (no texts)"),
+    ("to en de", (TIMES, EN, DE), "en de", "to (no texts)"),
+    ("to en de", (["March 3, 2020", "3. März 2020", "2020年3月3日"], EN, DE), "en de", "to (no"),
     ("to en de", ([f"user{i}@x.org" for i in range(4)], EN, DE), "en de", "to (no texts)"),
     ("en de note", ([f"The dog sees {i} birds." for i in range(12)], [
         f"Der Hund sieht {i} Vögel." for i in range(12)], [f"{text} {text}" for text in EN]),
      "en de", "note (others are read)"),  # but these are sentences
-    # id is Indonesian if it has words
+    ("en de", (["cat", "dog", "ice cream"], ["Katze", "Hund", "Eis"]), "en de", ""),  # words
+    # captions of one picture are no label, but a label of two words is one
+    ("en de", ([EN[i // 20] for i in range(60)], [f"{DE[i // 20]} {i}" for i in range(60)]),
+     "en de", ""),
+    ("id en de", (["deu\x0beng", "nld\x0beng"] * 7, EN, DE), "en de", "id (few values)"),
+    # id is Indonesian if it has sentences, and mt Maltese if it has its letters
     ("id en", (DE, EN), "id en", ""), ("no id en", (range(15), DE, EN), "id en", "no (no texts)"),
     ("id en de", ([f"doc-{i}" for i in range(3)], EN, DE), "en de", "id (no texts)"),
+    ("id en de", (["abc", "def", "ghi"], ["cat", "dog", "ox"], ["Katze", "Hund", "Ochse"]),
+     "en de", "id (no texts)"),
     ("text_id text_en text_de", (["a1", "b2"], EN, DE), "text_en text_de", "text_id (no texts)"),
+    ("en de mt", (EN, DE, [f"Il-kelb jiġri {text}" for text in FR]), "en de mt", ""),
     # Hebrew and Amharic are not written in Latin letters
     ("he en de", (["Peter Miller", "Anna Smith"] * 3, EN, DE), "en de", "he (no texts)"),
     ("am en", (["ድመት ናት።", "ውሻ ነው።"], EN), "am en", ""),
@@ -139,8 +159,8 @@ EN, DE, FR = ([f"{start} the {word} in {place}." for word in "baker cat dog farm
     ("src_en tgt_de", (EN, DE), "src_en tgt_de", ""),
     ("Русский 中文", (EN, DE), "Русский 中文", ""),
     ("franc\u0327ais Türkçe", (EN, DE), "franc\u0327ais Türkçe", ""),
-    ("en zh_cn zh_tw", (EN, DE, FR), "en zh_cn zh_tw", ""),
-    # "src" and "ref" are also where a text comes from
+    ("en zh_cn zh_tw", (EN, ["我们看见猫"] * 3, ["我們看見貓"] * 3), "en zh_cn zh_tw", ""),
+    # "src" is also where a text comes from
     ("src ref text", (["news", "web"] * 7, [f"http://x.org/{i}" for i in range(14)], EN), "text",
      "src (few values); ref (no texts)"),
     ("cat is text", (["a", "b"] * 7, ["x", "y"] * 7, EN), "text", "cat, is (few values)"),
@@ -161,7 +181,7 @@ def test_columns_are_texts_by_their_content(header, columns, wanted, why):
     ("train.en train.de dev.en dev.de", "en de"), ("train-id.txt train-en.txt", "id en"),
     ("train-de.txt train-en.txt dev-de.txt dev-en.txt", "de en"),
     ("x.00 x.01", "text"), ("x.aa x.ab x.ac", "text"), ("a.en a.de b.en", "text"),
-    ("a.raw b.tok", "text"), ("a.raw a.tok", "text")])
+    ("a.raw b.tok", "text"), ("a.raw a.tok", "text"), ("notes.txt de.txt", "text")])
 def test_files_are_parallel_if_their_names_tell_it(names, columns):
     names, columns = names.split(), columns.split()
     source = open_text([write(name, f"{name} 1\n{name} 2\n") for name in names])
@@ -173,6 +193,14 @@ def test_files_are_parallel_if_their_names_tell_it(names, columns):
     # Both texts of a row come from two files of one pair.
     stems = [{re.sub(r"\W\w+(\.txt)? \d", "", text) for text in row if text} for row in found]
     assert all(len(stem) == 1 for stem in stems)
+
+
+@pytest.mark.parametrize("names, columns", [
+    ("eng-engwebp.txt deu-deu1951.txt", "eng deu"), ("en.txt de.txt", "en de"),
+    ("aaq_Latn.dev zgh_Tfng.dev", "aaq_Latn zgh_Tfng")])
+def test_line_n_of_parallel_files_is_one_row(names, columns):
+    source = open_text([write(name, f"{name} 1\n{name} 2\n") for name in names.split()])
+    assert source.columns == tuple(columns.split()) and len(list(source.rows("all"))) == 2
 
 
 def test_the_identifiers_of_opus_are_no_language():

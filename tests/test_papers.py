@@ -13,9 +13,8 @@ from test_objectives import (
     batch_of,
     build,
     examples,
-    gradients,
+    ours_and_plain,
     rows_of,
-    seeded,
 )
 
 import data
@@ -149,20 +148,6 @@ SECOND = {
 INITIAL = {"predictor_std"}  # options of the initial weights alone
 
 
-def with_option(slow, objective_class, options):
-    """Return the loss and all gradients of a class with these options, (1 + parameters,), and those
-    of the plain recomputation."""
-    objective = build(objective_class, **options)
-    for parameter in objective.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)  # large, and a teacher unlike its student
-    objective.after_step(0.25)
-    items = examples(objective_class, 6)
-    batch = batch_of(objective, items=items)
-    losses = seeded(objective, batch)[0], seeded(slow, objective, batch, items)
-    return [torch.cat([each.flatten() for each in (loss, *gradients(loss, objective))])
-            for loss in losses]
-
-
 @pytest.mark.parametrize("name, option", [
     (name, field.name) for name, one in OBJECTIVES.items() for field in fields(one.Config)
     if field.name not in INITIAL])
@@ -170,8 +155,9 @@ def test_every_option_changes_the_loss_as_it_changes_the_plain_recomputation(nam
     slow, = [slow for slow, (one, *_) in VARIANTS.items() if one is OBJECTIVES[name]]
     second = SECOND[name][option]
     value, needs = second if isinstance(second, tuple) else (second, {})
-    first, _ = with_option(slow, OBJECTIVES[name], needs)
-    changed, plain = with_option(slow, OBJECTIVES[name], needs | {option: value})
+    items = examples(OBJECTIVES[name], 6)
+    first, _ = ours_and_plain(slow, OBJECTIVES[name], needs, items)
+    changed, plain = ours_and_plain(slow, OBJECTIVES[name], needs | {option: value}, items)
     assert (changed - plain).abs().max() < 1e-9
     assert len(first) != len(changed) or (first - changed).abs().max() > 1e-5
 

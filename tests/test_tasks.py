@@ -105,8 +105,8 @@ def test_a_run_without_data_does_tasks_on_sets(tokenizer, ask):
 
 
 def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer, ask):
-    for name, count, answers in (("train.tsv", 30, 7), ("test.tsv", 36, 9)):
-        write_rows(name, [f"say {row}\tanswer {row % answers}" for row in range(count)])
+    for name, count in (("train.tsv", 28), ("test.tsv", 36)):
+        write_rows(name, [f"say {row}\tanswer {row}" for row in range(count)])
     write_run("run", tiny("last", causal=True), tokenizer, "train.tsv", eval_data="test.tsv")
     found = ask("--tasks label --json")
     assert (found["label/rows"], found["label/rows_unseen"]) == (36, 8)
