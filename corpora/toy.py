@@ -1,9 +1,17 @@
-"""The embedded corpora: sentences of five languages made from meanings, and regular expressions.
+"""The embedded corpora: scenes in five languages, English stories, and regular expressions.
 
-A `Meaning` is a small record, and a small grammar of each language turns it into a sentence. So the
-sentences are exact translations, an edited record is an exact hard negative, and every label of a
-probe is known. Agreement, case and word order are correct. The same seed gives the same bytes on
-every machine.
+A `Meaning` is a small record of a scene, and a small grammar of each language turns it into a
+sentence. So the sentences are exact translations, an edited record is an exact hard negative, and
+every label of a probe is known. Agreement, case and word order are correct. Every English sentence
+has twins, which have the same words in another order and another meaning:
+
+    Today, the old nurse with the red hat sees the happy dog with the blue hat.
+    near  Today, the happy nurse with the red hat sees the old dog with the blue hat.
+    far   Today, the old nurse with the blue hat sees the happy dog with the red hat.
+    far   Today, the happy dog with the blue hat sees the old nurse with the red hat.
+
+Neighboring words ("old nurse") tell a near twin apart. A far twin has the same neighboring words,
+so only a model that relates distant words can. The same seed gives the same bytes on every machine.
 """
 
 import re
@@ -12,17 +20,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from corpora.words import (
-    GOLDEN,
     LANGUAGES,
     MASK,
     Stream,
-    bag_of_words,
     concepts,
     hash64,
     in_split,
     lexicon,
     mix,
-    section_of,
     word,
 )
 
@@ -30,27 +35,265 @@ TENSES = ("past", "present", "future")
 
 
 class Meaning(NamedTuple):
-    """Who does what to whom, where, when and why; "" is none. A name has number 1, no adjective."""
-    subject: str = ""         # a name or an animate
-    subject_number: int = 1   # 1..9
-    subject_adjective: str = ""
-    companion: str = ""       # a name that acts together with a subject that is none
-    verb: str = ""
-    tense: str = ""
-    negated: int = 0          # 0 or 1
-    object: str = ""          # a name, an animate or a thing
-    object_number: int = 1
-    object_adjective: str = ""
-    place: str = ""
-    time: str = ""
-    link: str = ""            # because, although
-    cause_subject: str = ""   # a name or an animate
-    cause_number: int = 1
-    cause: str = ""
-    swapped: int = 0          # 1: the object acts on the subject; see `negatives`
+    """A scene: who does what to whom, when and where. Subject and object share no part."""
+    subject: str
+    subject_adjective: str
+    subject_color: str  # of the hat
+    verb: str
+    tense: str
+    negated: int  # 0 or 1
+    object: str
+    object_adjective: str
+    object_color: str
+    place: str  # "" is none
+    time: str
 
 
 # ---- meanings
+
+
+PARTS = ("", "_adjective", "_color")  # the ends of the fields of a subject and of an object
+# An exchange of these parts between subject and object makes a twin.
+TWINS = (("near", ("_adjective",)), ("far", ("_color",)), ("far", PARTS))
+
+
+def _draw(stream):
+    def two(section):
+        one = stream.pick(concepts(section))
+        return one, stream.pick([other for other in concepts(section) if other != one])
+
+    subject, other = zip(two("nouns"), two("adjectives"), two("colors"))
+    verb, tense = stream.pick(concepts("verbs")), stream.pick(TENSES)
+    negated = int(stream.chance(25))
+    place = stream.pick(concepts("places")) if stream.chance(50) else ""
+    return Meaning(*subject, verb, tense, negated, *other, place, stream.pick(concepts("times")))
+
+
+def exchange(meaning: Meaning, *parts) -> Meaning:
+    """Return the meaning whose subject and object have exchanged some of PARTS."""
+    for part in parts:
+        one, other = f"subject{part}", f"object{part}"
+        meaning = meaning._replace(**{one: getattr(meaning, other), other: getattr(meaning, one)})
+    return meaning
+
+
+def orbit(meaning: Meaning) -> list[Meaning]:
+    """Return all eight meanings that exchanges make of one."""
+    found = [meaning]
+    for part in PARTS:
+        found += [exchange(one, part) for one in found]
+    return found
+
+
+def _walk(draw, key, split, salt, seed):
+    """Yield different draws of one split without end. Draws with one key are in one split."""
+    stream = Stream(salt, split, seed)
+    seen = set()
+    while True:
+        one = draw(stream)
+        if one not in seen and in_split(split, *key(one)):
+            seen.add(one)
+            yield one
+
+
+def meanings(split: str, count: int, seed: int = 0) -> list[Meaning]:
+    """Return `count` different meanings. All meanings of an orbit are in one split, so that no twin
+    of a test sentence is in the training set."""
+    walk = _walk(_draw, lambda meaning: min(orbit(meaning)), split, "meanings", seed)
+    return list(islice(walk, count))
+
+
+# ---- phrases
+
+
+def _english(noun, adjective, is_object):
+    return f"the {adjective[0]} {noun[0]}"
+
+
+def _german(noun, adjective, is_object):
+    gender, *forms = noun
+    article = {"m": ("der", "den"), "f": ("die", "die"), "n": ("das", "das")}[gender][is_object]
+    ending = "en" if article == "den" else "e"
+    return f"{article} {adjective[0]}{ending} {forms[is_object]}"
+
+
+def _french(noun, adjective, is_object):
+    gender, form = noun
+    side, masculine, feminine, *before_vowel = adjective
+    agreed = feminine if gender == "f" else masculine
+    if gender == "m" and before_vowel and form[0] in "aeiou":
+        agreed = before_vowel[0]  # le vieil invité
+    article = "la" if gender == "f" else "le"
+    return f"{article} {agreed} {form}" if side == "before" else f"{article} {form} {agreed}"
+
+
+def _spanish(noun, adjective, is_object):
+    gender, form = noun
+    article = "la" if gender == "f" else "el"
+    if is_object:  # the a of animate objects
+        article = "a la" if gender == "f" else "al"
+    return f"{article} {form} {adjective[gender == 'f']}"
+
+
+def _russian(noun, adjective, is_object):
+    gender, *forms = noun
+    return f"{adjective[2 * is_object + (gender == 'f')]} {forms[is_object]}"
+
+
+PHRASES = {"en": _english, "de": _german, "fr": _french, "es": _spanish, "ru": _russian}
+
+
+@lru_cache(None)
+def _participant(language, noun, adjective, color, is_object):
+    """Return (noun phrase, gender)."""
+    forms = word(language, "nouns", noun).split(", ")
+    agreeing = word(language, "adjectives", adjective).split(", ")
+    hat = word(language, "hats", "hat").format(word(language, "colors", color))
+    return f"{PHRASES[language](forms, agreeing, is_object)} {hat}", forms[0]
+
+
+def _conjugate(language, meaning, gender):
+    """Return (finite verb with its negation, what German puts last). gender: the subject's."""
+    forms = word(language, "verbs", meaning.verb).split(", ")
+    when = TENSES.index(meaning.tense)
+    if language == "en" and (meaning.negated or when == 2):
+        auxiliary = ("did", "does", "will")[when]
+        return f"{auxiliary} not {forms[2]}" if meaning.negated else f"{auxiliary} {forms[2]}", ""
+    if language == "de" and when == 2:
+        return "wird", forms[2]
+    if language == "ru" and (when or gender == "f"):  # the past has two forms
+        when += 1
+    verb = forms[when]
+    if meaning.negated and language == "fr":
+        first, _, rest = verb.partition(" ")
+        verb = f"ne {first} pas {rest}".rstrip()
+    elif meaning.negated and language in ("es", "ru"):
+        verb = ("no " if language == "es" else "не ") + verb
+    return verb, ""
+
+
+ELISION = re.compile(r"\b([ln])[ea] (?=[aeiouéê])")  # le invité -> l'invité, ne a -> n'a
+
+
+# ---- sentences
+
+
+def render(meaning: Meaning, language: str) -> str:
+    """Return the sentence of a meaning."""
+    subject, gender = _participant(language, *meaning[0:3], False)
+    other, _ = _participant(language, *meaning[6:9], True)
+    verb, last = _conjugate(language, meaning, gender)
+    time = word(language, "times", meaning.time)
+    place = word(language, "places", meaning.place) if meaning.place else ""
+    if language == "de":  # the verb comes second
+        parts = [time, verb, subject, other, "nicht" if meaning.negated else "", place, last]
+    else:
+        comma = "," if language in ("en", "fr") else ""
+        parts = [time + comma, subject, verb, other, place]
+    text = " ".join(filter(None, parts))
+    if language == "fr":
+        text = ELISION.sub(r"\1'", text)
+    return text[0].upper() + text[1:] + "."
+
+
+@lru_cache(4)  # a notebook starts several runs
+def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Return a parallel corpus: rows of {language: sentence}."""
+    return [{language: render(meaning, language) for language in LANGUAGES}
+            for meaning in meanings(split, count, seed)]
+
+
+# ---- beside translation
+
+
+def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
+    """Return (error type, meaning with one part replaced) for every type [xsim++: Chen et al.
+    2023]. An edit changes only the replaced word and what must agree with it."""
+    stream = Stream("negatives", *meaning)
+    edits = []
+
+    def replace(error, field, choices, *taken):
+        choices = [choice for choice in choices if choice not in (getattr(meaning, field), *taken)]
+        edits.append((error, meaning._replace(**{field: stream.pick(choices)})))
+
+    for error, section, part in (("participant", "nouns", ""),
+                                 ("adjective", "adjectives", "_adjective"),
+                                 ("color", "colors", "_color")):
+        one, other = ("subject", "object") if stream.chance(50) else ("object", "subject")
+        replace(error, one + part, concepts(section), getattr(meaning, other + part))
+    replace("negation", "negated", (0, 1))
+    replace("tense", "tense", TENSES)
+    if meaning.place:
+        replace("place", "place", concepts("places"))
+    return edits
+
+
+def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
+    """Return (altered text, its row, error type) of every edit."""
+    return [(render(altered, language), row, error) for row, meaning in enumerate(meanings)
+            for error, altered in negatives(meaning)]
+
+
+def _ngrams(text, size):
+    """Return the sequences of `size` words and punctuation marks, sorted."""
+    tokens = re.findall(r"\w+|[^\w\s]", text)
+    return sorted(zip(*(tokens[first:] for first in range(size))))
+
+
+def twins(meanings, language: str) -> list[tuple[str, int, str]]:
+    """Return (text, its row, "near" or "far") of every twin. A near twin has the words of its
+    sentence, and a far twin also its pairs of neighboring words. Other languages than English have
+    fewer of them, because case and articles follow the role."""
+    found = []
+    for row, meaning in enumerate(meanings):
+        gold = render(meaning, language)
+        for kind, parts in TWINS:
+            text = render(exchange(meaning, *parts), language)
+            sizes = (1,) if kind == "near" else (1, 2)
+            if all(_ngrams(text, size) == _ngrams(gold, size) for size in sizes):
+                found.append((text, row, kind))
+    return found
+
+
+def _properties(rows, *fields):
+    return {field: [getattr(row, field) for row in rows] for field in fields}
+
+
+def labelled(split: str, count: int, language: str = "en"):
+    """Return (texts, {property: [the class of each text]}) for linear probes."""
+    rows = meanings(split, count)
+    return [render(meaning, language) for meaning in rows], _properties(
+        rows, "subject", "object", "verb", "tense", "negated", "place", "time")
+
+
+# ---- documents
+
+
+class Event(NamedTuple):
+    """What one sentence of a story says; "" is none."""
+    subject: str         # a name or an animate
+    subject_number: int  # 1..9; a name has 1, and no adjective
+    subject_adjective: str
+    verb: str
+    tense: str
+    negated: int
+    object: str          # a name, an animate or a thing
+    object_number: int
+    object_adjective: str
+    place: str
+    time: str
+    link: str            # because, although
+    cause_subject: str
+    cause_number: int
+    cause: str
+
+    def key(self):
+        # The splits are those of earlier versions, which had two more fields.
+        return (*self[:3], "", *self[3:], 0)
+
+
+def _is_name(noun):
+    return noun in lexicon()["story names"]
 
 
 def _draw_noun(stream, section, names, taken):
@@ -59,377 +302,104 @@ def _draw_noun(stream, section, names, taken):
     named = stream.chance(names)
     noun = taken[0]
     while noun in taken:
-        noun = stream.pick(concepts("names" if named else section))
+        noun = stream.pick(concepts("story names" if named else f"story {section}"))
     if named:
         return noun, 1, ""
     number = 2 + stream.below(8) if stream.chance(45) else 1
-    adjectives = concepts("adjectives", "both", "thing" if section == "things" else "animate")
+    kind = "thing" if section == "things" else "animate"
+    adjectives = concepts("story adjectives", "both", kind)
     return noun, number, stream.pick(adjectives) if stream.chance(45) else ""
 
 
-def _draw(stream):
+def _draw_event(stream):
     subject = _draw_noun(stream, "animates", 25, ("",))
-    companion = ""
-    if section_of(subject[0]) != "names" and stream.chance(20):
-        companion = stream.pick(concepts("names"))
-    verb = stream.pick(concepts("verbs"))
-    is_thing = stream.chance({"thing": 100, "both": 50, "animate": 0}[lexicon()["verbs"][verb][0]])
-    taken = (subject[0], companion)
-    kinds = ("things", 0) if is_thing else ("animates", 35)
-    other = _draw_noun(stream, *kinds, taken)
+    taken = [subject[0]]
+    # Earlier versions drew a companion here; the stories are still the same.
+    if not _is_name(subject[0]) and stream.chance(20):
+        taken.append(stream.pick(concepts("story names")))
+    verb = stream.pick(concepts("story verbs"))
+    kind = lexicon()["story verbs"][verb][0]
+    is_thing = stream.chance({"thing": 100, "both": 50, "animate": 0}[kind])
+    other = _draw_noun(stream, *(("things", 0) if is_thing else ("animates", 35)), taken)
     tense = stream.pick(TENSES)
     negated = int(stream.chance(25))
-    time = stream.pick(concepts("times")) if stream.chance(60) else ""
+    time = stream.pick(concepts("story times")) if stream.chance(60) else ""
     cause = ("", "", 1, "")
     if stream.chance(45):
-        noun, number, _ = _draw_noun(stream, "animates", 50, taken + other[:1])
+        noun, number, _ = _draw_noun(stream, "animates", 50, [*taken, other[0]])
         link = stream.pick(("because", "because", "although"))
-        cause = (link, noun, number, stream.pick(concepts("causes")))
+        cause = (link, noun, number, stream.pick(concepts("story causes")))
     # At least one adjunct, because bare sentences are too similar.
-    place = stream.pick(concepts("places")) if stream.chance(60) or not (time or cause[0]) else ""
-    return Meaning(*subject, companion, verb, tense, negated, *other, place, time, *cause)
+    has_place = stream.chance(60) or not (time or cause[0])
+    place = stream.pick(concepts("story places")) if has_place else ""
+    return Event(*subject, verb, tense, negated, *other, place, time, *cause)
 
 
-def _walk(split, seed, salt="meanings"):
-    """Yield different meanings of one split without end."""
-    stream = Stream(salt, split, seed)
-    seen = set()
-    while True:
-        meaning = _draw(stream)
-        if meaning not in seen and in_split(split, *meaning):
-            seen.add(meaning)
-            yield meaning
+def _said(section, concept, bits, first, eighths=2):
+    """Return the forms of a concept. Three of the bits, from `first` on, choose a synonym."""
+    rare = bits >> first & 7 < eighths
+    return word("en", f"story {section}", concept, rare).split(", ")
 
 
-def meanings(split: str, count: int, seed: int = 0) -> list[Meaning]:
-    """Return `count` different meanings. The split of a meaning depends on nothing else."""
-    return list(islice(_walk(split, seed), count))
-
-
-# ---- phrases
-
-
-GERMAN_ENDINGS = {  # (definite, object) -> gender -> article, ending
-    (True, False): {"m": ("der", "e"), "f": ("die", "e"), "n": ("das", "e")},
-    (True, True): {"m": ("den", "en"), "f": ("die", "e"), "n": ("das", "e")},
-    (False, True): {"m": ("einen", "en"), "f": ("eine", "e"), "n": ("ein", "es")}}
-
-
-def _english(noun, adjective, numeral, many, thing, case):
-    words = [*adjective, noun[many]]
-    if many:
-        return [numeral[0], *words]
-    indefinite = "an" if words[0][0] in "aeiou" else "a"
-    return [indefinite if thing else "the", *words]
-
-
-def _german(noun, adjective, numeral, many, thing, case):
-    gender, nominative, accusative, plural = noun
-    if many:
-        return [numeral[0], *(stem + "e" for stem in adjective), plural]
-    article, ending = GERMAN_ENDINGS[not thing, case != "subject"][gender]
-    if case == "denied" and thing:
-        article = "k" + article  # kein Buch, instead of ein Buch nicht
-    form = nominative if case == "subject" else accusative
-    return [article, *(stem + ending for stem in adjective), form]
-
-
-def _french(noun, adjective, numeral, many, thing, case):
-    gender, *forms = noun
-    form = forms[many]
-    article = {"m": ("le", "un"), "f": ("la", "une")}[gender][thing]
-    if case == "denied" and thing:
-        article = "de"  # il ne voit pas de livre
-    words = [form]
-    if adjective:
-        side, *endings = adjective
-        agreed = endings[2 * many + (gender == "f")]
-        before_vowel = side == "before" and form[0] in "aeéêiouœh"
-        if before_vowel and gender == "m" and not many and len(endings) == 5:
-            agreed = endings[-1]  # un vieil ami
-        words = [agreed, form] if side == "before" else [form, agreed]
-    return [numeral[0] if many else article, *words]
-
-
-def _spanish(noun, adjective, numeral, many, thing, case):
-    gender, *forms = noun
-    form = forms[many]
-    article = {"m": ("el", "un"), "f": ("la", "una")}[gender][thing]
-    marker = ["a"] if case != "subject" and not thing else []  # the a of animate objects
-    agreed = adjective[2 * many + (gender == "f"):][:1]
-    return [*marker, numeral[0] if many else article, form, *agreed]
-
-
-def _russian(noun, adjective, numeral, many, thing, case):
-    gender, nominative, accusative, genitive, genitives = noun
-    nom_m, nom_f, nom_n, acc_f, gen_m, gen_s, nom_s = adjective or [""] * 7
-    accusing = case != "subject"
-    if many and accusing and not thing:
-        words = [numeral[2], gen_s, genitives]  # двух старых врачей
-    elif many and numeral[0] == numeral[2]:
-        words = [numeral[0], gen_s, genitives]  # пять старых столов
-    elif many and gender == "f":
-        words = [numeral[1], nom_s, genitive]  # две старые книги: 2, 3 and 4
-    elif many:
-        words = [numeral[0], gen_s, genitive]  # два старых стола
+def _noun(noun, number, adjective, bits, first):
+    if _is_name(noun):
+        return word("en", "story names", noun)
+    is_thing = noun in lexicon()["story things"]
+    forms = _said("things" if is_thing else "animates", noun, bits, first)
+    words = _said("adjectives", adjective, bits, first + 3) if adjective else []
+    words.append(forms[number > 1])
+    if number > 1:
+        article = word("en", "story numbers", str(number))
+    elif is_thing:
+        article = "an" if words[0][0] in "aeiou" else "a"
     else:
-        masculine = gen_m if accusing and not thing else nom_m
-        agreed = {"m": masculine, "f": acc_f if accusing else nom_f, "n": nom_n}[gender]
-        words = [agreed, accusative if accusing else nominative]
-    return [word for word in words if word]
+        article = "the"
+    return " ".join([article, *words])
 
 
-PHRASES = {"en": _english, "de": _german, "fr": _french, "es": _spanish, "ru": _russian}
+def _pronoun(name):
+    return word("en", "story words", lexicon()["story names"][name][0])
 
 
-@lru_cache(1 << 16)
-def _phrase(language, noun, number, adjective, case, rare=False, rare_adjective=False):
-    """Return (noun phrase, gender). `case`: subject, object, or denied, the object of a negated
-    verb."""
-    section = section_of(noun)
-    forms = word(language, section, noun, rare).split(", ")
-    if section == "names":
-        form = forms[-1 if case != "subject" else 0]
-        if language == "es" and case != "subject":
-            form = "a " + form
-        return form, lexicon()["names"][noun][0]
-    adjective = (word(language, "adjectives", adjective, rare_adjective).split(", ")
-                 if adjective else [])
-    numeral = word(language, "numbers", str(number)).split(", ") if number > 1 else []
-    words = PHRASES[language](forms, adjective, numeral, number > 1, section == "things", case)
-    return " ".join(words).replace("a el ", "al "), forms[0]
-
-
-@lru_cache(1 << 15)
-def _conjugate(language, section, concept, tense, many, gender, negated=0, rare=False):
-    """Return (finite verb with its negation, what German puts last). `section`: verbs or causes."""
-    forms = word(language, section, concept, rare).split(", ")
-    when = TENSES.index(tense)
-    if language in ("fr", "es"):
-        verb = forms[(2, 0, 4)[when] + many]
-        if negated and language == "fr":
-            first, _, rest = verb.partition(" ")
-            verb = f"ne {first} pas {rest}".rstrip()
-        elif negated:
-            verb = "no " + verb
-        return verb, ""
-    if language == "ru":
-        past = 3 if gender == "f" else 2
-        verb = forms[(4 if many else past, many, 5 + many)[when]]
-        return "не " + verb if negated else verb, ""
-    if language == "de" and tense == "future":
-        auxiliary = "werden" if many else "wird"
-        # The clause of a cause has its verb at the end.
-        return (auxiliary, forms[1]) if section == "verbs" else (f"{forms[4]} {auxiliary}", "")
-    if section == "causes" and tense == "future":
-        return "will " + forms[4], ""
-    if language == "de" or section == "causes":
-        return forms[(2, 0)[when] + many], ""
-    if negated or tense == "future":
-        auxiliary = ("did", "do" if many else "does", "will")[when]
-        return auxiliary + (" not " if negated else " ") + forms[0], ""
-    return forms[(2, 0 if many else 1)[when]], ""
-
-
-# French: le ami -> l'ami, parce que Anne -> parce qu'Anne, but le huit.
-ELISION = re.compile(r"\b(l|d|n|qu|puisqu)[ea] (?=[aeiouyhéèêâîœ])(?!huit)"
-                     r"|(?<=même s)i (?=ils?\b)", re.IGNORECASE)
-
-
-# ---- sentences
-
-
-def _is_rare(bits, first, eighths=2):
-    """Return whether three of the bits, from `first` on, choose the rare synonym."""
-    return bits >> first & 7 < eighths
-
-
-def _clause(language, meaning, bits, opening):
+def _because(event, bits, opening):
     """Return the cause with its link. The subject of the sentence becomes a pronoun."""
-    entry = meaning.link + "_first" if opening else meaning.link
-    link = word(language, "links", entry, _is_rare(bits, 0, 3))
-    noun, gender = _phrase(language, meaning.cause_subject, meaning.cause_number, "", "subject",
-                           _is_rare(bits, 3))
-    if meaning.cause_subject == meaning.subject:
-        noun = word(language, "words", gender)
-    many = meaning.cause_number > 1
-    verb, _ = _conjugate(language, "causes", meaning.cause, meaning.tense, many, gender,
-                         rare=_is_rare(bits, 6))
-    return f"{link} {noun} {verb}"
+    [link] = _said("links", event.link + "_first" * opening, bits, 0, 3)
+    noun = _noun(event.cause_subject, event.cause_number, "", bits, 3)
+    if event.cause_subject == event.subject:
+        noun = _pronoun(event.cause_subject)
+    verbs = word("en", "story words", lexicon()["story causes"][event.cause][0]).split(", ")
+    verb = verbs[2 * TENSES.index(event.tense) + (event.cause_number > 1)]
+    return f"{link} {noun} {verb} {_said('causes', event.cause, bits, 6)[0]}"
 
 
-def _core(language, meaning, bits, known):
-    """Return (who acts, verb, what German puts last, who or what is acted on)."""
-    case = "denied" if meaning.negated else "object"
-    cases = (case, "subject") if meaning.swapped else ("subject", case)
-    rare = [_is_rare(bits, first) for first in (0, 3, 6, 9, 13)]
-    one, gender = _phrase(language, meaning.subject, meaning.subject_number,
-                          meaning.subject_adjective, cases[0], *rare[0:2])
-    two, gender_two = _phrase(language, meaning.object, meaning.object_number,
-                              meaning.object_adjective, cases[1], *rare[2:4])
-    if meaning.companion:
-        role = "object" if meaning.swapped else "subject"
-        companion, _ = _phrase(language, meaning.companion, 1, "", role)
-        pair = [companion, one] if bits >> 12 & 1 else [one, companion]
-        one = f" {word(language, 'words', 'and')} ".join(pair)
-    if known:
-        one = word(language, "words", gender)
-    many = meaning.subject_number > 1 or meaning.companion != ""
-    if meaning.swapped:
-        many = meaning.object_number > 1
-        gender = gender_two
-    verb, last = _conjugate(language, "verbs", meaning.verb, meaning.tense, many, gender,
-                            meaning.negated, rare[4])
-    return (two, verb, last, one) if meaning.swapped else (one, verb, last, two)
-
-
-def render(meaning: Meaning, language: str, style=0, known=False, opener="", like=None) -> str:
-    """Return the sentence of a meaning. A style chooses synonyms and word order.
-
-    `known`: the subject is a pronoun. `opener`: a text to begin with. `like`: the meaning whose
-    synonyms and word order the sentence has, by default its own."""
-    # The style depends on fields that `negatives` never edits, so that an edit changes neither
-    # synonyms nor word order.
-    styled = like or meaning
-    base = hash64("style", styled.verb, styled.place, styled.time, styled.subject_adjective,
-                  styled.object_adjective)
-    base = mix(base + LANGUAGES.index(language) * GOLDEN & MASK)
+def _tell(event, style=0, known=False, opener=""):
+    """Return the sentence of an event. A style chooses synonyms and word order. `known`: the
+    subject is a pronoun. `opener`: a text to begin with."""
+    base = mix(hash64("style", event.verb, event.place, event.time, event.subject_adjective,
+                      event.object_adjective))
     bits = mix(base + style & MASK)
-    one, verb, last, two = _core(language, meaning, bits, known)
+    who = _pronoun(event.subject) if known else _noun(*event[0:3], bits, 0)
+    infinitive, third, past = _said("verbs", event.verb, bits, 13)
+    when = TENSES.index(event.tense)
+    many = event.subject_number > 1
+    verb = (past, infinitive if many else third, f"will {infinitive}")[when]
+    if event.negated:
+        verb = f"{('did', 'do' if many else 'does', 'will')[when]} not {infinitive}"
 
     # Neighboring styles begin with different parts, so that they are different strings.
-    given = [field for field in ("time", "link", "place") if getattr(meaning, field)]
+    given = [field for field in ("time", "link", "place") if getattr(event, field)]
     front = "opener" if opener else ["subject", *given][((base & 7) + style) % (1 + len(given))]
     said = {"subject": "", "opener": opener}
-    for field, bit in (("place", 16), ("time", 19)):
+    for field, first in (("place", 16), ("time", 19)):
         if field in given:
-            concept = getattr(meaning, field)
-            said[field] = word(language, field + "s", concept, _is_rare(bits, bit, 3))
-    if meaning.link:
-        said["link"] = _clause(language, meaning, bits >> 40, front == "link")
+            [said[field]] = _said(field + "s", getattr(event, field), bits, first, 3)
+    if event.link:
+        said["link"] = _because(event, bits >> 40, front == "link")
     start = said.pop(front)
-    if start and (front == "link" or language in ("en", "fr")):
-        start += ","
-    place = said.get("place", "")
-    time = said.get("time", "")
-    if language == "de":
-        parts = [start, verb, one] if start else [one, verb]  # the verb comes second
-        parts += [two, time] if bits >> 22 & 1 else [time, two]
-        has_kein = section_of(meaning.object) == "things" and meaning.object_number == 1
-        if meaning.negated and not has_kein:
-            parts.append("nicht")
-        parts += [place, last]
-    else:
-        parts = [start, one, verb, two]
-        parts += [time, place] if bits >> 22 & 1 else [place, time]
-    text = " ".join([part for part in parts if part])
-    if "link" in said:
-        text += (", " if language in ("de", "ru") else " ") + said["link"]
-    if language == "fr":
-        text = ELISION.sub(lambda match: (match[1] or "") + "'", text)
+    order = ("time", "place", "link") if bits >> 22 & 1 else ("place", "time", "link")
+    parts = [start and start + ",", who, verb, _noun(*event[6:9], bits, 6), *map(said.get, order)]
+    text = " ".join(filter(None, parts))
     return text[0].upper() + text[1:] + "."
-
-
-@lru_cache(4)  # a notebook starts several runs
-def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Return a parallel corpus: rows of {language: sentence}, each in its own style."""
-    stream = Stream("styles", split, seed)
-    rows = []
-    for meaning in islice(_walk(split, seed), count):
-        style = stream.below(5)
-        rows.append({language: render(meaning, language, style) for language in LANGUAGES})
-    return rows
-
-
-# ---- beside translation
-
-
-def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
-    """Return (error type, meaning with one field edited) for every edit [xsim++: Chen et al. 2023].
-
-    In one style, an edit changes only the edited words and what must agree with them."""
-    stream = Stream("negatives", *meaning)
-    edits = []
-    people = (meaning.subject, meaning.companion, meaning.object, meaning.cause_subject)
-
-    def edit(error, field, choices):
-        choices = [choice for choice in choices if choice != getattr(meaning, field)]
-        edits.append((error, meaning._replace(**{field: stream.pick(choices)})))
-
-    for field in ("subject", "object", "companion", "cause_subject"):
-        noun = getattr(meaning, field)
-        if noun and section_of(noun) == "names":
-            names = concepts("names", lexicon()["names"][noun][0])
-            edit("entity", field, [name for name in names if name not in people])
-        elif noun:
-            edit("number", field.removesuffix("_subject") + "_number", range(1, 10))
-    if section_of(meaning.object) != "things":
-        edit("role", "swapped", (0, 1))
-    edit("negation", "negated", (0, 1))
-    edit("tense", "tense", TENSES)
-    if meaning.link:
-        edit("cause", "link", ("because", "although"))
-        edit("cause", "cause", concepts("causes"))
-    return edits
-
-
-def hard_negatives(meanings, language: str, edits=negatives) -> list[tuple[str, int, str]]:
-    """Return (altered text, its row, error type) of every edit that changes its sentence."""
-    found = []
-    for row, meaning in enumerate(meanings):
-        gold = render(meaning, language)
-        for error, altered in edits(meaning):
-            text = render(altered, language, like=meaning)
-            if text != gold:
-                found.append((text, row, error))
-    return found
-
-
-def exchanges(meaning: Meaning) -> list[tuple[str, Meaning]]:
-    """Return (what is exchanged, meaning) for both edits that only exchange two parts: subject and
-    object, or their adjectives."""
-    edits = []
-    if section_of(meaning.object) != "things":
-        edits.append(("roles", meaning._replace(swapped=1 - meaning.swapped)))
-    adjectives = meaning.object_adjective, meaning.subject_adjective
-    # A kind student, but not a kind book.
-    kind = "thing" if section_of(meaning.object) == "things" else "animate"
-    fit = concepts("adjectives", "both", kind), concepts("adjectives", "both", "animate")
-    if all(adjectives) and adjectives[1] in fit[0] and adjectives[0] in fit[1]:
-        edits.append(("adjectives", meaning._replace(subject_adjective=adjectives[0],
-                                                     object_adjective=adjectives[1])))
-    return edits
-
-
-def reordered(meanings, language: str) -> list[tuple[str, int, str]]:
-    """Return (altered text, its row, what is exchanged) of every exchange that keeps the words of
-    its sentence and changes their order. A bag of words cannot tell such a text from the
-    original."""
-    bags = [bag_of_words(render(meaning, language)) for meaning in meanings]
-    return [(text, row, kind) for text, row, kind in hard_negatives(meanings, language, exchanges)
-            if bag_of_words(text) == bags[row]]
-
-
-def labels(meaning: Meaning) -> dict:
-    """Return the properties of a sentence that a probe can predict, in every language."""
-    many = meaning.subject_number > 1 or meaning.companion != ""
-    found = {"number": "plural" if many else "singular", "negation": meaning.negated}
-    for field in ("tense", "subject", "verb", "object", "place", "time", "link"):
-        found[field] = getattr(meaning, field)
-    return found
-
-
-def labelled(split: str, limit: int, language: str = "en"):
-    """Return (texts, {property: [the class of each text]}) for a linear probe."""
-    rows = meanings(split, limit)
-    facts = [labels(meaning) for meaning in rows]
-    classes = {}
-    for name in labels(Meaning()):
-        classes[name] = [fact[name] for fact in facts]
-    return [render(meaning, language) for meaning in rows], classes
-
-
-# ---- documents
 
 
 @lru_cache(4)
@@ -437,11 +407,11 @@ def documents(split: str, count: int, seed: int = 0) -> list[str]:
     """Return English stories of 130 to 390 words and punctuation marks. A story has one hero, one
     other character, one place and one tense."""
     stream = Stream("documents", split, seed)
-    walk = _walk(split, seed, "documents")
+    walk = _walk(_draw_event, Event.key, split, "documents", seed)
     texts = []
     for _ in range(count):
         first = next(walk)
-        while section_of(first.subject) != "names" or not first.place or first.tense == "future":
+        while not (_is_name(first.subject) and first.place) or first.tense == "future":
             first = next(walk)
         hero = first.subject
         other, _, _ = _draw_noun(stream, "animates", 50, (hero,))
@@ -450,34 +420,41 @@ def documents(split: str, count: int, seed: int = 0) -> list[str]:
         length = 0
         previous = ""
         while length < 360 and (len(lines) < sentences or length < 130):
-            meaning = _scene(stream, split, first, hero, other) if lines else first
+            event = _next_event(stream, split, first, hero, other) if lines else first
             opener = ""
             if lines and stream.chance(25):
-                opener = word("en", "openers", stream.pick(concepts("openers")))
-            known = meaning.subject == hero == previous  # now a pronoun
-            lines.append(render(meaning, "en", stream.below(5), known, opener))
+                opener = word("en", "story openers", stream.pick(concepts("story openers")))
+            known = event.subject == hero == previous  # now a pronoun
+            lines.append(_tell(event, stream.below(5), known, opener))
             length += len(re.findall(r"\w+|[^\w\s]", lines[-1]))
-            previous = meaning.subject
+            previous = event.subject
         texts.append(" ".join(lines))
     return texts
 
 
-def _scene(stream, split, first, hero, other):
-    """Return the meaning of a later sentence: mostly the hero acts, and few repeat the place."""
+def _next_event(stream, split, first, hero, other):
+    """Return a later event of a story: mostly the hero acts, and few sentences repeat the place."""
     while True:
-        meaning = _draw(stream)
+        event = _draw_event(stream)
         subject = hero if stream.chance(70) else other
-        is_name = section_of(subject) == "names"
-        meaning = meaning._replace(
-            subject=subject, subject_number=1, subject_adjective="", companion="",
-            tense=first.tense, place=first.place if stream.chance(20) else "")
-        if meaning.link and stream.chance(60):
-            cause_subject = subject if is_name else hero
-            meaning = meaning._replace(cause_subject=cause_subject, cause_number=1)
-        pronoun_fits = meaning.cause_subject != subject or is_name
-        taken = (hero, subject, meaning.cause_subject)
-        if pronoun_fits and meaning.object not in taken and in_split(split, *meaning):
-            return meaning
+        place = first.place if stream.chance(20) else ""
+        event = event._replace(subject=subject, subject_number=1, subject_adjective="",
+                               tense=first.tense, place=place)
+        if event.link and stream.chance(60):
+            cause_subject = subject if _is_name(subject) else hero
+            event = event._replace(cause_subject=cause_subject, cause_number=1)
+        pronoun_fits = event.cause_subject != subject or _is_name(subject)
+        taken = (hero, subject, event.cause_subject)
+        if pronoun_fits and event.object not in taken and in_split(split, *event.key()):
+            return event
+
+
+def labelled_story(split: str, count: int):
+    """Return what `labelled` does, for single sentences of stories."""
+    events = [*islice(_walk(_draw_event, Event.key, split, "meanings", 0), count)]
+    number = ["plural" if event.subject_number > 1 else "singular" for event in events]
+    return [_tell(event) for event in events], {"number": number} | _properties(
+        events, "subject", "object", "verb", "tense", "negated", "place", "time", "link")
 
 
 # ---- regular expressions

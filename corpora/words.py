@@ -80,11 +80,6 @@ def concepts(section: str, *kinds: str) -> tuple[str, ...]:
 
 
 @lru_cache(None)
-def section_of(noun: str) -> str:
-    return next(name for name in ("names", "animates", "things") if noun in lexicon()[name])
-
-
-@lru_cache(None)
 def word(language: str, section: str, concept: str, rare: bool = False) -> str:
     """Return a cell, "bike, bikes": the common synonym or, if there is one, the rare one."""
     return lexicon()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
