@@ -196,7 +196,8 @@ class EncodedRows:
 
     def __init__(self, rows, tokenizer, config, affixes=None, max_length=None):
         special = tokenizer.special
-        self.name, self.texts, self.system, self.hard, self.labelled, self.reordered = rows
+        (self.name, self.texts, self.system, self.hard, self.labelled, self.reordered,
+         self.order_of) = rows
         self.tokenizer = tokenizer
         self.config = config
         self.affixes = affixes or ((special.before, special.after),) * 2
@@ -209,7 +210,7 @@ class EncodedRows:
     def with_affixes(self, affixes):
         """Return the same rows with different ids around a text."""
         rows = corpora.EvaluationRows(self.name, self.texts, self.system, self.hard, self.labelled,
-                                      self.reordered)
+                                      self.reordered, self.order_of)
         return EncodedRows(rows, self.tokenizer, self.config, affixes, self.max_length)
 
     @property
@@ -316,7 +317,7 @@ def task_retrieval(evaluation):
 
     return {"rows": rows.count} | retrieval(
         evaluation.embeddings, rows.texts, embed_edits(rows.hard), rows.hard,
-        embed_edits(rows.reordered), rows.reordered)
+        embed_edits(rows.reordered), rows.reordered, rows.order_of)
 
 
 def task_geometry(evaluation):
@@ -324,19 +325,20 @@ def task_geometry(evaluation):
 
 
 def task_probe(evaluation):
-    """Train a linear probe for each property on even rows, and test it on odd rows."""
+    """Train a linear probe for each property on sentences of the training split, and test it on
+    sentences of the split that is evaluated."""
     if not evaluation.rows.labelled:
         raise NotApplicable(f"probe needs labels, and {evaluation.rows.name} has none: use --data "
                             "toy")
-    texts, properties = evaluation.rows.labelled
-    z = embed(evaluation.model, evaluation.rows.encode(texts), evaluation.pool)  # (N, D)
+    (texts, properties), (queries, golds) = evaluation.rows.labelled
+    rows = evaluation.rows.encode(texts + queries)
+    z, z_queries = embed(evaluation.model, rows, evaluation.pool).split([len(texts), len(queries)])
     accuracy = {}
     majority = []  # accuracy of always predicting the most frequent class
-    for name, labels in properties.items():
-        gold = labels[1::2]
-        accuracy[name] = linear_probe(z[::2], labels[::2], z[1::2], gold)
+    for name, gold in golds.items():
+        accuracy[name] = linear_probe(z, properties[name], z_queries, gold)
         majority.append(100 * max(map(gold.count, gold)) / len(gold))
-    return {"rows": len(texts), "mean": mean(accuracy.values()), "majority": mean(majority),
+    return {"rows": len(queries), "mean": mean(accuracy.values()), "majority": mean(majority),
             **accuracy}
 
 

@@ -19,6 +19,7 @@ from corpora.overlap import text_hash
 EMBEDDED = ("toy", "documents", "regex")
 EMBEDDED_VOCAB = 4096  # nearly one token for every word form of the five languages
 DOCUMENTS = {"train": 2000, "valid": 200, "test": 200}  # at most: each takes 10 ms to make
+PROBED = ("train", 1000)  # the sentences on which a probe is trained
 HELD_OUT_ROWS = 1000  # of the other corpora, at most, in "valid" and in "test"
 
 
@@ -98,8 +99,10 @@ class EvaluationRows(NamedTuple):
     texts: dict  # {column: N texts}, aligned by row; "" is a text that a row lacks
     system: list | None = None  # N texts that open a chat
     hard: tuple = ()  # (altered text, row of the first column it was made from, type of error)
-    labelled: tuple | None = None  # (M texts, {property: the class of each})
-    reordered: tuple = ()  # (text with the same words in another order, row, what was exchanged)
+    # of the training split and of this one: (M texts, {property: the class of each})
+    labelled: tuple | None = None
+    reordered: tuple = ()  # (text with the same words in another order, row, kind)
+    order_of: str = ""  # the kind of reordered texts whose mean is the order error; "": all
 
     def hashes(self):
         """Return (N, C) uint64, the hashes of the texts, 0 for none."""
@@ -122,25 +125,25 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
     if system and "system" not in source.columns:
         raise BadInput(f"{source.name} has no system texts, which --chat system needs")
     columns = source.columns[:source.num_text_columns]
-    hard, labelled, reordered = (), None, ()
+    hard, labelled, reordered, order_of = (), None, (), ""
     if source.embedded:
         split = "test" if split == "all" else split
         limit = limit or HELD_OUT_ROWS
     if source.name == "toy" and source.embedded:
-        # All sentences are in one style, so that a hard negative differs by its error alone.
         meanings = toy.meanings(split, limit)
         rows = [[toy.render(meaning, name) for name in columns] for meaning in meanings]
         hard = toy.hard_negatives(meanings, columns[0])
-        labelled = toy.labelled(split, limit, columns[0])
-        reordered = toy.reordered(meanings, columns[0])
+        labelled = [toy.labelled(*which, columns[0]) for which in (PROBED, (split, limit))]
+        reordered, order_of = toy.twins(meanings, columns[0]), "far"
     elif source.embedded:
         rows = source.rows(split)[:limit]
-        labelled = toy.labelled(split, limit) if source.name == "documents" else None
+        if source.name == "documents":
+            labelled = [toy.labelled_story(*which) for which in (PROBED, (split, limit))]
     else:
         rows = rows_to_evaluate(source, split, limit)
     texts = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
     return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None, hard,
-                          labelled, reordered)
+                          labelled, reordered, order_of)
 
 
 def rows_to_evaluate(source, split, limit):

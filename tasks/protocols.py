@@ -70,6 +70,7 @@ def make_evaluation(opened, flags):
         gold = next(iter(evaluation.texts.values()))
         evaluation.rows.hard = mining.hard_rows(flags.hard, flags.hard_types, gold)
         evaluation.rows.reordered = mining.reordered(evaluation.rows.hard, gold)
+        evaluation.rows.order_of = ""  # all kinds
     return evaluation
 
 
