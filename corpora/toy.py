@@ -237,8 +237,9 @@ def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
 
 
 def _ngrams(text, size):
-    """Return the sequences of `size` words and punctuation marks, sorted."""
-    tokens = re.findall(r"\w+|[^\w\s]", text)
+    """Return the sequences of `size` words and punctuation marks, sorted. Tokenizers see the space
+    before a word: in l'invité it has none."""
+    tokens = re.findall(r" ?(?:\w+|[^\w\s])", text)
     return sorted(zip(*(tokens[first:] for first in range(size))))
 
 

@@ -1,110 +1,232 @@
-"""The embedded corpora: always the same bytes, of which the grammar was checked; split by meaning;
-with labels, grades and hard negatives that are true."""
+"""The embedded corpora: always the same bytes, of which the grammar was checked; split by orbit;
+with labels, twins and hard negatives that are true."""
 
 import hashlib
-import itertools
 import json
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from corpora import toy, words
-from corpora.toy import LANGUAGES
+from corpora import toy
+from corpora.toy import LANGUAGES, Meaning
+from data import Tokenizer
+
+MEANING = Meaning("nurse", "old", "red", "see", "present", 0, "guest", "young", "blue", "park",
+                  "today")
 
 
-def has(text, *words) -> bool:
-    patterns = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in words]
-    return any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+def render(language="en", **changes):
+    return toy.render(MEANING._replace(**changes), language)
 
 
-@pytest.fixture(scope="module")
-def sample():
-    return toy.meanings("test", 150, seed=5)
-
-
-# ---- reproducible, and split by meaning
+# ---- reproducible, and split by orbit
 
 
 @pytest.mark.parametrize("make, digest", [
-    (lambda: toy.toy("train", 1000), "94541694873ef6ac"),
     (lambda: toy.regex("train", 500), "df480044245b17cb"),
     (lambda: toy.documents("train", 60), "5b7120fdbbeaa5e9"),
-    (lambda: [toy.negatives(meaning) for meaning in toy.meanings("test", 30)], "67e27a11a00403cf")],
-    ids=["toy", "regex", "documents", "negatives"])
+    (lambda: toy.toy("train", 1000), "bcf7948622d5476f"),
+    (lambda: [toy.negatives(meaning) for meaning in toy.meanings("test", 30)], "ad949bc53be3281b"),
+    (lambda: toy.labelled_story("test", 60), "de15dc3fef423dd4")],
+    ids=["regex", "documents", "toy", "negatives", "sentences of documents"])
 def test_the_corpora_are_what_they_have_always_been_in_every_process(make, digest):
     text = json.dumps(make(), ensure_ascii=False, sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
 
 
-def test_splits_share_no_meaning_and_no_sentence_in_any_language():
-    sizes = {"train": 2000, "valid": 400, "test": 400}
-    by_split = {split: toy.meanings(split, count) for split, count in sizes.items()}
-    everything = [meaning for rows in by_split.values() for meaning in rows]
-    assert len(set(everything)) == sum(sizes.values())
-    for split, count in sizes.items():
-        everything += toy.meanings(split, count, seed=1)
-    for language in LANGUAGES:
+def test_splits_share_no_orbit_and_no_sentence_in_any_language():
+    by_split = {split: toy.meanings(split, 1000) for split in ("train", "valid", "test")}
+    everything = {split: {twin for meaning in rows for twin in toy.orbit(meaning)}
+                  for split, rows in by_split.items()}
+    assert sum(map(len, everything.values())) == len(set.union(*everything.values())) > 20_000
+    for language in LANGUAGES:  # two meanings never have the same sentence
         owner = {}
-        for index, meaning in enumerate(dict.fromkeys(everything)):
-            text = toy.render(meaning, language, index % 5)
-            assert owner.setdefault(text, meaning) == meaning
+        for meaning in set.union(*everything.values()):
+            assert owner.setdefault(toy.render(meaning, language), meaning) == meaning
 
 
-# ---- hard negatives, grades, labels
+def test_no_twin_of_a_test_row_is_in_the_training_set():
+    trained = {row["en"] for row in toy.toy("train", 20_000)}
+    rows = toy.meanings("test", 1000)
+    for language in LANGUAGES:
+        assert toy.twins(rows, language)
+    assert not trained & {text for text, _, _ in toy.twins(rows, "en")}
+    assert not {*toy.meanings("train", 20_000)} & {one for row in rows for one in toy.orbit(row)}
 
 
-def test_every_negative_differs_in_one_field_and_in_every_language(sample):
-    kinds = set()
-    for meaning in sample:
+def test_an_orbit_is_closed_under_every_exchange():
+    eight = {*toy.orbit(MEANING)}
+    assert len(eight) == 8
+    for _, parts in toy.TWINS:
+        assert {toy.exchange(one, *parts) for one in eight} == eight
+
+
+# ---- the grammar
+
+
+def expected(language):
+    """Yield (changes of MEANING, sentence) of the cases of a language."""
+    text = (Path(__file__).parent / "cases/scenes.txt").read_text(encoding="utf-8")
+    for line in text.split(f"[{language}]")[1].split("\n\n")[0].splitlines()[1:]:
+        words, sentence = line.split("| ")
+        changes = dict(word.split("=") for word in words.split())
+        yield changes | {"negated": int(changes.get("negated", 0))}, sentence
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_each_construction_of_a_language(language):
+    for changes, sentence in expected(language):
+        assert render(language, **changes) == sentence
+
+
+# A second grammar, of patterns: (hat, subject, object, sentence).
+GRAMMAR = {
+    "en": (r"with the \w+ hat", "the [a-z]+ [a-z]+", "the [a-z]+ [a-z]+",
+           r"\w+, {subject} (?:(?:does|did|will) not [a-z]+|will [a-z]+|[a-z]+s|saw|found|heard|"
+           r"greeted|woke|chased) {object}{place}\."),
+    "de": (r"mit dem \w+en Hut",
+           r"(?:der \w+e (?:Gast|Bauer|Soldat|Hund)|das \w+e Pferd|"
+           r"die \w+e (?:Krankenschwester|Sängerin|Studentin))",
+           r"(?:den \w+en (?:Gast|Bauern|Soldaten|Hund)|das \w+e Pferd|"
+           r"die \w+e (?:Krankenschwester|Sängerin|Studentin))",
+           r"\w+ (?:wird {subject} {object}(?: nicht)?{place} [a-zäöüß]+en|"
+           r"(?!wird)[a-zäöüß]+ {subject} {object}(?: nicht)?{place})\."),
+    "fr": (r"au chapeau \w+", *(
+           r"(?:le (?:vieux|jeune|petit) (?:paysan|soldat|chien|cheval)|"
+           r"le (?:vieil|jeune|petit) invité|"
+           r"la (?:vieille|jeune|petite) (?:infirmière|chanteuse|étudiante)|"
+           r"(?:le (?:paysan|soldat|chien|cheval)|l'invité) (?:célèbre|heureux|fort)|"
+           r"(?:la chanteuse|l'infirmière|l'étudiante) (?:célèbre|heureuse|forte))",) * 2,
+           r"[\w']+, {subject} (?:a [a-zé]+|n'a pas [a-zé]+|ne [b-df-z]\w* pas|"
+           r"n'entend(?:ra)? pas|[a-zé]+) {object}{place}\."),
+    "es": (r"con el sombrero \w+",
+           r"(?:el (?:invitado|campesino|soldado|perro|caballo) (?:[a-zñ]+o|joven|feliz|fuerte)|"
+           r"la (?:enfermera|cantante|estudiante) (?:[a-zñ]+a|joven|feliz|fuerte))",
+           r"(?:al (?:invitado|campesino|soldado|perro|caballo) (?:[a-zñ]+o|joven|feliz|fuerte)|"
+           r"a la (?:enfermera|cantante|estudiante) (?:[a-zñ]+a|joven|feliz|fuerte))",
+           r"\w+ {subject} (?:no )?\w+ {object}{place}\."),
+    "ru": (r"в (?:\w+ой|синей) шляпе",
+           r"(?:\w+(?:ый|ий|ой) (?:гость|фермер|солдат)|"
+           r"\w+ая (?:медсестра|певица|студентка|собака|лошадь))",
+           r"(?:\w+ого (?:гостя|фермера|солдата)|"
+           r"\w+ую (?:медсестру|певицу|студентку|собаку|лошадь))",
+           r"\w+ {subject} (?:не )?(?:будет )?\w+ {object}{place}\.")}
+PLACES = {"en": "in the park|at the market|near the bridge|in front of the museum|"
+                "behind the school",
+          "de": "im Park|auf dem Markt|bei der Brücke|vor dem Museum|hinter der Schule",
+          "fr": "dans le parc|au marché|près du pont|devant le musée|derrière l'école",
+          "es": "en el parque|en el mercado|cerca del puente|delante del museo|"
+                "detrás de la escuela",
+          "ru": "в парке|на рынке|у моста|перед музеем|за школой"}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_thousand_sentences_agree_with_a_second_grammar(language):
+    hat, subject, other, sentence = GRAMMAR[language]
+    pattern = re.compile(sentence.format(subject=f"{subject} {hat}", object=f"{other} {hat}",
+                                         place=f"(?: (?:{PLACES[language]}))?"))
+    for meaning in toy.meanings("train", 1000, seed=7):
+        text = toy.render(meaning, language)
+        assert pattern.fullmatch(text), text
+        if language == "ru" and meaning.tense == "past":
+            is_feminine = bool(re.match(r"\w+ \w+ая", text))
+            assert is_feminine == bool(re.search(r" \w+ла \w+(ого|ую) ", text)), text
+
+
+# ---- twins
+
+
+def bags(tokens):
+    """Return how often each token and each pair of neighboring tokens occurs."""
+    tokens = [*tokens]
+    return Counter(tokens), Counter(zip(tokens, tokens[1:]))
+
+
+def test_twins_of_a_sentence():
+    short = MEANING._replace(place="", object="singer")
+    assert toy.twins([short], "en") == [
+        ("Today, the young nurse with the red hat sees the old singer with the blue hat.", 0,
+         "near"),
+        ("Today, the old nurse with the blue hat sees the young singer with the red hat.", 0,
+         "far"),
+        ("Today, the young singer with the blue hat sees the old nurse with the red hat.", 0,
+         "far")]
+    # Case and articles follow the role, so German often keeps only the exchange of the colors.
+    kinds = {noun: [kind for _, _, kind in toy.twins([short._replace(object=noun)], "de")]
+             for noun in ("singer", "guest", "horse")}
+    assert kinds == {"singer": ["near", "far", "far"], "guest": ["far"],
+                     "horse": ["near", "far"]}
+    # With one color twice only the participants can be exchanged.
+    same = [MEANING._replace(object_color="red")]
+    assert [kind for _, _, kind in toy.twins(same, "en")] == ["near", "far"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_near_twins_keep_the_words_and_far_twins_also_the_neighbors(language):
+    rows = toy.meanings("test", 300)
+    golds = [toy.render(meaning, language) for meaning in rows]
+    found = toy.twins(rows, language)
+    tokenizers = [Tokenizer.train([row[language] for row in toy.toy("train", 2000)], vocab)
+                  for vocab in (400, 1600)]
+    encoders = [tokenizer.encode for tokenizer in tokenizers]
+    encoders.append(lambda texts: [re.findall(r"\w+|[^\w\s]", text) for text in texts])
+    for encode in encoders:
+        texts = encode([text for text, _, _ in found])
+        for tokens, (text, row, kind) in zip(texts, found):
+            [gold] = encode([golds[row]])
+            words, pairs = bags(tokens)
+            assert text != golds[row]
+            if kind == "near":
+                assert words == bags(gold)[0]
+                assert pairs != bags(gold)[1] or encode is not encoders[-1]
+            else:
+                assert (words, pairs) == bags(gold)
+
+
+def test_every_english_sentence_has_a_near_and_a_far_twin():
+    rows = toy.meanings("test", 1000)
+    found = toy.twins(rows, "en")
+    for kind in ("near", "far"):
+        assert {row for _, row, one in found if one == kind} == {*range(1000)}
+
+
+# ---- hard negatives, labels
+
+
+def test_every_negative_replaces_one_part_and_shows_in_every_language():
+    kinds = Counter()
+    for meaning in toy.meanings("test", 150, seed=5):
         edits = toy.negatives(meaning)
-        assert edits == toy.negatives(meaning) and len(edits) >= 3
+        assert edits == toy.negatives(meaning)
+        assert len({kind for kind, _ in edits}) == len(edits) == 5 + (meaning.place != "")
         for kind, edited in edits:
-            kinds.add(kind)
+            kinds[kind] += 1
             assert sum(one != other for one, other in zip(meaning, edited)) == 1
-            for how in itertools.product(LANGUAGES, range(5)):  # and style
-                assert toy.render(meaning, *how) != toy.render(edited, *how)
-    for language in LANGUAGES:
-        texts = [toy.render(meaning, language) for meaning in sample]
-        found = toy.hard_negatives(sample, language)
-        assert {row for _, row, _ in found} == set(range(len(sample)))
-        assert all(text != texts[row] for text, row, _ in found)
-    assert kinds == {"number", "entity", "role", "negation", "cause", "tense"}
-
-
-def test_a_reordered_sentence_has_the_same_words_in_another_order():
-    meanings = toy.meanings("test", 400)
-    for language in LANGUAGES:
-        for text, row, _ in toy.reordered(meanings, language):
-            gold = toy.render(meanings[row], language)
-            assert text != gold and words.bag_of_words(text) == words.bag_of_words(gold)
-    found = toy.reordered(meanings, "en")
-    counts = {kind: sum(one == kind for _, _, one in found) for kind in ("roles", "adjectives")}
-    assert counts["roles"] > 100 and counts["adjectives"] > 10
-    assert sum(counts.values()) == len(found)
-
-
-def test_roles_and_adjectives_are_exchanged():
-    dog = toy.Meaning("dog", subject_adjective="old", verb="see", tense="past", object="cat",
-                      object_adjective="small")
-    gold = toy.render(dog, "en")
-    assert gold == "The old dog saw the small cat."
-    assert toy.reordered([dog], "en") == [("The small cat saw the old dog.", 0, "roles"),
-                                          ("The small dog saw the old cat.", 0, "adjectives")]
-    # A clever book is none, and "sees" would become "see".
-    book = dog._replace(object="book", subject_adjective="clever")
-    many = dog._replace(tense="present", object_number=3, object_adjective="")
-    assert not toy.reordered([book, many], "en")
+            assert edited not in toy.orbit(meaning)  # an exchange belongs to the order error
+            assert edited.subject != edited.object
+            assert edited.subject_adjective != edited.object_adjective
+            for language in LANGUAGES:
+                assert toy.render(meaning, language) != toy.render(edited, language)
+    assert {*kinds} == {"participant", "adjective", "color", "negation", "tense", "place"}
+    assert toy.hard_negatives([MEANING], "en")[3:] == [
+        (render(negated=1), 0, "negation"), (render(tense="past"), 0, "tense"),
+        (render(place="bridge"), 0, "place")]
 
 
 def test_labels_agree_with_the_strings():
     texts, classes = toy.labelled("test", 400)
-    assert {"tense", "number", "negation", "verb", "subject"} < set(classes)
-    for row, meaning in enumerate(toy.meanings("test", 400)):
-        text = texts[row]
-        label = {name: column[row] for name, column in classes.items()}
-        assert text == toy.render(meaning, "en") and (label["negation"] == 1) == has(text, "not")
-        _, (english, *_) = words.lexicon()[words.section_of(label["subject"])][label["subject"]]
-        assert has(text, *", ".join(english).split(", "))  # the forms of all synonyms
+    assert [*classes] == ["subject", "object", "verb", "tense", "negated", "place", "time"]
+    for text, *label in zip(texts, *classes.values()):
+        subject, other, _, _, negated, _, time = label
+        assert re.match(rf"{time}, the \w+ {subject} .* the \w+ {other} ", text, re.IGNORECASE)
+        assert (" not " in text) == negated
+    texts, classes = toy.labelled_story("test", 400)
+    for text, negated, tense in zip(texts, classes["negated"], classes["tense"]):
+        assert negated == bool(re.search(r"\b(does|do|did|will) not\b", text))
+        assert tense != "future" or " will " in text
+    assert {*classes["number"]} == {"singular", "plural"}
 
 
 def test_regex_splits_share_no_target_and_no_two_targets_share_their_english():
