@@ -1041,7 +1041,7 @@ class Hybrid(Objective):
                 part.apply(lambda module: initialize(module, c.predictor_std))
         if c.balance == "learned":
             w = math.log(c.balance_start / (1 - c.balance_start))
-            self.balance = nn.Parameter(torch.tensor(w))
+            self.balance = nn.Parameter(torch.tensor([w]))  # (1,), because FSDP shards dimensions
         self.teacher = Teacher(model, c.momentum)
 
     # packed: N masked rows, then the context of each row;  clean: the unmasked rows
@@ -1112,7 +1112,7 @@ class Hybrid(Objective):
         """Return lambda, the weight of the latent loss: ()."""
         c = self.config
         if c.balance == "learned":
-            return self.balance.sigmoid()
+            return self.balance.sigmoid().sum()  # of one number
         end = c.balance_end if c.balance == "scheduled" else c.balance_start
         return c.balance_start + (end - c.balance_start) * self.progress
 

@@ -37,7 +37,7 @@ def write_run(folder, model, tokenizer, data="toy", after=None, **config):
     save(model, folder / "model.pt")
     tokenizer.save(folder / "tokenizer.json")
     around = [[tokenizer.special.cls], after or [tokenizer.special.sep]]
-    first = {"format": 7, "config": {"data": str(data), "langs": "", **config}, "views": 2,
+    first = {"format": runs.FORMAT, "config": {"data": str(data), "langs": "", **config}, "views": 2,
              "tokenizer_hash": tokenizer.hash, "around": around, "affixes": [around, around],
              "columns": []}
     trained = [np.zeros(0, np.uint64)]
@@ -123,12 +123,17 @@ def test_by_default_the_tasks_that_apply_run(tokenizer):
             tasks([task], texts=text)
 
 
-def test_the_probe_trains_on_even_rows_and_is_tested_on_odd_ones(tokenizer):
-    one = evaluation(tokenizer)
-    texts, properties = one.rows.labelled
-    z, labels = evaluate.embed(one.model, one.rows.encode(texts)), properties["verb"]
-    accuracy = metrics.linear_probe(z[::2], labels[::2], z[1::2], labels[1::2])
-    assert evaluate.run(one, ["probe"])["probe/verb"] == accuracy
+@pytest.mark.parametrize("data", ["toy", "documents"])
+def test_the_probe_trains_on_training_sentences_and_is_tested_on_the_rows(tokenizer, data):
+    one = evaluation(tokenizer, texts=rows(data, ()))
+    (texts, properties), (queries, golds) = one.rows.labelled
+    if data == "toy":
+        assert queries == one.rows.texts["en"]
+    assert len(texts) == 1000 and len(queries) == 30
+    z, z_queries = (evaluate.embed(one.model, one.rows.encode(some)) for some in (texts, queries))
+    accuracy = metrics.linear_probe(z, properties["verb"], z_queries, golds["verb"])
+    found = evaluate.run(one, ["probe"])
+    assert (found["probe/verb"], found["probe/rows"]) == (pytest.approx(accuracy), 30)
 
 
 def test_examples_are_retrieved_translations(tokenizer):
@@ -305,12 +310,28 @@ def test_without_a_record_of_its_texts_a_run_says_that_the_overlap_is_unknown(
     assert "unknown" not in command(child).err  # it has its own copy
 
 
-@pytest.mark.parametrize("version", [6, 8])
+def change_format(folder, version):
+    log = (folder / "log.jsonl").read_text()
+    now = f'"format": {runs.FORMAT}'
+    assert now in log
+    (folder / "log.jsonl").write_text(log.replace(now, f'"format": {version}'))
+
+
+@pytest.mark.parametrize("version", [6, 9])
 def test_a_run_of_another_version_is_refused_by_its_version(version, own, refused):
-    log = (own / "log.jsonl").read_text()
-    (own / "log.jsonl").write_text(log.replace('"format": 7', f'"format": {version}'))
+    change_format(own, version)
     assert f"own was written by another version of nanoJEPA (its log has format {version}" in (
         refused(evaluate.main, "own"))
+
+
+@pytest.mark.parametrize("data, eval_data", [("toy", ""), ("documents", ""), ("data.tsv", "toy")])
+def test_a_run_on_the_language_of_format_7_is_refused(
+        data, eval_data, own, command, tokenizer, refused):
+    change_format(own, 7)
+    assert "geometry/rankme" in command(own).out  # a run on a file is evaluated
+    folder = write_run("old", tiny(), tokenizer, data, eval_data=eval_data)
+    change_format(folder, 7)
+    assert "different language: use that version" in refused(evaluate.main, "old")
 
 
 @pytest.mark.parametrize("words, message, damage", [

@@ -417,10 +417,11 @@ def test_the_rows_of_an_evaluation():
     assert found.texts == {name: [toy.render(meaning, name) for meaning in meanings]
                            for name in ("de", "en")}
     assert found.hard == toy.hard_negatives(meanings, "de")
-    assert found.labelled[0] == found.texts["de"]
+    (trained_on, _), (queries, _) = found.labelled
+    assert queries == found.texts["de"] and len(trained_on) == 1000
     documents = evaluation_rows("documents", limit=9)
     assert len(documents.texts["text"]) == 9 and documents.labelled
     regex = evaluation_rows("regex", split="all", limit=5)
-    assert len(regex.texts["regex"]) == 5 and regex[2:] == (None, (), None, ())
+    assert len(regex.texts["regex"]) == 5 and regex[2:] == (None, (), None, (), "")
     with pytest.raises(BadInput, match="split 'dev' is unknown: choose from train, valid, test"):
         evaluation_rows("toy", split="dev")

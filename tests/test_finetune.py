@@ -16,15 +16,15 @@ from data import Tokenizer
 from tasks import __main__ as command
 from tasks import finetune, questions
 
-CAUSE = {}
-for lang in ("en", "de"):  # is there a because or although?
+PLACE = {}
+for lang in ("en", "de"):  # does the sentence name a place?
     meanings = toy.meanings("train", 300)
-    CAUSE[lang] = [(toy.render(meaning, lang), int(bool(meaning.link))) for meaning in meanings]
+    PLACE[lang] = [(toy.render(meaning, lang), int(bool(meaning.place))) for meaning in meanings]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    texts = [text for rows in CAUSE.values() for text, _ in rows]
+    texts = [text for rows in PLACE.values() for text, _ in rows]
     return Tokenizer.train([*texts, "日本語のテキスト, naïve café"], 700)
 
 
@@ -45,9 +45,9 @@ def ask(tokenizer, capsys):
 
 def test_what_is_learned_is_tested_zero_shot_and_the_control_has_fresh_weights(ask, monkeypatch):
     monkeypatch.setattr(finetune, "XNLI", ["en", "de"])
-    write_table("mnli_train", CAUSE["en"][:200])
+    write_table("mnli_train", PLACE["en"][:200])
     for name, lang in (("mnli", "en"), ("xnli", "en"), ("xnli-de", "de")):
-        write_table(f"{name}_test", CAUSE[lang][200:])
+        write_table(f"{name}_test", PLACE[lang][200:])
     found, err = ask("--task xnli --untrained --epochs 4 --lr 1e-2")
     assert found["xnli/train_rows"] == 200
     assert found["mnli/accuracy"] > 80 > 65 > found["mnli/majority"] >= 50

@@ -81,10 +81,10 @@ def test_a_bag_of_lower_cased_words_has_an_order_error_of_50():
     z = bag_of_lower_cased_words(rows.texts["en"], vocabulary)
     others = {name: normal(200, len(vocabulary), seed) for seed, name in enumerate(("de", "fr"))}
     scores = metrics.retrieval({"en": z, **others}, rows.texts, reordered=rows.reordered,
-                               copies=bag_of_lower_cased_words(copies, vocabulary))
+                               copies=bag_of_lower_cased_words(copies, vocabulary), order_of="far")
     found = {name: value for name, value in scores.items() if "order" in name}
-    assert found == dict.fromkeys(("order", "order/de-en", "order/fr-en", "order/roles",
-                                   "order/adjectives"), 50) and len(copies) > 80
+    assert found == dict.fromkeys(("order", "order/de-en", "order/fr-en", "order/near",
+                                   "order/far"), 50) and len(copies) > 400
 
 
 def test_the_order_error_counts_copies_that_are_nearer_and_half_of_the_ties():
@@ -94,6 +94,8 @@ def test_the_order_error_counts_copies_that_are_nearer_and_half_of_the_ties():
     reordered = [("nearer", 0, "a"), ("farther", 1, "a"), ("equal", 2, "a"), ("nearer", 1, "b")]
     assert metrics.order_error(x, y, copies, reordered) == {
         "order": 62.5, "order/a": 50.0, "order/b": 100.0}
+    assert metrics.order_error(x, y, copies, reordered, "b")["order"] == 100
+    assert "order" not in metrics.order_error(x, y, copies, reordered, "c")
 
 
 # ---- geometry
