@@ -68,10 +68,10 @@ def train(rows, mode, distance, steps):  # -> a function that embeds N texts: (N
     return torch.no_grad()(encode)
 
 # ---- Errors in percent: we search the translations of the other languages in the first.
-def xsim(x, y, k=4):  # by cosine / mean cosine of both to their k nearest [Artetxe & Schwenk 2019]
-    s = x @ y.T
-    near = s.topk(k, 1).values.mean(1, keepdim=True) + s.topk(k, 0).values.mean(0)
-    return ((s / near).argmax(1) != torch.arange(len(x))).float().mean()
+def xsim(x, y, k=4):  # cosine / mean cosine of both to their k nearest [Artetxe & Schwenk 2019]
+    near, back = (x @ y.T).topk(k, 1), (y @ x.T).topk(k, 1).values.mean(1)
+    best = (near.values / (near.values.mean(1, keepdim=True) + back[near.indices])).argmax(1)
+    return (near.indices[range(len(x)), best] != torch.arange(len(x))).float().mean()
 
 def evaluate(encode, rows, copies):
     y, *others = [encode([row[name] for row in rows]) for name in rows[0]]

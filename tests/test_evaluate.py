@@ -37,9 +37,9 @@ def write_run(folder, model, tokenizer, data="toy", after=None, **config):
     save(model, folder / "model.pt")
     tokenizer.save(folder / "tokenizer.json")
     around = [[tokenizer.special.cls], after or [tokenizer.special.sep]]
-    first = {"format": runs.FORMAT, "config": {"data": str(data), "langs": "", **config}, "views": 2,
-             "tokenizer_hash": tokenizer.hash, "around": around, "affixes": [around, around],
-             "columns": []}
+    first = {"format": runs.FORMAT, "config": {"data": str(data), "langs": "", **config},
+             "views": 2, "tokenizer_hash": tokenizer.hash, "around": around,
+             "affixes": [around, around], "columns": []}
     trained = [np.zeros(0, np.uint64)]
     if data and str(data) not in corpora.EMBEDDED:
         split = "all" if config.get("eval_data") else "train"

@@ -1,8 +1,10 @@
 """The pages of minimal/ against the classes of objectives.py: with the same weights, rows and
 masks, the loss and every gradient are equal in float64."""
 
+import json
 import runpy
 import sys
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from test_objectives import make_special
 from torch.nn.utils.rnn import pad_sequence
 
+import metrics
 from corpora import toy
 from data import Example
 from model import Model, ModelConfig
@@ -21,7 +24,7 @@ with pytest.MonkeyPatch.context() as few:  # A page makes its rows, 20,000, when
     for name in ("toy", "regex"):
         few.setattr(toy, name, partial(lambda make, split, count: make(split, count // 5),
                                        getattr(toy, name)))
-    from minimal import bert_jepa, llm_jepa, mexma, predict_and_reconstruct
+    from minimal import bag, bert_jepa, llm_jepa, mexma, predict_and_reconstruct
 predict_and_reconstruct.sentences *= 5  # It draws from 20,000.
 
 # Names of weights on the pages and in the classes, first at the beginning, then in a block.
@@ -95,9 +98,11 @@ def double():
 
 def test_mexma(double, monkeypatch):
     page = mexma.Mexma()
-    model = Model(ModelConfig(vocab=mexma.V, max_positions=64, norm_epsilon=1e-12, dropout=0.0))
+    model = Model(ModelConfig(vocab=mexma.V, max_positions=64, norm_epsilon=1e-12, dropout=0.0,
+                              layers=mexma.LAYERS))
     objective = Mexma(model, Mexma.Config(align="cosine", align_weight=2.0, koleo_weight=1.0,
-                                          head_layers=2, head_heads=4, head_hidden=512))
+                                          head_layers=mexma.HEAD_LAYERS, head_heads=4,
+                                          head_hidden=512))
     a, b = map(mexma.tokenize, zip(*mexma.pairs[:12]))
     batch = collate(objective, mexma, words(a), words(b))
     sides = zip(*[rows.chunk(2) for rows in masked_rows(batch, 24)])
@@ -109,7 +114,8 @@ def test_mexma(double, monkeypatch):
 
 def test_bert_jepa(double, monkeypatch):
     page = bert_jepa.Bert()
-    model = Model(ModelConfig(vocab=bert_jepa.V, max_positions=128, dropout=0.0, head="transform"))
+    model = Model(ModelConfig(vocab=bert_jepa.V, max_positions=128, dropout=0.0, head="transform",
+                              layers=bert_jepa.LAYERS))
     objective = Bepa(model, Bepa.Config(cls_view="clean", order="given"))
     a, b = zip(*bert_jepa.pairs[:12])
     views = [[np.array(bert_jepa.tokenize(text)[1:-1]) for text in texts] for texts in (a, b)]
@@ -163,9 +169,10 @@ def test_predict_and_reconstruct(double, monkeypatch):
 def test_a_page_trains_and_prints_its_numbers(page, monkeypatch, capsys):
     monkeypatch.setattr(page, "STEPS", 2)
     monkeypatch.setattr(page, "BATCH", 8)
-    for name in {"toy", "meanings", "regex"} & vars(page).keys():  # fewer test sentences
-        original = getattr(page, name)
-        monkeypatch.setattr(page, name, lambda split, count, call=original: call(split, 60))
+    # 60 test sentences. The page's toy and regex make a fifth of what it asks for.
+    for name in {"toy", "meanings", "regex"} & vars(page).keys():
+        make, count = getattr(page, name), 60 if name == "meanings" else 300
+        monkeypatch.setattr(page, name, lambda split, _, make=make, count=count: make(split, count))
     page.main()
     numbers = [float(line.split(": ")[1].split()[0].strip("%"))
                for line in capsys.readouterr().out.splitlines()]
@@ -180,3 +187,66 @@ def test_a_page_is_also_a_file_to_run(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "corpora"]:
         monkeypatch.delitem(sys.modules, name)
     runpy.run_path(str(page))  # raises ModuleNotFoundError if it does not add the folder above
+
+
+# ---- minimal/bag.py
+
+
+ROWS, MEANINGS = toy.toy("test", 150), toy.meanings("test", 150)
+
+
+@pytest.mark.parametrize("mode", bag.MODES)
+def test_a_bag_has_the_errors_of_metrics_and_cannot_see_far_twins(mode, monkeypatch):
+    monkeypatch.setattr(bag, "BATCH", 32)
+    monkeypatch.setattr(bag, "BUCKETS", 2 ** 12)
+    encode = bag.train(ROWS, mode, distance=99, steps=20)
+    copies = toy.twins(MEANINGS, "en")
+    found = bag.evaluate(encode, ROWS, copies)
+    texts = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    wanted = metrics.retrieval({name: encode(cells) for name, cells in texts.items()}, texts,
+                               copies=encode([text for text, _, _ in copies]), reordered=copies,
+                               order_of="far")
+    for name, value in found.items():
+        assert value == pytest.approx(wanted[name.removeprefix("retrieval/")], abs=1e-4), name
+    assert {*found} == {"retrieval/xsim", "retrieval/order", "retrieval/order/far",
+                        "retrieval/order/near"}
+    if mode in ("words", "pairs"):
+        assert found["retrieval/order"] == found["retrieval/order/far"] == 50
+    assert (found["retrieval/order/near"] == 50) == (mode == "words")
+
+
+def test_what_a_bag_counts():
+    def hashed(*grams):
+        return [zlib.crc32(gram.encode()) % bag.BUCKETS for gram in grams]
+
+    words = hashed("a", "b", ".")
+    assert bag.count("a b.", "words", 9).tolist() == words
+    assert bag.count("a b.", "pairs", 9).tolist() == words + hashed("a b", "b .")
+    assert bag.count("a b.", "triples", 9).tolist() == words + hashed("a b", "b .", "a b .")
+    assert bag.count("a b.", "ordered", 9).tolist() == words + hashed("a ... b", "a ... .",
+                                                                      "b ... .")
+    assert bag.count("a b.", "ordered", 1).tolist() == words + hashed("a ... b", "b ... .")
+
+
+def test_the_bag_prints_numbers_of_tables_and_of_scenes(monkeypatch, capsys):
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", ["bag", "--only", "words", "--steps", "2", *flags])
+        bag.main()
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.setattr(bag, "BATCH", 8)
+    monkeypatch.setattr(bag, "toy", lambda split, count: toy.toy(split, 60))
+    monkeypatch.setattr(bag, "meanings", lambda split, count: toy.meanings(split, 60))
+    numbers = run("--split", "test", "--json")
+    assert numbers["retrieval/order"] == 50 and numbers["thread_seconds"] > 0
+    near, other = (run("--json", "--only", "pairs", "--seed", seed)["retrieval/order/near"]
+                   for seed in "01")
+    assert near != other
+    lines = ["en\tde", *(f"a dog sees cat {row}\tein Hund sieht Katze {row}" for row in range(9))]
+    Path("table.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    edits = {"A cat sees dog 3": "exchange", "a dog sees cat of 3": "word"}
+    Path("edits.json").write_text(json.dumps({
+        copy: {"src": "a dog sees cat 3", "errtype": kind} for copy, kind in edits.items()}))
+    numbers = run("--train", "table.tsv", "--test", "table.tsv", "--edits", "edits.json", "--json")
+    assert {*numbers} == {"thread_seconds", "retrieval/xsim", "retrieval/order",
+                          "retrieval/order/exchange"}
