@@ -87,7 +87,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = 1e-3 * min(step / 50, 1 - step / STEPS)
+        optimizer.param_groups[0]["lr"] = 2e-3 * min(step / 50, 1 - step / STEPS)
         optimizer.step()
         if step % 50 == 0:
             print(f"step {step}: loss {loss.item():.2f}")
