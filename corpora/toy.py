@@ -259,14 +259,15 @@ def twins(meanings, language: str) -> list[tuple[str, int, str]]:
 
 
 def _properties(rows, *fields):
-    return {field: [getattr(row, field) for row in rows] for field in fields}
+    return {"negation": [row.negated for row in rows]} | {
+        field: [getattr(row, field) for row in rows] for field in fields}
 
 
 def labelled(split: str, count: int, language: str = "en"):
     """Return (texts, {property: [the class of each text]}) for linear probes."""
     rows = meanings(split, count)
     return [render(meaning, language) for meaning in rows], _properties(
-        rows, "subject", "object", "verb", "tense", "negated", "place", "time")
+        rows, "subject", "object", "verb", "tense", "place", "time")
 
 
 # ---- documents
@@ -457,7 +458,7 @@ def labelled_story(split: str, count: int):
     events = [*islice(_walk(_draw_event, Event.key, split, "meanings", 0), count)]
     number = ["plural" if event.subject_number > 1 else "singular" for event in events]
     return [_tell(event) for event in events], {"number": number} | _properties(
-        events, "subject", "object", "verb", "tense", "negated", "place", "time", "link")
+        events, "subject", "object", "verb", "tense", "place", "time", "link")
 
 
 # ---- regular expressions
