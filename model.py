@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import kernels
@@ -738,6 +739,15 @@ def plain_weights(model):
 # ---- files
 
 
+class Uninitialized(TorchFunctionMode):
+    """Skip torch.nn.init. On the device "meta", normal_ imports torch.compile, which takes 2 s."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return None
+        return function(*args, **kwargs or {})
+
+
 def save(model, path):
     """Write config and weights as one file, from which `load` rebuilds the model."""
     # torch.save turns a KeyboardInterrupt into a RuntimeError.
@@ -752,7 +762,7 @@ def load(path, device="cpu", mmap=False):
     saved = read_torch(path, device, mmap)
     try:
         config = ModelConfig(**saved["config"])
-        with torch.device("meta"):  # without weights, which are those of the file
+        with torch.device("meta"), Uninitialized():  # its weights are those of the file
             model = Model(config)
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a model of this version ({error}): use the version that "
@@ -772,7 +782,7 @@ def add_tokens(model, count, known):
         mean = old[:known].mean(0, keepdim=True).expand(count, *old.shape[1:])
         # The new tokens first get the unused rows after those of the tokenizer.
         weights[name] = torch.cat([old[:known], mean, old[known + count:]])
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialized():
         larger = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
     larger.load_state_dict(weights, assign=True)
     return larger.train(model.training)

@@ -154,7 +154,7 @@ def kinds_of(names, rows, holds):
         # a Chinese sentence has few characters.
         are_short = sum(len(cell.encode()) for cell in cells) < 25 * len(cells)
         are_few = len(cells) >= 10 and len({*cells}) <= len(cells) / (3 if are_short else 30)
-        first = cells[:300]
+        first = [cell[:100] for cell in cells[:300]]
         is_one = 2 * sum(holds(name, cell) for cell in first) > len(first)
         kinds[name] = FEW if are_few else NO_TEXTS * (not is_one)
     return kinds

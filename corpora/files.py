@@ -42,11 +42,14 @@ UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompr
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
-    rb"%PDF|(?s:.*?)\0": "a binary file or UTF-16: save UTF-8 (iconv -f utf-16) or CSV",
+    rb"%PDF|.{,3}\0.?\0|\xff\xfe|\xfe\xff":
+        "a binary file or UTF-16: save UTF-8 (iconv -f utf-16) or CSV",
     rb"WEBVTT|(?s:.{,200}?):\d\d[,.]\d+ --> \d":
         "a file of subtitles: save its sentences line by line",
     rb'(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
-    rb"(?i)\s*<([?!]|html|doc|refset|srcset|tstset)": "markup: extract its text, line by line"}
+    # TMX, XLIFF, HTML, the files of IWSLT and of WMT: the first line begins and ends with a tag.
+    rb"(?i)\s*<([?!]|html|[a-z][^\n]*>\s*(\n|$))": "markup: extract its text, line by line",
+    rb"[^\n]*\r(?!\n)[^\n]*$": "a file with the line ends of old Macs: convert it (mac2unix)"}
 
 
 def at_line(path, number, text):
@@ -74,16 +77,15 @@ def read_chunks(path):
 
 
 def split_lines(path):
-    """Yield the lines of a file as bytes. They end with LF, or with CR if the file has no LF."""
-    rest, end = b"", b""
+    """Yield the lines of a file as bytes."""
+    rest = None
     for chunk in filter(None, read_chunks(path)):
-        if not end:
+        if rest is None:
             start = chunk.removeprefix(b"\xef\xbb\xbf")
             for pattern, advice in FOREIGN.items():
                 if re.match(pattern, start):
                     raise at_line(path, 1, f"this is {advice}")
-            end = b"\r" if b"\r" in chunk and b"\n" not in chunk.rstrip(b"\r\n") else b"\n"
-        *lines, rest = (rest + chunk).split(end)
+        *lines, rest = ((rest or b"") + chunk).split(b"\n")
         yield from lines
     if rest:
         yield rest
@@ -96,6 +98,8 @@ def read_lines(path):
     number = 0
     try:
         for number, line in enumerate(split_lines(path), 1):
+            if b"\0" in line:
+                raise at_line(path, number, "there is a NUL character: remove it (tr -d '\\0')")
             # `cat` can leave byte order marks, \ufeff, at the start of any line.
             yield number, line.decode().removeprefix("\ufeff").rstrip("\r")
     except UnicodeDecodeError:
@@ -172,8 +176,7 @@ def read_table(path, langs=(), counts=None):
     """Yield the rows of a table whose first line names the columns; {} for a repeated header. By
     the rules of CSV a cell in quotes can have several lines."""
     lines = read_lines(path)
-    start, header = next((pair for pair in lines  # Excel begins some files with "sep=;"
-                          if pair[1].strip() and not pair[1].startswith("sep=")), (1, ""))
+    start, header = next((pair for pair in lines if pair[1].strip()), (1, ""))
     if not header:
         return  # an empty file
     delimiter, is_csv, names = read_header(path, start, header, langs)
@@ -256,8 +259,14 @@ READERS = {".tsv": read_table, ".tab": read_table, ".csv": read_table, ".jsonl":
 
 # ---- rows
 
-EMPTY = r"cells are invisible, \N, nan, NA or NULL, and count as empty"
+EMPTY = r"cells are invisible, a tag such as <url>, \N, nan, NA or NULL, and count as empty"
+# What stands for no text, also __NULL__ of the TED talks, <SPEAKER ID=1> of Europarl and the lines
+# about a talk of IWSLT.
+EMPTY_CELL = re.compile(r"""(\\[Nn]|nan|NaN|\#?N/?A|[_ ]*NULL[_ ]*
+    |</?[A-Za-z][\w:-]*(\s+[\w:-]+\s*=\s*("[^"]*"|'[^']*'|[^\s"'<>]+))*\s*/?>
+    |<(url|keywords|speaker|talkid|title|description|translator|reviewer)>.*</\4>)?""", re.VERBOSE)
 SKIPPED = "rows are skipped: too little text, or a repeated header"
+OFTEN = 'held-out rows share a frequent text, such as "Yes.", with rows that are trained on'
 
 
 class TextFiles:
@@ -269,9 +278,11 @@ class TextFiles:
     embedded = False
 
     def __init__(self, paths, langs=(), like=()):
-        unique = {os.path.realpath(path): path for path in reversed(paths)}
+        unique = {}
+        for path in paths:
+            unique.setdefault(os.path.realpath(path), path)
         self.repeated = len(paths) - len(unique)
-        self.paths = paths = [*unique.values()][::-1]
+        self.paths = paths = [*unique.values()]
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
@@ -285,6 +296,7 @@ class TextFiles:
         rows = self._sample()
         if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
+        self.state = self._state()
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
         # "text" is also our name for lines without a name.
         like = () if like == ("text",) and "text" not in self.known else like
@@ -301,20 +313,28 @@ class TextFiles:
         self.schema, self.columns = schema, schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
         self.groups = sorted(unconnected(rows, self.columns))
+        self.repeats = list(filter(None, (repeated_text(rows, name)
+                                          for name in self.columns[:self.num_text_columns])))
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
         self.compared = [name for name in schema.texts if name != "system"]
         self.hashes = self.kinds = None  # of each row, once they are known
+        self.often = 0
         self.counts = Counter()  # {what: how many} of the last reading
 
     def _sample(self):
         """Return the first 10,000 rows of each file, because JSON can name a column late: {column:
         the start of the text}, without empty cells."""
         def start(cell):
-            return NESTED if isinstance(cell, (list, dict)) else as_text(cell)[:100]
+            return NESTED if isinstance(cell, (list, dict)) else as_text(cell)[:1000]
 
         return [{name: start(cell) for name, cell in row.items()} for read in self.readers
                 for _, row in itertools.islice(read(counts=Counter()), 10_000)]
+
+    def _state(self):
+        """Return path, size and time of each file, which change if somebody writes into it."""
+        return [(os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns)
+                for path in self.paths]
 
     @property
     def notes(self):
@@ -338,7 +358,8 @@ class TextFiles:
             notes.append(f"no row has texts in both {shown(' and '.join(self.groups[:2]))}: if "
                          "these are the same languages, give them the same names")
         if self.repeated:
-            notes.append(f"{self.repeated} files are named twice, and read once")
+            notes.append(f"{self.repeated} of the files are named twice, and read once")
+        notes += self.repeats
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
@@ -351,7 +372,7 @@ class TextFiles:
     def _read(self):
         """Yield for each row the texts of self.names, "" for none, and whether they are enough:
         two, or one if there is a single column."""
-        self.counts = counts = Counter({EMPTY: 0, SKIPPED: 0})
+        self.counts = counts = Counter({EMPTY: 0, SKIPPED: 0, OFTEN: self.often})
         size, chosen = self.num_text_columns, len(self.columns)
         found = False
         for path, read in zip(self.paths, self.readers):
@@ -369,6 +390,9 @@ class TextFiles:
                 found = found or is_enough
                 counts[SKIPPED] += not is_enough
                 yield texts, is_enough
+        if self._state() != self.state:
+            raise BadInput(f"{self.name} changed while it was read: start again when it is "
+                           "complete")
         if not found:
             raise BadInput(f"{shown(self.paths[0])}: no row has enough text in "
                            f"{shown(', '.join(self.columns))}")
@@ -383,7 +407,8 @@ class TextFiles:
         hashes, is_enough = table[:, :-1], table[:, -1] > 0
         self.hashes = hashes[is_enough]
         if holdout:
-            self.kinds = hold_out(hashes, self.schema.least)[is_enough]
+            kinds, self.often = hold_out(hashes, self.schema.least)
+            self.kinds = kinds[is_enough]
 
     def find_kinds(self):
         """Return (N,) uint8, what each row is for: TRAIN, EVAL or EXCLUDED. Raises BadInput."""
@@ -416,6 +441,16 @@ class TextFiles:
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))
 
 
+def repeated_text(rows, name):
+    """Return a note of a text that fills at least 5 cells and 5 % of a column, or None."""
+    cells = [row[name] for row in rows if row.get(name)]
+    [(text, count)] = Counter(cells).most_common(1) or [("", 0)]
+    if count >= 5 and count >= 0.05 * len(cells):
+        return (f"{count:,} of the first {len(cells):,} texts of {shown(name)} are "
+                f"{shown(text[:50])!r}: if this stands for no text, empty these cells")
+    return None
+
+
 def as_text(cell):
     """Return a cell of a file as text, "" if nothing in it is visible."""
     # Only a text that begins in an unusual way is examined, which saves time.
@@ -423,4 +458,4 @@ def as_text(cell):
         return cell
     text = "" if cell is None else str(cell)
     visible = "".join(filter(str.isprintable, text)).strip()
-    return "" if visible in ("", r"\N", r"\n", "nan", "NaN", "NA", "<NA>", "NULL") else text
+    return "" if EMPTY_CELL.fullmatch(visible) else text

@@ -24,7 +24,8 @@ def text_hash(text):
 
 
 def hold_out(texts, least=2):
-    """Return (N,) uint8, TRAIN, EVAL or EXCLUDED, given the hashes (N, C) of all texts, 0 for none.
+    """Return (N,) uint8, TRAIN, EVAL or EXCLUDED, given the hashes (N, C) of all texts, 0 for none;
+    and how many of the EVAL rows share a text with one of TRAIN, which can only be a frequent one.
 
     Of the rows with at least `least` texts, those with the smallest hashes are held out: a tenth of
     them up to 200 rows, 1 % of more than 20,000, at most 1,000. Their copies, and rows that share a
@@ -45,7 +46,10 @@ def hold_out(texts, least=2):
     for column in texts.T:
         kinds[np.isin(column, shared)] = EXCLUDED
     kinds[held] = EVAL
-    return kinds
+    often = np.zeros(texts[held].shape, bool)
+    for column in texts.T:
+        often |= np.isin(texts[held], column[kinds == TRAIN])
+    return kinds, int((often & (texts[held] > 0)).any(1).sum())
 
 
 def frequent(texts):

@@ -8,9 +8,9 @@ KEY is a hash of the tokenizer, of the files' paths, sizes and times, and of the
 processes can build the same folder: they write equal files, and each replaces a file as a whole.
 """
 
+import functools
 import hashlib
 import itertools
-import os
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from common import atomic_file, digest, make_folder, remove_dead_parts
 
-LAYOUT = 12  # version of the files and of how rows are read and held out
+LAYOUT = 13  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 
@@ -32,21 +32,45 @@ class Encoded(NamedTuple):
     hashes: np.ndarray   # (N, C) uint64: see TextFiles.find_hashes
     counts: Counter      # {what the user should know: how often}
     hash: str            # of tokens, offsets and kinds
+    check: str           # of the files tokens.bin and hashes.npy
 
 
 def encoded(source, tokenizer, holdout=True):
     """Return TextFiles as Encoded, from the cache if they are there. `holdout`: some rows are held
     out."""
-    files = [(os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns)
-             for path in source.paths]
-    key = digest([LAYOUT, files, source.columns, source.names, source.schema.least, tokenizer.hash,
-                  holdout])[:10]
+    key = digest([LAYOUT, source.state, source.columns, source.names, source.schema.least,
+                  tokenizer.hash, holdout])[:10]
     folder = Path("cache", f"{source.name[:40]}-{key}")
     try:
-        return _read(folder)
+        found = _read(folder)
+        check(str(folder), found.check)
+        return found
     except Exception:  # of whatever type: the cache is missing or damaged
         _write(source, tokenizer, holdout, folder)
         return _read(folder)
+
+
+@functools.cache  # once a process
+def check(folder, expected):
+    """Raise ValueError if the files of a folder have other content than when they were written."""
+    # Every process checks what it maps: if one of them writes the files again, the old ones remain
+    # open in the others.
+    if content_hash(Path(folder)) != expected:
+        raise ValueError("the files have changed")
+
+
+def content_hash(folder):
+    """Return the sha256 of the tokens and hashes in a folder."""
+    content = hashlib.sha256()
+    paths = folder / "tokens.bin", folder / "hashes.npy"
+    with tqdm(desc=f"check {folder}", total=sum(path.stat().st_size for path in paths), unit="B",
+              unit_scale=True, delay=5, disable=None) as bar:
+        for path in paths:
+            with open(path, "rb") as file:
+                while chunk := file.read(1 << 20):
+                    content.update(chunk)
+                    bar.update(len(chunk))
+    return content.hexdigest()
 
 
 def _read(folder):
@@ -59,7 +83,7 @@ def _read(folder):
         raise ValueError("a file is cut short")
     counts = Counter(dict(zip(index["whats"].tolist(), index["counts"].tolist())))
     return Encoded(tokens, offsets, kinds if len(kinds) else None, hashes, counts,
-                   str(index["hash"]))
+                   str(index["hash"]), str(index["check"]))
 
 
 def _write(source, tokenizer, holdout, folder):
@@ -83,4 +107,5 @@ def _write(source, tokenizer, holdout, folder):
     identity = digest([content.hexdigest(), hashlib.sha256(kinds).hexdigest()])
     with atomic_file(folder / "index.npz") as file:
         np.savez(file, offsets=offsets, kinds=kinds, hash=identity, rows=len(source.hashes),
-                 whats=list(source.counts), counts=list(source.counts.values()))
+                 check=content_hash(folder), whats=list(source.counts),
+                 counts=list(source.counts.values()))

@@ -240,7 +240,7 @@ def test_a_file_that_is_given_twice_is_read_once_and_a_note_tells_it():
     for spec in ("pairs.tsv,pairs.tsv", ["pairs.tsv", "./pairs.tsv"], "pairs.tsv,same.tsv"):
         source = corpora.open_text(spec)
         assert len(list(source.rows("all"))) == 400
-        assert source.notes == ["pairs: 1 files are named twice, and read once"]
+        assert source.notes == ["pairs: 1 of the files are named twice, and read once"]
     assert corpora.open_text("pairs.tsv").notes == []
 
 

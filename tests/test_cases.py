@@ -47,7 +47,7 @@ def opened(name):
     return source.columns, rows, "\n".join(source.notes)
 
 
-# ---- files: k1 columns that are no texts, k2 labels and scores, k7 packed or with other line ends,
+# ---- files: k1 columns that are no texts, k2 labels and scores, k7 packed,
 # k8 delimiters, k9 what cat leaves, k10 cells without a visible character, k16 what macOS adds
 
 PAIRED = ": choose with --langs, and all rows are used as matching pairs"
@@ -66,9 +66,7 @@ READ = [  # files, columns, number of rows, notes
     ("k2_entailment_json/data.jsonl", "premise hypothesis", 30, "gold_label (few values)" + PAIRED),
     ("k2_is_duplicate/data.csv", "text1 text2", 30, "is_duplicate (few values)" + PAIRED),
     ("k7_gzip_by_content/data.tsv", "en de", 60), ("k7_packed_by_content/bzip2.csv", "en de", 30),
-    ("k7_packed_by_content/xz.jsonl", "en de", 30), ("k7_mac_csv/data.csv", "en de", 60),
-    ("k7_old_mac_lines/data.tsv", "en de", 60), ("k7_old_mac_lines/data.txt", "text", 60),
-    ("k8_excel_sep/data.csv", "en de", 60), ("k8_excel_sep/pipe.csv", "en de", 60),
+    ("k7_packed_by_content/xz.jsonl", "en de", 30), ("k8_pipes/data.csv", "en de", 60),
     ("k8_tab_in_csv/pairs.csv", "en de", 60), ("k8_commas_in_tsv/data.tsv", "en de", 30),
     ("k8_semicolons/data.csv", "en de", 30, " id (no texts)"),
     ("k8_header_in_txt/data.txt", "src tgt", 30),
@@ -145,6 +143,7 @@ def test_w4_only_the_quotes_of_csv_are_removed_from_a_tsv(case, row, wanted):
      "k7_lfs_pointer/data.jsonl", "git lfs pull"),
     ("k7_subtitles/data.srt k7_web_subtitles/talk.txt", "subtitles: save its sentences"),
     ("k7_web_page/page.html k7_wikiextractor/wiki_00 k7_news_sgm/news.sgm", "markup: extract its"),
+    ("k7_old_mac_lines/data.tsv", "line ends of old Macs: convert it"),
     ("k7_catalog/messages.po", "a gettext catalog: convert it to CSV"),
     ("k7_utf16/data.tsv k7_binary/data.txt", "a binary file or UTF-16: save UTF-8"),
     ("k8_tab_in_csv/sentences.csv k8_tabs_in_txt/deu.txt k8_tab_pairs_txt/data.txt",

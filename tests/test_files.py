@@ -139,7 +139,7 @@ TIMES = [f"{day}, {month} Mar 2020 10:{month}:11 CET" for day in ("Mon", "Tue")
     ("en de", (["cat", "dog", "ice cream"], ["Katze", "Hund", "Eis"]), "en de", ""),  # words
     # captions of one picture are no label, but a label of two words is one
     ("en de", ([EN[i // 20] for i in range(60)], [f"{DE[i // 20]} {i}" for i in range(60)]),
-     "en de", ""),
+     "en de", "20 of the first 60 texts of en are 'Here"),
     ("id en de", (["deu\x0beng", "nld\x0beng"] * 7, EN, DE), "en de", "id (few values)"),
     # id is Indonesian if it has sentences, and mt Maltese if it has its letters
     ("id en", (DE, EN), "id en", ""), ("no id en", (range(15), DE, EN), "id en", "no (no texts)"),
@@ -212,6 +212,15 @@ def test_the_identifiers_of_opus_are_no_language():
                             "with --langs"]
 
 
+def test_a_file_that_is_named_twice_keeps_its_first_place():
+    """The first column is the pivot, and what a decoder starts from."""
+    for name in ("de", "en"):
+        write(f"c.{name}", f"{name} 1\n{name} 2\n")
+    source = open_text("c.en,c.de,./c.en")
+    assert list(source.rows("all")) == [("en 1", "de 1"), ("en 2", "de 2")]
+    assert source.notes == ["c: 1 of the files are named twice, and read once"]
+
+
 def test_files_that_share_no_column_are_named():
     spec = [tsv("a.tsv", PAIRS), tsv("b.tsv", PAIRS, "eng_Latn\tdeu_Latn\n")]
     assert open_text(spec).notes == [
@@ -256,6 +265,14 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.jsonl", lines({"text": "a"}, {"messages": [{"role": "user"}, {}, 7]}),
      "a.jsonl:2: not JSON Lines ('content'): write one object of texts, or one chat,"),
     ("a.jsonl", lines(chat(user="a")), "a chat has one turn"),
+    ("a.tmx", '<tmx version="1.4">\n<header/>\n', "a.tmx:1: this is markup: extract its text"),
+    ("a.xlf", '\n <xliff version="1.2">\r\n<file>\n', "a.xlf:1: this is markup: extract its"),
+    ("a.en", "<url>http://x.org</url>\nA cat.\n", "a.en:1: this is markup: extract its text"),
+    ("a.txt", "one\rtwo\r", "a.txt:1: this is a file with the line ends of old Macs: convert"),
+    ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: there is a NUL character: remove"),
+    ("a.txt", "A \0cat.\n", "a.txt:1: there is a NUL character: remove it (tr -d '\\0')"),
+    ("a.txt", "A cat.\n".encode("utf-16"), "a.txt:1: this is a binary file or UTF-16: save UTF-8"),
+    ("a.txt", "A cat.\n".encode("utf-16-le"), "a.txt:1: this is a binary file or UTF-16: save"),
     ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ('list' object is not a mapping)"),
     ("toyy", None, "'toyy' is neither a file nor one of toy, documents, regex; did you mean toy"),
     ("", None, "'' is neither a file"), ("a.de,a.en", None, "a.de is not a file"),
@@ -277,6 +294,53 @@ def test_a_damaged_compressed_file_is_an_error(ending):
             rows(write(f"a.txt{ending}", damaged))
 
 
+# ---- cells that stand for no text
+
+
+@pytest.mark.parametrize("cell", [
+    "__NULL__", "_ _ NULL _ _", "_NULL_", "NULL", r"\N", "nan", "NaN", "NA", "N/A", "#N/A", "<NA>",
+    "<range>", "<P>", "</doc>", "<br />", '<SPEAKER ID=7 NAME="President">', "<talkid>1</talkid>",
+    "<url>http://x.org/a.html</url>", "<title>Anna: Why cats sleep</title>"])
+def test_a_mark_or_a_tag_alone_in_a_cell_is_an_empty_cell(cell):
+    table = [(f"We see {a}.", b, cell if i % 3 else f"le chat {b}") for i, (a, b)
+             in enumerate(PAIRS)]
+    source = open_text(tsv("a.tsv", table, "en\tde\tfr\n"))
+    assert source.columns == ("en", "de", "fr")
+    assert sum(bool(row[2]) for row in source.rows("all")) == 14
+    assert source.notes == [f"a: 26 {files.EMPTY}"]
+
+
+@pytest.mark.parametrize("cell", ["<3", "a < b > c", "<b>bold</b> text", "<b>Halt!</b>", "(null)",
+                                  "<he said, no>", "-", "None of us", "[no translation]", "x"])
+def test_other_cells_are_texts_and_one_that_is_frequent_is_named(cell):
+    table = [(f"We see {a}.", cell if i % 8 == 0 else b) for i, (a, b) in enumerate(PAIRS)]
+    source = open_text(tsv("a.tsv", table))
+    assert len(list(source.rows("all"))) == 40
+    assert source.notes == [f"a: 5 of the first 40 texts of de are {cell!r}: if this stands for no "
+                            "text, empty these cells"]
+    # Four of 40 are not named, and neither is the system text of chats, which is always the same.
+    assert not open_text(tsv("a.tsv", table[1:] + [("We are new.", "neu hier")])).notes
+    table = [{"system": "Be kind.", "user": a, "assistant": b} for a, b in PAIRS]
+    assert not open_text(write("a.jsonl", lines(*table))).notes
+
+
+@pytest.mark.parametrize("order", ["src trg id", "id src trg", "trg id src"])
+@pytest.mark.parametrize("ending, label", [
+    ("id", "deu\teng"), ("id", "deu eng"), ("domain", "news"), ("domain", "web crawl"),
+    ("it", "OpenSubtitles eng deu"), ("to", "CCAligned-v1"), ("no", "1"), ("cat", "a"),
+    ("is", "yes"), ("score", "0.5"), ("license", "CC BY 4.0"), ("et", "et al.")])
+def test_labels_beside_parallel_files_are_no_view(order, ending, label):
+    for name, texts in (("src", [f"We see {a}." for a, _ in PAIRS]), ("trg", [b for _, b in PAIRS]),
+                        (ending, [label, label + "x"] * 20)):
+        write(f"dev.{name}", "\n".join(texts) + "\n")
+    names = order.replace("id", ending).split()
+    source = open_text([f"dev.{name}" for name in names])
+    assert source.columns == tuple(name for name in names if name != ending)
+    assert source.notes == [f"dev: columns not read: {ending} ({source.schema.unread[ending]}): "
+                            "choose with --langs" + ", and all rows are used as matching pairs"
+                            * (ending == "score")]
+
+
 # ---- rows that are held out
 
 
@@ -290,24 +354,30 @@ def test_held_out_rows_are_the_same_for_any_columns_and_order_of_the_file():
     assert rows(tsv("other.tsv", table[::-1], "en\tde\tfr\n"), "valid") == valid[::-1]
 
 
-@pytest.mark.parametrize("table, held_out, excluded", [
-    (PAIRS * 50, 4, 4 * 49),                                            # copies
-    ([(f"en {i}", f"de {i % 1000}") for i in range(5000)], 200, 730),   # captions
-    ([(f"en {i}", "Ja." if i % 3 == 0 else f"de {i}") for i in range(5000)], 200, 0),
-    ([(f"en {i}", f"label {i % 2}") for i in range(5000)], 200, 0),
+@pytest.mark.parametrize("table, held_out, excluded, often", [
+    (PAIRS * 50, 4, 4 * 49, 0),                                            # copies
+    ([(f"en {i}", f"de {i % 1000}") for i in range(5000)], 200, 730, 0),   # captions
+    # 40 captions with 25 references each
+    ([(f"en {i // 25}", f"de {i}") for i in range(1000)], 100, 0, 100),
+    ([(f"en {i}", "Ja." if i % 3 == 0 else f"de {i}") for i in range(5000)], 200, 0, 71),
+    ([(f"en {i}", f"label {i % 2}") for i in range(5000)], 200, 0, 200),
     ([pair for i in range(1000) for pair in ((f"en {i}", f"de {i}"),    # in both directions
-                                             (f"de {i}", f"en {i}"))], 100, 100),
+                                             (f"de {i}", f"en {i}"))], 100, 100, 0),
     ([(f"Ähre  {i}", f"ﬁ {i}") for i in range(100)]                     # case, spaces and
-     + [(f"A\u0308hre {i}", f"FI {i}") for i in range(100)], 10, 10),   # Unicode forms
-    (PAIRS[:20], 2, 0)])
-def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded):
+     + [(f"A\u0308hre {i}", f"FI {i}") for i in range(100)], 10, 10, 0),   # Unicode forms
+    (PAIRS[:20], 2, 0, 0)])
+def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, often):
     source = open_text(tsv("a.tsv", table, "src\ttgt\n"))
     train = list(source.rows("train"))
     kinds = np.bincount(source.kinds, minlength=3)
     assert kinds.tolist() == [len(train), held_out, excluded] and kinds.sum() == len(table)
-    assert source.notes == [f"a: {held_out:,} rows are held out for evaluation; {excluded:,} rows "
-                            "that share a text with them are not trained on"]
-    if not {row[1] for row in table} & {"Ja.", "label 0"}:
+    *notes, last = source.notes
+    assert last == (f"a: {held_out:,} rows are held out for evaluation; {excluded:,} rows that "
+                    "share a text with them are not trained on")
+    if often:  # and only a frequent text
+        assert notes[-1] == f"a: {often} {files.OFTEN}"
+    else:
+        assert not notes
         texts = [{overlap.normalized(text) for row in part for text in row}
                  for part in (train, source.rows("test"))]
         assert not texts[0] & texts[1]
@@ -348,7 +418,7 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
     expected = tokenizer.encode([text for pair in PAIRS for text in pair])
 
     def check(opened):
-        tokens, offsets, kinds, hashes, counts, content = store.encoded(opened, tokenizer)
+        tokens, offsets, kinds, hashes, counts, content, _ = store.encoded(opened, tokenizer)
         assert counts[files.SKIPPED] == 2
         assert hashes.shape == (40, 2)
         assert np.array_equal(tokens, np.concatenate(expected)) and offsets[-1] == len(tokens)
@@ -361,8 +431,11 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
     other = store.encoded(open_text(path), tokenizer, holdout=False)
     assert other.kinds is None and other.hash != content
     for name in ("tokens.bin", "hashes.npy", "index.npz"):
-        for damaged in (b"", (folder / name).read_bytes()[:-4]):
+        whole = (folder / name).read_bytes()
+        flipped = whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:]
+        for damaged in (b"", whole[:-4], flipped, bytes(len(whole))):
             (folder / name).write_bytes(damaged)
+            store.check.cache_clear()  # as in another process
             assert check(open_text(path)) == content
     monkeypatch.setattr(store, "_write", None)
     monkeypatch.setattr(files, "hold_out", None)
@@ -371,6 +444,17 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
     open_corpus(again, tokenizer)
     assert again.notes[1].startswith("a b: 2 rows are skipped")
     assert list(again.rows("test")) == [PAIRS[i] for i in np.flatnonzero(again.kinds)]
+
+
+def test_a_file_that_changes_between_two_readings_is_one_line():
+    """Otherwise the kinds of rows would be those of other rows."""
+    tokenizer = open_corpus(tsv("a.tsv", PAIRS), vocab=300).tokenizer
+    source = open_text(tsv("a.tsv", PAIRS * 2))
+    source.find_kinds()
+    tsv("a.tsv", [("A new row.", "Eine neue Zeile."), *PAIRS * 2])
+    with pytest.raises(BadInput, match="^a changed while it was read: start again when it is comp"):
+        open_corpus(source, tokenizer)
+    assert len(open_corpus("a.tsv", tokenizer, split="valid")) == 4
 
 
 def test_two_processes_can_build_the_same_cache():
