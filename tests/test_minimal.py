@@ -129,7 +129,7 @@ def test_bert_jepa(double, monkeypatch):
 def test_llm_jepa(double):
     page = llm_jepa.Decoder()
     model = Model(ModelConfig(vocab=llm_jepa.V, max_positions=256, norm_position="pre",
-                              causal=True, pool="last", dropout=0.0))
+                              causal=True, pool="last", dropout=0.0, layers=llm_jepa.LAYERS))
     objective = LlmJepa(model, LlmJepa.Config())
     texts, codes = zip(*llm_jepa.tokenize(llm_jepa.pairs[:12]))
     batch = collate(objective, llm_jepa, map(np.array, texts), map(np.array, codes))
