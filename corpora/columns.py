@@ -92,9 +92,11 @@ def parallel_names(paths):
         splits = [re.split(separators, path.name)[::-1] for path in paths]
         # Of the parts of the names, such as "train" or "txt", the last one that differs everywhere.
         for place, parts in enumerate(zip(*splits)):
-            is_ending = place == 0 and len({path.stem for path in paths}) == 1
+            # corpus.de and corpus.domain, but not de.txt and notes.txt
+            only_this = place + 1 < len(splits[0]) and len({
+                (*split[:place], *split[place + 1:]) for split in splits}) == 1
             if len({*parts}) == len(paths) > 1 and any(map(names_a_text, parts)) and (
-                    is_ending or all(names_a_text(one) or CODE.fullmatch(one) for one in parts)):
+                    only_this or all(names_a_text(one) or CODE.fullmatch(one) for one in parts)):
                 return parts
     return ()
 

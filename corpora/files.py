@@ -114,7 +114,6 @@ def read_lines(path):
 # Their argument `langs`, the columns of --langs or of the run, helps a table to find its header.
 # `counts` is a Counter of what the user should know; a reader adds to it.
 
-QUOTED = "cells begin and end with a quotation mark"
 UNQUOTED = 'cells of a TSV file are read without the quotes of CSV, as in "He said ""yes"""'
 CSV_QUOTES = re.compile(r'"([^"]|"")*""([^"]|"")*"|""')
 
@@ -208,10 +207,11 @@ def read_table(path, langs=(), counts=None):
 def unquoted(cell, counts):
     """Return a cell of a TSV file without the quotes of CSV. Programs that write CSV quote a cell
     with marks inside, and double these; a quotation has single ones."""
-    is_csv = CSV_QUOTES.fullmatch(cell)
-    if counts is not None and len(cell) > 1 and cell[-1] == '"':
-        counts[UNQUOTED if is_csv else QUOTED] += 1
-    return cell[1:-1].replace('""', '"') if is_csv else cell
+    if not CSV_QUOTES.fullmatch(cell):
+        return cell
+    if counts is not None:
+        counts[UNQUOTED] += 1
+    return cell[1:-1].replace('""', '"')
 
 
 def read_jsonl(path, langs=(), counts=None):
@@ -287,7 +287,7 @@ class TextFiles:
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
         groups = [] if {*readers} != {read_text} else parallel_groups(plain)
-        if any(path.suffix.lower() == ".txt" and has_tab(file) for path, file in zip(plain, paths)):
+        if all(path.suffix.lower() == ".txt" and has_tab(file) for path, file in zip(plain, paths)):
             groups = []  # tables, such as en-de.txt and en-fr.txt
         codes = tuple(dict.fromkeys(name for _, names in groups for name in names))
         self.readers = [partial(read_moses, [paths[index] for index in indices], names)

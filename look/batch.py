@@ -10,7 +10,7 @@ import textwrap
 
 import settings
 import train
-from common import BadInput, Parser, atomic_file
+from common import BadInput, Parser, atomic_file, shown
 from model import Packed
 
 GRID = 64  # largest number of tokens whose mask is drawn
@@ -32,7 +32,7 @@ def token_rows(batch, part, tokenizer):
     def name(token):
         if token in tokenizer.special.ids:
             return tokenizer.inner.id_to_token(token)
-        return "?" if token < 0 else tokenizer.decode([token]).strip() or "␣"
+        return "?" if token < 0 else shown(tokenizer.decode([token]).strip()) or "␣"
 
     texts = [f"{name(token)}→{name(targets[index])}" if index in targets else name(token)
              for index, token in enumerate(tokens.tolist())]

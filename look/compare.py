@@ -9,7 +9,7 @@ import math
 import statistics
 
 import runs
-from common import BadInput, Parser, comma_list, did_you_mean
+from common import BadInput, Parser, comma_list, did_you_mean, shown
 
 from . import seen
 
@@ -71,12 +71,13 @@ def test_table(scores, pairs):
 def markdown(heads, rows):
     """Return the lines of a Markdown table."""
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
-    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return lines + [f"| {' | '.join(map(shown, row))} |" for row in rows]
 
 
 def aligned(heads, rows):
     """Return the lines of a table whose columns are aligned with spaces."""
-    cells = [list(map(str, row)) for row in (heads, *rows)]
+    # A foreign run can have an objective whose name would control the terminal.
+    cells = [list(map(shown, row)) for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
             for row in cells]

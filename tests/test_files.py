@@ -324,21 +324,21 @@ def test_other_cells_are_texts_and_one_that_is_frequent_is_named(cell):
     assert not open_text(write("a.jsonl", lines(*table))).notes
 
 
-@pytest.mark.parametrize("order", ["src trg id", "id src trg", "trg id src"])
+@pytest.mark.parametrize("order", ["src trg id", "id src trg"])
 @pytest.mark.parametrize("ending, label", [
     ("id", "deu\teng"), ("id", "deu eng"), ("domain", "news"), ("domain", "web crawl"),
     ("it", "OpenSubtitles eng deu"), ("to", "CCAligned-v1"), ("no", "1"), ("cat", "a"),
     ("is", "yes"), ("score", "0.5"), ("license", "CC BY 4.0"), ("et", "et al.")])
 def test_labels_beside_parallel_files_are_no_view(order, ending, label):
-    for name, texts in (("src", [f"We see {a}." for a, _ in PAIRS]), ("trg", [b for _, b in PAIRS]),
-                        (ending, [label, label + "x"] * 20)):
-        write(f"dev.{name}", "\n".join(texts) + "\n")
     names = order.replace("id", ending).split()
-    source = open_text([f"dev.{name}" for name in names])
-    assert source.columns == tuple(name for name in names if name != ending)
-    assert source.notes == [f"dev: columns not read: {ending} ({source.schema.unread[ending]}): "
-                            "choose with --langs" + ", and all rows are used as matching pairs"
-                            * (ending == "score")]
+    for more in ("", ".txt"):
+        for name, texts in (("src", [f"We see {a}." for a, _ in PAIRS]),
+                            ("trg", [b for _, b in PAIRS]), (ending, [label, label + "x"] * 20)):
+            write(f"dev.{name}{more}", "\n".join(texts) + "\n")
+        source = open_text([f"dev.{name}{more}" for name in names])
+        assert source.columns == tuple(name for name in names if name != ending)
+        [note] = source.notes
+        assert f"columns not read: {ending} ({source.schema.unread[ending]}): choose" in note
 
 
 # ---- rows that are held out

@@ -18,7 +18,7 @@ import evaluate
 import look
 import runs
 import train
-from look import compare, panels, plots, report, seen
+from look import batch, compare, panels, plots, report, seen
 from look.__main__ import main
 
 SMALL = dict(batch=8, eval_limit=20, width=16, layers=1, heads=2, ffn_dim=32, vocab=300, steps=4,
@@ -291,6 +291,16 @@ def four_runs(tmp_path_factory):
             train_small("mexma", folder / f"koleo-{weight:.0f}-{seed}", koleo_weight=weight,
                         data=folder / "pairs.tsv", seed=seed)
     return sorted(folder.glob("koleo*"))
+
+
+def test_names_and_texts_of_others_do_not_control_the_terminal(capsys):
+    for lines in (compare.aligned(["run"], [["\x1b[2J"]]), compare.markdown(["a"], [["\x1b[2J"]])):
+        assert r"\x1b[2J" in lines[-1] and "\x1b" not in lines[-1]
+    Path("own.tsv").write_text("en\tde\n" + "".join(
+        f"The \x1b[31m cat {i}\tDer \x9b31m Kater {i}\n" for i in range(40)), encoding="utf-8")
+    batch.batch_command(["--objective=contrastive", "--data=own.tsv", "--vocab=300"])
+    printed = capsys.readouterr().out
+    assert r"\x1b" in printed and "\x1b" not in printed and "\x9b" not in printed
 
 
 def test_compare_has_a_row_for_each_setting_and_the_paired_test(four_runs, capsys, refused):

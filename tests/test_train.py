@@ -273,7 +273,7 @@ def test_a_run_counts_its_toy_values_and_help_shows_both(capfd):
     out = capfd.readouterr().out
     short, full = out.split("usage: ")[1:]
     assert re.search(r"--koleo-weight FLOAT [^[]*\[1.0;\s+paper\s+0.01\]", short)
-    assert "--eval-every" not in short and re.search(r"--eval-every INT .* \[\d+\]", full)
+    assert "--eval-every" not in short and "--eval-every INT " in full
     for name in settings.MOST_USED:
         assert re.search(rf"\n  --{name} ", short), name
 
@@ -334,12 +334,14 @@ def test_without_a_terminal_a_line_of_progress_comes_after_a_tenth_of_the_steps(
     assert list(map(int, lines)) == list(range(4, 41, 4))
 
 
-@pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
-def test_a_program_speaks_before_it_loads_pytorch(program):
+@pytest.mark.parametrize("program, message, status", [
+    ("train.py", "error: torch cannot be imported: pip install -r requirements.txt\n", 2),
+    ("evaluate.py", "loading PyTorch ...\nTraceback", 1)])
+def test_a_program_speaks_before_it_loads_pytorch(program, message, status):
     done = subprocess.run([sys.executable, "-c", "import runpy, sys; sys.modules['torch'] = None; "
                            f"runpy.run_path({str(ROOT / program)!r}, run_name='__main__')"],
                           text=True, capture_output=True)
-    assert done.stderr.startswith("loading PyTorch ...\nTraceback") and done.returncode == 1
+    assert done.stderr.startswith(message) and done.returncode == status
 
 
 # ---- runs and resume
@@ -806,7 +808,7 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(starts, refu
     words = command("contrastive", init="first", steps=2, lr=5e-4, embedding_lr=1)
     assert train.main(words) == 0
     shown = capsys.readouterr().out
-    assert "-> start" in shown and "untrained" not in shown
+    assert re.search(r"\n +0  .*  start\n", shown) and "untrained" not in shown
     assert contents("first")["tokenizer.json"] == contents("run")["tokenizer.json"]
     assert Path("run/hf/generation_config.json").exists()
     moved = (weights("first")["embed.weight"] - weights("run")["embed.weight"]).abs().max()
