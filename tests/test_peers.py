@@ -151,13 +151,13 @@ def test_flex_attention_is_compiled_for_every_shape(monkeypatch):
     """PyTorch compiles a function eight times, here twice, and then runs it uncompiled."""
     monkeypatch.setattr(bench, "GPU", True)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
-    for length in (16, 17, 18, 19):
-        shape = bench.Shape(Packed.of([np.zeros(length)]), 1, 1, 16)
-        attend = bench.flex(shape)
-        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        attend(shape.random_line(torch.float32)[0].detach())
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for length in (16, 17, 18, 19):
+            shape = bench.Shape(Packed.of([np.zeros(length)]), 1, 1, 16)
+            attend = bench.flex(shape)
+            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            attend(shape.random_line(torch.float32)[0].detach())
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
 
 
 def test_without_a_gpu_or_the_interpreter_it_says_how_to_try_it(monkeypatch, refused):
