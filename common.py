@@ -38,6 +38,13 @@ class BadInput(ValueError):
     """A user's mistake, in one line: the value, the rule and the way out."""
 
 
+# Hugging Face has a library of this name. The module that is imported first is the only one.
+if other := getattr(sys.modules.get("evaluate"), "__file__", None):
+    if Path(other).resolve().parent != Path(__file__).resolve().parent:
+        raise BadInput(f"another module `evaluate` is imported already ({other}): restart Python, "
+                       "and import nanoJEPA first, or use that library in a process of its own")
+
+
 def shown(value):
     """Return a user's text for a message: at most 200 characters, none a control character."""
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))

@@ -124,6 +124,9 @@ class Tokenizer:
         # The id of what the tokenizer does not know; None if it knows everything.
         self.unknown = next((index for index in map(inner.token_to_id, ("[UNK]", "<unk>"))
                              if index is not None), None)
+        # The names of all special tokens, of which a text can contain one.
+        self.names = re.compile("|".join(re.escape(name) for name in map(
+            inner.id_to_token, self.special.ids.tolist()) if name))
         # The hash covers everything that decides which ids a text gets.
         self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
         # Under these conditions a word has the same ids in every text.
@@ -211,6 +214,7 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, o
     rows = []
     truncated = collections.Counter()  # {limit: number of texts that are longer}
     unknown = total = 0  # tokens
+    named = [name for name in map(tokenizer.names.search, texts) if name]
     for opening, ids in zip(openings, tokenizer.encode(texts, may_be_empty=True)):
         unknown += np.count_nonzero(ids == tokenizer.unknown)
         total += len(ids)
@@ -225,6 +229,9 @@ def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, o
     if unknown and unknown >= 0.01 * total:
         warn(f"{unknown / total:.1%} of the tokens of {len(rows):,} texts are [UNK]: the tokenizer "
              "does not know their script or their words")
+    if named:
+        warn(f"{len(named):,} of {len(rows):,} texts contain the name of a special token, such as "
+             f"{shown(named[0][0])}, which is read as text")
     for limit, count in truncated.items():
         warn(f"{count} of {len(rows)} texts are longer than {limit} tokens and were truncated")
     return rows

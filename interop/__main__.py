@@ -45,6 +45,8 @@ def encode(run, file, out, device):
     out = Path(out).expanduser()
     if out.suffix != ".npy":
         raise BadInput(f"--out is {shown(out)}: the name must end in .npy")
+    if os.path.lexists(out):
+        raise BadInput(f"--out {shown(out)} exists already: name a new file")
     # Row i is the embedding of line i, even of an empty line.
     lines = [line for _, line in read_lines(file)]
     if not lines:

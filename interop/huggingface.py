@@ -37,9 +37,15 @@ from interop.families import SIZES, copy_in, copy_out, read_config, write_config
 from model import Model, Packed, save
 
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
-WEIGHTS = LOCAL | {"use_safetensors": True, "dtype": torch.float32}
+# Attention is named, because otherwise a file of the folder names it, maybe a kernel on the hub.
+WEIGHTS = LOCAL | {"use_safetensors": True, "dtype": torch.float32, "attn_implementation": "eager"}
+# What a file may hand on to transformers: nothing that loads code, nor another file.
+HARMLESS = {"add_pooling_layer", "dtype", "model_max_length", "padding_side", "text", "torch_dtype",
+            "split_special_tokens", "trust_remote_code", "use_cache", "use_fast"}
 DOWNLOADS = ("*.json", "*model*.safetensors", "*.jinja", "*.txt", "*.model")
 POOLS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs: ours
+OLDER_POOLS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens",
+               "max": "pooling_mode_max_tokens", "last": "pooling_mode_lasttoken"}
 MODULES = re.compile(r"sentence_transformers\.\S*Transformer sentence_transformers\.\S*\.Pooling"
                      r"( sentence_transformers\.\S*\.Normalize)?")
 FRAMED = "0_Transformer"  # the folder of sentence-transformers' part, if it needs its own tokenizer
@@ -233,10 +239,7 @@ def find_model(name):
     inside = path
     # Names that start with a dot, such as ._config.json, are macOS's.
     for file in (*path.glob("[!.]*.json"), *path.glob("[!.]*/[!.]*.json")):
-        try:
-            json.loads(file.read_bytes())
-        except ValueError as error:
-            raise BadInput(f"{shown(file)} is damaged: {shown(error)}") from None
+        check_settings(file)
     if (path / "modules.json").is_file():
         modules = json.loads((path / "modules.json").read_bytes())
         kinds = " ".join(module["type"] for module in modules)
@@ -244,6 +247,8 @@ def find_model(name):
             raise BadInput(f"our model lacks one of the modules {shown(kinds)}: delete "
                            "modules.json in a copy of the folder to import without it")
         inside = path / modules[0]["path"]
+        for file in inside.glob("[!.]*.json"):  # the folder can be deeper
+            check_settings(file)
     files = sorted(inside.glob("[!.]*.safetensors"))
     if not files:
         raise BadInput(f"{inside} has no .safetensors file; pickles are not read, because they can "
@@ -257,6 +262,42 @@ def find_model(name):
                     raise BadInput(f"{shown(key)} has numbers of type {kind}: only weights in "
                                    "floating point can be imported")
     return path, inside
+
+
+def check_settings(file):
+    """Raise BadInput if a JSON file is damaged, or has a setting with which the libraries would
+    load code or files from elsewhere."""
+    if file.name == "adapter_config.json":
+        raise BadInput(f"{shown(file)}: an adapter is not imported: merge it into its model first")
+    try:
+        settings = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise BadInput(f"{shown(file)} is damaged: {shown(error)}") from None
+    if "config" not in file.name:  # a vocabulary
+        return
+    refused = []
+    for parents, name, value in walk_settings(settings):
+        is_handed_on = any(parent.endswith(("_kwargs", "_args")) for parent in parents)
+        names_code = re.search("(attn|experts)_implementation", name) and value not in (
+            None, True, False, "eager", "sdpa")
+        loads = name in ("quantization_config", "tokenizer_name_or_path")
+        if is_handed_on and name not in HARMLESS or names_code or loads and value:
+            refused.append(".".join([*parents, name]))
+    if refused:
+        raise BadInput(f"{shown(file)}: {shown(', '.join(refused))} is not imported, because such "
+                       "settings can load code or files from elsewhere: delete it in a copy of the "
+                       "folder to import without it")
+
+
+def walk_settings(value, parents=()):
+    """Yield (names of the settings around it, its name, its value) for every setting in JSON."""
+    if isinstance(value, list):
+        for item in value:
+            yield from walk_settings(item, parents)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield parents, name, item
+            yield from walk_settings(item, (*parents, name))
 
 
 def load_weights(path):
@@ -292,6 +333,7 @@ def load_library(path):
     pooling = library[1]
     lacking = {"pooling_mode": pooling.pooling_mode not in [*POOLS] and pooling.pooling_mode,
                "include_prompt": not pooling.include_prompt and "false",
+               "truncation_side": library.tokenizer.truncation_side == "left" and "left",
                "default_prompt_name": library.prompts.get(library.default_prompt_name)}
     for name, value in lacking.items():
         if value:
@@ -317,6 +359,8 @@ def export(name, folder):
         kind = transformers.AutoModelForCausalLM if config.causal else (
             transformers.AutoModel if config.head == "none" else transformers.AutoModelForMaskedLM)
         theirs = kind.from_config(write_config(config, run.tokenizer.special))
+        if hasattr(theirs, "pooler"):
+            theirs.pooler = None  # its random weights would look like trained ones
         copy_out(run.model, theirs)
         around, frame = frames(run)
         framed = part if frame == around else part / FRAMED
@@ -335,12 +379,26 @@ def export(name, folder):
         SentenceTransformer(modules=modules, device="cpu", truncate_dim=config.truncate_dim or None,
                             **LOCAL).save_pretrained(str(part))
         for path in {part, framed}:
-            theirs.save_pretrained(path)  # sentence-transformers left out the head
+            theirs.save_pretrained(path)  # sentence-transformers left out the head, added a pooler
+        write_older_modules(part, config)
         if framed != part:
             their_tokenizer(run, around).save_pretrained(part)
         runs.copy_hf(run.folder / "hf", part)
         library, theirs = load_library(part), load_weights(part)[0]
         return f"{compare(run, library, theirs)}; {compare_use(run, part, library, theirs)}"
+
+
+def write_older_modules(folder, config):
+    """Name the modules of a folder and its pooling as sentence-transformers did before 5.4, which
+    newer versions read too. Without these names, vLLM and llama.cpp of early 2026 take [CLS]."""
+    file = folder / "modules.json"
+    modules = json.loads(file.read_bytes())
+    for module in modules:
+        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    file.write_text(json.dumps(modules, indent=2), encoding="utf-8")
+    pooling = {"word_embedding_dimension": config.width}
+    pooling |= {theirs: ours == config.pool for ours, theirs in OLDER_POOLS.items()}
+    (folder / modules[1]["path"] / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
 
 
 def their_tokenizer(run, around):

@@ -3,6 +3,8 @@ command."""
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -367,3 +369,11 @@ def test_a_mistake_is_one_line_that_names_it(tokenizer, refused, words, message,
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert message in refused(evaluate.main, words)
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_another_module_evaluate_that_was_imported_first_is_named(tmp_path):
+    (tmp_path / "evaluate.py").write_text("", encoding="utf-8")  # Hugging Face has one
+    program = f"import sys, evaluate; sys.path.insert(0, {runs.__file__[:-8]!r}); import train"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True,
+                          text=True)
+    assert "another module `evaluate` is imported already" in done.stderr.splitlines()[-1]

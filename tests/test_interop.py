@@ -131,6 +131,62 @@ def test_a_damaged_or_hostile_folder_is_refused_and_nothing_is_executed(
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 
 
+KERNEL = "evil-org/evil-kernel"  # transformers would load its Python from the hub
+OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
+
+
+@pytest.mark.parametrize("file, settings, message", [
+    ("config.json", {"attn_implementation": KERNEL}, "attn_implementation is not imported"),
+    ("config.json", {"attn_implementation": {"": f"paged|{KERNEL}"}}, "attn_implementation"),
+    ("config.json", {"_attn_implementation_internal": KERNEL}, "_attn_implementation_internal"),
+    ("config.json", {"_attn_implementation": "flash_attention_2"}, "_attn_implementation"),
+    ("config.json", {"experts_implementation": KERNEL}, "experts_implementation"),
+    ("config.json", {"per_layer_config": {"0": {"attn_implementation": KERNEL}}}, "per_layer_conf"),
+    ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+    ("config.json", {"transformers_weights": "../other.safetensors"}, "must reference a file insi"),
+    ("sentence_bert_config.json", {"model_kwargs": {
+        "attn_implementation": KERNEL, "allow_all_kernels": True}}, "kwargs.allow_all_kernels"),
+    ("sentence_bert_config.json", {"model_args": OFFLOAD}, "model_args.offload_folder"),
+    ("sentence_bert_config.json", {"config_kwargs": {"x": KERNEL}}, "config_kwargs.x"),
+    ("sentence_bert_config.json", {"config_args": {"cache_dir": "../outside"}}, "cache_dir"),
+    ("sentence_bert_config.json", {"tokenizer_args": {"tokenizer_file": "../x"}}, "tokenizer_file"),
+    ("sentence_bert_config.json", {"tokenizer_name_or_path": "evil-org/x"}, "tokenizer_name_or_pa"),
+    ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 2}}}, "text.max"),
+    ("sentence_roberta_config.json", {"model_args": {"gguf_file": "x"}}, "model_args.gguf_file"),
+    ("a/b/sentence_bert_config.json", {"model_kwargs": {"revision": "x"}}, "model_kwargs.revision"),
+    ("adapter_config.json", {"base_model_name_or_path": "evil-org/x"}, "an adapter is not"),
+    ("tokenizer_config.json", {"truncation_side": "left"}, "lacks truncation_side 'left'"),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil-org/x--t.T", None]}}, ""),
+    ("config.json", {"auto_map": {"AutoModel": "evil-org/x--m.M"}}, ""),
+    ("config.json", {"_attn_implementation_autoset": True, "attn_implementation": "sdpa"}, ""),
+    ("generation_config.json", {"cache_implementation": "hybrid"}, ""),
+    ("sentence_bert_config.json", {"model_args": {"trust_remote_code": True}}, "")])
+def test_no_setting_of_a_foreign_folder_fetches_code_or_writes_outside(
+        file, settings, message, tmp_path, refused, monkeypatch):
+    found = []
+
+    def record(*arguments, **_):
+        found.append(arguments)
+        raise OSError(arguments)
+
+    hub_kernels = transformers.integrations.hub_kernels
+    for module in (hub_kernels, transformers.modeling_utils):
+        monkeypatch.setattr(module, "is_kernels_available", lambda *_, **__: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel_hub", record, raising=False)
+    monkeypatch.setattr("socket.getaddrinfo", record)
+    folder = Path(file).parent  # of the model, inside theirs
+    make_models.bert(Path("theirs") / folder)
+    make_models.sentence(Path("theirs"), "mean_tokens", inside=str(folder))
+    path = Path("theirs", file)
+    before = json.loads(path.read_bytes()) if path.is_file() else {}
+    make_models.write_json(path, before | settings)
+    if message:
+        assert message in refused(program.main, "import theirs run")
+    else:
+        program.main("import theirs run".split())
+    assert not found and {path.name for path in tmp_path.iterdir()} <= {"theirs", "run"}
+
+
 # ---- export
 
 DECODE = dict(**DECODER, causal=True, tied=False)
@@ -384,6 +440,28 @@ def test_truncate_dim_cuts_our_embedding_and_that_of_the_exported_folder(dimensi
     assert library.truncate_dim == dimensions and library.encode(["a"]).shape == (1, width)
 
 
+def test_an_exported_encoder_has_no_pooler_and_its_pooling_in_the_words_of_older_readers():
+    a_run(pool="mean", normalize=True)
+    huggingface.export("run", "made")
+    assert not [name for name in load_file("made/model.safetensors") if "pooler" in name]
+    modules = json.loads(Path("made/modules.json").read_bytes())
+    assert [module["type"] for module in modules] == [
+        f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
+    pooling = json.loads(Path("made/1_Pooling/config.json").read_bytes())
+    assert {name: value for name, value in pooling.items() if value} == {
+        "word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}
+
+
+def test_texts_with_the_name_of_a_special_token_are_counted(capsys):
+    tokenizer = make_models.wordpiece()
+    tokenizer.add_special_tokens(["[E1]"])
+    make_models.save("theirs", "bert", tokenizer, make_models.BERT_ROLES)
+    huggingface.import_model("theirs", "run")
+    encode(runs.open_run("run"), ["the [E1] boat", "a boat", "[E1]", "[MASK]"])
+    assert "3 of 4 texts contain the name of a special token, such as [E1], which is read as" in (
+        capsys.readouterr().err)
+
+
 def test_an_untied_bert_that_mexma_trained_is_exported_without_its_unused_head():
     make_models.bert(Path("theirs"), head=True, tie_word_embeddings=False)
     huggingface.import_model("theirs", "run")
@@ -414,6 +492,7 @@ def test_encode_writes_one_embedding_per_line(capsys):
     ("encode RUN LINES --out LINES", "--out is LINES: the name must end in .npy"),
     ("encode RUN LINES --out LINES/new/v.npy", "--out LINES/new: this folder cannot be created"),
     ("encode NAN LINES --out v.npy", "NaN"), ("export NAN new", "NaN"),
+    ("encode RUN LINES --out old.npy", "--out old.npy exists already: name a new file"),
     ("export RUN NAN", "NAN exists already"),
     ("export RUN LINES/new", "cannot export RUN: NotADirectoryError"),
     ("import some/gated-model new", "cannot import some/gated-model: GatedRepoError")])
@@ -428,6 +507,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(words, message, tmp_path, re
     save(model, Path("NAN/model.pt"))
     Path("LINES").write_text("a\nb\n", encoding="utf-8")
     Path("EMPTY").touch()
+    Path("old.npy").touch()
     before = sorted(tmp_path.rglob("*"))
     assert message in refused(program.main, words)
     assert sorted(tmp_path.rglob("*")) == before
