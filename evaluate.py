@@ -431,7 +431,9 @@ def twin_lines(evaluation, number):
     twin, row, _ = evaluation.rows.reordered[number]
     right, wrong = (cosines(x[row:row + 1], z).item()
                     for z in (y[row:row + 1], evaluation.reordered[number:number + 1]))
-    marks = ("=", " ") if right > wrong else (" ", "!")
+    # In a collapsed run all cosines are 1: a difference that is not printed gets no mark.
+    right, wrong = round(right, 4), round(wrong, 4)
+    marks = "=" * (right > wrong) or " ", "!" * (wrong > right) or " "
     return [f"        {shown(sentences[row])}"] + [
         f"      {mark} {cosine:.4f} {name:11} {shown(text)}" for mark, cosine, name, text in zip(
             marks, (right, wrong), ("translation", "twin"), (golds[row], twin))]

@@ -260,6 +260,7 @@ class Objective(nn.Module):
     toy = {}  # settings that differ at size toy
     presets = {}  # {name: (settings on top of `paper`, settings on top of `toy`)}
     eval_overrides = {}  # options that differ for the validation loss
+    collapse_advice = "FAQ.md says what helps"  # printed when the embeddings collapse
     file_hash = ""  # of the file that --objective named
 
     @dataclass(frozen=True)
@@ -859,6 +860,7 @@ class LlmJepa(Ntp):
     name = "llm-jepa"  # views, pool and training values are inherited from Ntp
     presets = {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})}  # [table 2]
     eval_overrides = dict(jepa_dropout=0.0)
+    collapse_advice = "a finding, not a bug; the cosine does this also where the answers are good"
 
     @dataclass(frozen=True)
     class Config(AlignConfig, Ntp.Config):

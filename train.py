@@ -288,6 +288,8 @@ class Run:
         if self.writes and self.step == self.train.steps:
             runs.write_eval_json(self, results)
         number = self.untrained.get("example", 0)
+        if number >= len(evaluation.rows.reordered):  # step 0 had a larger --eval-limit
+            number = 0
         record = {"step": self.step, "eval": results, "example": number}
         runs.append_log(self, record)
         self.evaluated = self.step
@@ -480,9 +482,7 @@ def show_evaluation(run, record, say):
     for line in run.example:
         say(line)
     if step and evaluate.verdict(results) == "COLLAPSING":
-        say("        all embeddings become the same; " + (
-            "llm-jepa's cosine does this also where the answers are good: a finding, not a bug"
-            if run.objective_class.name == "llm-jepa" else "FAQ.md says what helps"))
+        say(f"        all embeddings become the same: {run.objective_class.collapse_advice}")
 
 
 def finish(run, results, say):

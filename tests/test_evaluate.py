@@ -178,6 +178,8 @@ def test_one_twin_is_followed(tokenizer):
     assert sentence.strip() == one.rows.texts["de"][row]
     assert first.split()[:2] == [f"{x @ right:.4f}", "translation"]
     assert second.split()[:3] == ["!", f"{x @ wrong:.4f}", "twin"] and second.endswith(text)
+    one.reordered[number] = one.embeddings["en"][row]  # as in a collapsed run
+    assert all(line.split()[0][0].isdigit() for line in evaluate.twin_lines(one, number)[1:])
 
 
 # ---- what a causal model writes, and how it is judged

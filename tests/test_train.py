@@ -260,6 +260,25 @@ def test_each_layer_of_settings_overrides_the_one_before(words, expected):
     assert any("toy scale" in note for note in notes) == ("--size" not in words)
 
 
+def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
+    run = started("mexma", data="toy", langs="en,de", steps=1, eval_limit=2)
+    run.untrained = {"example": 10 ** 6}
+    assert run.evaluate()["example"] == 0 and run.example[1].split()[-1].endswith(".")
+
+
+def test_a_collapsed_run_says_what_helps_or_that_it_is_a_finding():
+    advice = {}
+    for name in ("mexma", "llm-jepa"):
+        run = started(name, steps=1)
+        record = run.evaluate() | {"step": 1}
+        record["eval"] |= {"geometry/rankme": 1.0, "geometry/rankme_share": 1.0,
+                           "geometry/cosine/same": 1.0}
+        said = []
+        train.show_evaluation(run, record, said.append)
+        advice[name] = said[-1]
+    assert "FAQ.md" in advice["mexma"] and "a finding" in advice["llm-jepa"]
+
+
 def count_of_toy_values(words):
     *_, notes = settings.resolve_config(*settings.parse(words.split()))
     return int(next(re.search(r"toy scale: (\d+) settings", note)[1] for note in notes))
