@@ -19,7 +19,6 @@ from common import BadInput, file_hash
 from corpora.overlap import without_frequent
 from data import tokenize_rows
 from model import DECODER, Model, ModelConfig, Packed, save
-from tasks import protocols
 
 TEXTS = ["the cat", "", "seven dogs see the cat", "too long for the model " * 50, "the cat"]
 PAIRS = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde" for row in range(300)]
@@ -283,13 +282,11 @@ def test_eval_json_has_the_numbers_of_the_model_that_was_loaded(own, command, mo
     assert other["model"] != model[:8] and other.keys() == numbers.keys()
 
 
-@pytest.mark.parametrize("program, words", [
-    (evaluate.main, []), (evaluate.main, ["--json"]),
-    (protocols.main, ["--tasks", "matrix", "--json"]), (protocols.main, ["--tasks", "matrix"])])
+@pytest.mark.parametrize("words", [[], ["--json"]])
 def test_numbers_are_printed_before_they_are_written_and_a_file_that_cannot_be_is_a_warning(
-        program, words, own, capsys):
+        words, own, capsys):
     (own / "eval.json").mkdir()
-    assert not program([str(own), *words])
+    assert not evaluate.main([str(own), *words])
     out, err = capsys.readouterr()
     assert "xsim" in out and "warning: the numbers are not kept in eval.json" in err
 

@@ -65,6 +65,15 @@ def ask(capsys):
     return numbers
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_numbers_are_printed_before_they_are_written_and_a_file_that_cannot_be_is_a_warning(
+        words, run_folder, capsys):
+    (run_folder / "eval.json").mkdir()
+    command.main([str(run_folder), "--tasks", "matrix", *words])
+    out, err = capsys.readouterr()
+    assert "xsim" in out and "warning: the numbers are not kept in eval.json" in err
+
+
 def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
     flags = "--limit 20 --langs en,de --tasks"
     printed = ask(f"{flags} matrix,poolings")
