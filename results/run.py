@@ -92,9 +92,13 @@ def with_steps(job, jobs, files):
 
 
 def read_commit():
-    """Return the commit of this checkout, with "-dirty" if files differ from it."""
-    return subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=ROOT,
-                          capture_output=True, text=True).stdout.strip()
+    """Return the commit of this checkout, with "-dirty" if files other than the records differ."""
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
+
+    differ = git("status", "--porcelain", "--untracked-files=no", ".",
+                 ":!results/records.jsonl.xz")
+    return git("rev-parse", "--short", "HEAD").strip() + ("-dirty" if differ else "")
 
 
 def record_of(job, train, scores):
