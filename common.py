@@ -10,7 +10,6 @@ import functools
 import hashlib
 import inspect
 import json
-import math
 import os
 import re
 import secrets
@@ -229,11 +228,9 @@ NotNegative = Annotated[float, "at least 0"]
 Positive = Annotated[float, "above 0"]
 Fraction = Annotated[float, "a fraction, from 0 to 1"]
 PositiveFraction = Annotated[float, "a fraction above 0, at most 1"]
-OfSteps = Annotated[float, "a fraction of the steps, from 0 to 1"]
 RANGES = {"at least 0": lambda x: x >= 0, "at least 1": lambda x: x >= 1,
           "above 0": lambda x: x > 0, "a fraction, from 0 to 1": lambda x: 0 <= x <= 1,
-          "a fraction above 0, at most 1": lambda x: 0 < x <= 1,
-          "a fraction of the steps, from 0 to 1": lambda x: 0 <= x <= 1}
+          "a fraction above 0, at most 1": lambda x: 0 < x <= 1}
 
 
 class Checked:
@@ -253,12 +250,10 @@ class Checked:
                                    f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
             elif typing.get_origin(kind) is not tuple:
                 # bool is a subclass of int, and every int is a float here.
-                is_int = type(value) is int
-                if not (type(value) in types or is_int and float in types):
+                if not (type(value) in types or type(value) is int and float in types):
                     names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
                     raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
-                is_float = type(value) is float
-                if is_int and abs(value) >= 2 ** 53 or is_float and not math.isfinite(value):
+                if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
                     raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
             if rule and not RANGES[rule](value):
                 raise BadInput(f"{name} is {value}: it must be {rule}")

@@ -284,13 +284,6 @@ class Corpus:
         lengths = lengths[self.rows, :self.num_text_columns + system]
         return int((lengths > max_length).sum()), int((lengths > 0).sum())
 
-    def unknown_share(self):
-        """Return the fraction of tokens that the tokenizer does not know, of the first 10 million
-        of the file."""
-        tokens = self.tokens[:10 ** 7]
-        unknown = self.tokenizer.unknown
-        return 0 if unknown is None else np.count_nonzero(tokens == unknown) / len(tokens)
-
     def example(self, row, views, choice, pairs="pivot", max_length=None, system=False):
         """Return the Example of a row: one or two views, selected by the random number `choice`,
         and with `system` the system text. Each is truncated to max_length."""

@@ -8,6 +8,7 @@ Numbers are named task/metric or task/metric/detail. N and M are rows, D the emb
 """
 
 import contextlib
+import copy
 import functools
 import itertools
 import json
@@ -210,9 +211,10 @@ class EncodedRows:
 
     def with_affixes(self, affixes):
         """Return the same rows with different ids around a text."""
-        rows = corpora.EvaluationRows(self.name, self.texts, self.system, self.hard, self.labelled,
-                                      self.reordered, self.order_of)
-        return EncodedRows(rows, self.tokenizer, self.config, affixes, self.max_length)
+        rows = copy.copy(self)
+        vars(rows).pop("ids", None)
+        rows.affixes = affixes
+        return rows
 
     @property
     def label(self):
@@ -418,25 +420,22 @@ def confused_twin(evaluation):
     y, x, *_ = evaluation.embeddings.values()
     index = [row for _, row, _ in rows.reordered]
     nearer = cosines(x[index], evaluation.reordered) > cosines(x[index], y[index])
-    counted = (kind == rows.order_of or not rows.order_of for _, _, kind in rows.reordered)
-    return next((number for number, wrong in enumerate(map(bool.__and__, nearer.tolist(), counted))
-                 if wrong), 0)
+    return next((number for number, (_, _, kind) in enumerate(rows.reordered)
+                 if nearer[number] and (kind == rows.order_of or not rows.order_of)), 0)
 
 
 def twin_lines(evaluation, number):
     """Return lines with a sentence, its translation and a twin, the text with this number in
     rows.reordered: the cosines, and which of the two the model prefers (= right, ! wrong)."""
-    (golds, y), (sentences, x), *_ = zip(evaluation.texts.values(),
-                                         evaluation.embeddings.values())
+    golds, sentences, *_ = evaluation.texts.values()
+    y, x, *_ = evaluation.embeddings.values()
     twin, row, _ = evaluation.rows.reordered[number]
-    right, wrong = (cosines(x[row:row + 1], z).item()
-                    for z in (y[row:row + 1], evaluation.reordered[number:number + 1]))
     # In a collapsed run all cosines are 1: a difference that is not printed gets no mark.
-    right, wrong = round(right, 4), round(wrong, 4)
-    marks = "=" * (right > wrong) or " ", "!" * (wrong > right) or " "
-    return [f"        {shown(sentences[row])}"] + [
-        f"      {mark} {cosine:.4f} {name:11} {shown(text)}" for mark, cosine, name, text in zip(
-            marks, (right, wrong), ("translation", "twin"), (golds[row], twin))]
+    right = round(cosines(x[[row]], y[[row]]).item(), 4)
+    wrong = round(cosines(x[[row]], evaluation.reordered[[number]]).item(), 4)
+    return [f"        {shown(sentences[row])}",
+            f"      {'=' if right > wrong else ' '} {right:.4f} translation {shown(golds[row])}",
+            f"      {'!' if wrong > right else ' '} {wrong:.4f} twin        {shown(twin)}"]
 
 
 def gap_lines(objective, rows):
@@ -451,49 +450,46 @@ def gap_lines(objective, rows):
     with in_eval_mode(objective):
         states = objective.model(packed, at=torch.tensor([middle], device=device))  # (1, D)
         found = objective.most_likely(states).item()
-    around = ids[max(0, middle - 12):middle], ids[middle + 1:middle + 13]
-    before, after = map(tokenizer.decode, around)
-    said, right = (shown(tokenizer.decode([token]).strip()) for token in (found, gold))
-    mark = "=" if found == gold else "!"
-    lines = [f"      {mark} {shown(before)} [{said}] {shown(after)}"]
-    return lines if found == gold else [*lines, f"        instead of [{right}]"]
+    around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
+    before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)
+    if found == gold:
+        return [f"      = {before} [{said}] {after}"]
+    return [f"      ! {before} [{said}] {after}", f"        instead of [{right}]"]
 
 
 # ---- the table
 
-# The table shows these numbers; --json prints all. Explanations of percentages begin with %.
+# The numbers that people read, the most important ones first: {metric: (name, remark)}.
 METRICS = {
-    "validation": "on held-out rows, without dropout",
-    "retrieval/xsim": "% wrong translation retrieved (ratio margin, k = 4); lower is better",
-    "retrieval/xsim++": "% the same, with hard negatives; lower is better",
-    "retrieval/order": "% reordered copies nearer than the original (chance: 50); lower is "
-                       "better",
-    "geometry/rankme": "effective rank; higher is better",
-    "geometry/rankme_share": "% effective rank, as a fraction of the largest possible",
-    "geometry/uniformity": "0 is one point, about -4 the whole sphere; lower is better",
-    "geometry/std": "0 is one point, 1 is healthy",
-    "geometry/norm": "mean L2 norm of the embeddings, before normalization",
-    "geometry/cosine/same": "unrelated sentences, one language; lower is better",
-    "geometry/cosine/translations": "translations; higher is better",
-    "geometry/cosine/different": "unrelated sentences, two languages; lower is better",
-    "probe/mean": "% accuracy of linear probes (tense, number, ...); higher is better",
-    "probe/majority": "% accuracy of always predicting the most frequent class",
-    "generate/exact": "% exact match of the greedy answer; higher is better",
-    "generate/startswith": "% answers that begin with the gold text; higher is better",
-    "generate/stop": "% answers that end with the stop token",
+    "generate/exact": ("exact match, %", "higher is better"),
+    "generate/startswith": ("answers that begin with the gold text, %", "higher is better"),
+    "generate/stop": ("answers that end with the stop token, %", ""),
+    "retrieval/xsim": ("wrong translation (xsim), %", "lower is better"),
+    "retrieval/xsim++": ("... among hard negatives (xsim++), %", "lower is better"),
+    "retrieval/order": ("order error, %", "chance: 50; lower is better"),
+    "probe/mean": ("linear probe, %", "higher is better; compare it with the untrained model"),
+    "geometry/rankme": ("effective rank (RankMe)", "dimensions in use; collapse: near 1"),
+    "geometry/cosine/same": ("cosine of unrelated sentences", "collapse: 1"),
+    "geometry/cosine/translations": ("cosine of translations", ""),
+    "validation/loss": ("loss on held-out rows", "without dropout"),
+    "geometry/rankme_share": ("effective rank, % of the largest possible", "higher is better"),
+    "geometry/uniformity": ("uniformity", "0: one point; about -4: the whole sphere"),
+    "geometry/std": ("standard deviation of a dimension", "0: one point; 1: healthy"),
+    "geometry/norm": ("mean L2 norm", "before normalization"),
+    "geometry/cosine/different": ("cosine of unrelated sentences of two languages", ""),
+    "probe/majority": ("accuracy of always the most frequent class, %", ""),
 }
 
 
-def table(results, about=METRICS):
-    """Format the results that `about` explains as aligned lines."""
-    known = {name: about.get(name) or about.get(name.partition("/")[0], "") for name in results}
-    names = [name for name in results if known[name]] or list(results)[:20]
+def table(results):
+    """Format the results that METRICS explains as aligned lines, or some if it explains none."""
+    names = [name for name in results if name in METRICS] or list(results)[:20]
     width = max(map(len, names))
     lines = []
     for name in names:
-        digits = 2 if known[name].startswith("%") else 4
-        value = number_text(results[name], digits)
-        lines.append(f"{name:{width}} {value:>9} {known[name]}".rstrip())
+        about = METRICS.get(name, ("", ""))
+        value = number_text(results[name], 2 if "%" in about[0] else 4)
+        lines.append(f"{name:{width}} {value:>9} {'; '.join(filter(None, about))}".rstrip())
     if len(names) < len(results):
         lines.append(f"and {len(results) - len(names)} more numbers: evaluate.py --json")
     return "\n".join(lines)
@@ -506,33 +502,16 @@ def number_text(value, digits):
     return "-" if value is None else str(value)
 
 
-# What a run prints at its end, at most eight of them: {metric: (name, remark)}.
-SUMMARY = {
-    "generate/exact": ("exact match, %", "higher is better"),
-    "generate/startswith": ("answers that begin with the gold text, %", "higher is better"),
-    "generate/stop": ("answers that end with the stop token, %", ""),
-    "retrieval/xsim": ("wrong translation (xsim), %", "lower is better"),
-    "retrieval/xsim++": ("... among hard negatives (xsim++), %", "lower is better"),
-    "retrieval/order": ("order error, %", "chance: 50"),
-    "probe/mean": ("linear probe, %", "higher is better; compare it with the untrained model"),
-    "geometry/rankme": ("dimensions in use (RankMe), of {width}", "collapse: near 1"),
-    "geometry/cosine/same": ("cosine of unrelated sentences", "collapse: 1"),
-    "geometry/cosine/translations": ("cosine of translations", ""),
-    "validation/loss": ("loss on held-out rows", "without dropout"),
-}
-
-
-def summary(results, before, width, start="untrained"):
-    """Format the results of a run, and those before its first step in a column with the title
-    `start`, in plain words. width: D, of the embeddings."""
-    names = [name for name in SUMMARY if name in results][:8]
-    column = max(len(SUMMARY[name][0]) for name in names) + 2
-    lines = [f"{'':{column}} {start:>9} {'trained':>9}"]
+def summary(results, before, start="untrained"):
+    """Format the eight most important results of a run, and those before its first step in a column
+    with the title `start`."""
+    names = [name for name in METRICS if name in results][:8]
+    width = max(len(METRICS[name][0]) for name in names) + 2
+    lines = [f"{'':{width}} {start:>9} {'trained':>9}"]
     for name in names:
-        title, remark = SUMMARY[name]
+        title, remark = METRICS[name]
         first, last = (number_text(one.get(name), 2) for one in (before, results))
-        lines.append(f"{title.format(width=width):{column}} {first:>9} {last:>9}   {remark}"
-                     .rstrip())
+        lines.append(f"{title:{width}} {first:>9} {last:>9}   {remark}".rstrip())
     return "\n".join(lines)
 
 
@@ -587,11 +566,6 @@ def headline(results, step, start="untrained"):
 # ---- the rows of a run
 
 
-def warn_of_trained_rows(opened, rows):
-    """Warn if a RunFolder, or one that it started from, was trained on texts of EvaluationRows."""
-    runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
-
-
 def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None, complete=False):
     """Return the Evaluation of a RunFolder, by default on its own test rows. `complete`: without
     rows that lack a text."""
@@ -621,7 +595,7 @@ def rows_of(opened, data, langs, split, limit):
     system = config.get("chat") == "system" and "system" in source.columns
     rows = corpora.evaluation_rows(source, langs, split, limit, system)
     if not (source.embedded and has_held_out):  # the splits of these share no row
-        warn_of_trained_rows(opened, rows)
+        runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
     return rows
 
 
@@ -662,11 +636,9 @@ def keep_results(options, opened, results, label):
     if any(value not in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
         return
     try:
-        if file_hash(opened.folder / "model.pt") == opened.model_hash:
-            runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)
-        else:
-            warn(f"{opened.folder} was trained further during the evaluation, so its eval.json "
-                 "does not get these numbers: evaluate it again")
+        if file_hash(opened.folder / "model.pt") != opened.model_hash:
+            raise BadInput(f"{opened.folder} was trained further: evaluate it again")
+        runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)
     except (BadInput, OSError) as error:
         warn(f"the numbers are not kept in eval.json: {error}")
 

@@ -460,9 +460,6 @@ def introduce(run, say):
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
             "will be truncated")
-    if (share := run.corpus.unknown_share()) >= 0.01:
-        say(f"warning: {share:.1%} of the tokens are [UNK]: the tokenizer does not know this "
-            "script, or these words; choose another model for --init")
     if (train.eval_data or train.init) and not run.eval_source.embedded:
         hashes = run.eval_source.find_hashes("all" if train.eval_data else "valid",
                                              run.held_out.columns)
@@ -490,8 +487,8 @@ def finish(run, results, say):
     say("")
     for line in evaluate.examples(run.evaluation(), count=3):
         say(line)
-    say("\n" + evaluate.summary(results, run.untrained, run.model.config.width,
-                                start="start" if run.train.init else "untrained"))
+    say("\n" + evaluate.summary(results, run.untrained,
+                                "start" if run.train.init else "untrained"))
     folder = shlex.quote(str(run.folder))
     if run.device.type == "cuda":
         say(f"peak memory of the GPU: {torch.cuda.max_memory_allocated(run.device) / 1e9:.1f} GB")

@@ -71,11 +71,11 @@ def results(groups):
     rows = []
     for name in dict.fromkeys(name for members in groups.values() for one in members
                               for name in one.scores()):
-        about = evaluate.METRICS.get(name) or evaluate.METRICS.get(name.partition("/")[0])
+        about = "; ".join(filter(None, evaluate.METRICS.get(name, ())))
         cells = [compare.mean_std(scores[name] for one in members for scores in [one.scores(index)]
                                   if name in scores)
                  for members in groups.values() for index in (0, -1)]
-        if about:
+        if about or name.startswith("validation/"):
             rows.append([f"{name}\n{about}", *cells])
     if not rows:
         raise BadInput("no run has been evaluated")

@@ -215,7 +215,7 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--no-symmetrical", "add --align-views dirty"),
     ("--mask-first 0 --mask-second 0", "mask_first is 0, and mask_second is 0"),
     ("--objective mlm --max-length 1000000000", "a row would have 1000000002 tokens"),
-    ("--warmup 2000", "warmup is 2000.0: it must be a fraction of the steps, from 0 to 1"),
+    ("--warmup 2000", "warmup is 2000.0: it must be a fraction, from 0 to 1"),
     ("--langs en,en", "--langs en,en names a column twice"),
     ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run")])
 def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, value, refused):
@@ -515,7 +515,6 @@ def rewritten(change):
     (Path.unlink, "model.pt, but no train.pt"),
     (lambda path: path.write_bytes(path.read_bytes()[:5000]), "train.pt"),
     (lambda path: path.write_bytes(b"cos\nmkdir\n(S'executed'\ntR."), "train.pt"),  # a program
-    (rewritten(lambda weight, _: weight.fill_(math.nan)), "the weights are not finite"),
     # What a file could do to the memory of fused AdamW, which trusts the moments' shapes.
     (rewritten(lambda _, moments: moments["exp_avg"].resize_(3)), "exp_avg of parameter 0"),
     (rewritten(lambda _, moments: moments.update(exp_avg=moments["exp_avg"].to_sparse())),
@@ -533,20 +532,13 @@ def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, star
     assert contents("run") == before and not os.path.exists("executed")
 
 
-@pytest.mark.parametrize("name, data, text", [
-    ("mlm", "toy", "whose toy data had a different language"),
-    ("hybrid", "pairs.tsv", "whose hybrid had a balance of another shape"),
-    ("mlm", "pairs.tsv", "")])
-def test_a_run_of_format_7_is_resumed_unless_its_language_or_its_weights_changed(
-        name, data, text, refused):
-    list(started(name, "run", steps=1, data=data).steps())
+def test_a_run_of_another_format_is_not_resumed(refused):
+    list(started("mlm", "run", steps=1).steps())
     path = Path("run/log.jsonl")
     path.write_text(path.read_text().replace('"format": 8', '"format": 7', 1))
-    before, words = contents("run"), command(name, steps=2, data=data)
-    if text:
-        assert text in refused(words) and contents("run") == before
-    else:
-        assert train.main(words) == 0 and runs.read_first("run")["format"] == 8
+    before = contents("run")
+    assert "its log has format 7" in refused(command("mlm", steps=2))
+    assert contents("run") == before
 
 
 def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_folder():
@@ -836,10 +828,9 @@ def test_a_run_starts_from_the_weights_and_the_tokenizer_of_another(starts, refu
     assert "causal" in refused(command("ntp", "new", init="first"))
     # Another model in the same folder is another start.
     saved = torch.load("first/model.pt", weights_only=True)
-    for weight, message in ((1, "model of --init was"), (math.nan, "NaN")):
-        saved["weights"]["embed.weight"].fill_(weight)
-        torch.save(saved, "first/model.pt")
-        assert message in refused([*words, "--steps=3"])
+    saved["weights"]["embed.weight"].fill_(1)
+    torch.save(saved, "first/model.pt")
+    assert "model of --init was" in refused([*words, "--steps=3"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the mappings of a process are in /proc")
