@@ -1,7 +1,6 @@
 """The page minimal/climb.py."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -35,15 +34,6 @@ def test_the_posterior_is_that_of_listing_every_tree(redrawn):
             assert abs(posterior[level][text, node] - counts / len(left)).max() < 1e-12
 
 
-def test_if_every_pair_is_allowed_the_context_says_nothing_about_a_token():
-    """At m = v the entropy of a masked token is ln v, given all other tokens."""
-    grammar = climb.Grammar(0, v=8, m=8, depth=3)
-    tokens, visible = grammar.sample(100)[-1], np.ones((100, 8), bool)
-    visible[:, 3] = False
-    p = grammar.posterior(tokens, visible)[-1][:, 3]
-    assert abs(-(p * np.log(p)).sum(-1) - math.log(8)).max() < 1e-12
-
-
 @pytest.mark.parametrize("m", [2, 3, 4])
 def test_the_context_explains_v_minus_1_directions_of_a_masked_pair(m):
     r2 = climb.explained(climb.Grammar(0, m=m, depth=4), 300)
@@ -60,15 +50,6 @@ def test_groups_are_those_of_scipy_and_a_point_of_weight_3_counts_as_three_point
     assert len(set(zip(ours, theirs))) == len(set(ours)) == len(set(theirs)) == 6
 
 
-@pytest.mark.parametrize("found, texts", [
-    ([0.5, 0.94, 0.96, 1.0], 512 * 2 ** 0.5), ([0.96, 0.9, 1.0, 1.0], 2 ** 9.5),
-    ([1.0] * 4, 256), ([0.2, 0.5, 0.7, 0.94], 2048)])
-def test_texts_are_interpolated_at_the_last_crossing_and_at_most_the_largest_size(
-        found, texts, monkeypatch):
-    monkeypatch.setattr(climb, "SIZES", [256, 512, 1024, 2048])
-    assert climb.texts_needed(found) == pytest.approx(texts)
-
-
 def test_depth_costs_nothing_with_latents_and_a_lot_with_tokens(monkeypatch):
     monkeypatch.setattr(climb, "SIZES", [2 ** power for power in range(11, 17)])
     tree = climb.Grammar(0).sample(climb.SIZES[-1])
@@ -78,11 +59,6 @@ def test_depth_costs_nothing_with_latents_and_a_lot_with_tokens(monkeypatch):
     assert needed["latents", 5] <= 1.5 * needed["latents", 3]
     assert needed["tokens", 5] >= 4 * needed["tokens", 3]
     assert needed["latents", 3] < needed["tokens", 3]
-
-
-def test_at_height_1_latents_are_tokens():
-    tree = climb.Grammar(3, depth=2).sample(500)
-    assert climb.climb(tree, 500, "latents") == climb.climb(tree, 500, "tokens") < 1
 
 
 def test_the_page_prints_the_same_table_each_time(monkeypatch, capsys):

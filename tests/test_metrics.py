@@ -9,8 +9,6 @@ import torch.nn.functional as F
 
 import evaluate
 import metrics
-from corpora import evaluation_rows
-from corpora.words import bag_of_words
 
 
 def normal(rows, width, seed=0):
@@ -62,29 +60,6 @@ def test_xsim_plus_blames_the_altered_sentence_that_is_retrieved(text, source, t
                                 texts)
     assert scores.pop("xsim++") == sum(scores.values()) == (12.5 if error else 0)
     assert not error or scores[f"xsim++/{error}"] == 12.5
-
-
-def bag_of_lower_cased_words(texts, vocabulary):
-    """Counts of the lower-cased words of N texts: (N, words)."""
-    counts = torch.zeros(len(texts), len(vocabulary))
-    for row, text in enumerate(texts):
-        for word in bag_of_words(text):
-            counts[row, vocabulary[word]] += 1
-    return counts
-
-
-def test_a_bag_of_lower_cased_words_has_an_order_error_of_50():
-    rows = evaluation_rows("toy", "", "valid", 200)
-    copies = [text for text, _, _ in rows.reordered]
-    vocabulary = {word: index for index, word in enumerate(
-        dict.fromkeys(word for text in rows.texts["en"] + copies for word in bag_of_words(text)))}
-    z = bag_of_lower_cased_words(rows.texts["en"], vocabulary)
-    others = {name: normal(200, len(vocabulary), seed) for seed, name in enumerate(("de", "fr"))}
-    scores = metrics.retrieval({"en": z, **others}, rows.texts, reordered=rows.reordered,
-                               copies=bag_of_lower_cased_words(copies, vocabulary), order_of="far")
-    found = {name: value for name, value in scores.items() if "order" in name}
-    assert found == dict.fromkeys(("order", "order/de-en", "order/fr-en", "order/near",
-                                   "order/far"), 50) and len(copies) > 400
 
 
 def test_the_order_error_counts_copies_that_are_nearer_and_half_of_the_ties():
