@@ -338,11 +338,21 @@ def change_format(folder, version):
     (folder / "log.jsonl").write_text(log.replace(now, f'"format": {version}'))
 
 
-@pytest.mark.parametrize("version", [7, 9])
+@pytest.mark.parametrize("version", [6, 9])
 def test_a_run_of_another_version_is_refused_by_its_version(version, own, refused):
     change_format(own, version)
     assert f"own was written by another version of nanoJEPA (its log has format {version}" in (
         refused(evaluate.main, "own"))
+
+
+@pytest.mark.parametrize("data, eval_data", [("toy", ""), ("documents", ""), ("data.tsv", "toy")])
+def test_a_run_on_the_language_of_format_7_is_refused(
+        data, eval_data, own, command, tokenizer, refused):
+    change_format(own, 7)
+    assert "geometry/rankme" in command(own).out  # a run on a file is evaluated
+    folder = write_run("old", tiny(), tokenizer, data, eval_data=eval_data)
+    change_format(folder, 7)
+    assert "different language: use that version" in refused(evaluate.main, "old")
 
 
 @pytest.mark.parametrize("words, message, damage", [

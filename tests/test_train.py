@@ -532,13 +532,20 @@ def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, star
     assert contents("run") == before and not os.path.exists("executed")
 
 
-def test_a_run_of_another_format_is_not_resumed(refused):
-    list(started("mlm", "run", steps=1).steps())
+@pytest.mark.parametrize("name, data, text", [
+    ("mlm", "toy", "whose toy data had a different language"),
+    ("hybrid", "pairs.tsv", "whose hybrid had a balance of another shape"),
+    ("mlm", "pairs.tsv", "")])
+def test_a_run_of_format_7_is_resumed_unless_its_language_or_its_weights_changed(
+        name, data, text, refused):
+    list(started(name, "run", steps=1, data=data).steps())
     path = Path("run/log.jsonl")
     path.write_text(path.read_text().replace('"format": 8', '"format": 7', 1))
-    before = contents("run")
-    assert "its log has format 7" in refused(command("mlm", steps=2))
-    assert contents("run") == before
+    before, words = contents("run"), command(name, steps=2, data=data)
+    if text:
+        assert text in refused(words) and contents("run") == before
+    else:
+        assert train.main(words) == 0 and runs.read_first("run")["format"] == 8
 
 
 def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_folder():
