@@ -146,7 +146,10 @@ class Run:
                 compile_blocks(self.objective)
             forward = self.objective
             if self.world > 1 and not train.shard:  # without a second copy of all gradients
-                forward = DistributedDataParallel(forward, gradient_as_bucket_view=True)
+                untied = not self.model.config.tied  # an objective need not use the vocabulary
+                forward = DistributedDataParallel(
+                    forward, gradient_as_bucket_view=True,
+                    find_unused_parameters=untied and not self.objective.causal)
             self.objective.train()  # evaluations turn dropout off and on again
             while True:
                 if self.evaluation_is_due():

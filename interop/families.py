@@ -12,14 +12,15 @@ from transformers import AutoConfig
 from common import BadInput, shown
 from model import DECODER, ModelConfig
 
-ENCODERS = ("bert", "roberta", "xlm-roberta")
-DECODERS = {  # model_type: the fields in which the family differs from Llama
+BERTS = ("bert", "roberta", "xlm-roberta")
+LLAMAS = {  # model_type: the fields in which the family differs from Llama
     "mistral": {},
     "llama": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": "head"},
     "olmo2": {"norm_position": "branch", "qk_norm": "whole"},
-    "gemma2": {"norm_position": "both", "activation": "geglu"}}
+    "gemma2": {"norm_position": "both", "activation": "geglu"},
+    "eurobert": {"causal": False}}
 
 # ---- settings: {field of ModelConfig: name in transformers}
 
@@ -27,8 +28,8 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
          "intermediate_size", "max_position_embeddings")
 SHARED = dict(zip(("vocab", "width", "layers", "heads", "ffn_dim", "max_positions"), SIZES),
               tied="tie_word_embeddings")
-OF_ENCODERS = SHARED | {"norm_epsilon": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
-OF_DECODERS = SHARED | {
+OF_BERTS = SHARED | {"norm_epsilon": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
+OF_LLAMAS = SHARED | {
     "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_epsilon": "rms_norm_eps",
     "attn_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
 ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -38,25 +39,24 @@ def read_config(theirs):
     """Return the ModelConfig for a config of transformers. Raises BadInput for a family or a
     setting that our model lacks."""
     kind = theirs.model_type
-    known = (*ENCODERS, *DECODERS)
+    known = (*BERTS, *LLAMAS)
     if kind not in known:
         raise BadInput(f"model_type is {shown(kind)!r}: choose a model of {', '.join(known)}")
-    encoder, gemma = kind in ENCODERS, kind == "gemma2"
+    bert, gemma = kind in BERTS, kind == "gemma2"
     needed = {"hidden_activation" if gemma else "hidden_act":
-              "gelu" if encoder else "gelu_pytorch_tanh" if gemma else "silu",
+              "gelu" if bert else "gelu_pytorch_tanh" if gemma else "silu",
               "is_decoder": False, "attention_bias": False, "mlp_bias": False}
     for name, value in needed.items():
         found = getattr(theirs, name, value)
         if found != value:
             raise BadInput(f"{name} is {shown(repr(found))}: our model has {value!r} only")
-    names = OF_ENCODERS if encoder else OF_DECODERS
-    fields = {ours: value for ours, name in names.items()
+    fields = {ours: value for ours, name in (OF_BERTS if bert else OF_LLAMAS).items()
               if (value := getattr(theirs, name, None)) is not None}
-    if encoder:
+    if bert:
         # RoBERTa's first position is the one after the id of the padding token.
         offset = 0 if kind == "bert" else theirs.pad_token_id + 1
         fields["max_positions"] -= offset
-        return ModelConfig(**fields, position_offset=offset,
+        return ModelConfig(**fields, position_offset=offset, head="transform",
                            pair="sep" if kind == "bert" else "sep-sep")
     rope = theirs.rope_parameters
     scaling = {"default": (), "llama3": ROPE}.get(rope["rope_type"])
@@ -64,8 +64,8 @@ def read_config(theirs):
         raise BadInput(f"rope_type is {shown(rope['rope_type'])!r}: our model has default, llama3")
     # In a text that fits into one sliding window, every token sees all tokens before it.
     window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
-    return ModelConfig(**fields | DECODER | DECODERS[kind] | {
-        "causal": True, "dropout": 0.0,
+    return ModelConfig(**fields | DECODER | {"causal": True} | LLAMAS[kind] | {
+        "dropout": 0.0,
         "rope_theta": float(rope["rope_theta"]),
         "rope_scaling": tuple(float(rope[name]) for name in scaling),
         "max_positions": min(theirs.max_position_embeddings, window),
@@ -77,19 +77,21 @@ def write_config(config, special):
     reason, if that family cannot express the model."""
     ours = compared_fields(config)
     fields = asdict(config) | ours
-    names = OF_DECODERS if config.causal else OF_ENCODERS
+    kinds = [name for name, own in LLAMAS.items() if own.items() <= fields.items()]
+    # Only BERTs have biases everywhere.
+    kind = kinds[-1] if not config.bias else "bert" if config.pair == "sep" else "xlm-roberta"
     # A softcap that is off is None: Gemma-2 would divide by 0.
     settings = {name: fields[field] or None if "softcap" in field else fields[field]
-                for field, name in names.items()} | {
+                for field, name in (OF_BERTS if kind in BERTS else OF_LLAMAS).items()} | {
         "bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": special.pad}
-    if config.causal:
-        kind = [name for name, own in DECODERS.items() if own.items() <= fields.items()][-1]
+    if kind in LLAMAS:
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
         if config.rope_scaling:
             rope |= {"rope_type": "llama3", **dict(zip(ROPE, config.rope_scaling))}
         settings |= {"rope_parameters": rope, "query_pre_attn_scalar": config.key_dim}
+        if kind == "eurobert":
+            settings["mask_token_id"] = special.mask
     else:
-        kind = "bert" if config.pair == "sep" else "xlm-roberta"
         settings["attention_probs_dropout_prob"] = 0.0  # as in our training
         if kind == "xlm-roberta":
             settings["max_position_embeddings"] += config.position_offset
@@ -153,7 +155,7 @@ def pairs(model, theirs):
     """Yield (part of our tensor, their tensor), which hold the same numbers, for all weights. They
     share memory with the two models, so a copy in either direction changes a model."""
     kind = theirs.config.model_type
-    layer = "layers" if model.config.causal else "encoder.layer"
+    layer = "encoder.layer" if kind in BERTS else "layers"
     prefix = f"{theirs.base_model_prefix}."  # "bert." or "model."; a base model has none
     weights = {name.removeprefix(prefix): weight for name, weight in theirs.state_dict().items()}
     for key, ours in model.state_dict().items():
@@ -175,7 +177,7 @@ def copy_in(theirs, model):
     config = model.config
     for our, their in pairs(model, theirs):
         our.copy_(their)
-    if not config.causal:
+    if theirs.config.model_type in BERTS:
         # Our model has no token types. A text has type 0 at every position.
         types = theirs.base_model.embeddings.token_type_embeddings.weight
         model.position_embedding.weight += types[0]
@@ -192,7 +194,7 @@ def copy_out(model, theirs):
     """Copy the weights of our model into a transformers model."""
     for our, their in pairs(model, theirs):
         their.copy_(our)
-    if not model.config.causal:
+    if theirs.config.model_type in BERTS:
         theirs.base_model.embeddings.token_type_embeddings.weight.zero_()
     if theirs.config.model_type == "gemma2":
         shift_norms(theirs, -1)

@@ -149,7 +149,8 @@ def compare_use(run, folder, library, theirs):
         ours[filled] = evaluate.embed(run.model, [rows[i] for i in filled])
         same_numbers("embeddings of an empty text", ours,
                      library.encode(texts, convert_to_tensor=True))
-    if run.tokenizer.special.mask is not None and run.model.config.head == "transform":
+    is_encoder = theirs.get_output_embeddings() is not None and not run.model.config.causal
+    if is_encoder and run.tokenizer.special.mask is not None:
         compared += compare_mask(run, tokenizer, theirs)
     return ", ".join(compared)
 
@@ -317,10 +318,10 @@ def load_weights(path):
     if head:  # models for embeddings are often saved without
         if not config.tied:
             warn("the folder has no vocabulary head: the token embeddings replace it")
-        return theirs.base_model, replace(config, tied=True)
+        return theirs.base_model, replace(config, tied=True, head="none")
     # If the file has a second matrix, transformers loads it, whatever the config says.
     tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
-    return theirs, replace(config, tied=tied, head="none" if config.causal else "transform")
+    return theirs, replace(config, tied=tied)
 
 
 def load_library(path):
@@ -356,9 +357,11 @@ def export(name, folder):
     run = runs.open_run(name)
     config = run.model.config
     with new_folder(folder, f"cannot export {shown(name)}") as part:
+        their_config = write_config(config, run.tokenizer.special)
         kind = transformers.AutoModelForCausalLM if config.causal else (
-            transformers.AutoModel if config.head == "none" else transformers.AutoModelForMaskedLM)
-        theirs = kind.from_config(write_config(config, run.tokenizer.special))
+            transformers.AutoModelForMaskedLM if config.head == read_config(their_config).head else
+            transformers.AutoModel)  # an objective with a head of its own has left ours unused
+        theirs = kind.from_config(their_config)
         if hasattr(theirs, "pooler"):
             theirs.pooler = None  # its random weights would look like trained ones
         copy_out(run.model, theirs)

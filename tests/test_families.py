@@ -3,18 +3,21 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
-from cases.make_models import DECODER, random_model
+from cases.make_models import DECODER, byte_level, random_model, save
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+import train
 from common import BadInput
 from data import ROLES, Example, Tokenizer, tokenize_rows
+from interop import huggingface
 from interop.families import copy_in, copy_out, read_config, write_config
 from model import Model, Packed
-from objectives import LlmJepa, Ntp
+from objectives import LlmJepa, Mlm, Ntp
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=64)
@@ -32,9 +35,10 @@ SHAPES = {  # name: (model_type, settings, longest row: the table of positions o
                               final_logit_softcapping=1.5, sliding_window=32), 32),
     "gemma2, no softcaps": ("gemma2", dict(head_dim=8, attn_logit_softcapping=None,
                                            final_logit_softcapping=None), 96),
+    "eurobert": ("eurobert", dict(num_key_value_heads=2, mask_token_id=4), 66),
 }
 ROW = [0, 17, 5, 5, 11, 19, 3, 8, 14, 6, 2]
-SPECIAL = SimpleNamespace(cls=0, pad=1, sep=2)
+SPECIAL = SimpleNamespace(cls=0, pad=1, sep=2, mask=4)
 
 
 def make(shape):
@@ -44,7 +48,7 @@ def make(shape):
                           **settings)
     config = read_config(theirs.config)
     assert config.max_positions == longest
-    model = Model(replace(config, head="none" if config.causal else "transform")).eval()
+    model = Model(config).eval()
     copy_in(theirs, model)
     return theirs, model
 
@@ -90,6 +94,54 @@ def test_what_our_model_cannot_express_is_refused_by_name(kind, settings, messag
 def test_a_model_that_transformers_cannot_express_is_refused_with_the_reason(changes, message):
     with pytest.raises(BadInput, match=message):
         write_config(replace(make("bert")[1].config, **changes), SPECIAL)
+
+
+# ---- encoders of today: loss, training, LoRA and export
+
+EURO = "<|begin_of_text|> <|end_of_text|> <|mask|> <|start_header_id|> <|eot_id|>"  # of Llama 3
+ENCODERS = {  # shape: special tokens, those before and after a text, the mask
+    "eurobert": (EURO, 0, 1, 2)}
+
+
+@pytest.mark.parametrize("shape", ENCODERS)
+@torch.no_grad()
+def test_the_loss_of_masked_rows_is_that_of_transformers_for_the_padded_batch(shape):
+    theirs, model = make(shape)
+    rng = np.random.default_rng(0)
+    examples = [Example((rng.integers(5, 20, length),)) for length in (1, 60, 9, 31)]
+    special = SimpleNamespace(before=(0,), after=(2,), mask=4, vocab=20, ids=np.arange(5))
+    batch = Mlm.collate(examples, rng, Mlm.Config(), special)
+    packed, where = batch["packed"], batch["target_positions"]
+    labels = torch.full_like(packed.tokens, -100)
+    labels[where] = batch["targets"]
+    lengths = packed.cu_seqlens.diff().tolist()
+    ids, labels = (torch.nn.utils.rnn.pad_sequence(line.split(lengths), True, pad)
+                   for line, pad in ((packed.tokens, 1), (labels, -100)))
+    gold = theirs(ids, (torch.arange(62) < torch.tensor(lengths)[:, None]).long(), labels=labels)
+    assert_close(model.logits(model(packed, at=where)), gold.logits[labels != -100])
+    assert abs(Mlm(model, Mlm.Config())(batch)[0] - gold.loss) < 1e-5 * gold.loss
+
+
+@pytest.mark.parametrize("flags", [
+    dict(objective="mlm"), dict(objective="bepa", lora_rank=2),
+    dict(objective="hybrid", predictor_layers=1, predictor_heads=2, predictor_width=16)],
+    ids=lambda flags: flags["objective"])
+@pytest.mark.parametrize("shape", ENCODERS)
+def test_an_encoder_is_imported_trained_and_exported_with_its_head(shape, flags):
+    kind, settings, _ = SHAPES[shape]
+    names, *ends, mask = ENCODERS[shape]
+    names = names.split()
+    inner = byte_level(names, f"{names[ends[0]]} $A {names[ends[1]]}")
+    roles = dict(zip(("bos", "eos", "mask"), (names[i] for i in (*ends, mask))))
+    save("theirs", kind, inner, roles, True, **settings | {"max_position_embeddings": 200})
+    assert "logits" in huggingface.import_model("theirs", "run")[1]
+    run = train.start(init="run", out="trained", steps=1, batch=4, accumulate=1, eval_limit=4,
+                      max_length=60, device="cpu", **flags)
+    assert np.isfinite([one["loss"] for one in run.steps() if "loss" in one]).all()
+    compared = huggingface.export("trained", "made")
+    has_head = run.model.config.head == huggingface.import_model("made", "again")[0].head
+    assert "embeddings" in compared and has_head == ("a masked text" in compared)
+    assert has_head or flags["objective"] == "hybrid"
 
 
 # ---- chats
