@@ -54,36 +54,20 @@ PAIRED = ": choose with --langs, and all rows are used as matching pairs"
 READ = [  # files, columns, number of rows, notes
     ("k1_id_column/data.tsv", "en de", 60, "sentence_id (no texts): choose with --langs"),
     ("k1_gold_label/data.csv", "sentence1 sentence2", 60, "gold_label (few values)" + PAIRED),
-    *[(f"k1_three_formats/data.{ending}", "eng_Latn deu_Latn", 30,
-       "line (no texts); genre (few values)") for ending in ("tsv", "csv", "jsonl")],
     ("k1_question_pairs/data.csv", "question1 question2", 30,
      "id, qid1, qid2 (no texts); is_duplicate (few values)" + PAIRED),
-    ("k1_domain_first/data.jsonl", "src trg", 30,
-     "domain (few values); id (no texts)"),
     ("k2_label_column/data.csv", "question answer", 60, "label (few values)" + PAIRED),
     ("k2_similarity_score/data.tsv", "sentence1 sentence2", 30,
      "genre, filename, year, score (few values); id (no texts)" + PAIRED),
-    ("k2_entailment_json/data.jsonl", "premise hypothesis", 30, "gold_label (few values)" + PAIRED),
-    ("k2_is_duplicate/data.csv", "text1 text2", 30, "is_duplicate (few values)" + PAIRED),
-    ("k7_gzip_by_content/data.tsv", "en de", 60), ("k7_packed_by_content/bzip2.csv", "en de", 30),
-    ("k7_packed_by_content/xz.jsonl", "en de", 30), ("k8_pipes/data.csv", "en de", 60),
+    ("k7_gzip_by_content/data.tsv", "en de", 60), ("k8_pipes/data.csv", "en de", 60),
     ("k8_tab_in_csv/pairs.csv", "en de", 60), ("k8_commas_in_tsv/data.tsv", "en de", 30),
-    ("k8_semicolons/data.csv", "en de", 30, " id (no texts)"),
     ("k8_header_in_txt/data.txt", "src tgt", 30),
     ("k9_header_twice/data.tsv", "en de", 80, f"1 {SKIPPED}"),
     ("k9_windows_cat/data.csv", "en de", 30, f"2 {SKIPPED}"),
     ("k9_bom_inside/data.en,data.de", "en de", 80),
-    ("k9_bom_json/data.jsonl", "src tgt", 30), ("k9_bom_text/data.txt", "text", 30),
     ("k10_invisible_cell/data.tsv", "en de", 45, f"15 {EMPTY}", f"15 {SKIPPED}"),
-    ("k10_database_null/data.tsv", "en de", 24, f"6 {EMPTY}", f"6 {SKIPPED}"),
-    ("k10_pandas_nan/data.csv", "en de", 24, f"6 {EMPTY}", f"6 {SKIPPED}"),
-    ("k10_word_joiner/data.jsonl", "en de", 25, f"5 {EMPTY}", f"5 {SKIPPED}"),
     ("k16_apple_double/devtest", "eng_Latn deu_Latn", 60),
-    ("k16_dev/flores", "eng_Latn deu_Latn", 30), ("k16_packed/flores", "eng_Latn deu_Latn", 30),
-    ("k16_dot_files/flores", "eng_Latn deu_Latn", 30),
-    ("w1_number_column/data.tsv", "en de", 48, "not read: no (no texts): choose"),
-    ("w1_category_column/data.csv", "en de", 48, "not read: cat (few values): choose"),
-    ("w1_length_columns/data.tsv", "en de", 48, "not read: en_len, de_len (few values): choose"),
+    ("k16_packed/flores", "eng_Latn deu_Latn", 30),
     ("w1_crawl/data.tsv", "en_text de_text", 24, "sl_no, en_url, de_url, en_lid (no texts); "
      "is_train (few values): choose"),
     ("w1_flores_dump/data.csv", "sentence_eng_Latn sentence_deu_Latn sentence_fra_Latn", 24,
@@ -93,20 +77,13 @@ READ = [  # files, columns, number of rows, notes
     ("w1_kaggle_words/data.csv", "English words/sentences,French words/sentences", 24,
      'not read: "" (no texts); source (few values): choose'),
     ("w2_language_before_txt/news-src.eng.txt,news-ref.deu.txt", "eng deu", 48),
-    ("w2_src_tgt/src-train.txt,tgt-train.txt", "src tgt", 24),
     ("w2_direction/news.en-de.en.txt,news.en-de.de.txt", "en de", 24),
-    ("w2_unknown_code/test-src.eng.txt,test-ref.deu.txt,test-ref.mey.txt", "eng deu mey", 24),
     ("w2_parts/part1.txt,part2.txt", "text", 48, "2 files are read one after the other, as one "
      "column; parallel files are named corpus.de,corpus.en"),
     ("w3_unknown_code_in_folder/devtest", "eng_Latn chv_Cyrl deu_Latn", 48),
-    ("w3_list/cmn_Hans.dev,eng_Latn.dev,ekk_Latn.dev", "cmn_Hans eng_Latn ekk_Latn", 24),
     ("w3_only_unknown/dev", "aaq_Latn zgh_Tfng", 24),
     ("w3_written_out/data.csv", "english German toba_batak", 24, "not read: index (no texts)"),
     ("w4_pandas_tsv/data.tsv", "en de", 48, f"48 {UNQUOTED}"),
-    ("w4_all_quoted/data.tsv", "en de", 24),
-    ("w4_numbered_rows/data.tsv", "en de", 24, 'not read: "" (no texts)'),
-    ("w1_unnamed_index/data.tsv", "en de", 24, 'not read: "" (no texts)'),
-    ("w1_categories/data.csv", "en de", 96, "not read: cat, no (few values)"),
     ("w4_true_quotations/data.tsv", "en de", 24),
     ("w4_mixed/data.tsv", "en de", 24, f"24 {UNQUOTED}", "not read: note (few")]
 
@@ -124,30 +101,22 @@ def test_files_are_read_and_notes_tell_what_is_not(case):
 @pytest.mark.parametrize("case, row, wanted", [
     ("w4_pandas_tsv", 1, ('He said "The dog hears 10 birds."',
                           'Er sagte "Der Hund hört 10 Vogel."')),
-    ("w4_pandas_tsv", 0, ("The dog sees 3 birds.", "Der Hund sieht 3 Vogel.")),
-    ("w4_all_quoted", 0, ("The baker opens the window.",
-                          'Sie sagt: "Der Bäcker öffnet das Fenster."')),
     # True quotation marks stay, at both ends of a cell, too.
-    ("w4_true_quotations", 0, ('"The baker opens the window."',
-                               '"Der Bäcker öffnet das Fenster."')),
     ("w4_true_quotations", 1, ('"The baker waters the roses." she said, "at last"',
                                "Der Bäcker gießt die Rosen.")),
-    ("w4_mixed", 0, ('"The baker opens the window."', "Der Bäcker öffnet das Fenster.")),
     ("w4_mixed", 1, ('The word "baker" is short.', "Der Bäcker gießt die Rosen."))])
 def test_w4_only_the_quotes_of_csv_are_removed_from_a_tsv(case, row, wanted):
     assert opened(f"{case}/data.tsv")[1][row] == wanted
 
 
 @pytest.mark.parametrize("names, advice", [
-    ("k7_lfs_pointer/data.txt k7_lfs_pointer/data.tsv k7_lfs_pointer/data.csv "
-     "k7_lfs_pointer/data.jsonl", "git lfs pull"),
-    ("k7_subtitles/data.srt k7_web_subtitles/talk.txt", "subtitles: save its sentences"),
-    ("k7_web_page/page.html k7_wikiextractor/wiki_00 k7_news_sgm/news.sgm", "markup: extract its"),
+    ("k7_lfs_pointer/data.jsonl", "git lfs pull"),
+    ("k7_subtitles/data.srt", "subtitles: save its sentences"),
+    ("k7_web_page/page.html k7_wikiextractor/wiki_00", "markup: extract its"),
     ("k7_old_mac_lines/data.tsv", "line ends of old Macs: convert it"),
     ("k7_catalog/messages.po", "a gettext catalog: convert it to CSV"),
     ("k7_utf16/data.tsv k7_binary/data.txt", "a binary file or UTF-16: save UTF-8"),
-    ("k8_tab_in_csv/sentences.csv k8_tabs_in_txt/deu.txt k8_tab_pairs_txt/data.txt",
-     "add one, such as src<TAB>tgt")])
+    ("k8_tab_in_csv/sentences.csv k8_tabs_in_txt/deu.txt", "add one, such as src<TAB>tgt")])
 def test_k7_k8_other_files_are_refused_by_name_with_the_way_out(names, advice):
     for name in names.split():
         with pytest.raises(BadInput, match=f"^[^\n]*{name}:1: [^\n]*{advice}[^\n]*$"):
@@ -159,7 +128,6 @@ def test_k7_k8_other_files_are_refused_by_name_with_the_way_out(names, advice):
 
 @pytest.mark.parametrize("case, columns", [
     ("w5_eval_data_order/train.tsv,dev.tsv", "en de"),
-    ("w5_key_order/train.jsonl,dev.jsonl", "en de"),
     ("w5_more_languages/train.tsv,dev.tsv", "en de fr")])
 def test_w5_later_files_have_the_columns_of_the_run_in_its_order(case, columns):
     folder, _, names = case.partition("/")
@@ -185,10 +153,8 @@ def test_w5_a_later_file_that_lacks_a_column_is_refused_by_name():
 
 
 @pytest.mark.parametrize("case, langs, others", [
-    ("w9_other_langs_same_file/data.tsv", "english,german", "english,reworded"),
     ("w9_summary/data.tsv", "en,summary", "en"),
-    ("w9_articles/data.jsonl", "title,body", "title,abstract"),
-    ("w9_languages/data.csv", "English,German", "English,Javanese")])
+    ("w9_articles/data.jsonl", "title,body", "title,abstract")])
 def test_w9_the_rows_that_are_held_out_are_the_same_whatever_langs(case, langs, others, capsys):
     run = train.start("contrastive", data=CASES / case, langs=langs, out="run", **SMALL)
     assert any("share a text with them (also in " in note for note in run.source.notes)
@@ -265,7 +231,7 @@ def run_on(case, command):
 # ---- k6: a console that lacks most characters
 
 
-@pytest.mark.parametrize("case", ["k6_cp1252", "k6_cp437", "k6_koi8_r", "k6_shift_jis"])
+@pytest.mark.parametrize("case", ["k6_cp1252", "k6_shift_jis"])
 def test_k6_characters_that_the_console_lacks_are_replaced(case, monkeypatch):
     """A Windows console that is redirected has the code page of its country."""
     code_page = case.removeprefix("k6_")
@@ -356,18 +322,13 @@ NEEDED = "20 different rows are needed, or give --eval-data"
 
 @pytest.mark.parametrize("case, command, status, text", [
     ("k12_too_few_rows", "--data nine.tsv", 2, NEEDED),
-    ("k12_too_few_rows", "--data ten.tsv", 2, NEEDED),
     ("k12_too_few_rows", "--data ten.tsv --eval-data nine.tsv", 0, "and 9 in --eval-data"),
     ("k12_repeated_rows", "--data data.tsv", 2, NEEDED),
     ("k12_block_too_long", "--objective mlm --data train.txt --eval-data eval.txt --block 4096", 2,
      "longer than the text, which has 907 tokens"),
-    ("k12_short_document", "--objective mlm --data essay.txt --eval-data other.txt --block 64", 2,
-     "longer than the text, which has"),
     ("k12_many_valid", "--objective mlm --data train.txt --block 16", 2,
      "other rows with --eval-data"),
     ("k12_many_valid", "--objective mlm --data train.txt --eval-data valid.txt --block 16", 0, ""),
-    ("k12_eval_limit_0", "--data data.tsv --eval-data more.tsv --eval-limit 30", 0,
-     "train.py: --eval-limit 0) evaluates all"),
     ("k12_eval_limit_0", "--data data.tsv --eval-data more.tsv --eval-limit 0", 0, "48 rows of")])
 def test_k12_advice_is_correct(case, command, status, text, capsys):
     assert run_on(case, "--out run " + command) == status
@@ -382,15 +343,12 @@ def test_k12_advice_is_correct(case, command, status, text, capsys):
 # ---- k13: ~ is the home folder; no shell expands it in a notebook or in --out=~/x
 
 
-@pytest.mark.parametrize("case, command", [
-    ("k13_tilde_out", "--data=~/case/data.tsv --out=~/deep/run"),
-    ("k13_tilde_moses", "--data ~/case/corpus.de,~/case/corpus.en --out ~/run")])
-def test_k13_a_tilde_is_the_home_folder(case, command, tmp_path, monkeypatch):
-    Path("case").symlink_to(CASES / case)
+def test_k13_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    Path("case").symlink_to(CASES / "k13_tilde_moses")
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
-    assert run_on(case, command) == 0
-    data, run = re.split("[ =]", command)[1::2]
+    data, run = "~/case/corpus.de,~/case/corpus.en", "~/deep/run"
+    assert run_on("k13_tilde_moses", f"--data {data} --out={run}") == 0
     train.start("contrastive", init=run, out="~/second", data=data, batch=8)
     assert evaluate.main([run]) is None and Path(run, "eval.json").expanduser().exists()
     assert not Path("~").exists()

@@ -50,8 +50,6 @@ def chat(**turns):
     (chat(assistant="a", user="u"), ("u", "a")),
     ({"Question": "q", "Answer": 7, "id": 1}, ("q", "7")),
     ({"translation": {"en": "a", "de": "b"}}, ("a", "b")),
-    ({"id": 1, "texts": {"en": "a", "de": "b"}}, ("a", "b")),
-    ({"en": "a", "de": "b", "length": {"en": 1, "de": 2}}, ("a", "b")),
     ({"length": {"en": 1, "de": 2}, "translation": {"en": "a", "de": "b"}}, ("a", "b"))])
 def test_pairs_and_chats_have_two_views_and_a_system_text_is_none(record, row):
     source = open_text(write("a.jsonl", lines(record)))
@@ -95,13 +93,10 @@ def test_line_ends_quotes_and_blank_lines(name, content, wanted):
     ("eng_Latn id zho_Hans", "eng_Latn zho_Hans"),
     ("zh-CN pt_BR ref en1 EN", "zh-CN pt_BR en1 EN"), ("text en src tgt", "src tgt"),
     ("en_id en_score is_duplicate de en", "de en"), ("en deu1951 fra", "en fra"),
-    ("en_title en_body de_body de_title", "en_title de_title"),
-    ("en_corrected de_idiom", "en_corrected de_idiom"), ("id S1 S2", "S1 S2"),
-    ("english non_english", "english non_english"), ("query answer", "query answer"),
-    ("query positive negative", "query positive"), ("prompt completion", "prompt completion"),
+    ("en_title en_body de_body de_title", "en_title de_title"), ("id S1 S2", "S1 S2"),
+    ("english non_english", "english non_english"), ("query positive negative", "query positive"),
     ("instruction input output", "instruction output"), ("x" * 9000 + "_en en de", "en de"),
-    ("src trg sentence1 sentence2", "src trg"), ("question answer text", "question answer"),
-    ("system user assistant", "user assistant system"), ("label text", "text")])
+    ("system user assistant", "user assistant system")])
 def test_columns_are_those_of_the_first_known_group(names, columns):
     names, columns = names.split(), tuple(columns.split())
     # Numbers, and texts of languages that are not written in Latin letters, too.
@@ -127,12 +122,9 @@ TIMES = [f"{day}, {month} Mar 2020 10:{month}:11 CET" for day in ("Mon", "Tue")
 @pytest.mark.parametrize("header, columns, wanted, why", [
     # beside two sentences a word is none, and neither are references, dates and addresses
     ("tr en de", (["Anna", "Bert", "Carl", "Dora"], EN[:4], DE[:4]), "en de", "tr (no texts)"),
-    ("cat de en", (["news", "web"], DE[:2], EN[:2]), "de en", "cat (no texts)"),
     ("is en de", ([f"GEN 1:{i}" for i in range(12)], EN, DE), "en de", "is (no texts)"),
-    ("to en de", ([f"{i} Mar 2020 10:{i}" for i in range(12)], EN, DE), "en de", "to (no texts)"),
     ("to en de", (TIMES, EN, DE), "en de", "to (no texts)"),
     ("to en de", (["March 3, 2020", "3. März 2020", "2020年3月3日"], EN, DE), "en de", "to (no"),
-    ("to en de", ([f"user{i}@x.org" for i in range(4)], EN, DE), "en de", "to (no texts)"),
     ("en de note", ([f"The dog sees {i} birds." for i in range(12)], [
         f"Der Hund sieht {i} Vögel." for i in range(12)], [f"{text} {text}" for text in EN]),
      "en de", "note (others are read)"),  # but these are sentences
@@ -140,17 +132,13 @@ TIMES = [f"{day}, {month} Mar 2020 10:{month}:11 CET" for day in ("Mon", "Tue")
     # captions of one picture are no label, but a label of two words is one
     ("en de", ([EN[i // 20] for i in range(60)], [f"{DE[i // 20]} {i}" for i in range(60)]),
      "en de", "20 of the first 60 texts of en are 'Here"),
-    ("id en de", (["deu\x0beng", "nld\x0beng"] * 7, EN, DE), "en de", "id (few values)"),
     # id is Indonesian if it has sentences, and mt Maltese if it has its letters
-    ("id en", (DE, EN), "id en", ""), ("no id en", (range(15), DE, EN), "id en", "no (no texts)"),
-    ("id en de", ([f"doc-{i}" for i in range(3)], EN, DE), "en de", "id (no texts)"),
+    ("id en", (DE, EN), "id en", ""),
     ("id en de", (["abc", "def", "ghi"], ["cat", "dog", "ox"], ["Katze", "Hund", "Ochse"]),
      "en de", "id (no texts)"),
-    ("text_id text_en text_de", (["a1", "b2"], EN, DE), "text_en text_de", "text_id (no texts)"),
     ("en de mt", (EN, DE, [f"Il-kelb jiġri {text}" for text in FR]), "en de mt", ""),
-    # Hebrew and Amharic are not written in Latin letters
+    # Hebrew is not written in Latin letters
     ("he en de", (["Peter Miller", "Anna Smith"] * 3, EN, DE), "en de", "he (no texts)"),
-    ("am en", (["ድመት ናት።", "ውሻ ነው።"], EN), "am en", ""),
     # another translation into the same language
     ("en_src de_human de_google", (EN, DE, FR), "en_src de_human", "de_google (others are read)"),
     ("en_src de_mt de_ref", (EN, [text + "!" for text in DE], DE), "en_src de_ref",
@@ -158,12 +146,10 @@ TIMES = [f"{day}, {month} Mar 2020 10:{month}:11 CET" for day in ("Mon", "Tue")
     # languages after a side, and as their speakers write them
     ("src_en tgt_de", (EN, DE), "src_en tgt_de", ""),
     ("Русский 中文", (EN, DE), "Русский 中文", ""),
-    ("franc\u0327ais Türkçe", (EN, DE), "franc\u0327ais Türkçe", ""),
     ("en zh_cn zh_tw", (EN, ["我们看见猫"] * 3, ["我們看見貓"] * 3), "en zh_cn zh_tw", ""),
     # "src" is also where a text comes from
     ("src ref text", (["news", "web"] * 7, [f"http://x.org/{i}" for i in range(14)], EN), "text",
      "src (few values); ref (no texts)"),
-    ("cat is text", (["a", "b"] * 7, ["x", "y"] * 7, EN), "text", "cat, is (few values)"),
     ("cat is sentence", (["a", "b", "c"] * 5, ["x", "y"] * 7, EN), "", "cat (few values), is (")])
 def test_columns_are_texts_by_their_content(header, columns, wanted, why):
     path = tsv("a.tsv", [map(str, row) for row in zip(*columns)], "\t".join(header.split()) + "\n")
@@ -178,10 +164,9 @@ def test_columns_are_texts_by_their_content(header, columns, wanted, why):
 
 @pytest.mark.parametrize("names, columns", [
     ("E.de-en.de E.de-en.en E.en-fr.en E.en-fr.fr", "de en fr"),
-    ("train.en train.de dev.en dev.de", "en de"), ("train-id.txt train-en.txt", "id en"),
     ("train-de.txt train-en.txt dev-de.txt dev-en.txt", "de en"),
-    ("x.00 x.01", "text"), ("x.aa x.ab x.ac", "text"), ("a.en a.de b.en", "text"),
-    ("a.raw b.tok", "text"), ("a.raw a.tok", "text"), ("notes.txt de.txt", "text")])
+    ("x.aa x.ab x.ac", "text"), ("a.en a.de b.en", "text"), ("a.raw b.tok", "text"),
+    ("notes.txt de.txt", "text")])
 def test_files_are_parallel_if_their_names_tell_it(names, columns):
     names, columns = names.split(), columns.split()
     source = open_text([write(name, f"{name} 1\n{name} 2\n") for name in names])
@@ -201,15 +186,6 @@ def test_files_are_parallel_if_their_names_tell_it(names, columns):
 def test_line_n_of_parallel_files_is_one_row(names, columns):
     source = open_text([write(name, f"{name} 1\n{name} 2\n") for name in names.split()])
     assert source.columns == tuple(columns.split()) and len(list(source.rows("all"))) == 2
-
-
-def test_the_identifiers_of_opus_are_no_language():
-    for name, line in (("de", "Ein Hund."), ("en", "A dog."), ("ids", "en/1.xml\tde/1.xml\t7\t7")):
-        write(f"News.de-en.{name}", f"{line}\n" * 3)
-    source = open_text("News.de-en.de,News.de-en.en,News.de-en.ids")
-    assert list(source.rows("all")) == [("Ein Hund.", "A dog.")] * 3
-    assert source.notes == ["News.de-en: columns not read: ids (no texts): choose "
-                            "with --langs"]
 
 
 def test_a_file_that_is_named_twice_keeps_its_first_place():
@@ -253,29 +229,22 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.csv", 'src,trg\na,b\n"a\nb,c\nd,e\n', "a.csv:3: not CSV (unexpected end of data)"),
     ("a.csv", b'src,trg\na,b\n"a\n\xe4\n",b\n', "a.csv:4: this is not UTF-8: convert it"),
     ("a.tsv", "en\tde\ten\na\tb\tc\n", "a.tsv:1: two columns are named en: rename one"),
-    ("a.tsv", "", "a.tsv has no rows"), ("a.tsv", "en\tde\n", "a.tsv has no rows"),
-    ("a.txt", "", "a.txt has no rows"),
+    ("a.tsv", "en\tde\n", "a.tsv has no rows"), ("a.txt", "", "a.txt has no rows"),
     ("a.tsv", "en\tde\na\t\n \tb\n", "a.tsv: no row has enough text in en, de"),
     ("a.tsv", "x" * 9000 + "\ty z\n", "a.tsv:1: no known names among the columns xxx"),
     ("a.csv", "A b.,\x1b[31m\n", "columns A b., \\x1b[31m: choose with --langs, or if this is no "
      "header, add one, such as src,tgt"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON Lines ("),
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: not JSON Lines ('utf-8' codec"),
-    ("a.jsonl", '{"text": "x"}\n{"text": [1]}', "a.jsonl:2: [1] is not a text"),
     ("a.jsonl", lines({"text": "a"}, {"messages": [{"role": "user"}, {}, 7]}),
      "a.jsonl:2: not JSON Lines ('content'): write one object of texts, or one chat,"),
-    ("a.jsonl", lines(chat(user="a")), "a chat has one turn"),
     ("a.tmx", '<tmx version="1.4">\n<header/>\n', "a.tmx:1: this is markup: extract its text"),
-    ("a.xlf", '\n <xliff version="1.2">\r\n<file>\n', "a.xlf:1: this is markup: extract its"),
     ("a.en", "<url>http://x.org</url>\nA cat.\n", "a.en:1: this is markup: extract its text"),
-    ("a.txt", "one\rtwo\r", "a.txt:1: this is a file with the line ends of old Macs: convert"),
     ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: there is a NUL character: remove"),
-    ("a.txt", "A \0cat.\n", "a.txt:1: there is a NUL character: remove it (tr -d '\\0')"),
-    ("a.txt", "A cat.\n".encode("utf-16"), "a.txt:1: this is a binary file or UTF-16: save UTF-8"),
     ("a.txt", "A cat.\n".encode("utf-16-le"), "a.txt:1: this is a binary file or UTF-16: save"),
     ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ('list' object is not a mapping)"),
     ("toyy", None, "'toyy' is neither a file nor one of toy, documents, regex; did you mean toy"),
-    ("", None, "'' is neither a file"), ("a.de,a.en", None, "a.de is not a file"),
+    ("a.de,a.en", None, "a.de is not a file"),
     (".", None, ". is a folder without files CODE.devtest")])
 def test_a_mistake_in_a_file_is_one_line_that_names_it(name, content, message):
     if content is not None:
@@ -298,9 +267,8 @@ def test_a_damaged_compressed_file_is_an_error(ending):
 
 
 @pytest.mark.parametrize("cell", [
-    "__NULL__", "_ _ NULL _ _", "_NULL_", "NULL", r"\N", "nan", "NaN", "NA", "N/A", "#N/A", "<NA>",
-    "<range>", "<P>", "</doc>", "<br />", '<SPEAKER ID=7 NAME="President">', "<talkid>1</talkid>",
-    "<url>http://x.org/a.html</url>", "<title>Anna: Why cats sleep</title>"])
+    "__NULL__", "_ _ NULL _ _", "NULL", r"\N", "NaN", "#N/A", "<range>",
+    '<SPEAKER ID=7 NAME="President">', "<title>Anna: Why cats sleep</title>"])
 def test_a_mark_or_a_tag_alone_in_a_cell_is_an_empty_cell(cell):
     table = [(f"We see {a}.", b, cell if i % 3 else f"le chat {b}") for i, (a, b)
              in enumerate(PAIRS)]
@@ -310,8 +278,7 @@ def test_a_mark_or_a_tag_alone_in_a_cell_is_an_empty_cell(cell):
     assert source.notes == [f"a: 26 {files.EMPTY}"]
 
 
-@pytest.mark.parametrize("cell", ["<3", "a < b > c", "<b>bold</b> text", "<b>Halt!</b>", "(null)",
-                                  "<he said, no>", "-", "None of us", "[no translation]", "x"])
+@pytest.mark.parametrize("cell", ["<3", "a < b > c", "<b>bold</b> text", "<he said, no>", "(null)"])
 def test_other_cells_are_texts_and_one_that_is_frequent_is_named(cell):
     table = [(f"We see {a}.", cell if i % 8 == 0 else b) for i, (a, b) in enumerate(PAIRS)]
     source = open_text(tsv("a.tsv", table))
@@ -326,9 +293,8 @@ def test_other_cells_are_texts_and_one_that_is_frequent_is_named(cell):
 
 @pytest.mark.parametrize("order", ["src trg id", "id src trg"])
 @pytest.mark.parametrize("ending, label", [
-    ("id", "deu\teng"), ("id", "deu eng"), ("domain", "news"), ("domain", "web crawl"),
-    ("it", "OpenSubtitles eng deu"), ("to", "CCAligned-v1"), ("no", "1"), ("cat", "a"),
-    ("is", "yes"), ("score", "0.5"), ("license", "CC BY 4.0"), ("et", "et al.")])
+    ("id", "deu\teng"), ("ids", "en/1.xml\tde/1.xml\t7\t7"), ("domain", "news"),
+    ("it", "OpenSubtitles eng deu"), ("no", "1"), ("score", "0.5"), ("et", "et al.")])
 def test_labels_beside_parallel_files_are_no_view(order, ending, label):
     names = order.replace("id", ending).split()
     for more in ("", ".txt"):

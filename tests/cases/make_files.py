@@ -38,7 +38,6 @@ def lines(texts, pattern="{}\n"):
 def files():
     """Return {name: text}."""
     pairs, forty = table("en,de", EN[:60], DE), table("en,de", EN[:40], DE)
-    three = "line,eng_Latn,deu_Latn,genre", N, EN[:30], DE, cycle(["daily life"])
     # 192 rows in three columns.
     days = [[pattern.format(text, day) for day in (1, 2) for text in texts] for texts, pattern in (
         (EN, "On day {1}: {0}"), (DE, "Am Tag {1}: {0}"), (EN, "{0} That was day {1}."))]
@@ -47,14 +46,9 @@ def files():
         "k1_id_column/data.tsv": table("sentence_id,en,de", N, EN[:60], DE),
         "k1_gold_label/data.csv": table("sentence1,sentence2,gold_label", EN[:60], DE, cycle(
             ["entailment", "neutral", "-"]), separator=","),
-        "k1_three_formats/data.tsv": table(*three),
-        "k1_three_formats/data.csv": table(*three, separator=","),
-        "k1_three_formats/data.jsonl": objects(*three),
         "k1_question_pairs/data.csv": table(
             "id,qid1,qid2,question1,question2,is_duplicate", N, range(0, 60, 2), range(1, 60, 2),
             lines(EN, "Is it true? {}\n").splitlines(), EN, cycle("01"), separator=","),
-        "k1_domain_first/data.jsonl": objects("domain,id,src,trg", cycle(["garden"]),
-                                              lines(N, "s{}\n").split(), EN[:30], DE),
         "k2_label_column/data.csv": table(
             "question,label,answer", lines(N, "Who acts in scene {}?\n").splitlines(),
             cycle("0001"), EN[:60], separator=","),
@@ -62,12 +56,9 @@ def files():
             "genre,filename,year,id,score,sentence1,sentence2", cycle(["captions"]),
             cycle(["MSRvid"]), cycle([2012]), N, cycle([0.0, 0.8, 1.6, 2.4, 3.2, 4.0]), EN[:30],
             EN[1:]),
-        "k2_entailment_json/data.jsonl": objects("premise,hypothesis,gold_label", EN[:30], EN[1:],
-                                                 cycle(["neutral", "contradiction"])),
-        "k2_is_duplicate/data.csv": table("text1,text2,is_duplicate", EN[:30], EN[1:], cycle("10"),
-                                          separator=";"),
         "k7_subtitles/data.srt": lines(
             EN[:60], "{1}\n00:00:{1:02},000 --> 00:00:{1:02},900\n{0}\n\n"),
+        "k8_pipes/data.csv": table("en,de", EN[:60], DE, separator="|"),
         "k8_tab_in_csv/pairs.csv": pairs,
         "k8_tab_in_csv/sentences.csv": lines(EN[:60], "10{1:02}\teng\t{0}\n"),
         "k8_tabs_in_txt/deu.txt": lines(EN[:60], "{0}\t{0}\tCC-BY 2.0: tatoeba.org #{1} (CK)\n"),
@@ -86,15 +77,10 @@ def files():
         "k12_block_too_long/eval.txt": lines(later[:20]),
         "k12_many_valid/train.txt": lines(EN[:80]),
         "k12_many_valid/valid.txt": lines(later[:25]),
-        "k13_tilde_out/data.tsv": forty,
         **{f"k16_apple_double/devtest/{name}_Latn.devtest": lines(texts[:60])
            for name, texts in (("eng", EN), ("deu", DE))},
-        "w1_categories/data.csv": table("cat,en,no,de", cycle(sum(WHO, [])), EN,
-                                        cycle(["no", "yes"]), DE, separator=","),
         "w9_summary/data.tsv": table("en,de,summary", *days),
-        "w9_other_langs_same_file/data.tsv": table("english,german,reworded", *days),
-        "w9_articles/data.jsonl": objects("title,body,abstract,key", *days, cycle(["k0", "k1"])),
-        "w9_languages/data.csv": table("English,German,Javanese", *days, separator=",")}
+        "w9_articles/data.jsonl": objects("title,body,abstract,key", *days, cycle(["k0", "k1"]))}
 
 
 def write(folder):
