@@ -66,12 +66,7 @@ def open_text(spec, langs=(), count=20_000, like=()):
     them."""
     if hasattr(spec, "rows"):  # it is open
         return spec
-    if isinstance(langs, str):
-        words = langs.split(",")
-        langs = comma_list(langs)
-        if len(words) > len(langs) and all(map(str.strip, words)):
-            raise BadInput(f"--langs {shown(','.join(words))} names a column twice: name it once")
-    langs = list(langs or ())
+    langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
     if spec in EMBEDDED:
         return EmbeddedText(spec, langs, count, like)
     if isinstance(spec, (str, Path)):

@@ -19,13 +19,9 @@ GROUPS = ("src tgt", "src trg", "sentence1 sentence2", "question1 question2", "s
           "user assistant", "question answer", "prompt completion", "instruction output", "text",
           "source target")
 # Which language it is more exactly: pt-BR, zh_cn, deu_Latn, zh-Hans-CN; or which text of it: en_1.
-REGION = re.compile(r"[A-Z]{2}|[A-Z][a-z]{3}|\d{1,3}|cn|tw|hk|br|us|gb|latn|cyrl|arab|han[st]"
-                    r"|[Ss]implified|[Tt]raditional")
+REGION = re.compile(r"[A-Z]{2}|[A-Z][a-z]{3}|\d{1,3}|cn|tw|hk|br|us|gb|latn|cyrl|arab|han[st]")
 SIDES = {"src", "tgt", "trg", "ref", "source", "target"}  # of a translation, in a file's name
-CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")  # what a code looks like, known or not
 FLORES = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
-LABEL = re.compile("label|score|simil|rating|class|duplicate|quality|entail|match|correct|relevan",
-                   re.IGNORECASE)
 
 
 def language(name):
@@ -96,28 +92,9 @@ def parallel_names(paths):
             only_this = place + 1 < len(splits[0]) and len({
                 (*split[:place], *split[place + 1:]) for split in splits}) == 1
             if len({*parts}) == len(paths) > 1 and any(map(names_a_text, parts)) and (
-                    only_this or all(names_a_text(one) or CODE.fullmatch(one) for one in parts)):
+                    only_this or all(map(names_a_text, parts))):
                 return parts
     return ()
-
-
-def parallel_groups(paths):
-    """Return [(indices of parallel files, their columns)], one pair if all are parallel to each
-    other; [] if a name does not tell it.
-
-        E.de-en.de E.de-en.en E.en-fr.en E.en-fr.fr     [((0, 1), (de, en)), ((2, 3), (en, fr))]
-    """
-    if names := parallel_names(paths):
-        return [(range(len(paths)), names)]
-    groups = {}  # {the parts of a name but its language: indices}
-    for index, path in enumerate(paths):
-        parts = re.split("[.-]", path.name)
-        if places := [place for place, part in enumerate(parts) if names_a_text(part)]:
-            del parts[places[-1]]
-        groups.setdefault(tuple(parts), []).append(index)
-    found = [(indices, parallel_names([paths[index] for index in indices]))
-             for indices in groups.values()]
-    return found if all(names for _, names in found) else []
 
 
 # ---- content
@@ -160,15 +137,6 @@ def kinds_of(names, rows, holds):
         is_one = 2 * sum(holds(name, cell) for cell in first) > len(first)
         kinds[name] = FEW if are_few else NO_TEXTS * (not is_one)
     return kinds
-
-
-def unconnected(rows, columns):
-    """Return the columns in groups. No row has texts of two groups."""
-    groups = []
-    for found in {frozenset(name for name in columns if row.get(name)) for row in rows}:
-        apart = [group for group in groups if not group & found]
-        groups = [*apart, found.union(*(group for group in groups if group & found))]
-    return [", ".join(name for name in columns if name in group) for group in groups if group]
 
 
 # ---- what a run reads

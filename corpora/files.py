@@ -8,6 +8,7 @@ cache/, which keeps the tokens of old rows.
 import bz2
 import contextlib
 import csv
+import gzip
 import itertools
 import json
 import lzma
@@ -22,34 +23,22 @@ import numpy as np
 from tqdm import tqdm
 
 from common import BadInput, shown
-from corpora.columns import (
-    LABEL,
-    NESTED,
-    choose,
-    known_names,
-    languages,
-    parallel_groups,
-    unconnected,
-)
+from corpora.columns import NESTED, choose, known_names, languages, parallel_names
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
 csv.field_size_limit(10 ** 6)  # characters of a cell
 
 # ---- lines
 
-UNPACKERS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZh": bz2.BZ2Decompressor,
-             b"\xfd7zXZ\0": lzma.LZMADecompressor}
+OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
     rb"%PDF|.{,3}\0.?\0|\xff\xfe|\xfe\xff":
         "a binary file or UTF-16: save UTF-8 (iconv -f utf-16) or CSV",
-    rb"WEBVTT|(?s:.{,200}?):\d\d[,.]\d+ --> \d":
-        "a file of subtitles: save its sentences line by line",
-    rb'(.*\n)?msgid "': "a gettext catalog: convert it to CSV (po2csv)",
     # TMX, XLIFF, HTML, the files of IWSLT and of WMT: the first line begins and ends with a tag.
-    rb"(?i)\s*<([?!]|html|[a-z][^\n]*>\s*(\n|$))": "markup: extract its text, line by line",
-    rb"[^\n]*\r(?!\n)[^\n]*$": "a file with the line ends of old Macs: convert it (mac2unix)"}
+    rb"(?i)(\xef\xbb\xbf)?\s*<([?!]|html|[a-z][^\n]*>\s*(\n|$))":
+        "markup: extract its text, line by line"}
 
 
 def at_line(path, number, text):
@@ -57,38 +46,11 @@ def at_line(path, number, text):
     return BadInput(f"{shown(path)}:{number}: {text}")
 
 
-def read_chunks(path):
-    """Yield the bytes of a file in chunks, unpacked if its content is gzip, bzip2 or xz."""
+def open_packed(path):
+    """Open a file, unpacked if its content is gzip, bzip2 or xz."""
     with open(path, "rb") as file:
-        chunk = file.read(1 << 18)
-        unpack = next((UNPACKERS[magic] for magic in UNPACKERS if chunk.startswith(magic)), None)
-        stream = unpack and unpack()
-        while chunk:
-            if stream and stream.eof:  # a second file follows, joined by cat, or an error
-                chunk = chunk.lstrip(b"\0")  # or padding
-                stream = unpack() if chunk else stream
-            if not chunk:
-                chunk = file.read(1 << 18)
-                continue
-            yield stream.decompress(chunk) if stream else chunk
-            chunk = stream and stream.unused_data or file.read(1 << 18)
-        if stream and not stream.eof:
-            raise EOFError("it ends too early")
-
-
-def split_lines(path):
-    """Yield the lines of a file as bytes."""
-    rest = None
-    for chunk in filter(None, read_chunks(path)):
-        if rest is None:
-            start = chunk.removeprefix(b"\xef\xbb\xbf")
-            for pattern, advice in FOREIGN.items():
-                if re.match(pattern, start):
-                    raise at_line(path, 1, f"this is {advice}")
-        *lines, rest = ((rest or b"") + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        start = file.read(6)
+    return next((OPENERS[magic] for magic in OPENERS if start.startswith(magic)), open)(path, "rb")
 
 
 def read_lines(path):
@@ -97,11 +59,15 @@ def read_lines(path):
         raise BadInput(f"{shown(path)} is not a file: it does not exist, or is a folder or a pipe")
     number = 0
     try:
-        for number, line in enumerate(split_lines(path), 1):
-            if b"\0" in line:
-                raise at_line(path, number, "there is a NUL character: remove it (tr -d '\\0')")
-            # `cat` can leave byte order marks, \ufeff, at the start of any line.
-            yield number, line.decode().removeprefix("\ufeff").rstrip("\r")
+        with open_packed(path) as file:
+            for pattern, advice in FOREIGN.items():
+                if re.match(pattern, file.peek(8192)):
+                    raise at_line(path, 1, f"this is {advice}")
+            for number, line in enumerate(file, 1):
+                if b"\0" in line:
+                    raise at_line(path, number, "there is a NUL character: remove it (tr -d '\\0')")
+                # `cat` can leave byte order marks, \ufeff, at the start of any line.
+                yield number, line.decode().removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError:
         raise at_line(path, number, "this is not UTF-8: convert it (iconv -f latin1)") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -187,14 +153,9 @@ def read_table(path, langs=(), counts=None):
             if texts == names:
                 yield number, {}
             elif any(texts):  # spreadsheets have blank rows below the table
-                is_first = number == start + 1
-                if is_first and texts[0].isdecimal() and len(texts) == len(names) + 1:
-                    names = ["", *names]  # R numbers the rows, without a name in the header
                 if len(cells) != len(names):
-                    way_out = "" if is_csv or not any(text[:1] == '"' for text in texts) else (
-                        ": if quotes enclose cells with tabs or line ends, enclose the names, too")
                     raise at_line(path, number, f"{len(cells)} cells, but the header has "
-                                  f"{len(names)} columns ({shown(', '.join(names))}){way_out}")
+                                  f"{len(names)} columns ({shown(', '.join(names))})")
                 if not is_csv:
                     cells = [cell if cell[:1] != '"' else unquoted(cell, counts) for cell in cells]
                 yield number, dict(zip(names, cells))
@@ -278,20 +239,15 @@ class TextFiles:
     embedded = False
 
     def __init__(self, paths, langs=(), like=()):
-        unique = {}
-        for path in paths:
-            unique.setdefault(os.path.realpath(path), path)
-        self.repeated = len(paths) - len(unique)
-        self.paths = paths = [*unique.values()]
+        # A file that is named twice is read once, in its first place.
+        self.paths = paths = [*{os.path.realpath(path): path for path in paths}.values()]
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
-        groups = [] if {*readers} != {read_text} else parallel_groups(plain)
+        codes = parallel_names(plain) if {*readers} == {read_text} else ()
         if all(path.suffix.lower() == ".txt" and has_tab(file) for path, file in zip(plain, paths)):
-            groups = []  # tables, such as en-de.txt and en-fr.txt
-        codes = tuple(dict.fromkeys(name for _, names in groups for name in names))
-        self.readers = [partial(read_moses, [paths[index] for index in indices], names)
-                        for indices, names in groups] or [
+            codes = ()  # tables, such as en-de.txt and en-fr.txt
+        self.readers = [partial(read_moses, paths, codes)] if codes else [
             partial(read, path, langs or like) for path, read in zip(paths, readers)]
         rows = self._sample()
         if not rows:
@@ -312,7 +268,6 @@ class TextFiles:
             raise no_columns(paths[0], 1, names, langs)
         self.schema, self.columns = schema, schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
-        self.groups = sorted(unconnected(rows, self.columns))
         self.repeats = list(filter(None, (repeated_text(rows, name)
                                           for name in self.columns[:self.num_text_columns])))
         # All of these are read, so that the same rows are held out whatever --langs chooses.
@@ -348,25 +303,16 @@ class TextFiles:
         if unread:
             columns = "; ".join(f"{shown(', '.join(names))} ({why})"
                                 for why, names in unread.items())
-            pairs = self.num_text_columns > 1 and any(map(LABEL.search, sum(unread.values(), [])))
-            notes.append(f"columns not read: {columns}: choose with --langs"
-                         + ", and all rows are used as matching pairs" * pairs)
+            notes.append(f"columns not read: {columns}: choose with --langs")
         if self.columns == ("text",) and len(self.readers) > 1:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
                          "parallel files are named corpus.de,corpus.en")
-        if len(self.groups) > 1:
-            notes.append(f"no row has texts in both {shown(' and '.join(self.groups[:2]))}: if "
-                         "these are the same languages, give them the same names")
-        if self.repeated:
-            notes.append(f"{self.repeated} of the files are named twice, and read once")
         notes += self.repeats
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
-            others = [name for name in self.compared if name not in self.columns]
-            also = f" (also in {shown(', '.join(others))})" if others else ""
             notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} rows that share "
-                         f"a text with them{also} are not trained on")
+                         "a text with them in any column are not trained on")
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):

@@ -212,7 +212,7 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--mask-first 0 --mask-second 0", "mask_first is 0, and mask_second is 0"),
     ("--objective mlm --max-length 1000000000", "a row would have 1000000002 tokens"),
     ("--warmup 2000", "warmup is 2000.0: it must be a fraction, from 0 to 1"),
-    ("--langs en,en", "--langs en,en names a column twice"),
+    ("--langs en,en", "pairs has the single column 'en'"),
     ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run")])
 def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, value, refused):
     assert value in refused([*flags(SMALL | SHAPE), "--out=run", "--steps=1", *words.split()])

@@ -56,8 +56,6 @@ def files():
             "genre,filename,year,id,score,sentence1,sentence2", cycle(["captions"]),
             cycle(["MSRvid"]), cycle([2012]), N, cycle([0.0, 0.8, 1.6, 2.4, 3.2, 4.0]), EN[:30],
             EN[1:]),
-        "k7_subtitles/data.srt": lines(
-            EN[:60], "{1}\n00:00:{1:02},000 --> 00:00:{1:02},900\n{0}\n\n"),
         "k8_pipes/data.csv": table("en,de", EN[:60], DE, separator="|"),
         "k8_tab_in_csv/pairs.csv": pairs,
         "k8_tab_in_csv/sentences.csv": lines(EN[:60], "10{1:02}\teng\t{0}\n"),
