@@ -178,14 +178,6 @@ def test_both_positions_are_read_from_the_same_rows(tokenizer):
                 evaluation_of(tokenizer, model, EvaluationRows("x", columns)))
 
 
-@pytest.mark.parametrize("count", [63, 64])
-def test_the_papers_residual_warns_if_it_is_ill_posed(tokenizer, capsys, count):
-    texts = [f"{WORDS[row % 12]} {row}" for row in range(count)]
-    rows = EvaluationRows("x", {"en": texts, "de": texts[::-1]})
-    analysis.linear(evaluation_of(tokenizer, tiny("last", causal=True), rows))  # width 32
-    assert ("ill-posed" in capsys.readouterr().err) == (count < 64)
-
-
 # ---- tokens and attention
 
 

@@ -147,22 +147,6 @@ def test_examples_are_retrieved_translations(tokenizer):
     assert evaluate.examples(one) == wanted
 
 
-def test_the_table_the_rows_of_training_and_the_summary(tokenizer):
-    results = {"validation/loss": 2.5, **evaluate.run(evaluation(tokenizer))}
-    *lines, last = evaluate.table(results).splitlines()
-    assert last == f"and {len(results) - len(lines)} more numbers: evaluate.py --json"
-    head, line = evaluate.heading(results), evaluate.headline(results, 0, start="start")
-    assert head.split()[:4] == ["step", "held-out", "loss", "wrong"]
-    assert line.split()[:2] == ["0", "2.500"] and line.endswith("  start")
-    # A number ends where the title of its column ends.
-    assert line.index("2.500") + 5 == head.index("held-out loss") + len("held-out loss")
-    assert evaluate.headline(results, 9).endswith("  " + evaluate.verdict(results))
-    after = {"retrieval/xsim": 12.25, "geometry/std": .5, "generate/exact": 3.0}
-    title, exact, xsim, _ = evaluate.summary(after, {"retrieval/xsim": 99.5}).splitlines()
-    assert title.split() == ["untrained", "trained"] and exact.split()[3:5] == ["-", "3.00"]
-    assert xsim.split()[4:6] == ["99.50", "12.25"]
-
-
 def test_one_twin_is_followed(tokenizer):
     one = evaluation(tokenizer)
     number = evaluate.confused_twin(one)

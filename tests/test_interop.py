@@ -106,20 +106,14 @@ def pickled():
 
 
 @pytest.mark.parametrize("change, message", [
-    (partial(reweigh, torch.Tensor.char), f"{KEY} has numbers of type I8"),
-    (partial(reweigh, torch.Tensor.cfloat), "of type C64"),
     (partial(reweigh, lambda weight: weight * torch.nan), "NaN"),
     (partial(reweigh, lambda weight: weight[1:].clone()), f"another shape: ('{KEY}'"),
-    (partial(configure, vocab_size=None), "(config.json lacks vocab_size)"),
-    (partial(configure, num_hidden_layers=3),
-     "weights are missing or have another shape: bert.encoder"),
     (partial(configure, model_type="evil", auto_map={"AutoConfig": "evil.Config"}),
      "cannot import"),
     (partial(make_models.write_json, Path("modules.json"),
              [{"type": "evil.Transformer", "path": ""}]),
      "our model lacks one of the modules evil.Transformer"),
-    (pickled, "pickles are not read"),
-    (partial(Path("model.safetensors").write_bytes, b"version"), "SafetensorError")])
+    (pickled, "pickles are not read")])
 def test_a_damaged_or_hostile_folder_is_refused_and_nothing_is_executed(
         change, message, tmp_path, refused, monkeypatch):
     bert = make_models.bert(tmp_path / "bert", head=True)
@@ -139,7 +133,6 @@ OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
     ("config.json", {"attn_implementation": KERNEL}, "attn_implementation is not imported"),
     ("config.json", {"attn_implementation": {"": f"paged|{KERNEL}"}}, "attn_implementation"),
     ("config.json", {"_attn_implementation_internal": KERNEL}, "_attn_implementation_internal"),
-    ("config.json", {"_attn_implementation": "flash_attention_2"}, "_attn_implementation"),
     ("config.json", {"experts_implementation": KERNEL}, "experts_implementation"),
     ("config.json", {"per_layer_config": {"0": {"attn_implementation": KERNEL}}}, "per_layer_conf"),
     ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
@@ -148,18 +141,13 @@ OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
         "attn_implementation": KERNEL, "allow_all_kernels": True}}, "kwargs.allow_all_kernels"),
     ("sentence_bert_config.json", {"model_args": OFFLOAD}, "model_args.offload_folder"),
     ("sentence_bert_config.json", {"config_kwargs": {"x": KERNEL}}, "config_kwargs.x"),
-    ("sentence_bert_config.json", {"config_args": {"cache_dir": "../outside"}}, "cache_dir"),
-    ("sentence_bert_config.json", {"tokenizer_args": {"tokenizer_file": "../x"}}, "tokenizer_file"),
     ("sentence_bert_config.json", {"tokenizer_name_or_path": "evil-org/x"}, "tokenizer_name_or_pa"),
-    ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 2}}}, "text.max"),
-    ("sentence_roberta_config.json", {"model_args": {"gguf_file": "x"}}, "model_args.gguf_file"),
     ("a/b/sentence_bert_config.json", {"model_kwargs": {"revision": "x"}}, "model_kwargs.revision"),
     ("adapter_config.json", {"base_model_name_or_path": "evil-org/x"}, "an adapter is not"),
     ("tokenizer_config.json", {"truncation_side": "left"}, "lacks truncation_side 'left'"),
     ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil-org/x--t.T", None]}}, ""),
     ("config.json", {"auto_map": {"AutoModel": "evil-org/x--m.M"}}, ""),
     ("config.json", {"_attn_implementation_autoset": True, "attn_implementation": "sdpa"}, ""),
-    ("generation_config.json", {"cache_implementation": "hybrid"}, ""),
     ("sentence_bert_config.json", {"model_args": {"trust_remote_code": True}}, "")])
 def test_no_setting_of_a_foreign_folder_fetches_code_or_writes_outside(
         file, settings, message, tmp_path, refused, monkeypatch):
@@ -194,9 +182,7 @@ DECODE = dict(**DECODER, causal=True, tied=False)
 
 @pytest.mark.parametrize("changes, classes", [
     (dict(), "BertModel"), (dict(head="transform", pool="mean"), "BertForMaskedLM"),
-    (dict(position_offset=2, pool="max"), "BertModel"),
     (dict(head="transform", pair="sep-sep", position_offset=1), "XLMRobertaForMaskedLM"),
-    (dict(normalize=True, max_tokens=9), "BertModel"),
     (dict(**DECODE, pool="last", after="[PRED_1] [SEP]"), "LlamaForCausalLM"),
     (dict(**DECODE, qk_norm="head", pool="mean"), "Qwen3ForCausalLM")])
 def test_transformers_and_sentence_transformers_open_what_is_exported(changes, classes, tmp_path):
@@ -273,7 +259,7 @@ CHAT = [{"role": "user", "content": "The baker sells 7 boats at noon."}]
 
 
 @pytest.mark.parametrize("family, objective", [
-    ("llama-3", "ntp"), ("qwen2", "ntp"), ("r1-distill", "ntp"), ("qwen2", "llm-jepa")])
+    ("llama-3", "ntp"), ("r1-distill", "ntp"), ("qwen2", "llm-jepa")])
 def test_w6_a_trained_decoder_reads_text_as_its_source_does(family, objective):
     before = chat_tokenizer(family)
     inner = before.inner
@@ -426,20 +412,6 @@ def test_a_second_vocabulary_matrix_is_used_although_the_config_says_tied(name):
     assert torch.allclose(gold, made, atol=1e-5)
 
 
-@pytest.mark.parametrize("dimensions, width", [(8, 8), (99, 16)])
-def test_truncate_dim_cuts_our_embedding_and_that_of_the_exported_folder(dimensions, width):
-    run = a_run(pool="mean", normalize=True, truncate_dim=dimensions)
-    whole = a_run("whole", pool="mean", normalize=True)
-    torch.save({"config": torch.load("run/model.pt")["config"],
-                "weights": torch.load("whole/model.pt")["weights"]}, "run/model.pt")
-    run = runs.open_run("run")
-    assert torch.equal(encode(run), encode(whole)[:, :width])
-    huggingface.export("run", "made")
-    assert_same_as_sentence_transformers(run, "made")
-    library = SentenceTransformer("made", device="cpu", local_files_only=True)
-    assert library.truncate_dim == dimensions and library.encode(["a"]).shape == (1, width)
-
-
 def test_an_exported_encoder_has_no_pooler_and_its_pooling_in_the_words_of_older_readers():
     a_run(pool="mean", normalize=True)
     huggingface.export("run", "made")
@@ -487,10 +459,8 @@ def test_encode_writes_one_embedding_per_line(capsys):
 
 
 @pytest.mark.parametrize("words, message", [
-    ("encode RUN no.txt --out v.npy", "no.txt is not a file"),
     ("encode RUN EMPTY --out v.npy", "EMPTY has no lines"),
     ("encode RUN LINES --out LINES", "--out is LINES: the name must end in .npy"),
-    ("encode RUN LINES --out LINES/new/v.npy", "--out LINES/new: this folder cannot be created"),
     ("encode NAN LINES --out v.npy", "NaN"), ("export NAN new", "NaN"),
     ("encode RUN LINES --out old.npy", "--out old.npy exists already: name a new file"),
     ("export RUN NAN", "NAN exists already"),

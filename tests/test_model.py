@@ -2,7 +2,6 @@
 LoRA, files."""
 
 import math
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -307,14 +306,6 @@ def test_lora_trains_an_adapter_of_each_projection_and_saves_merged_weights(shap
     assert plain.config == shape
     assert_close([model(packed)], [plain(packed)], 1e-5)
     assert (plain.embed.weight != embedding).any(1).nonzero().flatten().tolist() == [48, 49]
-
-
-def test_a_model_is_read_without_the_import_of_the_compiler(tmp_path):
-    """It takes 2 s, which every start of evaluate.py would wait."""
-    save(Model(TINY), tmp_path / "model.pt")
-    subprocess.run([sys.executable, "-c", "import sys, model; model.add_tokens(model.load(sys.argv"
-                    "[1]), 3, 50); assert 'torch._dynamo' not in sys.modules",
-                    tmp_path / "model.pt"], check=True)
 
 
 @pytest.mark.parametrize("known, vocab", [(50, 53), (45, 50), (49, 52)])

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 import data
 import objectives
 from common import BadInput
-from model import Block, Model, ModelConfig, each_tensor, rows_at
+from model import Model, ModelConfig, each_tensor
 from objectives import (
     IN_BATCH,
     OBJECTIVES,
@@ -118,20 +118,6 @@ def test_collate_depends_on_its_examples_and_generator_alone(objective_class):
 def teacher_weights(objective):
     return [parameter for module in objective.modules() if isinstance(module, Teacher)
             for parameter in module.parameters()]
-
-
-@every
-@pytest.mark.parametrize("pool", ["cls", "last", "mean"])
-def test_loss_and_gradients_are_those_of_a_model_that_computes_every_state(objective_class, pool,
-                                                                           monkeypatch):
-    objective = build(objective_class, pool=pool)
-    batch = batch_of(objective)
-    losses = [seeded(objective, batch)[0]]
-    compute = Block.forward
-    monkeypatch.setattr(Block, "forward", lambda block, x, packed, angles, cache, at: rows_at(
-        compute(block, x, packed, angles, cache), at))
-    losses.append(seeded(objective, batch)[0])
-    assert_near(*([loss, *gradients(loss, objective)] for loss in losses), 1e-12)
 
 
 @every

@@ -5,8 +5,6 @@ import gzip
 import itertools
 import json
 import lzma
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -65,15 +63,6 @@ def ask(capsys):
     return numbers
 
 
-@pytest.mark.parametrize("words", [[], ["--json"]])
-def test_numbers_are_printed_before_they_are_written_and_a_file_that_cannot_be_is_a_warning(
-        words, run_folder, capsys):
-    (run_folder / "eval.json").mkdir()
-    command.main([str(run_folder), "--tasks", "matrix", *words])
-    out, err = capsys.readouterr()
-    assert "xsim" in out and "warning: the numbers are not kept in eval.json" in err
-
-
 def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
     flags = "--limit 20 --langs en,de --tasks"
     printed = ask(f"{flags} matrix,poolings")
@@ -125,15 +114,12 @@ def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer,
 
 
 @pytest.mark.parametrize("words, message", [
-    ("--tasks matrics", "did you mean matrix?"), ("--tasks ", "--tasks is missing"),
-    ("--limit 9", "--tasks is missing"), ("--tasks matrix --langs en,xx", "xx"),
+    ("--tasks matrics", "did you mean matrix?"), ("--limit 9", "--tasks is missing"),
     ("--tasks matrix --langs en", "one text per row"),
-    ("--tasks gsm8k", "needs a causal model"), ("--tasks matrix --device abacus", "'abacus'"),
-    ("--tasks linear", "needs a causal model"),
+    ("--tasks gsm8k", "needs a causal model"),
     ("--tasks retrieval --hard a.txt", "--hard and --hard-types belong together"),
     ("--tasks retrieval --hard a.txt --hard-types b", "--hard-types b is not a file"),
     ("--tasks sts --data a.tsv", "--data has no effect on sts"),
-    ("--tasks sts --limit -1", "argument --limit: -1: it must be at least 0"),
     ("--tasks spider", "there is no data/database"),
     ("--tasks matrix,sts --files nowhere", "there is no nowhere/stsb_test.tsv"),
     ("--tasks senteval --sets stsb", "has no set stsb"),
@@ -176,7 +162,7 @@ def test_missing_splits_are_always_the_same_training_rows(capsys):
 
 @pytest.mark.parametrize("text, message", [
     ("text\tlabel\nfine\t1\nbad\t2\n", r"test.tsv:3: .* a class from 0 to 1"),
-    ("text\tlabel\nfine\tpositive\n", "a class"), ("text\tlabel\nx\tnan\n", "a class"),
+    ("text\tlabel\nx\tnan\n", "a class"),
     ("sentence\tlabel\nfine\t1\n", "a row needs a text"), ("text\tlabel\n", "has no rows")])
 def test_bad_tables_are_refused(text, message):
     Path("sst2_test.tsv").write_text(text, encoding="utf-8")
@@ -221,12 +207,3 @@ def test_altered_sentences_know_their_rows_and_others_are_counted(tmp_path, caps
         types.write_text(text, encoding="utf-8")
         with pytest.raises(BadInput, match="types.json is not a file with a JSON object"):
             mining.hard_rows(lines, types, [])
-
-
-def test_a_missing_package_is_one_line():
-    without = ("import runpy, sys; sys.modules['scipy'] = None; sys.argv = ['tasks', 'out/run']; "
-               "runpy.run_module('tasks', run_name='__main__')")
-    done = subprocess.run([sys.executable, "-c", without], cwd=Path(__file__).parent.parent,
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith("error: scipy is not installed, and this")
