@@ -159,13 +159,6 @@ def test_a_file_system_without_locks_is_a_warning(monkeypatch, capsys):
 # ---- settings and files that mislead
 
 
-def test_the_first_lines_tell_that_system_texts_are_not_used(capsys):
-    Path("chat.tsv").write_text("user\tassistant\tsystem\n" + "".join(
-        f"question {row}\tanswer {row}\tbe kind\n" for row in range(40)), encoding="utf-8")
-    assert train.main([*command("ntp", steps=1), "--data=chat.tsv"]) == 0
-    assert "36 rows of user, assistant (not system: --chat plain)" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("limit", [20, 0])
 def test_every_row_of_eval_data_is_compared_with_the_training_rows(limit, capsys):
     lines = Path("pairs.tsv").read_text(encoding="utf-8").splitlines()
@@ -285,4 +278,3 @@ def test_whichever_of_two_processes_is_killed_the_run_resumes_bit_for_bit():
                          for record in runs.read_log(name)[1:]] for name in (reference, place))
         assert found == whole
         assert not [*Path(place).glob(".*.part")]
-

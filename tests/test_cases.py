@@ -319,7 +319,6 @@ NEEDED = "20 different rows are needed, or give --eval-data"
 @pytest.mark.parametrize("case, command, status, text", [
     ("k12_too_few_rows", "--data nine.tsv", 2, NEEDED),
     ("k12_too_few_rows", "--data ten.tsv --eval-data nine.tsv", 0, "and 9 in --eval-data"),
-    ("k12_repeated_rows", "--data data.tsv", 2, NEEDED),
     ("k12_block_too_long", "--objective mlm --data train.txt --eval-data eval.txt --block 4096", 2,
      "longer than the text, which has 907 tokens"),
     ("k12_many_valid", "--objective mlm --data train.txt --block 16", 2,

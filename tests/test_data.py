@@ -104,12 +104,6 @@ def test_rows_keep_what_follows_a_truncated_text_and_their_openings(toy, capsys)
 # ---- corpora
 
 
-def test_the_hash_of_a_corpus_tells_its_rows(table):
-    first = table(PAIRS)
-    changed = table([PAIRS[1], *PAIRS[1:]], tokenizer=first.tokenizer)
-    assert table(PAIRS, tokenizer=first.tokenizer).hash == first.hash != changed.hash
-
-
 def test_one_text_can_be_run_together_in_blocks(toy):
     text = corpora.open_text("toy", ["de"], count=50)
     rows, blocks = (open_corpus(text, toy.tokenizer, block=size) for size in (0, 16))

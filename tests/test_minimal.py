@@ -2,7 +2,6 @@
 masks, the loss and every gradient are equal in float64."""
 
 import json
-import runpy
 import sys
 import zlib
 from functools import partial
@@ -177,16 +176,6 @@ def test_a_page_trains_and_prints_its_numbers(page, monkeypatch, capsys):
     numbers = [float(line.split(": ")[1].split()[0].strip("%"))
                for line in capsys.readouterr().out.splitlines()]
     assert numbers and np.isfinite(numbers).all()
-
-
-def test_a_page_is_also_a_file_to_run(monkeypatch):
-    """Python puts the folder of a file first on its path, and corpora/ is not in it."""
-    page = Path(llm_jepa.__file__)
-    outside = [path for path in sys.path if Path(path).resolve() != page.parent.parent]
-    monkeypatch.setattr(sys, "path", [str(page.parent), *outside])
-    for name in [name for name in sys.modules if name.split(".")[0] == "corpora"]:
-        monkeypatch.delitem(sys.modules, name)
-    runpy.run_path(str(page))  # raises ModuleNotFoundError if it does not add the folder above
 
 
 # ---- minimal/bag.py

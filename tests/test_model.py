@@ -268,9 +268,7 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
     # The mean of a row that has masks of the other sentence.
     (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
                   Bepa.Config(cls_view="masked")), "use --pool cls instead of mean"),
-    (lambda: LlmJepa.Config(predictors=11), "predictors is 11"),
     (lambda: LlmJepa(None, LlmJepa.Config(align="info_nce", jepa_dropout=.5)), "a single process"),
-    (lambda: Hybrid.Config(target_blocks=4), "target_blocks 4"),
     (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, name, monkeypatch):
     monkeypatch.setattr("objectives.num_processes", lambda: 2)

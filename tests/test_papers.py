@@ -190,29 +190,22 @@ def test_half_of_the_pairs_are_swapped_and_each_as_a_whole(objective_class, opti
         assert len(first) == len(item.views[int(swap)]) + 2  # Mexma's is masked
 
 
-@pytest.mark.parametrize("low, high, blocks", [(0.10, 0.14, 2), (0.30, 0.34, 1)])
-def test_the_predicted_blocks_are_as_many_and_as_long_as_the_options_say(low, high, blocks):
-    objective = build(Hybrid, target_low=low, target_high=high, target_blocks=blocks)
-    items = [data.Example([np.arange(5, 55).repeat(2)[:98]])] * 20  # 100 tokens with [CLS], [SEP]
-    sizes = []
+@pytest.mark.parametrize("target, blocks, context, min_keep, longest", [
+    (0.10, 2, 0.50, 2, 53), (0.30, 1, 0.80, 2, 83), (0.10, 1, 0.10, 32, 100)])
+def test_predicted_blocks_and_contexts_are_as_long_as_the_options_say(target, blocks, context,
+                                                                      min_keep, longest):
+    objective = build(Hybrid, target_low=target, target_high=target + 0.04, target_blocks=blocks,
+                      context_low=context, context_high=context + 0.04, min_keep=min_keep)
+    items = [data.Example([np.arange(5, 55).repeat(2)[:98]])] * 40  # 100 tokens with [CLS], [SEP]
+    sizes, spans = set(), []
     for seed in range(30):
         batch = batch_of(objective, seed, items)
-        assert len(batch["predict"]) == 20 * blocks
-        sizes.append(len(batch["target_index"]) / len(batch["predict"]))
-    assert {*sizes} == {*range(round(100 * low), round(100 * high))}
-
-
-@pytest.mark.parametrize("low, high, min_keep, longest", [
-    (0.50, 0.54, 2, 53), (0.80, 0.84, 2, 83), (0.10, 0.14, 32, 100)])
-def test_the_context_is_as_long_as_the_options_say(low, high, min_keep, longest):
-    objective = build(Hybrid, context_low=low, context_high=high, min_keep=min_keep)
-    items = [data.Example([np.arange(5, 55).repeat(2)[:98]])] * 40
-    spans = []
-    for seed in range(30):
-        batch = batch_of(objective, seed, items)
+        assert len(batch["predict"]) == 40 * blocks
+        sizes.add(len(batch["target_index"]) / len(batch["predict"]))
         contexts = rows_of(batch["packed"], "positions")[len(items):]
         spans += [row[-1] - row[0] + 1 for row in contexts]
         assert min_keep <= min(map(len, contexts))
+    assert sizes == {*range(round(100 * target), round(100 * target) + 4)}
     assert max(spans) == longest  # a block at an end of the context shortens it
 
 

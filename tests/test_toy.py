@@ -36,17 +36,6 @@ def test_the_corpora_are_what_they_have_always_been_in_every_process(make, diges
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
 
 
-def test_splits_share_no_orbit_and_no_sentence_in_any_language():
-    by_split = {split: toy.meanings(split, 1000) for split in ("train", "valid", "test")}
-    everything = {split: {twin for meaning in rows for twin in toy.orbit(meaning)}
-                  for split, rows in by_split.items()}
-    assert sum(map(len, everything.values())) == len(set.union(*everything.values())) > 20_000
-    for language in LANGUAGES:  # two meanings never have the same sentence
-        owner = {}
-        for meaning in set.union(*everything.values()):
-            assert owner.setdefault(toy.render(meaning, language), meaning) == meaning
-
-
 def test_no_twin_of_a_test_row_is_in_the_training_set():
     trained = {row["en"] for row in toy.toy("train", 20_000)}
     rows = toy.meanings("test", 1000)

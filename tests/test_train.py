@@ -219,12 +219,6 @@ def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, va
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("name", ["steps", "model"])
-def test_an_objective_is_not_named_like_a_setting(name):
-    with pytest.raises(BadInput, match=f"'{name}': give it one that no setting has"):
-        started(type("Mine", (Contrastive,), {"name": name}))
-
-
 def test_what_evaluation_data_cannot_measure_is_said():
     write_rows("same.tsv", ["a cat\teine Katze"] * 30)
     notes = started("mlm", eval_data="same.tsv").notes + started(
@@ -256,18 +250,6 @@ def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
     assert run.evaluate()["example"] == 0 and run.example[1].split()[-1].endswith(".")
 
 
-def test_help_shows_the_value_of_the_toy_scale_and_of_the_paper(capfd):
-    for words in ("--help", "--help all"):
-        with pytest.raises(SystemExit):
-            settings.parse(words.split())
-    out = capfd.readouterr().out
-    short, full = out.split("usage: ")[1:]
-    assert re.search(r"--koleo-weight FLOAT [^[]*\[1.0;\s+paper\s+0.01\]", short)
-    assert "--eval-every" not in short and "--eval-every INT " in full
-    for name in settings.MOST_USED:
-        assert re.search(rf"\n  --{name} ", short), name
-
-
 # ---- how a program ends
 
 
@@ -280,34 +262,6 @@ def test_a_mistake_a_missing_package_and_ctrl_c_are_one_line(error, status, text
     with pytest.raises(SystemExit) as end:
         run_program(Mock(side_effect=error))
     assert end.value.code == status and capsys.readouterr().err == text
-
-
-def test_a_closed_pipe_ends_the_program_and_the_run_is_saved(monkeypatch, capsys):
-    """The reader of our output, such as head, ends after the first step."""
-    read, write = os.pipe()
-    monkeypatch.setattr(sys, "stdout", open(write, "w"))
-    monkeypatch.setattr(sys, "argv", ["train.py", *command("contrastive", eval_every=1)])
-    monkeypatch.setattr(Contrastive, "after_step", lambda *_: os.close(read))
-    with pytest.raises(SystemExit) as end:
-        run_program(train.main)
-    assert end.value.code == 141 and capsys.readouterr().err == ""
-    assert checkpoint("run")["step"] == 1
-
-
-def test_without_a_terminal_a_line_of_progress_comes_after_a_tenth_of_the_steps(capsys):
-    assert train.main(command("contrastive", steps=40, log_every=1, eval_every=40)) == 0
-    lines = re.findall(r"^step +(\d+) of 40  loss \d", capsys.readouterr().err, re.M)
-    assert list(map(int, lines)) == list(range(4, 41, 4))
-
-
-@pytest.mark.parametrize("program, message, status", [
-    ("train.py", "error: torch cannot be imported: pip install -r requirements.txt\n", 2),
-    ("evaluate.py", "loading PyTorch ...\nTraceback", 1)])
-def test_a_program_speaks_before_it_loads_pytorch(program, message, status):
-    done = subprocess.run([sys.executable, "-c", "import runpy, sys; sys.modules['torch'] = None; "
-                           f"runpy.run_path({str(ROOT / program)!r}, run_name='__main__')"],
-                          text=True, capture_output=True)
-    assert done.stderr.startswith(message) and done.returncode == status
 
 
 # ---- runs and resume
@@ -506,18 +460,6 @@ def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_fo
         next(second.steps())
     list(started("mlm", "whole", steps=5).steps())
     assert_same_run("run", "whole")
-
-
-def test_a_loop_that_is_left_or_refused_at_step_0_can_start_again():
-    run = started("mlm", "run", steps=2)
-    Path("run").mkdir()
-    Path("run/mine.txt").touch()
-    with pytest.raises(BadInput, match="mine.txt"):
-        next(run.steps())
-    Path("run/mine.txt").unlink()
-    next(run.steps())  # the evaluation at step 0
-    list(run.steps())
-    assert [one["step"] for one in runs.read_log("run") if "eval" in one] == [0, 2]
 
 
 # Eleven processes train a run. Each but the last is killed before a file gets its name.

@@ -70,7 +70,6 @@ def files():
         "k12_eval_limit_0/more.tsv": table("en,de", later[:48], DE),
         "k12_too_few_rows/nine.tsv": table("en,de", EN[:9], DE),
         "k12_too_few_rows/ten.tsv": table("en,de", EN[:10], DE),
-        "k12_repeated_rows/data.tsv": table("en,de", 12 * EN[:5], 12 * DE[:5]),
         "k12_block_too_long/train.txt": lines(EN[:59]),
         "k12_block_too_long/eval.txt": lines(later[:20]),
         "k12_many_valid/train.txt": lines(EN[:80]),

@@ -133,10 +133,10 @@ def bert(folder, **settings):
     return save(folder, "bert", wordpiece(), BERT_ROLES, **settings)
 
 
-def claim_tied(folder):
-    """Let a folder's config say that its two vocabulary matrices are one."""
+def configure(folder, **settings):
+    """Let a folder's config say what its weights are not."""
     config = json.loads((folder / "config.json").read_bytes())
-    write_json(folder / "config.json", config | {"tie_word_embeddings": True})
+    write_json(folder / "config.json", config | settings)
 
 
 def damaged(folder, name, text):
@@ -183,10 +183,13 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
                          "our model lacks pooling_mode 'weightedmean'"),
     "k4_dense": (lambda folder: sentence(bert(folder), "mean_tokens", more=["Dense"]),
                  "models.Dense: delete modules.json"),
-    "k5_tied_in_config_alone": (lambda folder: claim_tied(save(
-        folder, "llama", llama3(), LLAMA_ROLES, head=True, tie_word_embeddings=False)), ""),
-    "k5_tied_in_config_alone_bert": (lambda folder: claim_tied(bert(
-        folder, head=True, tie_word_embeddings=False)), ""),
+    "k5_tied_in_config_alone": (lambda folder: configure(save(
+        folder, "llama", llama3(), LLAMA_ROLES, head=True, tie_word_embeddings=False),
+        tie_word_embeddings=True), ""),
+    "k5_tied_in_config_alone_bert": (lambda folder: configure(bert(
+        folder, head=True, tie_word_embeddings=False), tie_word_embeddings=True), ""),
+    "k5_missing_weights": (lambda folder: configure(bert(folder), num_hidden_layers=3),
+                           "weights are missing or have another shape: bert.encoder"),
     "k5_no_head": (lambda folder: gpt(
         folder, "mistral", llama3(), LLAMA_ROLES, tie_word_embeddings=False), ""),
     "k5_no_head_xlmr": (lambda folder: save(folder, "xlm-roberta", unigram(), XLMR_ROLES), ""),
