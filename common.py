@@ -285,6 +285,20 @@ def atomic_file(path):
         part.unlink(missing_ok=True)
 
 
+def new_file(flag, name, ending, mark=None):
+    """Return the path that a flag names. Raises BadInput if it does not end in `ending`, and if the
+    file exists, unless `mark` is in its first 1,000 bytes: then we wrote it."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() != ending:
+        raise BadInput(f"{flag} is {shown(name)}: the name must end in {ending}")
+    if os.path.lexists(path):
+        with contextlib.suppress(OSError):
+            if mark and path.is_file() and mark in path.open("rb").read(1000):
+                return path
+        raise BadInput(f"{flag} {shown(path)} exists already: name a new file")
+    return path
+
+
 def remove_dead_parts(folder, pattern):
     """Remove the unfinished files and folders that killed processes left in a folder: those that
     nobody has written to for a day."""
@@ -395,6 +409,27 @@ def join_processes(device):
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
                                 timeout=datetime.timedelta(days=1))
     return int(os.environ.get("RANK", 0)), world, device
+
+
+@contextlib.contextmanager
+def first_of_machine():
+    """Run the block in the first process of each machine, and then in the others. Yield whether
+    this is the first one."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    is_alone = world == 1 or not dist.is_initialized()
+    is_first = is_alone or os.environ.get("LOCAL_RANK", "0") == "0"
+
+    def wait():
+        if not is_alone:
+            dist.all_gather_object([None] * world, None)
+
+    if not is_first:
+        wait()
+    try:
+        yield is_first
+    finally:
+        if is_first:
+            wait()
 
 
 def mean_over_ranks(values, world):

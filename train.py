@@ -14,6 +14,7 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
     run.scores(); run.encode(["A dog.", "Ein Hund."])
 """
 
+import atexit
 import contextlib
 import functools
 import math
@@ -252,17 +253,23 @@ class Run:
     def saved_when_left(self):
         """Save the last complete step if the loop is left early, and turn dropout off. Several
         processes can stop at different steps, so they keep the last checkpoint."""
+        # Python can exit while you hold this loop, and then closes it when it can save no more.
+        atexit.register(self.save_last_step)
         try:
             yield
         except (GeneratorExit, KeyboardInterrupt):  # an exception in your loop is a GeneratorExit
-            if self.world == 1 and self.step > self.saved_step:
-                with uninterrupted():
-                    if self.pending:
-                        self.flush_metrics()
-                    runs.save_checkpoint(self)
+            self.save_last_step()
             raise
         finally:
+            atexit.unregister(self.save_last_step)
             self.objective.eval()
+
+    def save_last_step(self):
+        if self.world == 1 and self.step > self.saved_step:
+            with uninterrupted():
+                if self.pending:
+                    self.flush_metrics()
+                runs.save_checkpoint(self)
 
     # ---- evaluation
 

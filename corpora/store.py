@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from common import atomic_file, digest, make_folder, remove_dead_parts
+from common import atomic_file, digest, first_of_machine, make_folder, remove_dead_parts
 
 LAYOUT = 13  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
@@ -41,20 +41,20 @@ def encoded(source, tokenizer, holdout=True):
     key = digest([LAYOUT, source.state, source.columns, source.names, source.schema.least,
                   tokenizer.hash, holdout])[:10]
     folder = Path("cache", f"{source.name[:40]}-{key}")
-    try:
-        found = _read(folder)
-        check(str(folder), found.check)
-        return found
-    except Exception:  # of whatever type: the cache is missing or damaged
-        _write(source, tokenizer, holdout, folder)
-        return _read(folder)
+    with first_of_machine() as is_first:
+        try:
+            found = _read(folder)
+            if is_first:
+                check(str(folder), found.check)
+            return found
+        except Exception:  # of whatever type: the cache is missing or damaged
+            _write(source, tokenizer, holdout, folder)
+            return _read(folder)
 
 
 @functools.cache  # once a process
 def check(folder, expected):
     """Raise ValueError if the files of a folder have other content than when they were written."""
-    # Every process checks what it maps: if one of them writes the files again, the old ones remain
-    # open in the others.
     if content_hash(Path(folder)) != expected:
         raise ValueError("the files have changed")
 

@@ -10,14 +10,22 @@ fill-mask reads [MASK] as training does.
 
 import argparse
 import os
-from pathlib import Path
 
 import numpy as np
 from torch.nn.functional import normalize
 
 import evaluate
 import runs
-from common import BadInput, Parser, atomic_file, make_folder, run_program, shown, usable_device
+from common import (
+    BadInput,
+    Parser,
+    atomic_file,
+    make_folder,
+    new_file,
+    run_program,
+    shown,
+    usable_device,
+)
 from corpora.files import read_lines
 
 
@@ -42,11 +50,7 @@ def export(run, folder):
 
 def encode(run, file, out, device):
     """Write the L2-normalized embeddings of the lines of a file, a NumPy array (lines, width)."""
-    out = Path(out).expanduser()
-    if out.suffix != ".npy":
-        raise BadInput(f"--out is {shown(out)}: the name must end in .npy")
-    if os.path.lexists(out):
-        raise BadInput(f"--out {shown(out)} exists already: name a new file")
+    out = new_file("--out", out, ".npy")
     # Row i is the embedding of line i, even of an empty line.
     lines = [line for _, line in read_lines(file)]
     if not lines:

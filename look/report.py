@@ -3,19 +3,21 @@
 import html
 from pathlib import Path
 
-from common import BadInput, Parser, atomic_file, make_folder
+from common import BadInput, Parser, atomic_file, make_folder, new_file
 
 from . import panels, plots, seen
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 HEAD = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
+<meta name="generator" content="nanoJEPA">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <title>{title}</title><style>{style}</style></head><body>
 <h1>{title}</h1>
 """
+MARK = b'content="nanoJEPA"'
 
 
 class Page:
@@ -103,19 +105,21 @@ def page_command(words):
                     "the same panels.", epilog="Also: python -m look compare --help, and python -m "
                     "look batch --help.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as out/mexma")
-    parser.add_argument("--out", help="file to write [beside the first RUN: out/a.html, of several "
-                        "runs out/a+b.html, of more than three out/a+9-others.html]")
+    parser.add_argument("--out", help="file to write, .html [beside the first RUN: out/a.html, of "
+                        "several runs out/a+b.html, of more than three out/a+9-others.html]")
     parser.add_argument("--png", metavar="FOLDER", help="also write each picture as a PNG file")
     options = parser.parse_args(words)
     every = [*map(seen.see, options.runs)]
-    page = Page(every)
     folder = every[0].run if every[0].run.name.strip(".") else every[0].run.resolve()  # "." or ".."
-    out = Path(options.out or folder.with_name(f"{page.title}.html"))
+    out = options.out or folder.with_name(f"{title_of(every)}.html")
+    out = new_file("--out", out, ".html", MARK)
+    page = Page(every)
     with atomic_file(out) as file:
         file.write(page.html().encode())
     if options.png:
         make_folder(options.png, "--png")
         for name, figure in page.figures().items():
-            with atomic_file(Path(options.png) / f"{name.replace('/', '-')}.png") as file:
+            picture = Path(options.png) / f"{name.replace('/', '-')}.png"
+            with atomic_file(new_file("--png", picture, ".png", plots.MARK)) as file:
                 file.write(plots.png(figure))
     print(out)

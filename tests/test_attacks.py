@@ -198,6 +198,24 @@ def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, mo
     assert_same_run("run", "whole")
 
 
+HELD = """
+import sys, train
+run = train.start("mlm", sys.argv[1] or None, data="pairs.tsv", langs="en", vocab=300, width=16,
+                  layers=1, heads=2, ffn_dim=32, batch=8, eval_limit=20, steps=6, device="cpu")
+records = run.steps(every=1)
+while next(records)["step"] < 3:
+    pass
+"""
+
+
+@pytest.mark.parametrize("out", ["", "run"])
+def test_a_loop_that_somebody_holds_when_python_exits_saves_its_last_step(out):
+    """Later, when Python closes the loop by itself, nothing can be imported or saved."""
+    done = subprocess.run([sys.executable, "-c", HELD, out], text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not out or torch.load("run/train.pt", weights_only=True)["step"] == 3
+
+
 def test_a_record_that_a_full_disk_cut_is_no_longer_in_the_log_when_the_loop_goes_on():
     run = started("mlm", "run", steps=4)
     for record in run.steps(every=1):

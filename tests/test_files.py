@@ -416,6 +416,21 @@ def test_two_processes_can_build_the_same_cache():
     assert done.returncode == 0 and first == second and not list(Path("cache").rglob("*.part"))
 
 
+def test_of_several_processes_the_first_checks_the_cache_and_then_the_others_open_it(monkeypatch):
+    tokenizer = open_corpus(tsv("a.tsv", PAIRS * 2), vocab=300).tokenizer
+    order, read = [], store._read
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.all_gather_object", lambda *_: order.append("meet"))
+    monkeypatch.setattr(store, "check", lambda *_: order.append("check"))
+    monkeypatch.setattr(store, "_read", lambda folder: order.append("open") or read(folder))
+    for rank, wanted in enumerate((["open", "check", "meet"], ["meet", "open"])):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        open_corpus("a.tsv", tokenizer)
+        assert order == wanted
+        order.clear()
+
+
 # ---- evaluation rows and embedded corpora
 
 
