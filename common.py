@@ -222,15 +222,12 @@ def default_text(default, paper):
 
 # Types for the fields of a dataclass, with the range that Checked checks. A field that can be None
 # is `int | None`, without a range.
-AtLeast0 = Annotated[int, "at least 0"]
-AtLeast1 = Annotated[int, "at least 1"]
-NotNegative = Annotated[float, "at least 0"]
-Positive = Annotated[float, "above 0"]
-Fraction = Annotated[float, "a fraction, from 0 to 1"]
-PositiveFraction = Annotated[float, "a fraction above 0, at most 1"]
-RANGES = {"at least 0": lambda x: x >= 0, "at least 1": lambda x: x >= 1,
-          "above 0": lambda x: x > 0, "a fraction, from 0 to 1": lambda x: 0 <= x <= 1,
-          "a fraction above 0, at most 1": lambda x: 0 < x <= 1}
+AtLeast0 = Annotated[int, "at least 0", lambda x: x >= 0]
+AtLeast1 = Annotated[int, "at least 1", lambda x: x >= 1]
+NotNegative = Annotated[float, "at least 0", lambda x: x >= 0]
+Positive = Annotated[float, "above 0", lambda x: x > 0]
+Fraction = Annotated[float, "a fraction, from 0 to 1", lambda x: 0 <= x <= 1]
+PositiveFraction = Annotated[float, "a fraction above 0, at most 1", lambda x: 0 < x <= 1]
 
 
 class Checked:
@@ -240,9 +237,9 @@ class Checked:
     def __post_init__(self):
         for name, kind in typing.get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
-            rule = ""
+            rule, fits = "", None
             if typing.get_origin(kind) is Annotated:
-                kind, rule = typing.get_args(kind)
+                kind, rule, fits = typing.get_args(kind)
             types = typing.get_args(kind) or (kind,)
             if typing.get_origin(kind) is typing.Literal:
                 if value not in types:
@@ -255,7 +252,7 @@ class Checked:
                     raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
                 if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
                     raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
-            if rule and not RANGES[rule](value):
+            if rule and not fits(value):
                 raise BadInput(f"{name} is {value}: it must be {rule}")
 
 

@@ -273,10 +273,6 @@ class Corpus:
         ends = self.offsets[first:first + len(self.columns) + 1]  # (columns + 1,)
         return np.split(self.tokens[ends[0]:ends[-1]], ends[1:-1] - ends[0])
 
-    def ids(self, row, column):
-        """Return (n,) uint32 of a column by name or number; n is 0 if the row has no text in it."""
-        return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
-
     def count_truncated(self, max_length, system=False):
         """Return how many texts have more than max_length tokens, and how many texts there are.
         `system`: count system turns too."""
@@ -377,10 +373,9 @@ class Batches:
             raise BadInput(f"{corpus.name} has the single column {shown(corpus.columns[0])!r}, and "
                            "the objective needs two: use parallel data, or an objective of single "
                            "texts, such as mlm")
-        if self.system and "system" not in corpus.columns:
-            raise BadInput(f"--chat system: {corpus.name} has no system texts: use --chat plain")
-        if self.system and corpus.special.chat.system is None:
-            raise BadInput("--chat system: this tokenizer's chats have none: use --chat plain")
+        if self.system and ("system" not in corpus.columns or corpus.special.chat.system is None):
+            raise BadInput(f"--chat system: {corpus.name} has no system texts, or this tokenizer's "
+                           "chats have none: use --chat plain")
         if self.uses_in_batch_negatives:
             self.examples(0)
 

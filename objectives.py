@@ -379,10 +379,14 @@ def check_heads(name, heads, width):
 # rises for 30 % of three epochs and then has a cosine decay.
 MEXMA = dict(lr=1e-4, steps=300_000, warmup=1.0, lr_start=0.1, schedule="constant",
              weight_decay=0.0, clip=1.2, max_length=200)
-# What the presets of contrastive, mexma and bepa share at the toy scale.
+# What the presets of contrastive, mexma and bepa share at the toy scale. Experiments name them, so
+# together with the class each has all values. FROM_BAG starts as a bag of words, and reads the mean
+# of the hidden states; CLS is a [CLS] embedding with Muon.
 PAIRS_TOY = dict(batch=64, warmup=0.1, lr_start=0.0, schedule="cosine", max_length=128)
+FROM_BAG = dict(PAIRS_TOY, optimizer="adamw", layers=2, pool="mean", zero_init=True)
+CLS = dict(PAIRS_TOY, optimizer="muon", embedding_lr=1.0, layers=3, pool="cls", zero_init=False)
 MEXMA_TOY = dict(accumulate=1, align="cosine", align_weight=2.0, koleo_weight=1.0, head_heads=4,
-                 head_hidden=512)
+                 head_hidden=512, eval_every=150)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
               weight_decay=0.05, clip=0.0, max_length=512, data="documents")
 HYBRID_TOY = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, max_length=128)
@@ -435,19 +439,14 @@ class Contrastive(Objective):
     toy = dict(optimizer="adamw", lr=1e-3, embedding_lr=10.0, batch=64, steps=700, warmup=0.1,
                lr_start=0.0, schedule="cosine", max_length=128, layers=2, pool="mean",
                zero_init=True)
-    # Experiments name these presets, so each has all of its values.
-    # from-bag: starts as a bag of words, and reads the mean of the hidden states
-    # cls: a [CLS] embedding, Muon
     # bag: the mean of the token embeddings, the simplest encoder. Rotary positions act inside
     # attention alone, so it does not know the order of the tokens.
     presets = {
-        "from-bag": ({}, dict(PAIRS_TOY, optimizer="adamw", lr=1e-3, embedding_lr=10.0, steps=700,
-                              layers=2, pool="mean", zero_init=True)),
-        "cls": ({}, dict(PAIRS_TOY, optimizer="muon", lr=2e-3, embedding_lr=1.0, steps=500,
-                         layers=3, pool="cls", zero_init=False)),
+        "from-bag": ({}, dict(FROM_BAG, lr=1e-3, embedding_lr=10.0, steps=700)),
+        "cls": ({}, dict(CLS, lr=2e-3, steps=500)),
         "bag": (dict(layers=0, pool="mean", positions="rotary"),
-                dict(PAIRS_TOY, optimizer="adamw", lr=1e-2, embedding_lr=1.0, batch=256, steps=500,
-                     layers=0, pool="mean", zero_init=False))}
+                dict(FROM_BAG, lr=1e-2, embedding_lr=1.0, batch=256, steps=500, layers=0,
+                     zero_init=False))}
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
@@ -573,18 +572,11 @@ class Mexma(Objective):
                max_length=128, optimizer="muon", lr=4e-3, layers=2, align="cosine",
                align_weight=2.0, koleo_weight=1.0, head_layers=1, head_heads=4, head_hidden=512,
                eval_every=100)
-    # Experiments name these presets, so each has all of its values.
-    # from-bag: starts as a bag of words, and reads the mean of the hidden states; 95 % masked
-    # cls: a [CLS] embedding, 40 % masked, Muon
     presets = {
-        "from-bag": ({}, dict(
-            PAIRS_TOY | MEXMA_TOY, optimizer="adamw", lr=5e-4, embedding_lr=20.0, steps=340,
-            eval_every=150, layers=2, pool="mean", zero_init=True, mask_first=0.95,
-            mask_second=0.95, head_layers=1)),
-        "cls": ({}, dict(
-            PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=4e-3, embedding_lr=1.0, steps=300,
-            eval_every=150, layers=3, pool="cls", zero_init=False, mask_first=0.4,
-            mask_second=0.4, head_layers=2))}
+        "from-bag": ({}, dict(FROM_BAG | MEXMA_TOY, lr=5e-4, embedding_lr=20.0, steps=340,
+                              mask_first=0.95, mask_second=0.95, head_layers=1)),
+        "cls": ({}, dict(CLS | MEXMA_TOY, lr=4e-3, steps=300, mask_first=0.4, mask_second=0.4,
+                         head_layers=2))}
 
     @dataclass(frozen=True)
     class Config(AlignConfig):
@@ -745,10 +737,7 @@ class Bepa(Objective):
     # With `hidden`, a model from scratch would have to learn the positions of both sentences.
     toy = dict(optimizer="muon", lr=4e-3, batch=64, steps=500, warmup=0.1, max_length=128,
                cls_view="clean")
-    # cls: a [CLS] embedding, Muon. Experiments name it, so it has all of its values.
-    presets = {"cls": ({}, dict(PAIRS_TOY, optimizer="muon", lr=4e-3, lr_start=0.0, steps=500,
-                                schedule="linear", layers=3, pool="cls", zero_init=False,
-                                embedding_lr=1.0, cls_view="clean"))}
+    presets = {"cls": ({}, dict(CLS, lr=4e-3, steps=500, schedule="linear", cls_view="clean"))}
 
     @dataclass(frozen=True)
     class Config(AlignConfig, MaskConfig):

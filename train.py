@@ -65,7 +65,7 @@ from corpora.overlap import share_a_text
 from model import Block, Packed, compile_blocks, set_attention, to_device
 from objectives import MaskConfig, find_objective
 from optimizer import learning_rate, make_optimizer, set_learning_rate
-from settings import TrainConfig, derived_values, parse, resolve_config
+from settings import TrainConfig, parse, resolve_config
 
 
 class Run:
@@ -459,7 +459,11 @@ def introduce(run, say):
     processes = f" x {run.world} processes" if run.world > 1 else ""
     say(f"nanoJEPA: {run.objective_class.name}, size {train.size}, {train.steps} steps of "
         f"{train.batch} examples{processes}, {run.precision} on {run.device}")
-    for note in derived_values(run) + run.notes + run.source.notes:
+    sizes = [p.numel() for p in run.objective.parameters() if p.requires_grad]
+    epochs = train.steps * train.batch * run.world / len(run.corpus)
+    say(f"  {sum(sizes):,} trained parameters, vocabulary {run.tokenizer.vocab:,}, "
+        f"{epochs:.2f} epochs")
+    for note in run.notes + run.source.notes:
         say(note)
     unused = "system" in run.corpus.columns[1:] and train.chat != "system"
     columns = shown(", ".join(run.columns + ("system",) * (train.chat == "system")))

@@ -120,7 +120,7 @@ def test_every_row_comes_once_an_epoch_in_a_new_order(toy):
         ranks = [Batches(toy, 2, 25, seed, rank, 2) for rank in range(2)]
         return [example.views[0].tobytes() for step in range(12 * number, 12 * number + 12)
                 for one in ranks for example in one.examples(step)]
-    everything = [toy.ids(row, "en").tobytes() for row in range(600)]
+    everything = [toy._cells(row)[0].tobytes() for row in range(600)]
     orders = [epoch(0), epoch(1), epoch(0, seed=6), everything]
     assert all(sorted(order) == sorted(everything) for order in orders)
     assert all(sum(map(bytes.__eq__, orders[0], other)) < 12 for other in orders[1:])
@@ -168,7 +168,7 @@ def test_views_are_the_pivot_and_another_or_any_two_or_neighbors(table):
         found = {}  # {columns: which texts are truncated}
         for choice in range(9):
             example = corpus.example(row, views, choice, pairs, max_length=3)
-            texts = tuple(corpus.ids(row, column)[:3] for column in example.columns)
+            texts = tuple(corpus._cells(row)[column][:3] for column in example.columns)
             assert as_bytes([example]) == as_bytes([data.Example(texts)])
             found[example.columns] = example.cut
         return found
@@ -177,7 +177,7 @@ def test_views_are_the_pivot_and_another_or_any_two_or_neighbors(table):
         {(0, 1): (False, False), (0, 2): (False, False)}, {(0, 2): (False, True)},
         {(1, 2): (False, True), (2, 1): (True, False)}]
     assert views_of(0, 2, "neighbours").keys() == {(0, 1), (1, 2)}
-    assert views_of(1, 1).keys() == {(0,), (2,)} and len(corpus.ids(1, "de")) == 0
+    assert views_of(1, 1).keys() == {(0,), (2,)} and len(corpus._cells(1)[1]) == 0
     shortest = Batches(corpus, 2, 3, 0, max_length=1).examples(0)
     assert {len(ids) for example in shortest for ids in example.views} == {1}
 
@@ -220,8 +220,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(table, make, message):
 @pytest.fixture(scope="module")
 def line(toy):
     """100,000 tokens in sentences that begin with [CLS] and end with [SEP]."""
-    rows = [data.add_special(toy.ids(row, name), toy.special) for row in range(600)
-            for name in toy.columns]
+    rows = [data.add_special(ids, toy.special) for row in range(600) for ids in toy._cells(row)]
     return np.resize(np.concatenate(rows), 100_000).astype(np.uint32)
 
 
