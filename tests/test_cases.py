@@ -52,7 +52,6 @@ def opened(name):
 
 READ = [  # files, columns, number of rows, notes
     ("k1_id_column/data.tsv", "en de", 60, "sentence_id (no texts): choose with --langs"),
-    ("k1_gold_label/data.csv", "sentence1 sentence2", 60, "gold_label (few values)"),
     ("k1_question_pairs/data.csv", "question1 question2", 30,
      "id, qid1, qid2 (no texts); is_duplicate (few values)"),
     ("k2_label_column/data.csv", "question answer", 60, "label (few values)"),

@@ -154,9 +154,6 @@ def test_one_twin_is_followed(tokenizer):
     embedded = one.embeddings["de"][row], one.embeddings["en"][row], one.reordered[number]
     x, right, wrong = (torch.nn.functional.normalize(each, dim=0) for each in embedded)
     assert kind == "far" and x @ wrong > x @ right  # the untrained model prefers the twin
-    assert all(metrics.cosines(one.embeddings["de"][[i]], one.reordered[[n]])
-               <= metrics.cosines(one.embeddings["de"][[i]], one.embeddings["en"][[i]])
-               for n, (_, i, kind) in enumerate(one.rows.reordered[:number]) if kind == "far")
     sentence, first, second = evaluate.twin_lines(one, number)
     assert sentence.strip() == one.rows.texts["de"][row]
     assert first.split()[:2] == [f"{x @ right:.4f}", "translation"]

@@ -439,7 +439,6 @@ def test_an_evaluation_prints_which_rows_it_leaves_out(capsys):
     path = tsv("w.tsv", table, "id\ten\tde\tfr\n")
     for langs, limit, kept, printed in (
             ("", 1000, 4, "not every row of w has all texts (3 of en, 3 of de, 4 of fr): each la"),
-            ("en,fr", 1000, 3, "w: 1 rows are skipped: too little text"),
             ("en,fr", 2, 2, "only the first 2 rows of w are evaluated; --limit 0 (of train.py: "),
             ("en,fr", 0, 3, "w: columns not read: id (no texts); de (not in --langs): choose")):
         found = evaluation_rows(path, langs, "all", limit).texts

@@ -81,11 +81,9 @@ def test_probes_on_folds_do_not_know_the_labels_of_their_test_rows(monkeypatch):
     assert analysis.probe(x, labels, 5) < 65
     codes = torch.randn(120, 300, generator=torch.Generator().manual_seed(2))
     assert analysis.predict_codes(x, codes, list(map(str, range(120))))["r2"] < 0.1
-    # Without the noise they learn, and each time the same.
+    # Without the noise they learn.
     x, labels = (each.numpy() for each in rows(120, 4, apart=8))
-    found = probes.senteval([(x, labels)], k=3)
-    assert measure("accuracy", found, labels) > 90
-    assert (found == probes.senteval([(x, labels)], k=3)).all()
+    assert measure("accuracy", probes.senteval([(x, labels)], k=3), labels) > 90
 
 
 # ---- tasks
@@ -116,8 +114,7 @@ def small(pool="cls"):
     return tiny(pool, width=16, layers=1, ffn_dim=32, max_positions=24)
 
 
-def test_every_task_gives_its_metrics_beside_their_controls(tokenizer, tables, capsys,
-                                                            monkeypatch):
+def test_every_task_gives_its_metrics_beside_their_controls(tokenizer, tables, monkeypatch):
     monkeypatch.setattr(probes, "EPOCHS", dict.fromkeys(probes.EPOCHS, (2, 32)))
 
     def found_by(names, model=None, **options):
@@ -140,10 +137,6 @@ def test_every_task_gives_its_metrics_beside_their_controls(tokenizer, tables, c
     name = "hybrid-probes/stsb/spearman"
     assert found_by(["hybrid-probes"], small(pool="mean"), **options)[name] == results[name]
     assert found_by(["hybrid-probes"], pool="cls", **options)[name] != results[name]
-    found_by(["sts"], task_langs=("en", "de"), no_controls=True)
-    assert "warning: sts: there is no " in capsys.readouterr().err  # of sick
-    with pytest.raises(BadInput, match="no set has a table in the language fr"):
-        found_by(["sts"], task_langs=("en", "fr"), no_controls=True)
 
 
 def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):

@@ -44,8 +44,6 @@ def files():
     later = [f"{text} Again." for text in EN]
     return {
         "k1_id_column/data.tsv": table("sentence_id,en,de", N, EN[:60], DE),
-        "k1_gold_label/data.csv": table("sentence1,sentence2,gold_label", EN[:60], DE, cycle(
-            ["entailment", "neutral", "-"]), separator=","),
         "k1_question_pairs/data.csv": table(
             "id,qid1,qid2,question1,question2,is_duplicate", N, range(0, 60, 2), range(1, 60, 2),
             lines(EN, "Is it true? {}\n").splitlines(), EN, cycle("01"), separator=","),
