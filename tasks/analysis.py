@@ -16,7 +16,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
-from common import BadInput, warn
 from evaluate import (
     NotApplicable,
     embed,
@@ -94,8 +93,6 @@ def of_classes(z, labels):
     distances = torch.pdist(unit(z))  # (N (N - 1) / 2,) in the order of i, j
     i, j = torch.triu_indices(len(labels), len(labels), 1)
     same = labels[i] == labels[j]
-    if same.all():
-        raise ValueError("its rows have one class")
     squares = [distances[same & (labels[i] == label)].square() for label in labels.unique()]
     return {"class_alignment": mean([one.mean().item() for one in squares if len(one)]),
             "class_separation": (distances[same].mean() / distances[~same].mean()).item()}
@@ -307,14 +304,8 @@ def at_both_positions(evaluation, measure):
 
 
 def linear(evaluation):
-    """Return `linear_map` of the two columns at both positions, with no prefix for "last". It warns
-    if the fit is ill-posed."""
+    """Return `linear_map` of the two columns at both positions, with no prefix for "last"."""
     need_answers(evaluation, "linear")
-    width = evaluation.model.config.width
-    if evaluation.rows.count < 2 * width:
-        warn(f"linear is ill-posed: a map of width {width} fits {evaluation.rows.count} rows "
-             "whatever they are. Give more, or use --tasks embedding-position, which tests on "
-             "other rows")
     scores = at_both_positions(evaluation, linear_map)
     return {name.removeprefix("last/"): value for name, value in scores.items()}
 
@@ -420,13 +411,10 @@ def gap(evaluation, flags):
         scores[f"{name}/rows"] = len(rows)
         for how in dict.fromkeys((evaluation.pool, *POOLINGS)):
             z = pool(evaluation, rows, how)
-            try:
-                found = {"semantic": probe(z, labels, 5)}
-                if known.any():
-                    found["token"] = probe(z[known], targets[known], 3)
-                    found["gap"] = found["semantic"] - found["token"]
-                found |= ranks({name: z}) | of_classes(z, labels)
-            except (ValueError, ZeroDivisionError) as error:  # too few rows, or a single class
-                raise BadInput(f"the set {name} cannot be probed: {error}") from None
+            found = {"semantic": probe(z, labels, 5)}
+            if known.any():
+                found["token"] = probe(z[known], targets[known], 3)
+                found["gap"] = found["semantic"] - found["token"]
+            found |= ranks({name: z}) | of_classes(z, labels)
             scores |= {f"{name}/{how}/{metric}": value for metric, value in found.items()}
     return scores

@@ -1,4 +1,4 @@
-"""Retrieval of translations: xsim of every language in every other, BUCC, Tatoeba, and the altered
+"""Retrieval of translations: xsim of every language in every other, BUCC, and the altered
 sentences of xsim++. N rows, embeddings (N, D)."""
 
 import itertools
@@ -11,7 +11,7 @@ from common import BadInput, shown, warn
 from corpora import open_text
 from corpora.words import bag_of_words
 from evaluate import need_translations
-from metrics import errors, knn, mean, over_pairs, percent, with_mean, xsim
+from metrics import knn, mean, over_pairs, with_mean, xsim
 
 
 def matrix(evaluation):
@@ -36,20 +36,6 @@ def bucc(evaluation):
         return {"f1": 100 * f1_score(range(len(x)), nearest, average="weighted", zero_division=0)}
 
     return {"rows": evaluation.rows.count} | over_pairs(evaluation.embeddings, f1)
-
-
-def tatoeba(evaluation):
-    """Return the accuracy of the nearest sentence, by cosine, in the first language (into), of its
-    sentences in the others (from), and the mean of both. [XTREME; MTEB has "into"]"""
-    need_translations(evaluation, "tatoeba")
-
-    def accuracy(x, y, *_):
-        rows = range(len(x))
-        into, back = (percent([not wrong for wrong in errors(near.indices[:, 0], rows)])
-                      for near in (knn(x, y, 1), knn(y, x, 1)))
-        return {"accuracy": (into + back) / 2, "accuracy_into": into, "accuracy_from": back}
-
-    return {"rows": evaluation.rows.count} | over_pairs(evaluation.embeddings, accuracy)
 
 
 def hard_rows(lines, types, gold):

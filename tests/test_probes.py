@@ -155,14 +155,9 @@ def test_the_controls_are_an_untrained_model_and_a_bag_of_embeddings(tokenizer):
         assert torch.allclose(z[kind], evaluate.embed(one, rows, "max"), atol=1e-6)
 
 
-@pytest.mark.parametrize("task, name, message", [
-    ("senteval", "trec", "senteval: there is no .*trec_train.tsv"),
-    ("senteval", "subj", "subj has a class with fewer than 10 rows"),
-    ("pairs", "qqp", "all rows of qqp have one label")])
-def test_a_set_that_was_named_must_be_there_and_have_two_labels(tokenizer, tables, task, name,
-                                                                message):
-    with pytest.raises(BadInput, match=message):
-        results_of(small(), tokenizer, None, [task], sets=[name])
+def test_a_set_that_was_named_must_be_there(tokenizer, tables):
+    with pytest.raises(BadInput, match="senteval: there is no .*trec_train.tsv"):
+        results_of(small(), tokenizer, None, ["senteval"], sets=["trec"])
 
 
 def test_pairs_have_the_auc_of_the_cosine_also_across_languages(tokenizer):
