@@ -1,38 +1,31 @@
 """The sections of a page: pictures of the logs of several runs, and of the model of one.
 
 Each section is a function that returns a Section, or raises BadInput with the reason if it does not
-apply. SECTIONS and MODEL_SECTIONS have them in the order of the page.
+apply.
 """
 
 import itertools
 import textwrap
+from collections import Counter
 from typing import NamedTuple
 
 import torch
 
 import evaluate
 import metrics
-from common import BadInput, did_you_mean, shown
+import runs
+from common import BadInput, shown
 
 from . import compare, plots, seen
 
-# What has a panel beside the loss terms: {metric: (title, y axis with its unit)}.
-METRICS = {
-    "retrieval/xsim": ("Retrieval error (xsim)", "wrong translations, %"),
-    "retrieval/xsim++": ("Retrieval error with hard negatives (xsim++)", "wrong translations, %"),
-    "retrieval/order": ("Order error (chance: 50)", "reordered copies nearer, %"),
-    "generate/exact": ("Exact match of the answers", "right answers, %"),
-    "probe/mean": ("Linear probes", "accuracy, %"),
-    "geometry/rankme": ("RankMe", "effective number of dimensions"),
-    "geometry/cosine/same": ("cos(rand), of unrelated sentences", "mean cosine"),
-    "geometry/cosine/translations": ("cos(pos), of translations", "mean cosine"),
-    "validation/loss": ("Loss on held-out rows", "loss"),
-    "lr": ("Learning rate", "learning rate"),
-    "grad_norm": ("Gradient norm, before clipping", "L2 norm"),
-    "tokens_per_second": ("Speed", "tokens per second"),
-}
-FACTS = {"step", "tokens", "seconds", "eval", "warning", *METRICS}
-VERDICTS = {"ok": 2, "half-collapsed": 1, "COLLAPSING": 3, "translations": 4}  # and their colors
+# What has a panel beside the loss terms, and what its y axis shows at least. The highest RankMe is
+# that of the log.
+RANGES = {"retrieval/xsim": (0, 100), "retrieval/xsim++": (0, 100), "retrieval/order": (0, 100),
+          "generate/exact": (0, 100), "probe/mean": (0, 100), "geometry/rankme": (0,),
+          "geometry/cosine/same": (0, 1), "geometry/cosine/translations": (0, 1),
+          "validation/loss": (), "lr": (0,), "grad_norm": (0,)}
+TITLES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm before clipping"}
+FACTS = {"step", "tokens", "seconds", "tokens_per_second", "eval", "warning", *RANGES}
 
 
 class Section(NamedTuple):
@@ -45,13 +38,52 @@ class Section(NamedTuple):
 # ---- what was trained: {label: list of Seen} -> Section
 
 
+# {metric: what the first and the last evaluation say about it}
+IN_WORDS = {
+    "retrieval/xsim": "The nearest sentence is a wrong translation for {} % of the held-out "
+                      "sentences (before training: {} %).",
+    "retrieval/order": "Of a translation and a sentence with the same words in another order, the "
+                       "wrong one is nearer in {} % of the cases (before training: {} %, chance: "
+                       "50 %).",
+    "generate/exact": "The model writes {} % of the held-out answers exactly (before training: "
+                      "{} %).",
+    "geometry/cosine/same": "Unrelated sentences have a mean cosine of {} (before training: {}; 1 "
+                            "if all embeddings are equal).",
+}
+
+
+def verdict(groups):
+    """Say in plain words, in a paragraph for each label, whether its runs collapsed and what they
+    learned."""
+    paragraphs = []
+    for label, members in groups.items():
+        found = [one for one in map(seen.since, members) if one]
+        words = []
+        for said, count in Counter(said for said, _ in found).items():
+            who = f" of {count} of {len(members)} runs" * (len(members) > 1)
+            health = {"ok": "are healthy", "COLLAPSING": "have collapsed into nearly one point"}
+            since = f" since step {found[0][1]:,}" * (len(members) == 1)
+            reason = f": {said}" * (said not in health)
+            health = health.get(said, "are not healthy")
+            words.append(f"The embeddings{who} {health}{since}{reason}.")
+        for metric, sentence in IN_WORDS.items():
+            last, first = [[scores[metric] for one in members for scores in [one.scores(index)]
+                            if metric in scores] for index in (-1, 0)]
+            if words and last:
+                words.append(sentence.format(*(
+                    f"{each[0]:.3g}" if len(each) == 1 else compare.mean_std(each)
+                    for each in (last, first))))
+        paragraphs.append(f"{label}: " * (len(groups) > 1) + (
+            " ".join(words) or "No model was evaluated after its training began."))
+    return Section("\n".join(paragraphs))
+
+
 def trained(groups):
     """Say what was trained, in a column for each run."""
     every = [(label, one) for label, members in groups.items() for one in members]
     facts = []
     for label, one in every:
         first, config, last = one.first, one.first["config"], one.last()
-        verdict = seen.since(one)
         facts.append({
             "legend": label if len(every) > 1 else "",
             "command": first.get("command") or first.get("imported") or "from Python",
@@ -59,8 +91,7 @@ def trained(groups):
             "rows": "rows" in first and "{:,} to train on, {:,} held out".format(*first["rows"]),
             "parameters": "parameters" in first and f"{first['parameters']:,}",
             "steps": "step" in last and f"{last['step']:,} of {config['steps']:,}",
-            "training time": "seconds" in last and f"{last['seconds']:,.0f} s",
-            "health": verdict and "{}, found at step {:,}".format(*verdict)})
+            "training time": "seconds" in last and f"{last['seconds']:,.0f} s"})
     rows = [[name, *(shown(each[name] or "-") for each in facts)] for name in facts[0]
             if any(each[name] for each in facts)]
     return Section("", (["", *(one.name for _, one in every)], rows))
@@ -89,18 +120,24 @@ def results(groups):
 
 
 def curve_names(groups):
-    """Return {metric: (title, y)} of everything that one of the runs logged."""
+    """Return the names of everything that one of the runs logged: loss terms, then RANGES."""
     logged = [record for one in itertools.chain(*groups.values()) for record in one.records]
     terms = dict.fromkeys(name for record in logged if "loss" in record for name in record)
     known = {name for record in logged for name in (*record, *record.get("eval", ()))}
-    return {name: ("Loss" if name == "loss" else f"Term {name}", name)
-            for name in terms if name not in FACTS} | {
-        name: METRICS[name] for name in METRICS if name in known}
+    return [name for name in terms if name not in FACTS] + [name for name in RANGES
+                                                            if name in known]
+
+
+def title_of(metric):
+    """Return what a metric is, and what a good value of it is."""
+    about = evaluate.METRICS.get(metric) or [TITLES.get(metric, f"loss term {metric}")]
+    return "; ".join(filter(None, about))
 
 
 def draw_curve(axis, groups, metric, title, y):
     """Draw a metric of {label: list of Seen}, at the steps that all seeds of a label have. The
-    legend has the first and the last value."""
+    legend has the first and the last value. The y axis shows at least the metric's RANGES."""
+    at_least = [*RANGES.get(metric, ())]
     for label, members in groups.items():
         curves = [curve for one in members if (curve := one.curve(metric))]
         steps = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -111,70 +148,39 @@ def draw_curve(axis, groups, metric, title, y):
             plots.lines({label: (steps, values)}, "training step", y, axis=axis, title=title)
         else:
             axis.plot([], [])  # uses up a color, so that a run has the same one in all panels
+        if metric == "geometry/rankme":
+            at_least += [100 * rank / share for one in members for rank, share in zip(
+                one.curve(metric).values(), one.curve("geometry/rankme_share").values())]
+    if metric == "retrieval/order":
+        axis.axhline(50, color="black", linewidth=1, linestyle=":")  # chance
+    axis.update_datalim([(0, value) for value in at_least], updatex=False)
+    axis.autoscale_view()
     return axis.figure
-
-
-def height(groups):
-    """Return the height of a panel in inches: the legend has a line for each label."""
-    return 2.4 + 0.15 * max(0, len(groups) - 2)
 
 
 def along_training(groups):
     """Draw a panel for each metric in the logs."""
     found = {}
-    for metric, (title, y) in curve_names(groups).items():
-        axis, = plots.panels(height=height(groups))[1]
-        found[metric] = draw_curve(axis, groups, metric, title, y)
+    for metric in curve_names(groups):
+        # The legend has a line for each label.
+        axis, = plots.panels(height=2.4 + 0.15 * max(0, len(groups) - 2))[1]
+        found[metric] = draw_curve(axis, groups, metric, title_of(metric), metric)
     if not found:
         raise BadInput("the log has no steps")
     return Section("Thin lines are seeds, thick lines their mean." * (
         max(map(len, groups.values())) > 1), figures=found)
 
 
-def curves_figure(groups, chosen=()):
-    """Return one Figure with all panels, or those of the chosen metrics."""
-    names = curve_names(groups)
-    for name in chosen:
-        if name not in names:
-            raise BadInput(f"metric {name}: no run has it{did_you_mean(name, names)}")
-    chosen = chosen or list(names)
-    figure, axes = plots.panels(-(-len(chosen) // 2), min(2, len(chosen)), height(groups))
-    for axis, metric in zip(axes, chosen):
-        draw_curve(axis, groups, metric, *names[metric])
-    for axis in axes[len(chosen):]:
-        axis.remove()
-    return figure
-
-
-def health(groups):
-    """Draw the verdict of each evaluation as a square in its color."""
-    rows = [(label, one) for label, members in groups.items()
-            for one in members if one.verdicts()]
-    if not rows:
-        raise BadInput("no evaluation of a trained model has the numbers that it needs")
-    axis, = plots.panels(height=1.1 + 0.4 * len(rows))[1]
-    for kind, color in VERDICTS.items():
-        points = [(step, row) for row, (_, one) in enumerate(rows)
-                  for step, verdict in one.verdicts().items() if verdict.startswith(kind)]
-        if points:
-            axis.plot(*zip(*points), "s", color=plots.COLOURS[color], label=kind)
-    axis.set_ylim(len(rows) - 0.4, -0.6)
-    plots.name_ticks(axis, (), [textwrap.fill(f"{label} ({one.name})", 22) for label, one in rows])
-    well = sum(seen.since(one)[0] == "ok" for _, one in rows)
-    return Section("A square is the health line of an evaluation.", figures={"health": plots.finish(
-        axis, "training step", "run", f"Health: {well} of {len(rows)} ok at last")})
-
-
 # ---- what the model learned: Seen, Evaluation -> Section
 
 
 def embeddings(one, evaluation):
-    """Draw all columns in two dimensions, before and after training."""
+    """Draw all columns in two dimensions, before and after training, with the same axes."""
     words = f"{evaluation.rows.label}, in the plane of their two principal components."
     joined = 25 if len(evaluation.texts) > 1 else 0
     if joined:
         words += " A gray line joins translations."
-    before = seen.untrained(one)
+    before = runs.read_untrained(one.run)
     figures = {}
     if before is None:
         words += (" Embeddings before training are left out, because the run has no file "
@@ -182,8 +188,13 @@ def embeddings(one, evaluation):
     else:
         before = dict(zip(evaluation.texts, before))
         figures["untrained"] = plots.pca(before, title="Embeddings before training", joined=joined)
+        words += " Both panels have the same axes, so a collapsed cloud is a dot."
     figures["embeddings"] = plots.pca(evaluation.embeddings, joined=joined,
                                       title="Embeddings of the trained model")
+    axes = [figure.axes[0] for figure in figures.values()]
+    edge = 1.05 * max(abs(axis.dataLim.extents).max() for axis in axes)
+    for axis in axes:
+        axis.set(xlim=(-edge, edge), ylim=(-edge, edge))
     return Section(words, figures=figures)
 
 
@@ -197,7 +208,7 @@ def answers(evaluation):
                    (["prompt", "answer", "gold text"], rows))
 
 
-def neighbors(one, evaluation, count=20, k=3):
+def neighbors(one, evaluation, count=8, k=3):
     """Return the nearest texts of the first column to `count` rows of the others, by cosine; for a
     decoder its answers."""
     if evaluation.can_answer:
@@ -223,6 +234,7 @@ def mark(right):
     return "✓ " if right else "✗ "
 
 
-SECTIONS = {"What was trained": trained, "Results": results, "Along training": along_training,
-            "Health: did it collapse?": health}
-MODEL_SECTIONS = {"Embeddings": embeddings, "Twenty held-out rows": neighbors}
+# After the verdict, in the order of the page. FOLDED are closed until a reader opens them.
+MODEL_SECTIONS = {"What the model finds": neighbors, "Embeddings": embeddings}
+SECTIONS = {"Along training": along_training}
+FOLDED = {"Settings": trained, "All metrics": results}

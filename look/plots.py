@@ -75,6 +75,11 @@ def svg(figure, prefix):
                   text, count=1)
     # Coordinates with two decimals: the picture looks the same.
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
+    text = re.sub(r"(xlink:)?href", "href", re.sub(r"font-family: [^;\"]*;? ?", "", text))
+    # The points of a line are alike: one style for all.
+    text = re.sub(
+        r'(?:<use [^>]* style="([^"]*)"/>)(?:<use [^>]* style="\1"/>)+', lambda points:
+        f'<g style="{points[1]}">' + re.sub(' style="[^"]*"', "", points[0]) + "</g>", text)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", text)
     for number, color in enumerate(COLOURS):
         text = text.replace(color.lower(), f"var(--c{number})")
@@ -188,11 +193,6 @@ def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
         axis.axhline(value, color="black", linewidth=1, linestyle=":", label=label)
     if scale != "linear":
         axis.set_yscale(scale)
-    low, high = axis.dataLim.intervaly
-    if y.endswith("%") and 0 <= high - low < 5:  # 0.1 % should not look like a cliff
-        low = min(max(0, (low + high) / 2 - 2.5), 95)
-        axis.update_datalim([(0, low), (0, low + 5)], updatex=False)
-        axis.autoscale_view()
     return finish(axis, x, y, title)
 
 
@@ -263,18 +263,13 @@ def pca(embeddings, axis=None, title="", joined=0):
                           for number, share in enumerate(shares.tolist(), 1)), title)
 
 
-def cosines(embeddings, axis=None, title="", hard=None):
+def cosines(embeddings, axis=None, title=""):
     """Draw the cosines of translations and of unrelated sentences, of {language: (N, D)} with the
-    first language. hard: embeddings (M, D) of altered sentences of the first language, and the row
-    (M,) that each was made from."""
+    first language."""
     first, *others = [metrics.unit(z) for z in embeddings.values()]
     tables = torch.stack([other @ first.T for other in others])  # (L - 1, N, N)
     unrelated = ~torch.eye(len(first), dtype=torch.bool)
     values = {"translations": tables.diagonal(dim1=1, dim2=2), "unrelated": tables[:, unrelated]}
-    if hard:
-        negatives, rows = metrics.unit(hard[0]), torch.as_tensor(hard[1])
-        values["translations with an error"] = torch.cat(
-            [metrics.cosines(other[rows], negatives) for other in others])
     values = {f"{label}: mean {each.mean():.2f}": each for label, each in values.items()}
     return histogram(values, "cosine", 40, (-1, 1), axis, title)
 

@@ -3,7 +3,7 @@
 import html
 from pathlib import Path
 
-from common import BadInput, Parser, atomic_file, make_folder, new_file
+from common import BadInput, Parser, atomic_file, new_file
 
 from . import panels, plots, seen
 
@@ -28,10 +28,11 @@ class Page:
         self.sections = {}  # {title: Section}
         self.missing = {}   # {title: the reason why there is no such section}
         groups = seen.grouped(every)
-        for title, make in panels.SECTIONS.items():
-            self.add(title, make, groups)
+        self.add("Verdict", panels.verdict, groups)
         for members in groups.values():
             self.add_model(members[0], f" ({members[0].name})" if len(every) > 1 else "")
+        for title, make in (panels.SECTIONS | panels.FOLDED).items():
+            self.add(title, make, groups)
 
     def add(self, title, make, *arguments):
         try:
@@ -49,40 +50,29 @@ class Page:
         for title, make in panels.MODEL_SECTIONS.items():
             self.add(title + ending, make, one, evaluation)
 
-    def figures(self):
-        """Return {name: Figure}; a name that occurs again gets a number."""
-        found = {}
-        for section in self.sections.values():
-            for name, figure in section.figures.items():
-                number = sum(other.partition("#")[0] == name for other in found)
-                found[f"{name}#{number + 1}" if number else name] = figure
-        return found
-
     def html(self):
-        names = {id(figure): name for name, figure in self.figures().items()}
         out = [HEAD.format(title=text(self.title), style=STYLE)]
         for title, section in self.sections.items():
-            out.append(f"<section><h2>{text(title)}</h2><p>{text(section.words)}</p>")
+            words = "".join(f"<p>{text(line)}</p>" for line in section.words.splitlines())
+            head, end = f"<h2>{text(title)}</h2>", ""
+            if title in panels.FOLDED:
+                head, end = f"<details><summary>{head}</summary>", "</details>"
+            out.append(f"<section>{head}{words}")
             out.append(table(*section.table) if section.table else "")
             out.append("<div class=panels>")
-            for figure in section.figures.values():
-                out.append(f'<figure aria-label="{text(names[id(figure)])}">'
+            for name, figure in section.figures.items():
+                out.append(f'<figure aria-label="{text(name)}">'
                            f"{plots.svg(figure, f'f{len(out)}')}</figure>")
-            out.append("</div></section>\n")
+            out.append(f"</div>{end}</section>\n")
         if self.missing:
             left_out = table(("what", "why"), self.missing.items())
             out.append(f"<section><h2>Left out</h2>{left_out}</section>")
         return "".join([*out, "</body></html>\n"])
 
-    def _repr_html_(self):
-        """Show the page in a frame of its own, so that its style stays inside."""
-        return (f'<iframe srcdoc="{text(self.html())}" style="width:100%;height:48rem;border:0">'
-                "</iframe>")
-
 
 def title_of(every):
     """Name a page by its runs: a, a+b, or a+9-others."""
-    names = [one.run.resolve().name if isinstance(one.run, Path) else one.name for one in every]
+    names = [one.run.resolve().name for one in every]
     return "+".join(names) if len(names) < 4 else f"{names[0]}+{len(names) - 1}-others"
 
 
@@ -107,19 +97,12 @@ def page_command(words):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as out/mexma")
     parser.add_argument("--out", help="file to write, .html [beside the first RUN: out/a.html, of "
                         "several runs out/a+b.html, of more than three out/a+9-others.html]")
-    parser.add_argument("--png", metavar="FOLDER", help="also write each picture as a PNG file")
     options = parser.parse_args(words)
     every = [*map(seen.see, options.runs)]
     folder = every[0].run if every[0].run.name.strip(".") else every[0].run.resolve()  # "." or ".."
     out = options.out or folder.with_name(f"{title_of(every)}.html")
     out = new_file("--out", out, ".html", MARK)
-    page = Page(every)
+    content = Page(every).html()
     with atomic_file(out) as file:
-        file.write(page.html().encode())
-    if options.png:
-        make_folder(options.png, "--png")
-        for name, figure in page.figures().items():
-            picture = Path(options.png) / f"{name.replace('/', '-')}.png"
-            with atomic_file(new_file("--png", picture, ".png", plots.MARK)) as file:
-                file.write(plots.png(figure))
+        file.write(content.encode())
     print(out)

@@ -42,11 +42,11 @@ class Seen(NamedTuple):
         return facts | self.scores()
 
     def verdicts(self):
-        """Return {step: what the health line says}. That of random weights means nothing."""
+        """Return {step: evaluate.verdict}. That of random weights means nothing."""
         said = {}
         for step, results in self.evaluations().items():
             if "geometry/rankme" in results and (step or self.first["config"].get("init")):
-                said[step] = evaluate.diagnose(results).rpartition(" -> ")[2]
+                said[step] = evaluate.verdict(results)
         return said
 
 
@@ -123,28 +123,19 @@ def in_words(value):
 # ---- the model and its rows
 
 
-def untrained(one):
-    """Return the embeddings before the first step (C, N, D) of the rows of `evaluation`, or None if
-    the run has no file of them."""
-    return None if isinstance(one.run, train.Run) else runs.read_untrained(one.run)
-
-
 def evaluation(one):
     """Return an Evaluation of a Seen on the first complete rows that its training was evaluated on;
     for an imported model, which has none, on rows of the toy language. Raises BadInput without a
     model."""
-    if isinstance(one.run, train.Run):
-        found = one.run.evaluation()
-    elif not os.path.isfile(one.run / "model.pt"):
+    if not os.path.isfile(one.run / "model.pt"):
         raise BadInput("there is no model.pt yet: the first checkpoint writes it")
-    else:
-        opened = runs.open_run(one.run)
-        config = opened.config
-        data = "" if config["data"] else "toy"
-        split = "" if data or config.get("eval_data") else "valid"
-        found = evaluate.evaluation_of(opened, data, split=split, limit=config.get("eval_limit"))
+    opened = runs.open_run(one.run)
+    config = opened.config
+    data = "" if config["data"] else "toy"
+    split = "" if data or config.get("eval_data") else "valid"
+    found = evaluate.evaluation_of(opened, data, split=split, limit=config.get("eval_limit"))
     rows = first_complete(found.rows, runs.UNTRAINED_ROWS)
-    return evaluate.Evaluation(found.model, rows, answer_limit=20)
+    return evaluate.Evaluation(found.model, rows, answer_limit=10)
 
 
 def first_complete(rows, count):

@@ -15,7 +15,6 @@ from test_house import ROOT, write_pairs
 from test_train import assert_same_run
 
 import evaluate
-import look
 import runs
 import train
 from look import batch, compare, panels, plots, report, seen
@@ -69,8 +68,7 @@ def test_every_picture_has_a_title_and_axes():
              plots.bars({"g": {"a": 1.0, "b": (2.0, 1.5, 2.5)}}, "y", "x", title="T"),
              plots.heat(torch.eye(3), "abc", "abc", "x", "y", title="T"),
              plots.mask(torch.eye(4).bool(), title="T"), plots.spectrum(z, title="T"),
-             plots.pca(z, title="T", joined=3), plots.cosines(z, title="T"),
-             plots.cosines(z, title="T", hard=(torch.randn(3, 5), [0, 0, 7]))]
+             plots.pca(z, title="T", joined=3), plots.cosines(z, title="T")]
     for figure in drawn:
         axis = figure.axes[0]
         assert title_of(axis) == "T"
@@ -147,7 +145,9 @@ def small_runs(tmp_path_factory):
 def pages(small_runs):
     """Return {kind: (HTML, {name: Figure})}."""
     found = {kind: report.Page([seen.see(small_runs / kind)]) for kind in KINDS}
-    return {kind: (page.html(), page.figures()) for kind, page in found.items()}
+    return {kind: (page.html(), {name: figure for section in page.sections.values()
+                                 for name, figure in section.figures.items()})
+            for kind, page in found.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,17 +207,14 @@ def test_the_pages_of_unfinished_and_imported_runs_leave_out_what_they_lack(smal
     assert "rows of toy" in page.words and page.figures.keys() == {"embeddings"}
 
 
-def test_a_page_of_several_runs_is_a_file_of_its_own_and_png_writes_all_pictures(
-        small_runs, capsys):
+def test_a_page_of_several_runs_is_a_file_of_its_own(small_runs, capsys):
     every = [small_runs / "decoder", small_runs / "gallery"]
-    main([*map(str, every), "--png", "pictures"])
+    main([*map(str, every)])
     out = small_runs / "decoder+gallery.html"
     assert capsys.readouterr().out == f"{out}\n" and not out.with_name("decoder.html").exists()
     page = Page(out.read_text())
     assert all(str(one) in page.words for one in every)
-    names = {name.replace("/", "-") for name in page.figures}
-    assert {path.stem for path in Path("pictures").glob("*.png")} == names
-    assert {"embeddings", "embeddings#2"} < names
+    assert page.tags.count("details") == 2 and {"loss", "embeddings"} < page.figures.keys()
     out.unlink()
     assert report.title_of([seen.see(every[0])] * 5) == "decoder+4-others"
 
@@ -239,7 +236,7 @@ def test_no_page_and_no_picture_replaces_a_file_of_somebody_else(small_runs, pai
         assert message in refused(main, words)
     assert {path: path.read_bytes() for path in before} == before
     for _ in range(2):  # ours are replaced
-        main(["decoder", "--out", "new.html", "--png", "pictures"])
+        main(["decoder", "--out", "new.html"])
         main(f"{batch} new.png".split())
     assert report.MARK in Path("new.html").read_bytes()[:1000]
 
@@ -276,7 +273,7 @@ def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init,
     stored = np.load("run/untrained.npy")
     assert stored.dtype == np.float16 and np.array_equal(stored, z[:, complete].half())
     one = seen.see("run")
-    assert torch.equal(seen.untrained(one), z[:, complete].half().float())
+    assert torch.equal(runs.read_untrained("run"), z[:, complete].half().float())
     texts = {name: [cells[row] for row in complete] for name, cells in before.texts.items()}
     assert seen.evaluation(one).texts == texts
     Path("run/untrained.npy").unlink()
@@ -358,7 +355,7 @@ def test_seeds_are_thin_lines_with_their_mean_in_one_panel(four_runs):
     assert all(one.get_linewidth() < mean.get_linewidth() for one in seeds)
 
 
-def test_the_health_strip_names_the_first_step_of_the_last_verdict():
+def test_the_verdict_names_the_first_step_of_what_it_says_and_what_the_model_finds():
     def record(step, rank, cosine):
         names = {"rankme": rank, "rankme_share": rank, "cosine/same": cosine, "uniformity": 0.0,
                  "std": 1.0, "norm": 1.0}
@@ -367,24 +364,51 @@ def test_the_health_strip_names_the_first_step_of_the_last_verdict():
     first = {"config": {"objective": "x", "seed": 0, "data": ""}}
     one = seen.Seen("fallen", first, records, Path("fallen"))
     assert seen.since(one) == ("COLLAPSING", 20)
-    _, rows = panels.trained({"x": [one]}).table
-    assert ["health", "COLLAPSING, found at step 20"] in rows
-    axis, = panels.health({"x": [one]}).figures["health"].axes
-    drawn = {line.get_label(): [*line.get_xdata()] for line in axis.lines}
-    assert drawn == {"ok": [10], "COLLAPSING": [20, 30]}
+    alone = panels.verdict({"x": [one]}).words
+    assert alone.startswith("The embeddings have collapsed into nearly one point since step 20. ")
+    assert "mean cosine of 1 (before training: 1; 1 if" in alone and "translation" not in alone
+    well = seen.Seen("well", first, records[:2], Path("well"))
+    records[1]["eval"] |= {"retrieval/xsim": 1.25, "geometry/cosine/translations": 0.9,
+                           "geometry/cosine/different": 0.1}
+    both, healthy = panels.verdict({"x": [one, well], "y": [well]}).words.splitlines()
+    assert both.startswith("x: The embeddings of 1 of 2 runs have collapsed into nearly one point. "
+                           "The embeddings of 1 of 2 runs are healthy. ")
+    assert healthy.startswith("y: The embeddings are healthy since step 10. ")
+    assert "a wrong translation for 1.25 % of the held-out sentences" in healthy
+    unsure = seen.Seen("unsure", first, records[:1], Path("unsure"))
+    assert panels.verdict({"x": [unsure]}).words.startswith("No model was evaluated after")
 
 
-def test_a_percentage_that_hardly_changes_does_not_look_like_a_cliff():
-    axis, = plots.lines({"a": ([0, 1], [0.1, 0.0])}, "step", "wrong, %").axes
-    assert axis.get_ylim() == (-0.25, 5.25)
+def test_axes_show_the_whole_range_of_a_measure_and_the_chance_of_the_order_error():
+    def limits(metric, values):
+        records = [{"step": step, "eval": {metric: value, "geometry/rankme_share": 50.0}}
+                   for step, value in enumerate(values)]
+        one = seen.Seen("a", {}, records, Path("a"))
+        figure = panels.draw_curve(plots.panels()[1][0], {"a": [one]}, metric, "T", "y")
+        return figure.axes[0], figure.axes[0].get_ylim()
+    axis, (low, high) = limits("retrieval/order", [0.1, 0.0])
+    assert -10 < low <= 0 and 100 <= high < 110
+    assert [*axis.lines[-1].get_ydata()] == [50, 50] and axis.lines[-1].get_linestyle() == ":"
+    assert limits("retrieval/xsim", [0.1, 0.0])[1] == (low, high)
+    low, high = limits("geometry/rankme", [8.0, 8.0])[1]  # 8 are half of 16 dimensions
+    assert low <= 0 and 16 <= high < 18
+    low, high = limits("geometry/cosine/same", [-0.5, 0.5])[1]
+    assert low < -0.5 and high >= 1
+    assert limits("validation/loss", [7.0, 8.0])[1][0] > 6.9
 
 
-def test_a_notebook_shows_the_page_and_the_curves_of_a_run_without_a_folder(pairs):
-    run = train_small("mexma", None, data="pairs.tsv")
-    page = look.page(run)._repr_html_()
-    assert page.startswith("<iframe srcdoc=") and "RankMe" in page and page.count("<") == 2
-    figure = look.curves(run, metrics=["loss", "geometry/rankme"])
-    assert len(figure.axes) == 2 and plots.png(figure)[:4] == b"\x89PNG"
+def test_the_clouds_before_and_after_have_the_same_axes_and_a_collapsed_one_is_a_dot(small_runs):
+    one = seen.see(small_runs / ENCODER)
+    evaluation = seen.evaluation(one)
+    # A cached property: the model has collapsed.
+    evaluation.embeddings = {name: 1e-3 * z for name, z in evaluation.embeddings.items()}
+    figures = panels.embeddings(one, evaluation).figures
+    before, after = [figure.axes[0] for figure in figures.values()]
+    assert before.get_xlim() == after.get_xlim() == before.get_ylim() == after.get_ylim()
+    z = np.concatenate([line.get_xydata() for line in after.lines])
+    assert np.nanmax(abs(z)) < 0.05 * after.get_xlim()[1]
+    z = np.concatenate([line.get_xydata() for line in before.lines])
+    assert 0.9 * before.get_xlim()[1] < np.nanmax(abs(z)) < before.get_xlim()[1]
 
 
 # ---- in a browser
