@@ -118,7 +118,7 @@ def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(
     assert contents("run")["trained.npy"] == contents("whole")["trained.npy"]
 
 
-# ---- damage and other versions
+# ---- damage
 
 
 def test_weights_that_repeat_one_number_or_have_another_type_become_whole_ones():
@@ -156,7 +156,7 @@ def test_a_file_system_without_locks_is_a_warning(monkeypatch, capsys):
     assert Path("run/model.pt").exists()
 
 
-# ---- settings and files that mislead
+# ---- rows that were trained on
 
 
 @pytest.mark.parametrize("limit", [20, 0])

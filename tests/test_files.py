@@ -431,7 +431,7 @@ def test_of_several_processes_the_first_checks_the_cache_and_then_the_others_ope
         order.clear()
 
 
-# ---- evaluation rows and embedded corpora
+# ---- evaluation rows
 
 
 def test_an_evaluation_prints_which_rows_it_leaves_out(capsys):

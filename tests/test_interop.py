@@ -321,7 +321,7 @@ def test_w8_an_empty_text_has_the_embedding_zero_and_a_warning_names_its_row(nam
     assert "an empty text" in huggingface.export("run", "made")
 
 
-# ---- what was loaded, truncate_dim, eval.json
+# ---- what was loaded, and what is exported of it
 
 
 @pytest.mark.parametrize("name", [name for name in make_models.CASES if "tied_in" in name])
