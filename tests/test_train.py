@@ -523,10 +523,12 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
 
 
 def test_accumulation_takes_the_steps_of_the_whole_batch():
-    """Of an objective that draws nothing, whose micro-batches have different numbers of tokens."""
+    """Of an objective that draws nothing, whose micro-batches have different numbers of tokens. The
+    optimizers and clipping hide a factor of the gradient, so its norm is compared, too."""
     same = dict(steps=2, dropout=0.0, lr=0.01, precision="float32")
-    whole, parts = (losses(started("ntp", accumulate=count, **same)) for count in (1, 4))
-    assert whole == pytest.approx(parts, rel=1e-5)
+    whole, parts = ([(record["loss"], record["grad_norm"]) for record in started(
+        "ntp", accumulate=count, **same).steps(every=1) if "loss" in record] for count in (1, 4))
+    assert torch.allclose(torch.tensor(whole), torch.tensor(parts), rtol=1e-4)
 
 
 @pytest.mark.gpu
