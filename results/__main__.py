@@ -1,15 +1,16 @@
-"""Experiments, their records, and tools that look at runs.
+"""Experiments, and what they found (results/README.md).
 
-    python -m results show [NAME]             list the experiments, or print one
-    python -m results board                   the claims of the papers beside our measurements
-    python -m results NAME --files FOLDER     run what an experiment has not recorded yet
-    python -m results SPEC.json               the same for your own (results/README.md)
-    python -m results plot NAME               draw an experiment along training, or a picture
-    python -m results flops --objective X     compute of a step; --match RUN: equal compute
-    python -m results peers                   our training steps against other libraries'
-    python -m results gpu                     check and time our kernels on a GPU
-    python -m results make-data PUBLIC OUT    make the data files of the experiments
-    python -m results readme                  write recorded numbers into both README.md
+look      python -m results show                 the experiments by paper, a line each
+          python -m results show NAME            a sentence, a table, and tests
+          python -m results board [CLAIM]        every claim of the papers, or all about one
+          python -m results plot NAME            an experiment along training, or a picture
+repeat    python -m results NAME --files FOLDER  run what an experiment has not recorded yet
+          python -m results make-data PUBLIC OUT  make its data files
+          python -m results readme               write recorded numbers into both README.md
+your own  python -m results mine.json            run the experiment of a file (fields: --help)
+          python -m results flops --match RUN    the steps that have the compute of another run
+machine   python -m results peers                our training steps against other libraries'
+          python -m results gpu                  check and time our kernels on a GPU
 
 Each command has its own --help.
 """
@@ -28,7 +29,9 @@ def main(words):
     if name in ("--help", "-h"):
         return print(__doc__.strip())
     if any(word.endswith(".json") for word in words[:2]):
-        from .compare import open_spec
+        from .compare import FIELDS, open_spec
+        if "--help" in words:
+            return print(FIELDS)
         words = [open_spec(word) if word.endswith(".json") else word for word in words[:2]]
         name, rest = words[0], [*words[1:], *rest[1:]]
     if name in COMMANDS:
@@ -38,7 +41,8 @@ def main(words):
     if name in EXPERIMENTS:
         return importlib.import_module("results.run").run_command(name, rest)
     raise BadInput(f"{name!r} is not a command or an experiment"
-                   f"{did_you_mean(name, [*COMMANDS, *EXPERIMENTS])} (see python -m results show)")
+                   f"{did_you_mean(name, [*COMMANDS, *EXPERIMENTS])} (see python -m results "
+                   "show --all)")
 
 
 if __name__ == "__main__":

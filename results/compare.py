@@ -7,12 +7,12 @@ import collections
 import functools
 import json
 import lzma
-import math
 import re
+import textwrap
 from pathlib import Path
 
 from common import BadInput, Parser, atomic_file, did_you_mean, shown
-from look.compare import markdown, mean_std, p_text, paired_test, test_table
+from look.compare import aligned, markdown, mean_std, p_text, paired_test, test_table
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "results/records.jsonl.xz"
@@ -24,9 +24,25 @@ SEEDS = 3  # a claim with fewer common seeds is not tested
 # ---- an experiment of your own
 
 
+FIELDS = """The fields of an experiment of your own (results/README.md has an example):
+
+jobs     {row: flags of train.py}; or {row: {"train": flags, "seeds": [...], "tests": [...],
+         "command": a program in place of train.py, "prints": one that prints its numbers as JSON}}
+flags    flags of train.py for all rows        seeds   [0] if it is not given
+tests    commands that measure a run, [evaluate.py RUN] if it is not given
+files    what the folder of --files has to contain
+setup    {folder: the command that makes it}, before the first run
+tables   [{"title": ..., "columns": {heading: metric}}]
+tested   metrics of the paired t-tests         pairs   {row: its baseline}
+finding  a sentence for `show`                 about   the paragraph of `show --about`
+
+In commands RUN is the folder of the run, FOLDER[row] that of another row with the same seed, FILES
+that of --files, and MATCH[row] the number of steps with the compute of another row."""
+
+
 def open_spec(path):
     """Read the experiment of a file SPEC.json and keep its records beside it, in SPEC.jsonl.xz.
-    Return its name, which is that of the file. Raises BadInput. results/README.md explains it."""
+    Return its name, which is that of the file. Raises BadInput."""
     global RECORDS
     path = Path(path).expanduser()
     try:
@@ -79,12 +95,6 @@ def read_records(experiment=None):
     return sorted(records, key=lambda record: order.index(record["label"]))
 
 
-def count_runs():
-    """Return {experiment: number of its recorded runs}."""
-    counts = collections.Counter(record["experiment"] for record in read_records())
-    return {name: counts[name] for name in EXPERIMENTS}
-
-
 def keep_records(new):
     """Add records to the file, each in place of one of the same experiment, label and seed; a table
     of times only in place of one of the same device."""
@@ -96,33 +106,12 @@ def keep_records(new):
         file.write(lzma.compress(text.encode(), preset=9))
 
 
-def value_of(record, metric):
-    """Return a metric, a term of the last logged step, or a field such as "steps".
-
-    Along training, "retrieval/xsim@60" is the metric after 60 seconds, "retrieval/xsim<10" the
-    first step at which it is below 10, and "retrieval/xsim<10 s" the seconds until then; infinity
-    if the run ended earlier. `pace` of a record is the seconds of a step where nothing else
-    runs."""
-    name, sign, number, unit = re.fullmatch(r"(.*?)(?:([<@])(\d+)( s)?)?", metric).groups()
-    if not sign:
-        return (record | record.get("last", {}) | record.get("eval", {})).get(metric)
-    pace = record.get("pace") or record["seconds"] / record["steps"]
-    points = {int(step): values[name] for step, values in record["curve"].items() if name in values}
-    if not points:
-        return None
-    if sign == "@":
-        if record["steps"] * pace < int(number):
-            return math.inf
-        return points[max(step for step in points if step * pace <= int(number))]
-    reached = [step for step, value in points.items() if value < int(number)]
-    return min(reached, default=math.inf) * (pace if unit else 1)
-
-
 def by_label(records, metric):
-    """Return {label: {seed: number}} of a metric: see value_of."""
+    """Return {label: {seed: number}} of a metric, a term of the last logged step, or a field such
+    as "steps"."""
     values = {}
     for record in records:
-        value = value_of(record, metric)
+        value = (record | record.get("last", {}) | record.get("eval", {})).get(metric)
         if isinstance(value, (int, float)):
             values.setdefault(record["label"], {})[record["seed"]] = value
     return values
@@ -152,9 +141,15 @@ def equivalence_p(test, seeds, margin):
 
 # ---- one experiment
 
+# What `show` prints only if it is asked for.
+PARTS = {"tables": "print every table with all of its columns",
+         "tests": "print the tests of every metric",
+         "commands": "print how each row is trained and measured",
+         "about": "print the data, the models, and what we expected before the runs"}
 
-def table_lines(records, columns, rows, published=None):
-    """Return a table of mean ± std over seeds.
+
+def table_of(records, columns, rows, published=None):
+    """Return the heads and the rows of a table, of mean ± std over seeds; None if it is empty.
 
     columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name], or
     [label, {metric of a column: what this row has in its place}]}; published {heading: texts}.
@@ -171,66 +166,104 @@ def table_lines(records, columns, rows, published=None):
     used = [i for i, cells in enumerate(zip(*table)) if i == 0 or set(cells) != {"-"}]
     for heading, texts in (published or {}).items():
         table.append([heading, *texts, *["-"] * (len(columns) - len(texts))])
-    table = [[row[i] for i in used] for row in (["run", *columns], *table)]
-    return markdown(table[0], table[1:]) if len(used) > 1 else []
+    heads, *table = [[row[i] for i in used] for row in (["run", *columns], *table)]
+    return (heads, table) if len(used) > 1 else None
 
 
-def test_lines(records, metrics, pairs):
-    """Return a table of paired tests of {label: its baseline}, for each metric."""
-    heads, rows = test_table({metric: by_label(records, metric) for metric in metrics}, pairs)
-    return markdown(heads, rows) if rows else []
+def labels_of(records):
+    return {record["label"]: record["label"] for record in records}
 
 
 def times_lines(record):
     """Return the table of times that peers or gpu recorded."""
     heads = list(dict.fromkeys(key for row in record["table"].values() for key in row))
     rows = [[side, *(row.get(key, "-") for key in heads)] for side, row in record["table"].items()]
-    return [f"## {record['label']}", "", *markdown(["", *heads], rows), "",
+    return [f"## {record['label']}", "", *aligned(["", *heads], rows), "",
             f"torch {record['torch']}, {record['device']}"]
 
 
-def command_lines(records):
-    """Return the commands of each row, those of its first seed."""
-    rows = {}
+def command_lines(name, records):
+    """Return the commands of each row in experiments.json, with its first seed, and the commits of
+    its records. A row that is no longer there has its recorded commands."""
+    from .run import jobs_of
+    jobs, commits = {}, {}
+    for job in jobs_of(name):
+        jobs.setdefault(job.label, [job.train, job.tests])
     for record in records:
-        rows.setdefault(record["label"], []).append(record)
-    lines = []
-    for label, (first, *others) in rows.items():
-        seeds = ", ".join(str(record["seed"]) for record in (first, *others))
-        lines.append(f"- {label} (commit {first.get('commit')}, seed{'s' * bool(others)} {seeds}):")
-        lines += [f"  `{first[key]}`" for key in ("train", "test") if key in first]
-    return lines
+        if "train" in record:
+            jobs.setdefault(record["label"], [record["train"], record.get("test", "")])
+            commits.setdefault(record["label"], {})[record["commit"]] = True
+    return [line for label, commands in jobs.items() for line in (
+        f"{label} ({', '.join(commits.get(label, ['not run yet']))}):",
+        *(f"  {command}" for command in commands if command))]
 
 
-def show(name):
-    """Return the text of an experiment: finding, set-up, tables, tests, and the commands."""
+def table_blocks(name, records, every):
+    """Return the lines of the tables of an experiment: of the first seven columns of the first one,
+    or of all."""
+    tables = EXPERIMENTS[name].get("tables", [{"columns": DATA["columns"]}])
+    for table in tables if every else tables[:1]:
+        columns = dict(list(table["columns"].items())[:None if every else 7])
+        found = table_of(records, columns, labels_of(records) | table.get("rows", {}),
+                         table.get("published"))
+        if found:
+            yield [*([table["title"]] if "title" in table else []), *aligned(*found)]
+
+
+def show(name, parts=()):
+    """Return the text of an experiment: a sentence, a table, tests of two metrics, and `parts`,
+    which are some of PARTS."""
     if name not in EXPERIMENTS:
         raise BadInput(f"there is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} (see "
-                       "python -m results show)")
+                       "python -m results show --all)")
     experiment, records = EXPERIMENTS[name], read_records(name)
     if records and "file" in experiment:
         check_columns(name, records)
-    blocks = [[f"# {name}"], [experiment[key] for key in ("finding", "about") if key in experiment]]
-    for table in experiment.get("tables", [{"columns": DATA["columns"]}]):
-        rows = {record["label"]: record["label"] for record in records} | table.get("rows", {})
-        lines = table_lines(records, table["columns"], rows, table.get("published"))
-        if lines and "title" in table:
-            blocks.append([f"## {table['title']}"])
-        blocks.append(lines)
-    blocks.append(test_lines(records, experiment.get("tested", ()), experiment.get("pairs", {})))
+    blocks = [[f"{name}: {len(records)} runs", *filter(None, [experiment.get("finding")])]]
+    if "about" in parts:
+        blocks.append(textwrap.wrap(experiment["about"], 100))
+    blocks += table_blocks(name, records, "tables" in parts)
     blocks += [times_lines(record) for record in records if "table" in record]
-    blocks.append(command_lines([record for record in records if "table" not in record]))
+    metrics = experiment.get("tested", ())[:None if "tests" in parts else 2]
+    heads, rows = test_table({metric: by_label(records, metric) for metric in metrics},
+                             experiment.get("pairs", {}))
+    blocks.append(aligned(heads, rows) if rows else [])
+    if "commands" in parts:
+        blocks.append(command_lines(name, records))
+    if more := [f"--{part}" for part in PARTS if part not in parts]:
+        blocks.append([f"More: {', '.join(more)}"])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
+def list_lines(every=False):
+    """Return a line for each experiment, by paper; without `every` only those of "groups"."""
+    groups = dict(DATA["groups"])
+    others = [name for name in EXPERIMENTS if name not in sum(groups.values(), [])]
+    if every:
+        groups["Others"] = others
+    counts = collections.Counter(record["experiment"] for record in read_records())
+    lines = []
+    for heading, names in groups.items():
+        lines += [heading, *(f"  {name:26}{counts[name]:3} runs  "
+                             f"{textwrap.shorten(EXPERIMENTS[name]['finding'], 88)}"
+                             for name in names)]
+    return lines + ([] if every else [f"{len(others)} more: python -m results show --all"])
+
+
 def show_command(words):
-    parser = Parser("python -m results show", "Print what was recorded.")
-    parser.add_argument("name", nargs="?", help="the experiment; without it, list all")
-    name = parser.parse_args(words).name
-    if name:
-        return print(show(name), end="")
-    for name, count in count_runs().items():
-        print(f"{name:28}{count:4} runs  {EXPERIMENTS[name]['finding']}")
+    parser = Parser("python -m results show", "Print what was recorded: a sentence, a table, and "
+                    "paired t-tests of the first two metrics.")
+    parser.add_argument("name", nargs="?", help="the experiment; without it, list them by paper")
+    parser.add_argument("--all", action="store_true", help="list all experiments")
+    for part, text in PARTS.items():
+        parser.add_argument(f"--{part}", action="store_true", help=text)
+    flags = parser.parse_args(words)
+    parts = [part for part in PARTS if getattr(flags, part)]
+    if not flags.name and parts:
+        raise BadInput(f"--{parts[0]} needs the name of an experiment (see python -m results show)")
+    if flags.name and flags.all:
+        raise BadInput("--all lists all experiments: give it without a name")
+    print(show(flags.name, parts) if flags.name else "\n".join(list_lines(flags.all)))
 
 
 # ---- the board: what the papers claim, and what we measured
@@ -297,52 +330,69 @@ def against_bag(claim, scores):
 
 
 def board_lines():
-    """Return the table of claims, one value per cell."""
-    rows = []
+    """Return the claims, paper by paper, with the scores of both sides and the verdict."""
+    papers = {}
     for claim, one in zip(DATA["claims"], judge().values()):
-        test = one["test"]
-        interval, p, corrected = ["-"] * 3 if not test else [
-            f"{test['low']:+.2f} to {test['high']:+.2f}", p_text(test["p"]), p_text(one["holm"])]
-        rows.append([claim["id"], claim["claim"], claim["measure"],
-                     mean_std(one["baseline"].values()), mean_std(one["ours"].values()),
-                     len(one["ours"]) or "-", interval, p, claim["family"], corrected,
-                     one["verdict"], one["bag"]])
-    return markdown(["", "claim", "measure", "baseline", "method", "seeds",
-                     "95 % interval of the difference", "p", "family", "p (Holm)", "verdict",
-                     "a bag; better than it?"], rows)
+        papers.setdefault(claim["of"], []).append(
+            [f"{claim['id']:4}{claim['claim']}", mean_std(one["baseline"].values()),
+             mean_std(one["ours"].values()), p_text(one["holm"]) if one["test"] else "-",
+             one["verdict"], one["bag"]])
+    rows = [row for paper, its in papers.items() for row in ([paper, *[""] * 5], *its)]
+    return aligned(["", "baseline", "method", "p (Holm)", "verdict", "a bag: better than it?"],
+                   rows)
+
+
+def claim_lines(claim, one):
+    """Return all about a claim, given what judge returns for it."""
+    test, family = one["test"], claim["family"]
+    sides = {"baseline": one["baseline"]} if "baseline" in claim else {}
+    rows = {"measure": f"{claim['measure']} ({claim['better']} is better)"}
+    rows |= {side: f"{mean_std(scores.values())}  {claim.get(side)}"
+             for side, scores in (*sides.items(), ("ours", one["ours"]))}
+    rows["compared"] = f"at equal {claim['matched']}, {len(one['ours'])} seeds"
+    if test:
+        rows["difference"] = f"95 % interval {test['low']:+.2f} to {test['high']:+.2f}"
+        rows["p"] = (f"{p_text(test['p'])}; {p_text(one['holm'])} after Holm's correction over the "
+                     f"family {family!r}")
+    rows |= {"verdict": one["verdict"], "a bag": one["bag"], "the paper": claim["paper"],
+             "note": claim["note"] or "-", "runs": f"python -m results show {claim['experiment']}"}
+    lines = [f"{claim['id']}. {claim['of']}: {claim['claim']}"]
+    for name, text in rows.items():
+        lines += textwrap.wrap(text, 100, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
+    return lines
 
 
 def board_command(words):
-    Parser("python -m results board", "The claims of the papers, and what we measured.").parse_args(
-        words)
-    print(*board_lines(), "", "Holm's correction is over the claims of a family: those of the four "
-          "papers, those of newer papers, those about a decoder that also retrieves, and our "
-          "controls, which no paper has.",
-          "The p value of a claim of equality is that of two one-sided paired t-tests.",
-          "The last column has the score of a bag of token embeddings, and whether the method is "
-          "better than it (p below 0.05, without a correction).",
-          "Claims A to D2 are with Muon, all others with AdamW. `python -m results show "
-          "encoders-muon` has claims 9 to 12 and 17 with Muon.", sep="\n")
-    for claim in DATA["claims"]:
-        against = f" against `{claim['baseline']}`" if "baseline" in claim else ""
-        print(f"{claim['id']}. `{claim['ours']}`{against} at equal {claim['matched']}; `python -m "
-              f"results show {claim['experiment']}`. The paper: {claim['paper']}. {claim['note']}")
+    parser = Parser("python -m results board", "The claims of the papers, and what we measured.")
+    parser.add_argument("claim", nargs="?", help="number of a claim: print its measure, interval, "
+                        "runs, the paper's numbers and notes")
+    number = parser.parse_args(words).claim
+    if number:
+        claims = {claim["id"]: claim for claim in DATA["claims"]}
+        if number not in claims:
+            raise BadInput(f"there is no claim {shown(number)!r}{did_you_mean(number, claims)} "
+                           "(see python -m results board)")
+        return print(*claim_lines(claims[number], judge()[number]), sep="\n")
+    print(*board_lines(), "", "p (Holm) is corrected for the number of tests in the claim's "
+          "family: the four papers, newer papers, our", "controls, a decoder that also retrieves. "
+          "In the last column p is below 0.05, uncorrected.",
+          "python -m results board 9 prints all about claim 9.", sep="\n")
 
 
 # ---- recorded numbers inside the README files
 
 
 def filled(text):
-    """Return a page with the recorded numbers in the table after each `<!-- table NAME -->`: one of
-    "pages" in experiments.json, or the board."""
+    """Return a page with the recorded numbers in the table after each `<!-- table NAME -->`, which
+    is one of "pages" in experiments.json. Without "rows" it has every recorded row; of several
+    experiments, a row is "EXPERIMENT: LABEL"."""
     def with_table(match):
-        if match[2] == "board":
-            lines = board_lines()
-        else:
-            table = DATA["pages"][match[2]]
-            records = [one for name in table["experiments"] for one in read_records(name)]
-            lines = table_lines(records, table["columns"], table["rows"])
-        return "\n".join([match[1], *lines, ""])
+        table = DATA["pages"][match[2]]
+        names = table["experiments"]
+        records = [one if len(names) == 1 else one | {"label": f"{name}: {one['label']}"}
+                   for name in names for one in read_records(name)]
+        found = table_of(records, table["columns"], table.get("rows") or labels_of(records))
+        return "\n".join([match[1], *(markdown(*found) if found else ()), ""])
     return re.sub(r"(<!-- table (\S+) -->)\n(?:\|.*\n)*", with_table, text)
 
 

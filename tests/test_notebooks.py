@@ -8,8 +8,8 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 from test_house import ROOT, name_of
+from test_results import everything
 
-from results.compare import board_lines, show
 from results.flops import step_flops
 
 sys.path.insert(0, str(ROOT / "notebooks"))
@@ -62,8 +62,7 @@ def unfounded(text):
     found = []
     for paragraph in re.split(r"\n\n(?!\|)", text):
         commands = COMMAND.findall(paragraph)
-        printed = " ".join(show(name) if name else "\n".join(board_lines())
-                           for _, name in commands)
+        printed = " ".join(everything(name or "board") for _, name in commands)
         known = {float(number) for number in NUMBER.findall(printed)}
         cited = NUMBER.findall(COMMAND.sub("", paragraph)) if commands else ()
         found += [number for number in cited if float(number) not in known]

@@ -1,14 +1,13 @@
 """Records, statistics, the board of claims, the pages, experiments, and the tools beside them."""
 
+import collections
 import contextlib
 import functools
 import importlib.util
 import io
 import json
 import lzma
-import math
 import re
-import statistics
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -62,15 +61,6 @@ CLAIM = {"id": "1", "family": "odd", "experiment": "odd", "metric": "x", "ours":
     ([0.7810, 0.7812], "0.78110 ± 0.00014"), ([100.0, 100.0], "100.0"), ([], "-")])
 def test_a_deviation_has_two_digits(values, text):
     assert compare.mean_std(values) == text
-
-
-@pytest.mark.parametrize("metric, value", [
-    ("steps", 90), ("x", 4), ("x@30", 9), ("x@45", 5), ("x@46", math.inf), ("x<10", 50),
-    ("x<10 s", 25.0), ("x<3", math.inf), ("x<3 s", math.inf)])
-def test_values_along_training(metric, value):
-    record = {"steps": 90, "pace": 0.5, "eval": {"x": 4},
-              "curve": {"0": {"x": 90}, "50": {"x": 9}, "70": {"loss": 1}, "90": {"x": 5}}}
-    assert compare.value_of(record, metric) == value
 
 
 def test_a_paired_test_uses_common_seeds():
@@ -134,28 +124,69 @@ def test_a_claim_can_be_equality_or_name_another_metric_for_its_baseline(own_rec
     assert judged["worse"]["baseline"] == {0: 15.1, 1: 16.1, 2: 17.4}
 
 
-# ---- records and pages
+# ---- records, and what `show` and `board` print
 
-show = functools.cache(compare.show)
+@functools.cache
+def everything(name):
+    """Return all that the commands print about an experiment, or about the claims."""
+    if name == "board":
+        return "\n".join([*compare.board_lines(), *(
+            line for claim, one in zip(compare.DATA["claims"], compare.judge().values())
+            for line in compare.claim_lines(claim, one))])
+    return compare.show(name, tuple(compare.PARTS))
 
 
 def test_a_record_has_an_identity_a_command_and_a_commit():
     records = compare.read_records()
     keys = {(one["experiment"], one["label"], one["seed"]) for one in records}
-    assert len(keys) == len(records) >= 800
+    assert len(keys) == len(records) >= 600
     assert {name for name, _, _ in keys} <= compare.EXPERIMENTS.keys()
     for one in records:
         if "table" not in one:  # a job that prints its numbers has no test
             assert one["commit"] and (one["train"].startswith("python -m ") or one["test"])
 
 
-@pytest.mark.parametrize("name", compare.count_runs())
-def test_every_experiment_can_be_shown(name):
-    text = show(name)
-    records = compare.read_records(name)
-    assert ("\n| --- |" in text) == bool(records)
+@pytest.mark.parametrize("name", compare.EXPERIMENTS)
+def test_an_experiment_is_one_sentence_a_table_of_eight_columns_and_tests_of_two_metrics(name):
+    experiment, records = compare.EXPERIMENTS[name], compare.read_records(name)
+    text = compare.show(name)
+    assert text.startswith(f"{name}: {len(records)} runs\n{experiment['finding']}\n")
+    heads = re.findall("^run  .*", text, re.M)
+    assert all(len(re.split("  +", head)) <= 8 for head in heads)
+    assert len(heads) == bool(records) or "table" in records[0]
+    shown = [metric for metric in experiment.get("tested", ()) if f"  {metric}  " in text]
+    assert set(shown) <= set(experiment.get("tested", ())[:2]) and "train.py" not in text
     for record in records:  # one command for all seeds
-        assert "table" in record or text.count(f"\n- {record['label']} (commit ") == 1
+        assert "table" in record or everything(name).count(f"\n{record['label']} (") == 1
+
+
+def test_show_prints_the_commands_of_today():
+    """Records of "bag with positions" are older than --positions: their command was the bag's."""
+    lines = compare.show("encoders-recipe", ["commands"]).splitlines()
+    start, = [i for i, line in enumerate(lines) if line.startswith("bag with positions (")]
+    job = next(job for job in run.jobs_of("encoders-recipe") if job.label == "bag with positions")
+    assert "--positions learned" in job.train
+    assert lines[start + 1:start + 3] == [f"  {job.train}", f"  {job.tests}"]
+
+
+def test_experiments_are_listed_by_paper_on_one_screen(capsys):
+    main(["show"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 21 and max(map(len, lines)) < 130
+    main(["show", "--all"])
+    every = capsys.readouterr().out
+    assert all(f"\n  {name} " in every for name in compare.EXPERIMENTS)
+    assert set(sum(compare.DATA["groups"].values(), [])) <= compare.EXPERIMENTS.keys()
+
+
+def test_the_board_has_every_claim_and_prints_all_about_one(capsys):
+    main(["board"])
+    text = capsys.readouterr().out
+    for claim in compare.DATA["claims"]:
+        assert f"\n{claim['id']:4}{claim['claim']}  " in text and f"\n{claim['of']}\n" in text
+    main(["board", "9"])
+    one = " ".join(capsys.readouterr().out.split())
+    assert "tables 4 to 7" in one and "-0.77 to -0.71" in one and "show encoders-recipe" in one
 
 
 def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
@@ -163,7 +194,7 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     keep_odd({"a": [2.0]})
     assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
     monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD)
-    assert "| a | 1.50 ± 0.71 |" in compare.show("odd")
+    assert "\na    1.50 ± 0.71\n" in compare.show("odd")
     times = {"experiment": "times", "label": "a", "seed": 0, "torch": "2", "table": {}}
     for device in ("one", "two", "two"):  # times of two devices are two records
         compare.keep_records([times | {"device": device}])
@@ -183,9 +214,11 @@ def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
     main(["own.json"])
     assert Path("own.jsonl.xz").exists() and (Path("records.jsonl.xz").read_bytes() == before)
     assert "python -m results show own.json" in capsys.readouterr().out
-    main(["show", "own.json"])
+    main(["show", "own.json", "--commands"])
     text = capsys.readouterr().out
-    assert "| mine | 7.50 ± 0.71 |" in text and "--lr 1e-3" in text
+    assert "\nmine    7.50 ± 0.71\n" in text and "--lr 1e-3" in text
+    main(["own.json", "--help"])
+    assert "jobs     {row: flags" in capsys.readouterr().out
     table["columns"]["odd"] = "validation/los"
     Path("own.json").write_text(json.dumps({"jobs": flags, "tables": [table]}))
     assert "column 'odd': no record of own has the metric validation/los; did you mean " \
@@ -240,72 +273,88 @@ def test_a_wrong_experiment_is_one_line(spec, error, own_records, refused):
     assert error in refused(main, "own.json")
 
 
-def cited(text):
-    """Return what the experiments print that a text names in `...`."""
-    return "".join(show(name) for part in re.findall(r"`([^`]+)`", text)
-                   for name in part.split() if name in compare.EXPERIMENTS)
+# ---- the pages
+
+NUMBER = re.compile(r"(?<![\w.])(?<!PyTorch )-?\d[\d,]*\.\d+")
+EXEMPT = {"paper", "table or figure", "command"}  # columns
 
 
-def test_pages_have_the_recorded_numbers():
-    """Tables are those that `readme` writes. A decimal of a paragraph, a claim's note or a row
-    of ours in LEDGER, or a mean of REPRODUCE, is in the output of a command that is named beside
-    it, or on the board."""
-    board = "\n".join(compare.board_lines())
+def own_numbers(section):
+    """Return the decimals of a section that have two digits or more other than 0. Without tables
+    that `readme` writes, columns that cite a paper, code, and sentences about a page of minimal/,
+    which anybody can run."""
+    section = re.sub(r"<!-- table \S+ -->\n(\|.*\n?)*|```.*?```", "", section, flags=re.S)
+    lines, heads = [], []
+    for line in section.splitlines():
+        cells = line.strip("|").split("|") if line.startswith("|") else []
+        heads = (heads or [cell.strip() for cell in cells]) if cells else []
+        lines.append(" ".join(cell for cell, head in zip(cells, heads) if head not in EXEMPT)
+                     if cells else line)
+    sentences = re.split(r"(?<=[.*])\s+(?=[A-Z*])", "\n".join(lines))
+    text = " ".join(one for one in sentences if "minimal" not in one)
+    return [one for one in NUMBER.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text))
+            if len(re.findall("[1-9]", one)) > 1]
+
+
+def unprinted(section):
+    """Return the numbers of a section that no command named in it prints, rounded or as they
+    are."""
+    named = {name for part in re.findall(r"`([^`]+)`", section) for name in part.split()}
+    texts = [everything(name) for name in named & compare.EXPERIMENTS.keys()]
+    texts += [everything("board")] if re.search(r"\bboard\b|\b[Cc]laims? ", section) else []
+    known = [abs(float(one.replace(",", "")))
+             for text in texts for one in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+    return [one for one in own_numbers(section)
+            if not any(abs(abs(float(one.replace(",", ""))) - number)
+                       <= 0.5 * 10.0 ** -len(one.partition(".")[2]) + 1e-9 for number in known)]
+
+
+def sections_of(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if name == "README.md":
+        text = text[text.index("\n## Results"):]
+    if name == "results/LEDGER.md":  # its tables are published numbers
+        text = re.sub(r"(?m)^\|.*\n?", "", text)
+    return re.split(r"(?m)^(?=#|\*\*\d+\. )", text)
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/README.md", "results/LEDGER.md",
+                                  "results/REPRODUCE.md"])
+def test_a_command_named_in_its_section_prints_every_number_of_a_page(name):
+    assert {section[:60]: found for section in sections_of(name)
+            if (found := unprinted(section))} == {}
+
+
+def test_a_note_has_numbers_that_its_experiments_print():
+    for claim in compare.DATA["claims"]:
+        assert unprinted(f"{claim['note']} `{claim['experiment']}`, board") == [], claim["id"]
+
+
+def test_a_number_that_no_command_prints_is_found():
+    table = "| row | ours | paper |\n| --- | --- | --- |\n| a | 13.4 | 77.7 |\n"
+    text = "9.28, 9.3, 7.77 and 0.5 % are missed (`show encoders-recipe`). It takes 3.21 times " \
+        "as many (`python -m minimal.climb`). A flag, `--lr 1.23`.\n" + table
+    assert unprinted(text) == ["7.77"]
+    assert unprinted(text.replace("show encoders-recipe", "show llm-jepa")) == [
+        "9.28", "9.3", "7.77", "13.4"]
+
+
+def test_pages_are_those_that_readme_writes_and_stay_small():
+    """No table of results/README has more than eight rows and seven columns."""
     for page in ("README.md", "results/README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert compare.filled(text) == text
-    paragraphs = text.partition("findings\n")[2].split("\n\n")
-    ledger = (ROOT / "results/LEDGER.md").read_text(encoding="utf-8")
-    paragraphs += ledger.partition("## Ours")[2].splitlines()
-    paragraphs += [f"{claim['note']} `{claim['experiment']}`" for claim in compare.DATA["claims"]]
-    for paragraph in paragraphs:
-        prose = re.sub(r"<!-- table \S+ -->\n(\|.*\n?)*|`[^`]*`", "", paragraph)
-        known = cited(paragraph) + board
-        assert [one for one in re.findall(r"-?\d+\.\d+", prose) if one not in known] == [], prose
-    text = (ROOT / "results/REPRODUCE.md").read_text(encoding="utf-8")
-    for ours in re.findall(r"\| ([^|]*) \|$", text.partition("## Published")[0], re.M):
-        known = cited(ours) + board
-        assert all(mean in known for mean in re.findall(r"\d+\.\d+ ± \d+\.\d+", ours)), ours
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        assert table.count("\n") <= 10 and table.partition("\n")[0].count("|") <= 8
 
 
-def differences(metric, row, other):
-    """Return the mean difference of two rows in every experiment that has both, by a metric or one
-    whose name ends in it: [(number of seeds, difference), ...]."""
-    values = {}  # {(experiment, metric): {row: {seed: number}}}
-    for record in compare.read_records():
-        if record["label"] in (row, other):
-            numbers = record | record.get("eval", {})
-            for name in [name for name in numbers if f"/{name}".endswith(f"/{metric}")]:
-                rows = values.setdefault((record["experiment"], name), {row: {}, other: {}})
-                rows[record["label"]][record["seed"]] = numbers[name]
-    pairs = [[one[row][seed] - one[other][seed] for seed in one[row].keys() & one[other].keys()]
-             for one in values.values()]
-    return [(len(one), statistics.fmean(one)) for one in pairs if one]
-
-
-@pytest.mark.parametrize("number", compare.DATA["findings"])
-def test_a_finding_has_the_direction_of_its_records_and_none_with_more_seeds_has_the_other(number):
-    """findings: what the first sentences of a finding compare, and the row that is higher or lower.
-    There are three seeds, or the paragraph says that there is one."""
-    text = (ROOT / "results/README.md").read_text(encoding="utf-8")
-    paragraph = re.search(rf"^\*\*{number}\. .*?(?=^<!-- table)", text, re.M | re.S)[0]
-    for name, metric, row, direction, other in compare.DATA["findings"][number]:
-        sign = 1 if direction == "higher" else -1
-        scores = compare.by_label(compare.read_records(name), metric)
-        test = {seed: scores[row][seed] - scores[other][seed]
-                for seed in scores[row].keys() & scores[other].keys()}
-        assert sign * statistics.fmean(test.values()) > 0, metric
-        assert len(test) >= compare.SEEDS or "one seed" in paragraph
-        more = [one for one in differences(metric, row, other) if one[0] > len(test)]
-        assert all(sign * difference >= 0 for _, difference in more), metric
-
-
-def test_every_finding_has_its_direction_checked_and_finding_1_is_no_gain():
-    text = (ROOT / "results/README.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\*\*(\d+)\. ", text, re.M) == [*compare.DATA["findings"]]
-    judged = compare.judge()
-    gains = [number for number in judged if re.fullmatch("[123][a-z]?", number)]
-    assert len(gains) == 7 and "better" not in {judged[number]["verdict"] for number in gains}
+def test_the_ledger_counts_its_rows():
+    text = (ROOT / "results/LEDGER.md").read_text(encoding="utf-8")
+    for line, part in zip(re.findall(r"^\| (?:an|the|another) .*", text, re.M)[1:],
+                          text.split("\n## ")[1:], strict=True):
+        for grade, cell in zip("ABC", line.strip("| ").split(" | ")[1:]):
+            counted = {verdict: int(number) for number, verdict in re.findall(r"(\d+) (\w+)", cell)}
+            assert counted == collections.Counter(re.findall(rf"^\| {grade} (\w+) ", part, re.M))
 
 
 def parse_test(words):
@@ -396,8 +445,8 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
 
 @pytest.mark.parametrize("words, error", [
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
-    ("plot helth", "did you mean health?"), ("plot languages --metric x", "languages has no x"),
-    ("plot languages --rows x", "languages has no row 'x'"),
+    ("plot helth", "did you mean health?"), ("plot bag --metric x", "bag has no x"),
+    ("plot bag --rows x", "bag has no row 'x'"),
     ("flops --match nowhere", "nowhere"),
     ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
