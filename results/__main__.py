@@ -20,7 +20,7 @@ import importlib
 from common import BadInput, did_you_mean, run_program
 
 # {command: its file}, which is imported when it is needed: some need requirements-dev.txt.
-COMMANDS = {"show": "compare", "board": "compare", "readme": "compare", "plot": "plots",
+COMMANDS = {"show": "show", "board": "show", "readme": "show", "plot": "plots",
             "flops": "flops", "peers": "peers", "gpu": "gpu", "make-data": "make_data"}
 
 

@@ -20,7 +20,7 @@ from test_house import write_pairs
 import evaluate
 import settings
 import train
-from results import compare, flops, plots, run
+from results import compare, flops, plots, run, show
 from results.__main__ import main
 from tasks import finetune
 from tasks import protocols as tasks
@@ -130,10 +130,10 @@ def test_a_claim_can_be_equality_or_name_another_metric_for_its_baseline(own_rec
 def everything(name):
     """Return all that the commands print about an experiment, or about the claims."""
     if name == "board":
-        return "\n".join([*compare.board_lines(), *(
+        return "\n".join([*show.board_lines(), *(
             line for claim, one in zip(compare.DATA["claims"], compare.judge().values())
-            for line in compare.claim_lines(claim, one))])
-    return compare.show(name, tuple(compare.PARTS))
+            for line in show.claim_lines(claim, one))])
+    return show.show(name, tuple(show.PARTS))
 
 
 def test_a_record_has_an_identity_a_command_and_a_commit():
@@ -149,20 +149,20 @@ def test_a_record_has_an_identity_a_command_and_a_commit():
 @pytest.mark.parametrize("name", compare.EXPERIMENTS)
 def test_an_experiment_is_one_sentence_a_table_of_eight_columns_and_tests_of_two_metrics(name):
     experiment, records = compare.EXPERIMENTS[name], compare.read_records(name)
-    text = compare.show(name)
+    text = show.show(name)
     assert text.startswith(f"{name}: {len(records)} runs\n{experiment['finding']}\n")
     heads = re.findall("^run  .*", text, re.M)
     assert all(len(re.split("  +", head)) <= 8 for head in heads)
     assert len(heads) == bool(records) or "table" in records[0]
-    shown = [metric for metric in experiment.get("tested", ()) if f"  {metric}  " in text]
-    assert set(shown) <= set(experiment.get("tested", ())[:2]) and "train.py" not in text
+    metrics = [metric for metric in experiment.get("tested", ()) if f"  {metric}  " in text]
+    assert set(metrics) <= set(experiment.get("tested", ())[:2]) and "train.py" not in text
     for record in records:  # one command for all seeds
         assert "table" in record or everything(name).count(f"\n{record['label']} (") == 1
 
 
 def test_show_prints_the_commands_of_today():
     """Records of "bag with positions" are older than --positions: their command was the bag's."""
-    lines = compare.show("encoders-recipe", ["commands"]).splitlines()
+    lines = show.show("encoders-recipe", ["commands"]).splitlines()
     start, = [i for i, line in enumerate(lines) if line.startswith("bag with positions (")]
     job = next(job for job in run.jobs_of("encoders-recipe") if job.label == "bag with positions")
     assert "--positions learned" in job.train
@@ -194,7 +194,7 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     keep_odd({"a": [2.0]})
     assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
     monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD)
-    assert "\na    1.50 ± 0.71\n" in compare.show("odd")
+    assert "\na    1.50 ± 0.71\n" in show.show("odd")
     times = {"experiment": "times", "label": "a", "seed": 0, "torch": "2", "table": {}}
     for device in ("one", "two", "two"):  # times of two devices are two records
         compare.keep_records([times | {"device": device}])
@@ -343,7 +343,7 @@ def test_pages_are_those_that_readme_writes_and_stay_small():
     """No table of results/README has more than eight rows and seven columns."""
     for page in ("README.md", "results/README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
-        assert compare.filled(text) == text
+        assert show.filled(text) == text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
         assert table.count("\n") <= 10 and table.partition("\n")[0].count("|") <= 8
 
