@@ -1,10 +1,8 @@
 """The command python -m tasks, its data sets, retrieval in many languages, and what the tests of
 the tasks share."""
 
-import gzip
 import itertools
 import json
-import lzma
 from pathlib import Path
 
 import pytest
@@ -131,16 +129,6 @@ def test_each_mistake_is_one_line(run_folder, refused, words, message):
 
 
 # ---- tables of sets
-
-
-def test_tables_of_sets_can_be_tsv_csv_or_jsonl_and_compressed():
-    lines = '{"text": "a", "text2": "b", "label": 2}\n{"text": "c", "text2": "", "label": 0}\n'
-    Path("mnli_test.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
-    Path("sst2_test.csv").write_text('label,text\n1,"A, ""b""."\n0,C\n', encoding="utf-8")
-    Path("stsb-de_test.tsv.gz").write_bytes(gzip.compress(b"text\tid\tlabel\ntwo\t7\t1.5\n"))
-    assert sets.read_set("mnli", ".") == [("a", "b", 2), ("c", "", 0)]
-    assert sets.read_set("sst2", ".") == [('A, "b".', None, 1), ("C", None, 0)]
-    assert sets.read_set("stsb", ".", "test", "de") == [("two", None, 1.5)]
 
 
 def test_missing_splits_are_always_the_same_training_rows(capsys):
