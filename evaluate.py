@@ -169,7 +169,7 @@ def extend(rows, limits, stop, model):
         if len(unfinished) < len(rows):
             rows = [rows[i] for i in unfinished]
             limits = [limits[i] for i in unfinished]
-            cache = cache.keep(unfinished)
+            cache = cache[:, unfinished]
         tokens = torch.tensor([row[-1] for row in rows], device=device)
         positions = torch.tensor([len(row) - 1 for row in rows], device=device)
         logits = model.decode(tokens, positions, cache)
@@ -416,6 +416,8 @@ def has_twins(evaluation):
 def confused_twin(evaluation):
     """Return the number in rows.reordered of the first twin that the model takes for the
     translation of its sentence, among those that the order error counts. 0 if there is none."""
+    if not has_twins(evaluation):
+        return 0
     rows = evaluation.rows
     y, x, *_ = evaluation.embeddings.values()
     index = [row for _, row, _ in rows.reordered]

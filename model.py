@@ -517,13 +517,12 @@ class Model(nn.Module):
         DecodeStep. With `at`, the indices (N,) of some tokens, return their states alone (N, D),
         which is faster. A list `layers` receives the states after every block, (T, D) each; a
         `cache` of new_cache receives the keys and values of plain rows."""
-        table, cache = (None, None) if cache is None else cache
-        x, angles = self.embed_tokens(packed.tokens, packed.positions, table)  # (T, D)
+        x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
         return self.final_norm(run_blocks(self.blocks, x, packed, angles, cache, layers, at))
 
-    def embed_tokens(self, tokens, positions, table=None):
+    def embed_tokens(self, tokens, positions):
         """Embed tokens and positions (..., T): return states (..., T, D), and rotary angles or
-        None. `table`: the angles of all positions, if they have been computed before."""
+        None."""
         config = self.config
         angles = None
         x = self.embed(tokens) * config.embed_scale
@@ -531,16 +530,9 @@ class Model(nn.Module):
             x = x + self.position_embedding(positions + config.position_offset)
         elif config.positions == "sinusoidal":
             x = x + sinusoids(positions, config.width).to(x.dtype)
-        elif table is None:
-            angles = self.angles(positions)
         else:
-            angles = [one[positions] for one in table]
+            angles = rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
         return self.dropout(self.embed_norm(x)), angles
-
-    def angles(self, positions):
-        """Return the cosines and sines of rotary positions, (..., T) -> (..., T, 1, K) each."""
-        config = self.config
-        return rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
 
     def vocabulary_projection(self, states):
         """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
@@ -588,37 +580,22 @@ class Model(nn.Module):
     # ---- generation, with the keys and values of all earlier tokens in a cache
 
     def new_cache(self, rows, longest):
-        """Return a Cache for R rows of at most M tokens."""
+        """Return a cache for the keys and values of R rows of at most M tokens, (layers, R, 2 Hkv,
+        M, K). Token i of a row is at index i, so there is no padding before or between tokens."""
         config = self.config
-        table = None
-        if config.positions == "rotary":
-            weight = self.embed.weight
-            table = [one.to(weight.dtype) for one in self.angles(
-                torch.arange(longest, device=weight.device))]
         # Zeros: masked slots must be finite, because 0 * NaN is NaN.
-        return Cache(table, self.embed.weight.new_zeros(
-            config.layers, rows, 2 * (config.kv_heads or config.heads), longest, config.key_dim))
+        return self.embed.weight.new_zeros(
+            config.layers, rows, 2 * (config.kv_heads or config.heads), longest, config.key_dim)
 
     def decode(self, tokens, positions, cache):
-        """Decode one token per row, (R,) at positions (R,), with a Cache; return the logits of the
-        next tokens (R, V)."""
+        """Decode one token per row, (R,) at positions (R,), with the cache of these rows; return
+        the logits of the next tokens (R, V)."""
         longest = int(positions.max()) + 1
         mask = None
         if int(positions.min()) + 1 < longest:
             keys = torch.arange(longest, device=tokens.device)  # (M,)
             mask = (keys <= positions[:, None])[:, None, None]  # (R, 1, 1, M)
         return self.logits(self(DecodeStep(tokens, positions, longest, mask), cache=cache))
-
-
-class Cache(NamedTuple):
-    """What generation computes once. Token i of a row is at index i, so there is no padding before
-    or between tokens."""
-    angles: list | None  # cosines and sines of rotary positions (M, 1, K)
-    keys_values: torch.Tensor  # (layers, R, 2 Hkv, M, K)
-
-    def keep(self, rows):
-        """Return the cache of some of its rows."""
-        return self._replace(keys_values=self.keys_values[:, rows])
 
 
 class DecodeStep(NamedTuple):

@@ -234,10 +234,7 @@ class Run:
             # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
             mean = dict(zip(pending[0], steps.cpu().double().mean(0).tolist()))
             if not math.isfinite(mean["loss"]):
-                has_checkpoint = self.writes and self.saved_step > 0
-                raise BadInput(f"step {self.step}: the loss is not finite ({mean}). Restart with a "
-                               "lower --lr, --precision float32 or a smaller --clip"
-                               f"{'; the last checkpoint is intact' * has_checkpoint}")
+                raise runs.diverged(self, f"the loss is not finite ({mean})")
             seconds = time.perf_counter() - self.clock
             tokens = round(mean.pop("tokens") * len(pending) * self.world)
             self.pending = []
@@ -287,8 +284,7 @@ class Run:
             if self.writes:
                 runs.write_untrained(self, evaluation.embeddings)
             # The twin that the model confuses now is shown at every evaluation.
-            has_twins = self.rank == 0 and evaluate.has_twins(evaluation)
-            number = evaluate.confused_twin(evaluation) if has_twins else 0
+            number = evaluate.confused_twin(evaluation) if self.rank == 0 else 0
             self.untrained = results | {"example": number}
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
@@ -465,9 +461,9 @@ def introduce(run, say):
         f"{epochs:.2f} epochs")
     for note in run.notes + run.source.notes:
         say(note)
-    unused = "system" in run.corpus.columns[1:] and train.chat != "system"
-    columns = shown(", ".join(run.columns + ("system",) * (train.chat == "system")))
-    columns += " (not system: --chat plain)" * unused
+    columns = shown(", ".join(run.columns))
+    if "system" in run.corpus.columns[1:]:
+        columns += ", system" if train.chat == "system" else " (not system: --chat plain)"
     say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {columns}, and "
         f"{len(run.held_out):,} {'in --eval-data' if train.eval_data else 'held out'}")
     truncated, count = run.corpus.count_truncated(train.max_length, train.chat == "system")

@@ -230,7 +230,7 @@ def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
         assert_close(logits, [expected[row][-remaining] for row in active])
         if remaining == 3:  # a row is finished
             active = [0, 2]
-            cache = cache.keep(active)
+            cache = cache[:, active]
 
 
 @pytest.mark.parametrize("pool, expected", [
