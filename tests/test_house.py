@@ -1,17 +1,13 @@
-"""The rules of the repository: which file imports which, the closed core, the README's commands."""
+"""The rules of the repository: which file imports which, and the closed core."""
 
 import ast
 import graphlib
-import re
-import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from corpora import toy
 
 ROOT = Path(__file__).parent.parent
 CORE = ("common", "model", "data", "metrics", "optimizer", "runs", "objectives", "settings",
@@ -136,55 +132,3 @@ def test_the_core_alone_trains_resumes_and_evaluates_every_objective(monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run([sys.executable, "-c", TRAIN_ALL], text=True, capture_output=True)
     assert done.returncode == 0 and SEVEN <= set(done.stdout.split()), done.stderr[-2000:]
-
-
-# ---- the README
-
-
-def commands():
-    """Yield the commands in the README's sh blocks that run our programs."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for block in re.findall(r"```sh\n(.*?)```", text, re.S):
-        for line in block.replace("\\\n", " ").splitlines():
-            for command in line.split("#")[0].split("&&"):
-                if re.match(r"\s*python (?!-m (pytest|minimal))", command):  # test_minimal.py
-                    yield command.strip()
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory):
-    """Return a folder with small versions of the files that the README names."""
-    folder = tmp_path_factory.mktemp("readme")
-    for name, count in (("pairs.tsv", 300), ("test.tsv", 40)):
-        write_pairs(folder / name, count)
-    (folder / "lines.txt").write_text("sun moon tree\nroad house\n" * 20, encoding="utf-8")
-    return folder
-
-
-SHORTER = {"train.py": ["--steps", "3", "--eval-limit", "20", "--batch", "8"],
-           "evaluate.py": ["--limit", "40"], "tasks": ["--limit", "40"]}
-
-
-@pytest.mark.parametrize("command", list(commands()))
-def test_every_command_of_the_readme_runs(command, desk, monkeypatch):
-    """Each is shortened to a few steps on 1,000 rows, as many as are held out. Later commands use
-    the runs of earlier ones."""
-    for corpus in ("toy", "regex"):
-        make = getattr(toy, corpus)
-        monkeypatch.setattr(toy, corpus,
-                            lambda split, count, make=make: make(split, min(count, 1000)))
-    program, *words = command.removeprefix("python ").removeprefix("-m ").split()
-    if "--help" not in words:
-        words += SHORTER.get(program, [])
-    if program == "interop" and words[0] == "import":  # a tiny model instead of the hub's
-        from cases import make_models  # it needs transformers
-        words[1] = str(make_models.save(desk / "xlmr", "xlm-roberta", make_models.unigram(),
-                                        make_models.XLMR_ROLES, head=True))
-    monkeypatch.chdir(desk)
-    monkeypatch.setattr(sys, "argv", [program, *words])
-    with pytest.raises(SystemExit) as end:
-        if program.endswith(".py"):
-            runpy.run_path(str(ROOT / program), run_name="__main__")
-        else:
-            runpy.run_module(program, run_name="__main__")
-    assert end.value.code == 0
