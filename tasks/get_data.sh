@@ -15,7 +15,6 @@
 #   squad          SQuAD 1.1, CC BY-SA 4.0
 #   mlqa           CC BY-SA 3.0
 #   flores         FLORES-200 and xsim++, CC BY-SA 4.0. flores81.txt has MEXMA's 81 languages
-#   tatoeba        LASER's test, German and French with English, CC BY 2.0 FR
 #   bucc           BUCC 2018, German and English, the part with gold pairs; research use
 #   gsm8k          MIT
 #   hellaswag      training rows, MIT
@@ -169,16 +168,6 @@ get_flores() {
     rm -rf data/flores
     mv "$new/flores200_dataset/devtest" "$new/flores"
     keep "$new"/{flores,flores81.txt,flores_altered.*}
-}
-
-get_tatoeba() {
-    for code in deu fra; do
-        for one in $code eng; do
-            fetch $GITHUB/facebookresearch/LASER/main/data/tatoeba/v1/tatoeba.$code-eng.$one $one
-        done
-        (printf '%s\teng\n' $code; paste "$new/$code" "$new/eng") > "$new/$code-eng.tsv"
-    done
-    keep "$new"/*-eng.tsv
 }
 
 get_bucc() {

@@ -1,4 +1,23 @@
-"""Settings, schedule, the loop, exact resume, kills, refusals, and training from Python."""
+"""Settings, schedule, the loop, exact resume, kills, refusals, and training from Python.
+
+Other trainers resumed wrongly, and silently; most of these reports are of 2026. Here the examples
+of a step are a pure function of (seed, step, rank), so nothing is skipped or counted, and a
+checkpoint has all else that a step depends on. In brackets: what is tested here or in that file.
+
+- A second resume restarts the data: torchtitan 3907 [test_every_kill_minus_nine_...; test_data.py:
+  test_a_batch_depends_on_seed_step_and_rank_alone].
+- After a resume in epoch n the data has the order of epoch 0: accelerate 4071 [test_data.py:
+  test_every_row_comes_once_an_epoch_in_a_new_order].
+- Skipping batches moves the restored random numbers: transformers 46628 [nothing is skipped].
+- All later epochs are shorter: datasets 7447 [an epoch has no position that could be saved].
+- The optimizer's moments are silently zero: KempnerForge 115; a later call of seed() overwrites the
+  restored random numbers: ms-swift 9935 [test_every_objective_trains_..._resumes_bit_for_bit,
+  test_two_processes_resume_bit_for_bit].
+- One process ends while the others wait for it: torchtitan 3065 [test_attacks.py:
+  test_whichever_of_two_processes_is_killed_...].
+- The same seed gives other weights on a GPU: stevenybuilder/nextlat_forgetting [not tested: weights
+  are equal to the last bit on CPUs alone].
+"""
 
 import contextlib
 import functools
