@@ -3,6 +3,9 @@ the tasks share."""
 
 import itertools
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -176,3 +179,33 @@ def test_the_matrix_is_xsim_and_buccs_f1_weights_every_row_as_a_class(tokenizer)
     f1 = 100 * (2 / 3 + 2 / 4 + 1) / 6
     assert mining.bucc(evaluation) == {"rows": 12, "f1": pytest.approx(f1),
                                        "f1/de-en": pytest.approx(f1)}
+
+
+# ---- get_data.sh
+
+CURL = r"""#!/bin/sh
+for last; do :; done
+case "$*" in *test.jsonl*) [ -n "$BROKEN" ] && exit 22;; esac
+echo '{"question": "1 + 1?", "answer": "so #### 2"}' > "$last"
+"""
+
+
+def test_get_data_lists_its_sets_and_keeps_only_complete_ones(tmp_path):
+    def get(*names, **more):
+        path = f"{tmp_path}:{os.environ['PATH']}"  # with a curl that needs no network
+        return subprocess.run(["bash", script, *names], env=os.environ | {"PATH": path} | more,
+                              capture_output=True, text=True)
+
+    script = Path(command.__file__).with_name("get_data.sh")
+    Path("curl").write_text(CURL)
+    Path("curl").chmod(0o755)
+    listed = re.findall(r"^  ([\w-]+)", get().stdout, re.M)
+    functions = re.findall(r"^get_([\w-]+)\(\)", script.read_text(), re.M)
+    assert sorted(listed) == sorted(functions) and "gsm8k" in listed
+    assert get("gsm8k", "other").returncode == 2 and not Path("data").exists()
+    assert get("gsm8k", BROKEN="yes").returncode == 22 and not any(Path("data").iterdir())
+    assert get("gsm8k").returncode == 0
+    assert sorted(path.name for path in Path("data").iterdir()) == [
+        "gsm8k_test.jsonl", "gsm8k_train.jsonl"]
+    assert json.loads(Path("data/gsm8k_test.jsonl").read_text()) == {
+        "user": "1 + 1?", "assistant": "so #### 2"}
