@@ -348,6 +348,15 @@ def test_pages_are_those_that_readme_writes_and_stay_small():
         assert table.count("\n") <= 10 and table.partition("\n")[0].count("|") <= 8
 
 
+def test_reproduce_names_claims_and_experiments():
+    text = (ROOT / "results/REPRODUCE.md").read_text(encoding="utf-8")
+    named = " ".join(re.findall(r"\| ([^|\n]+) \|$", text, re.M))
+    claims = re.findall(r"\b\d+[a-z]?\b", " ".join(re.findall(r"claims? ([^;`|]*)", named)))
+    assert len(claims) > 10 and set(claims) <= {claim["id"] for claim in compare.DATA["claims"]}
+    experiments = set(re.findall(r"`([\w-]+)`", named))
+    assert len(experiments) > 10 and experiments <= compare.EXPERIMENTS.keys()
+
+
 def test_the_ledger_counts_its_rows():
     text = (ROOT / "results/LEDGER.md").read_text(encoding="utf-8")
     for line, part in zip(re.findall(r"^\| (?:an|the|another) .*", text, re.M)[1:],
@@ -477,12 +486,3 @@ def test_recorded_experiments_are_drawn_with_titles_axes_and_legends():
     compute = axis.lines[0].get_xdata()
     assert axis.get_xlabel() == "compute, TFLOP"
     assert np.allclose(compute * steps[1], steps * compute[1])
-
-def test_reproduce_names_claims_and_experiments():
-    text = (ROOT / "results/REPRODUCE.md").read_text(encoding="utf-8")
-    named = " ".join(re.findall(r"\| ([^|\n]+) \|$", text, re.M))
-    claims = re.findall(r"\b\d+[a-z]?\b", " ".join(re.findall(r"claims? ([^;`|]*)", named)))
-    assert len(claims) > 10 and set(claims) <= {claim["id"] for claim in compare.DATA["claims"]}
-    experiments = set(re.findall(r"`([\w-]+)`", named))
-    assert len(experiments) > 10 and experiments <= compare.EXPERIMENTS.keys()
-
