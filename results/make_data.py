@@ -1,11 +1,5 @@
-"""Make the training and test files of the experiments out of public ones (see REPRODUCE.md).
-
-encoders_*: Tatoeba pairs of English with five languages and Multi30k's captions, without rows that
-contain a sentence of a test set; NTREX for validation and test. captions_altered and _reordered:
-Multi30k's English test captions with one word replaced, or two exchanged. captions_order_train and
-_test: Multi30k's training rows, of which 10,000 are held out; captions_order: the held-out English
-captions with two words exchanged. edits.json has the lists of words.
-"""
+"""Make the data files of the experiments, encoders_* and captions_*, out of public ones.
+REPRODUCE.md describes both; edits.json has the lists of words."""
 
 import csv
 import itertools
@@ -20,12 +14,12 @@ from corpora.overlap import normalized
 from corpora.words import bag_of_words
 from data import Tokenizer
 
-# {column: its name at Tatoeba, at NTREX}
-LANGUAGES = {"en": ("eng", "eng"), "de": ("deu", "deu"), "fr": ("fra", "fra"),
-             "ru": ("rus", "rus"), "zh": ("cmn", "zho-CN"), "tr": ("tur", "tur")}
-CAPTIONS = ("en", "de", "fr")
+# {our column: its name in the files of Tatoeba, and of NTREX}
+TATOEBA = {"en": "eng", "de": "deu", "fr": "fra", "ru": "rus", "zh": "cmn", "tr": "tur"}
+NTREX = TATOEBA | {"zh": "zho-CN"}
+CAPTIONS = {name: name for name in ("en", "de", "fr")}
 PAIRS = 20_000  # of Tatoeba, for each language
-HELD_OUT = 10_000  # rows of Multi30k's training rows
+HELD_OUT = 10_000  # of Multi30k's training rows
 VOCABULARY = 8000  # of the tokenizer that compares edits
 TESTS = ("parallel/ntrex", "parallel/multi30k_val", "parallel/multi30k_test_2016_flickr",
          "tasks/stsb_multi_dev", "tasks/pawsx_dev", "tasks/xnli_dev_17way")
@@ -33,22 +27,23 @@ WORDS = json.loads(Path(__file__).with_name("edits.json").read_text(encoding="ut
 ROLES = {role: set(words.split()) for role, words in WORDS["roles"].items()}
 
 
-def tsv_rows(path):
-    """Yield the rows of a .tsv.xz file with a header, as dicts."""
+def read_table(path, columns=None):
+    """Yield the rows of a .tsv.xz file with a header, {column: text}: all, or {our name: theirs}."""
     if not path.is_file():
         raise BadInput(f"there is no {path}: REPRODUCE.md describes the files")
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
+            yield {ours: row[theirs] for ours, theirs in (columns or dict(zip(row, row))).items()}
 
 
 def test_sentences(public):
     """Return the set of all sentences of TESTS and of Tatoeba's test sets in our languages."""
-    ours = {*LANGUAGES, *(name for names in LANGUAGES.values() for name in names)}
+    ours = {*TATOEBA, *TATOEBA.values(), *NTREX.values()}
     paths = [public / f"{name}.tsv.xz" for name in TESTS]
     paths += public.glob("parallel/tatoeba_laser_v1/*.tsv.xz")
     # A column is named "de", "deu" or "premise_de".
     return {normalized(text) for path in paths
-            for row in tsv_rows(path) for column, text in row.items()
+            for row in read_table(path) for column, text in row.items()
             if column.rpartition("_")[2] in ours}
 
 
@@ -57,28 +52,21 @@ def without(rows, sentences):
     return [row for row in rows if sentences.isdisjoint(map(normalized, row.values()))]
 
 
-def read_captions(public, name):
-    """Return the rows of a file of Multi30k, {column: text}."""
-    return [{column: row[column] for column in CAPTIONS}
-            for row in tsv_rows(public / f"parallel/multi30k_{name}.tsv.xz")]
-
-
-def encoder_rows(public, tests):
+def encoder_rows(public, captions, tests):
     """Return the training rows, {column: text}, that share no sentence with a test set."""
     chance = random.Random(0)
     rows = []
-    for name, (tatoeba, _) in LANGUAGES.items():
+    for name, theirs in TATOEBA.items():
         if name != "en":
-            pairs = [{"en": row["eng"], name: row[tatoeba]} for row in
-                     tsv_rows(public / f"parallel/tatoeba_pairs/eng-{tatoeba}.tsv.xz")]
-            kept = without(pairs, tests)
+            path = public / f"parallel/tatoeba_pairs/eng-{theirs}.tsv.xz"
+            kept = without(read_table(path, {"en": "eng", name: theirs}), tests)
             rows += chance.sample(kept, min(PAIRS, len(kept)))
-    rows += without(read_captions(public, "train"), tests)
+    rows += without(captions, tests)
     chance.shuffle(rows)
     return rows
 
 
-def tsv(rows, columns=tuple(LANGUAGES)):
+def tsv(rows, columns):
     """Return rows {column: text} as the lines of a table."""
     return ["\t".join(columns), *("\t".join(row.get(name, "") for name in columns) for row in rows)]
 
@@ -86,32 +74,29 @@ def tsv(rows, columns=tuple(LANGUAGES)):
 # ---- edited captions
 
 
-def split_words(caption):
-    """Return the words of a caption and what is between them: "".join(parts) is the caption, and
-    the words are parts[1::2]."""
-    return re.split(r"(\w+)", caption)
-
-
 def words_of(caption):
-    return split_words(caption.lower())[1::2]
+    return re.findall(r"\w+", caption.lower())
 
 
 def with_words(caption, changes):
-    """Return a caption with other words: {number of the word: the new one}. A new word begins in
-    upper case if the old one does, and "a" before it becomes "an" where it must, or the reverse."""
-    parts = split_words(caption)
+    """Return a caption with other words, {number of the word: the new one}, which begin in upper
+    case if the old ones do. "a" before them becomes "an" where it must, or the reverse."""
+    parts = re.split(r"(\w+)", caption)  # the words are parts[1::2]
+
+    def replace(index, new):
+        parts[index] = new.capitalize() if parts[index][0].isupper() else new
+
     for number, new in changes.items():
         index = 2 * number + 1
-        parts[index] = new.capitalize() if parts[index][0].isupper() else new.lower()
+        replace(index, new)
         if number and parts[index - 2].lower() in ("a", "an"):
-            article = "an" if new[0].lower() in "aeiou" else "a"
-            is_upper = parts[index - 2][0].isupper()
-            parts[index - 2] = article.capitalize() if is_upper else article
+            replace(index - 2, "an" if new[0] in "aeiou" else "a")
     return "".join(parts)
 
 
-def altered_captions(captions, chance):
-    """Yield (caption with one word replaced, caption, type of error): at most one of each type."""
+def altered_captions(captions):
+    """Yield (caption with one word replaced, caption, type): at most one of each type."""
+    chance = random.Random(0)
     for caption in captions:
         words = words_of(caption)
         for kind, lists in WORDS["replaced"].items():
@@ -123,30 +108,17 @@ def altered_captions(captions, chance):
                 yield with_words(caption, {number: new}), caption, kind
 
 
-def exchanged_captions(captions, pairs, tokens):
-    """Yield (caption with two words exchanged, caption, type): for each type the first of
-    pairs(words) whose exchange leaves tokens(caption) as they are. Articles change with their
-    nouns, so "an orange hat and a red shirt" qualifies."""
+def reordered_captions(captions, tokens):
+    """Yield (caption with two words exchanged, caption, type): for each type the first pair whose
+    exchange leaves tokens(caption) as they are. Articles change with their nouns, so "an orange hat
+    and a red shirt" qualifies."""
     for caption in captions:
         words, kinds = words_of(caption), set()
-        for kind, first, second in pairs(words):
+        for kind, first, second in order_pairs(words):
             text = with_words(caption, {first: words[second], second: words[first]})
             if kind not in kinds and tokens(text) == tokens(caption):
                 kinds.add(kind)
                 yield text, caption, kind
-
-
-def first_pairs(words):
-    """Yield (type, first, second): the numbers of the first two words of a list. Each occurs once,
-    and between them is a word that joins no equal parts and is nowhere else: not in "a black dog
-    and a brown dog"."""
-    for kind, lists in WORDS["exchanged"].items():
-        for one in lists:
-            found = [number for number, word in enumerate(words) if word in one.split()][:2]
-            if len(found) == 2 and all(words.count(words[number]) == 1 for number in found):
-                between = words[found[0] + 1:found[1]]
-                if any(words.count(word) == 1 for word in between if word not in ROLES["equal"]):
-                    yield kind, *found
 
 
 def modifiers(words, number):
@@ -200,15 +172,6 @@ def hard_files(name, edits, captions):
 # ---- all files
 
 
-def caption_files(public):
-    """Return {file: its lines} of the edited test captions."""
-    captions = [row["en"] for row in read_captions(public, "test_2016_flickr")]
-    altered = altered_captions(captions, random.Random(0))
-    reordered = exchanged_captions(captions, first_pairs, bag_of_words)
-    return (hard_files("captions_altered", altered, captions)
-            | hard_files("captions_reordered", reordered, captions))
-
-
 def order_files(rows, tests):
     """Return {file: its lines} of the split for the order of words, given Multi30k's rows."""
     held_out = {*random.Random(0).sample(range(len(rows)), HELD_OUT)}
@@ -216,7 +179,7 @@ def order_files(rows, tests):
     trained = without([row for number, row in enumerate(rows) if number not in held_out],
                       tests.union(*(map(normalized, row.values()) for row in tested)))
     tokenizer = Tokenizer.train([text for row in trained for text in row.values()], VOCABULARY)
-    edits = exchanged_captions([row["en"] for row in tested], order_pairs,
+    edits = reordered_captions([row["en"] for row in tested],
                                lambda text: sorted(tokenizer.encode([text])[0].tolist()))
     return {"captions_order_train.tsv": tsv(trained, CAPTIONS),
             "captions_order_test.tsv": tsv(tested, CAPTIONS),
@@ -226,15 +189,19 @@ def order_files(rows, tests):
 def make_files(public):
     """Return {file: its lines}."""
     tests = test_sentences(public)
-    news = [{name: row[column] for name, (_, column) in LANGUAGES.items()}
-            for row in tsv_rows(public / "parallel/ntrex.tsv.xz")]
-    return {"encoders_train.tsv": tsv(encoder_rows(public, tests)),
-            "encoders_valid.tsv": tsv(news[:500]), "encoders_test.tsv": tsv(news[500:]),
-            **caption_files(public), **order_files(read_captions(public, "train"), tests)}
+    news = [*read_table(public / "parallel/ntrex.tsv.xz", NTREX)]
+    rows = [*read_table(public / "parallel/multi30k_train.tsv.xz", CAPTIONS)]
+    tested = [row["en"] for row in read_table(public / f"{TESTS[2]}.tsv.xz")]
+    return {"encoders_train.tsv": tsv(encoder_rows(public, rows, tests), TATOEBA),
+            "encoders_valid.tsv": tsv(news[:500], TATOEBA),
+            "encoders_test.tsv": tsv(news[500:], TATOEBA),
+            **hard_files("captions_altered", altered_captions(tested), tested),
+            **hard_files("captions_reordered", reordered_captions(tested, bag_of_words), tested),
+            **order_files(rows, tests)}
 
 
 def make_data_command(words):
-    parser = Parser("python -m results make-data", __doc__.partition("\n\n")[2].strip())
+    parser = Parser("python -m results make-data", __doc__.replace("\n", " "))
     parser.add_argument("public", type=Path, metavar="PUBLIC", help="folder of the public files")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the new files")
     options = parser.parse_args(words)
