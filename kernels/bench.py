@@ -1,13 +1,12 @@
-"""Compare our kernels with their definition, and time attention and the loss over a large
-vocabulary against what else computes the same.
+"""Compare our kernels with PyTorch's attention in float64, and time attention and the loss over a
+large vocabulary against what else computes the same.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread. Times are
 medians, and "times ours" is the time of a side divided by ours in the same round. Nothing is timed
 unless all sides return the same, gradients too. A side that cannot run says why.
 
-On a GPU, "GB" is the peak memory of a side. The time of attention's kernels is that of a CUDA
-graph, because a short pass takes less time than Python needs to launch it; its time with the
-launch is a table of its own.
+On a GPU, "GB" is the peak memory that a side adds, and the time of attention is that of a CUDA
+graph: a short pass takes less time than Python needs to launch it.
 """
 
 import functools
@@ -15,7 +14,6 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -25,7 +23,7 @@ from .cross_entropy import linear_cross_entropy
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16 if GPU else torch.float32  # Triton's interpreter gets bfloat16 wrong
-ROUNDS = 5
+ROUNDS = 2 if GPU else 5  # on a GPU, each is a median already
 
 # ---- the clock
 
@@ -49,43 +47,32 @@ def milliseconds_of_kernels(run):
     return triton.testing.do_bench_cudagraph(run, return_mode="median")
 
 
-def interleaved(sides, clock=milliseconds, rounds=None):
-    """Time {side: {way: function}} in turn, after one call to warm up: clock(function) runs it and
-    returns its milliseconds. Of a side's ways the fastest counts. Return {side: {"ms", "times
-    ours", ...}}; a side that cannot run says why. The first side is ours and may not fail."""
-    times, failed, memory = {}, {}, {}
-    ours = next(iter(sides))
-    for side, ways in sides.items():
-        for way, run in ways.items():
-            try:
-                if GPU:
-                    torch.cuda.reset_peak_memory_stats()
-                run()
-                times[side, way] = []
-                if GPU:
-                    memory[side, way] = {"GB": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
-            except Exception as error:  # it may not support this layout or GPU, or lack memory
-                if side == ours:
-                    raise
-                failed[side] = {"failed": repr(error)[:100].replace("\n", " ")}
-    for _ in range(rounds or ROUNDS):
-        for (side, way), values in times.items():
-            values.append(clock(sides[side][way]))
-    best = {}
-    for side, way in sorted(times, key=lambda key: statistics.median(times[key])):
-        best.setdefault(side, way)
-    table = {}
-    for side, ways in sides.items():
-        if side not in best:
-            table[side] = failed[side]
-            continue
-        values = times[side, best[side]]
-        ratios = sorted(np.divide(values, times[ours, best[ours]]).tolist())
-        table[side] = {"with": best[side]} if len(ways) > 1 else {}
+def interleaved(sides, clock=milliseconds):
+    """Time {side: function} in turn, after one call to warm up. Return {side: {"ms", "times ours",
+    "range"}}, on a GPU with "GB". The first side is ours and may not fail."""
+    table, times = {}, {}
+    for side, run in sides.items():
+        try:
+            before = torch.cuda.memory_allocated()
+            if GPU:
+                torch.cuda.reset_peak_memory_stats()
+            run()
+            added = torch.cuda.max_memory_allocated() - before
+            table[side] = {"GB": round(added / 1e9, 2)} if GPU else {}
+            times[side] = []
+        except Exception as error:  # it may not support this layout or GPU, or lack memory
+            if not times:
+                raise
+            table[side] = {"failed": repr(error)[:100].replace("\n", " ")}
+    for _ in range(ROUNDS):
+        for side, values in times.items():
+            values.append(clock(sides[side]))
+    ours = next(iter(times.values()))
+    for side, values in times.items():
+        ratios = sorted(theirs / own for theirs, own in zip(values, ours))
         table[side] |= {"ms": round(statistics.median(values), 4),
                         "times ours": round(statistics.median(ratios), 2),
                         "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}"}
-        table[side] |= memory.get((side, best[side]), {})
     return table
 
 
@@ -162,8 +149,8 @@ SIDES = {"ours": functools.partial(back_end, "triton"),
 
 def passes(attend, line, grad):
     """Return the output of a side, and the gradient of its projection."""
-    out = attend(line)
-    return out.detach(), torch.autograd.grad(out, line, grad)[0]
+    output = attend(line)
+    return output.detach(), torch.autograd.grad(output, line, grad)[0]
 
 
 def difference(found, expected):
@@ -172,75 +159,46 @@ def difference(found, expected):
     return float((found - expected).abs().max() / max(1, expected.abs().max()))
 
 
-def attention_table(shape, backward, clock, *peers):
-    """Return the table of a shape, of its forward pass or of both, for ours and these peers. Raises
-    ValueError if our SDPA back end does not agree with our kernels."""
+def attention_table(shape, peers):
+    """Return the table of a shape, of both passes, for ours and these peers."""
     line, grad = shape.random_line(DTYPE)
-    expected = passes(SIDES["our SDPA back end"](shape), line, grad)
+    expected = passes(back_end("sdpa", shape), line, grad)
 
     @functools.cache
     def built(side):
         attend = SIDES[side](shape)
-        found = passes(attend, line, grad) if backward else (attend(line.detach()),)
-        if (worst := max(map(difference, found, expected))) > 0.03:
-            raise ValueError(f"differs from our SDPA back end by {worst:.3g}")
+        for found, other in zip(passes(attend, line, grad), expected):
+            if not (worst := difference(found, other)) <= 0.03:  # NaN is too large
+                raise ValueError(f"differs from our SDPA back end by {worst:.3g}")
         return attend
 
-    def run(side):
-        if backward:
-            passes(built(side), line, grad)
-        else:
-            built(side)(line.detach())
-
-    return interleaved({side: {"": functools.partial(run, side)} for side in ("ours", *peers)},
-                       clock)
+    sides = {side: lambda side=side: passes(built(side), line, grad) for side in ("ours", *peers)}
+    return interleaved(sides, milliseconds_of_kernels)
 
 
-def attention_parts(shapes, compiled):
-    """Return {title of a table: function that makes it} of {title: Shape}: beside FlexAttention,
-    which takes half a minute to compile for each, or beside what PyTorch has built in."""
-    ways = {"kernels": milliseconds_of_kernels}
-    peers = ["FlexAttention"]
-    if not compiled:
-        ways["with their launch"] = milliseconds
-        peers = ["our SDPA back end", "torch varlen"]
-    return {f"attention, {name}, {way}: {title}" + ", FlexAttention" * compiled:
-            functools.partial(attention_table, shape, backward, clock, *peers)
-            for way, clock in ways.items() for title, shape in shapes.items()
-            for name, backward in (("both passes", True), ("forward", False))}
+def attention_parts(shapes, *peers):
+    """Return {title of a table: function that makes it} of {title: Shape}."""
+    return {f"attention: {title}, against {' and '.join(peers)}":
+            functools.partial(attention_table, shape, peers) for title, shape in shapes.items()}
 
 
-# ---- each kernel against its definition
+# ---- each kernel against PyTorch's attention in float64
 
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
-def definition(shape, line):
-    """Compute attention with a table of all pairs."""
-    group_size = shape.heads // shape.kv_heads
-    q, k, v = shape.split_heads(line)
-    k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
-    low, high, low2, high2 = shape.packed.key_ranges.T[..., None]
-    key = torch.arange(len(line), device=DEVICE)
-    visible = (low <= key) & (key < high) | (low2 <= key) & (key < high2)
-    scores = torch.einsum("thk,shk->hts", q, k) / shape.head_dim**0.5
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-    return torch.einsum("hts,shk->thk", weights, v).flatten(1)
-
-
-def check(shape, dtype, backward):
-    """Return the table of the largest errors of our output, or of its gradients, against the
-    definition in float64. Raises ValueError if one is too large."""
+def check(shape, dtype):
+    """Return the table of the largest errors of our output and its gradients, against float64.
+    Raises ValueError if one is too large."""
     line, grad = shape.random_line(dtype)
     exact = line.detach().double().requires_grad_()
-    expected = passes(functools.partial(definition, shape), exact, grad.double())
-    attend = SIDES["ours"](shape)
-    if backward:
-        found = passes(attend, line, grad)[1]
-        names, pairs = ("dq", "dk", "dv"), zip(*map(shape.split_heads, (found, expected[1])))
-    else:
-        names, pairs = ("output",), [(attend(line.detach()), expected[0])]
-    errors = {name: difference(one.double(), other) for name, (one, other) in zip(names, pairs)}
+    both = []
+    for attend, *given in ((back_end("triton", shape), line, grad),
+                           (back_end("sdpa", shape), exact, grad.double())):
+        output, gradient = passes(attend, *given)
+        both.append((output, *shape.split_heads(gradient)))
+    errors = {name: difference(found.double(), expected)
+              for name, found, expected in zip(("output", "dq", "dk", "dv"), *both)}
     if not all(error <= LIMIT[dtype] for error in errors.values()):  # NaN is too large
         raise ValueError(f"errors {errors} are larger than {LIMIT[dtype]:g}")
     return {name: {"largest error": f"{error:.2g}", "limit": f"{LIMIT[dtype]:g}"}
@@ -248,14 +206,13 @@ def check(shape, dtype, backward):
 
 
 def check_parts(masks):
-    """Return {title of a check: function that makes its table} of masks {(kernel of the forward
-    pass, of the backward): a Packed that needs them}."""
+    """Return {title of a check: function that makes its table} of masks {kernels: a Packed that
+    needs them}."""
     # Triton's interpreter gets bfloat16 wrong.
     dtypes = [dtype for dtype in LIMIT if GPU or dtype != torch.bfloat16]
-    return {f"check of {names[backward]}, heads of size {size}, {str(dtype)[6:]}":
-            functools.partial(check, Shape(packed, 4, 2, size), dtype, backward)
-            for dtype in dtypes for size in (64, 128) for names, packed in masks.items()
-            for backward in (False, True)}
+    return {f"check of {names}, heads of size {size}, {str(dtype)[6:]}":
+            functools.partial(check, Shape(packed, 4, 2, size), dtype)
+            for dtype in dtypes for size in (64, 128) for names, packed in masks.items()}
 
 
 # ---- the loss over a large vocabulary
@@ -268,19 +225,16 @@ def cross_entropy_table(count=4096 if GPU else 9, width=1024, vocab=250_002 if G
     weight = torch.randn(vocab, width, device=DEVICE, dtype=DTYPE).mul_(0.05).requires_grad_()
     targets = torch.randint(vocab, (count,), device=DEVICE)
 
-    def plain():
-        logits = F.linear(states, weight).float()
-        return F.cross_entropy(logits, targets, reduction="sum")
+    def run(loss_of):
+        loss = loss_of()
+        torch.autograd.grad(loss, (states, weight))
+        return loss.item()
 
-    sides = {"ours": lambda: linear_cross_entropy(states, weight, None, targets),
-             "PyTorch, all logits at once": plain}
-
-    def run(side):
-        loss = sides[side]()
-        return loss.detach(), torch.autograd.grad(loss, (states, weight))
-
-    with torch.no_grad():
-        own, other = (sides[side]() for side in sides)
-    if abs(own - other) > 1e-3 * other:
+    sides = {"ours": functools.partial(run, lambda: linear_cross_entropy(
+                 states, weight, None, targets)),
+             "PyTorch, all logits at once": functools.partial(run, lambda: F.cross_entropy(
+                 F.linear(states, weight).float(), targets, reduction="sum"))}
+    own, other = (side() for side in sides.values())
+    if not abs(own - other) <= 1e-3 * other:
         raise ValueError(f"our loss is {own}, and PyTorch's is {other}")
-    return interleaved({side: {"": functools.partial(run, side)} for side in sides})
+    return interleaved(sides)

@@ -27,89 +27,77 @@ from . import peers
 from .compare import times_lines
 
 DAY = 24 * 60  # minutes
-LONGEST_ERROR = 1000  # characters of an error in the file: the last ones say what went wrong
-
+TINY = [(7, 0.2, 4, 9)] * 2  # see peers.SENTENCES
 
 class TimeIsUp(BaseException):
     """--minutes are over. No `except Exception` catches it."""
 
 
-def within(seconds, run):
-    """Return what run() returns, or raise TimeIsUp after some seconds."""
-    def stop(*_):
-        raise TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        return run()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def stop(*_):
+    raise TimeIsUp
 
 
 def machine():
     """Return the versions and the card."""
-    installed = {one.name: one.version for one in importlib.metadata.distributions()}
+    versions = {name: [one.version for one in importlib.metadata.distributions(name=name)]
+                for name in ("torch", "triton", "transformers")}
     return {"device": peers.device_name(), "python": platform.python_version(),
-            **{name: installed.get(name) for name in ("torch", "triton", "transformers")},
+            **{name: version[0] if version else None for name, version in versions.items()},
             "cuda": torch.version.cuda, "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "card": str(torch.cuda.get_device_properties(0)) if bench.GPU else
             "none: Triton's interpreter runs the kernels, so their times say nothing"}
 
 
 def masks():
-    """Return {(kernel of the forward pass, of the backward): rows that need them}: short ones, and
-    a long one whose tokens see two intervals. The kernel `keys` reads what `queries` writes."""
+    """Return {kernels: rows that need them}: short ones, and a long one whose tokens see two
+    intervals."""
     text, answer, other, row = map(np.zeros, (90, 60, 9, 20))
     long = [Segment(text, True), Segment(answer, True, (0, 70)), Segment(other, False, (0, 1))]
-    rows = {("local_forward", "local_backward"): [[Segment(row)], [Segment(other, True)]],
-            ("forward", "queries and keys"): [long]}
+    rows = {"local_forward and local_backward": [[Segment(row)], [Segment(other, True)]],
+            "forward, queries and keys": [long]}
     return {names: Packed.of_segments(segments).to(bench.DEVICE)
             for names, segments in rows.items()}
 
 
-def shapes(jobs):
-    """Return {title: bench.Shape} of the batches of jobs, and on a GPU of long causal rows."""
-    found = {}
-    for title, (name, size, *batch) in jobs.items():
-        of = peers.SIZES[size]
-        heads = (of["heads"], of.get("kv_heads", of["heads"]), of["width"] // of["heads"])
-        packed = peers.make_batch(name, *batch)["packed"]
-        found[title] = bench.Shape(packed.to(bench.DEVICE), *heads)
-    for count, length, *heads in ((4, 2048, 32, 8, 64), (1, 16384, 16, 16, 128)) * bench.GPU:
+def shapes():
+    """Return {title: bench.Shape} of two papers, and on a GPU of long causal rows."""
+    encoder, decoder = (16, 16, 64), (32, 8, 64)  # XLM-R large, Llama 1B
+    size = (64, peers.SENTENCES)
+    if not bench.GPU:  # Triton's interpreter runs the kernels as Python
+        encoder, decoder, size = (2, 2, 16), (2, 1, 16), (2, TINY)
+    rows = {"MEXMA": (peers.make_batch("mexma", *size)["packed"], *encoder),
+            "LLM-JEPA": (peers.make_batch("llm-jepa", *size)["packed"], *decoder)}
+    for count, length, *heads in ((4, 2048, *decoder), (1, 16384, 16, 16, 128)) * bench.GPU:
         packed = Packed.of([np.zeros(length)] * count, causal=True)
-        found[f"{count} x {length} causal tokens"] = bench.Shape(packed.to(bench.DEVICE), *heads)
-    return found
-
-
-# What replaces peers.PAPERS on a CPU, where Triton's interpreter runs the kernels as Python.
-TINY = {"MEXMA": ("mexma", "toy", 2, [(7, 0.2, 4, 9)] * 2),
-        "LLM-JEPA": ("llm-jepa", "toy", 2, [(7, 0.2, 4, 9)] * 2)}
+        rows[f"{count} x {length} causal tokens"] = (packed, *heads)
+    return {title: bench.Shape(packed.to(bench.DEVICE), *heads)
+            for title, (packed, *heads) in rows.items()}
 
 
 def all_parts():
-    """Return {title: function that returns a table}. What is short and what others need comes
-    first."""
-    jobs = peers.PAPERS if bench.GPU else TINY
-    tables = functools.partial(bench.attention_parts, shapes(jobs))
-    first, *others = [(f"training step: {title}", functools.partial(peers.training_table, *job))
-                      for title, job in jobs.items()]
-    return {**bench.check_parts(masks()), **tables(compiled=False),
+    """Return {title: function that returns a table}. What takes long to compile comes last."""
+    tables = functools.partial(bench.attention_parts, shapes())
+    job = peers.GPU_JOB if bench.GPU else ("mexma", "toy", 2, TINY)
+    return {**bench.check_parts(masks()), **tables("our SDPA back end", "torch varlen"),
             "loss over a large vocabulary, with its gradients": bench.cross_entropy_table,
-            **dict([first]), **tables(compiled=True), **dict(others)}
+            "training step of MEXMA": functools.partial(peers.training_table, *job),
+            **tables("FlexAttention")}
 
 
 def run_part(title, make_table, seconds):
     """Return the record of a part: its table, or why it has none."""
     part = {"label": title}
     start = time.monotonic()
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        part["table"] = within(seconds, make_table)
+        part["table"] = make_table()
     except TimeIsUp:
         part["stopped"] = "--minutes were over"
-    except Exception as error:
-        part["failed"] = "".join(traceback.format_exception(error))[-LONGEST_ERROR:]
+    except Exception as error:  # its last characters say what went wrong
+        part["failed"] = "".join(traceback.format_exception(error))[-1000:]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     part["seconds"] = round(time.monotonic() - start, 1)
     gc.collect()  # a table's tensors
     if bench.GPU:
@@ -142,23 +130,18 @@ def gpu_command(words):
     name = re.sub(r"\W+", "-", f"{report['device']} {report['started']}").lower()
     path = Path(options.into, f"gpu-{name}.json")
     report["parts"] = []
-    waiting = all_parts()
-    for title, make_table in list(waiting.items()):
-        left = end - time.monotonic()
-        if left <= 0:
-            break
-        del waiting[title]
-        part = run_part(title, make_table, left)
+    report["not run"] = list(parts := all_parts())
+    while report["not run"] and (left := end - time.monotonic()) > 0:
+        title = report["not run"].pop(0)
+        part = run_part(title, parts[title], left)
         report["parts"].append(part)
-        report["not run"] = list(waiting)
         with atomic_file(path) as file:
             file.write(json.dumps(report, indent=1).encode())
+        lines = [f"## {title}", "", part.get("failed") or part.get("stopped")]
         if "table" in part:
-            print(*times_lines(report | part)[:-2], sep="\n")
-        else:
-            print(f"## {title}\n\n{part.get('failed') or part['stopped']}")
-        print(f"\n{part['seconds']} s\n", flush=True)
+            lines = times_lines(report | part)[:-2]  # without versions and device
+        print(*lines, f"\n{part['seconds']} s\n", sep="\n", flush=True)
     failed = [part["label"] for part in report["parts"] if "failed" in part]
-    print(f"{len(report['parts'])} parts, {len(failed)} failed, {len(waiting)} not run for lack of "
-          f"time; all in {path}", *failed, sep="\n")
+    print(f"{len(report['parts'])} parts, {len(failed)} failed, {len(report['not run'])} not run "
+          f"for lack of time; all in {path}", *failed, sep="\n")
     return int(bool(failed))

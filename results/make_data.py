@@ -28,7 +28,8 @@ ROLES = {role: set(words.split()) for role, words in WORDS["roles"].items()}
 
 
 def read_table(path, columns=None):
-    """Yield the rows of a .tsv.xz file with a header, {column: text}: all, or {our name: theirs}."""
+    """Yield the rows {column: text} of a .tsv.xz file with a header. columns: all, or {our name:
+    theirs}."""
     if not path.is_file():
         raise BadInput(f"there is no {path}: REPRODUCE.md describes the files")
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:

@@ -1,17 +1,14 @@
-"""Training steps of ours beside those of padded models of transformers and sentence-transformers.
+"""Time training steps of ours beside those of padded models of other libraries.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread; see
-kernels/bench.py. A step is forward, backward, clipping and AdamW. On a CPU each side runs in the
-faster of float32 and bfloat16; on a GPU both run in 16 bits. Nothing is timed unless all sides have
-the same loss. A side whose package is not installed says so.
+kernels/bench.py. A step is forward, backward, clipping and AdamW. Every side runs in the precision
+that train.py would choose, and on a CPU in float32 too. Nothing is timed unless all have the same
+loss.
 """
 
-import contextlib
 import copy
 import functools
 import itertools
-import platform
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,19 +20,14 @@ from kernels.bench import DEVICE, GPU
 from model import DECODER, Model, ModelConfig, rows_at, set_attention, to_device
 from objectives import Bepa, Contrastive, LlmJepa, Mexma, Mlm
 
-from .compare import keep_records, times_lines
-
-# ---- what is measured
+from .compare import times_lines
 
 # Lengths of both texts of a pair in tokens, log-normal: mean, spread, smallest and largest.
 SHORT, LONG_TAIL = [(22, 0.4, 8, 40)] * 2, [(33, 0.9, 4, 200)] * 2
 SENTENCES = [(33, 0.7, 2, 198)] * 2
-NL_RX = [(17, 0.2, 8, 40), (12, 0.3, 4, 40)]
-GSM8K = [(60, 0.4, 15, 200), (74, 0.45, 15, 300)]
 
 SIZES = {"toy": dict(width=128, layers=3, heads=4, ffn_dim=512),
-         "XLM-R large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, vocab=250_002),
-         "Llama 1B": dict(width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192, vocab=128_256)}
+         "XLM-R large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, vocab=250_002)}
 # {name: (class, options, padded passes of the usual implementation, fields of ModelConfig)}
 OBJECTIVES = {
     "contrastive": (Contrastive, Contrastive.Config(), 2, {}),
@@ -44,15 +36,12 @@ OBJECTIVES = {
     "mexma at the paper's size": (Mexma, Mexma.Config(), 4, {}),
     "bepa": (Bepa, Bepa.Config(cls_view="masked"), 3, {}),
     "llm-jepa": (LlmJepa, LlmJepa.Config(), 1, dict(causal=True, pool="last", **DECODER))}
-# {title: (objective, size, pairs in a batch, their lengths)}. More than 64 pairs of padded XLM-R
-# large do not fit into 80 GB.
-PAPERS = {"MEXMA": ("mexma at the paper's size", "XLM-R large", 64, SENTENCES),
-          "BERT-JEPA": ("bepa", "XLM-R large", 64, SENTENCES),
-          "LLM-JEPA on NL-RX": ("llm-jepa", "Llama 1B", 64, NL_RX),
-          "LLM-JEPA on GSM8K": ("llm-jepa", "Llama 1B", 16, GSM8K)}
-TOY = {f"{name}, {title}": (name, "toy", 64, lengths)
-       for name in ("contrastive", "mlm", "mexma", "bepa", "llm-jepa")
-       for title, lengths in (("8-40", SHORT), ("long tail", LONG_TAIL))}
+# {title: (objective, size, pairs in a batch, their lengths)}
+JOBS = {f"{name}, {title}": (name, "toy", 64, lengths)
+        for name in ("contrastive", "mlm", "mexma", "bepa", "llm-jepa")
+        for title, lengths in (("8-40", SHORT), ("long tail", LONG_TAIL))}
+# Of padded XLM-R large, 64 pairs do not fit into 80 GB beside the weights of the other side.
+GPU_JOB = ("mexma at the paper's size", "XLM-R large", 32, SENTENCES)
 LIMIT = {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.03}  # between losses, relative above 1
 
 
@@ -74,9 +63,6 @@ def make_batch(name, count, lengths):
     if objective_class.views == 1:
         examples = [data.Example((ids,)) for ids in itertools.chain(*texts)]
     return objective_class.collate(examples, rng, config, special)
-
-
-# ---- training steps
 
 
 def padded_inputs(packed, passes):
@@ -144,110 +130,63 @@ class SentenceTransformers(torch.nn.Module):
         return self.compute_loss(self.features, None), {}
 
 
-class Step:
-    """A training step of one side in one precision."""
-
-    def __init__(self, objective, batch, precision):
-        self.objective, self.batch = objective, batch
-        self.autocast = torch.autocast(DEVICE.type, getattr(torch, precision),
-                                       precision != "float32")
-        self.element_size = getattr(torch, precision).itemsize
-
-    @contextlib.contextmanager
-    def on_device(self):
-        """One side at a time is on the GPU: together they do not fit."""
-        set_attention(self.objective.to(DEVICE), "auto", DEVICE, self.element_size)
-        try:
-            yield
-        finally:
-            self.objective.zero_grad()
-            self.objective.to("cpu")
-
-    def loss(self):
-        with self.on_device(), torch.no_grad(), self.autocast:
-            return self.objective(self.batch)[0].item()
-
-    def milliseconds(self):
-        """Time a step, after one that makes the moments of AdamW."""
-        weights = [weight for weight in self.objective.parameters() if weight.requires_grad]
-
-        def step():
-            with self.autocast:
-                loss, _ = self.objective(self.batch)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(weights, 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        with self.on_device():
-            optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
-            step()
-            return bench.milliseconds(step)
-
-
-def steps_of(name, size, count, lengths):
-    """Return {side: {precision: Step}} of our objective, and of the same one on transformers'
-    padded model. Raises BadInput if their losses differ."""
+def sides_of(name, size, count, lengths):
+    """Return a batch, and {side: our objective, or the same one on a padded model}."""
     objective_class, config, passes, fields = OBJECTIVES[name]
     torch.manual_seed(0)
     shape = dict(vocab=toy_special().vocab, dropout=0.0) | SIZES[size] | fields
     batch = make_batch(name, count, lengths)
     grids = to_device(padded_inputs(batch["packed"], passes), DEVICE)
-    batch = to_device(batch, DEVICE)
     with DEVICE:  # draws a billion random weights in less time than a CPU
         model = Model(ModelConfig(**shape, head=objective_class.head_type(config)))
         ours = objective_class(model, config)
         sides = {"ours": ours, "transformers, padded": peer_of(ours, grids)}
         if name == "contrastive":
-            peer = peer_of(ours, grids)
-            sides["sentence-transformers"] = SentenceTransformers(peer, grids)
-    for side in sides.values():
-        side.to("cpu")
-    precisions = dict.fromkeys([usable_precision("auto", DEVICE), *([] if GPU else ["float32"])])
-    steps = {side: {precision: Step(one, batch, precision) for precision in precisions}
-             for side, one in sides.items()}
-    for precision in precisions:
-        own, *others = (ways[precision].loss() for ways in steps.values())
-        if any(abs(own - other) > LIMIT[precision] * max(1, abs(own)) for other in others):
-            raise BadInput(f"our loss is {own} in {precision}, and those of the other sides are "
-                           f"{others}: install the versions of requirements-dev.txt")
-    return steps
+            sides["sentence-transformers"] = SentenceTransformers(peer_of(ours, grids), grids)
+    return to_device(batch, DEVICE), sides
 
 
 def training_table(*job):
-    """Return the table of one of PAPERS or TOY."""
-    steps = steps_of(*job)
-    ways = {side: {precision: step.milliseconds for precision, step in ways.items()}
-            for side, ways in steps.items()}
-    # Each call moves a model to the GPU and back, and times several steps.
-    return bench.interleaved(ways, clock=lambda run: run(), rounds=2 if GPU else None)
+    """Return the table of a job. Raises BadInput if the losses differ."""
+    batch, sides = sides_of(*job)
+    steps = {}
+    for precision in dict.fromkeys([usable_precision("auto", DEVICE), *["float32"] * (not GPU)]):
+        dtype = getattr(torch, precision)
+        autocast = torch.autocast(DEVICE.type, dtype, precision != "float32")
+        set_attention(sides["ours"], "auto", DEVICE, dtype.itemsize)
+        with torch.no_grad(), autocast:
+            own, *others = (objective(batch)[0].item() for objective in sides.values())
+        if any(abs(own - other) > LIMIT[precision] * max(1, abs(own)) for other in others):
+            raise BadInput(f"our loss is {own} in {precision}, and those of the other sides are "
+                           f"{others}: install the versions of requirements-dev.txt")
+        for side, objective in sides.items():
+            steps[f"{side}, {precision}"] = training_step(objective, batch, autocast)
+    return bench.interleaved(steps)
 
 
-# ---- the command
+def training_step(objective, batch, autocast):
+    """Return a function that trains an objective on a batch."""
+    weights = [weight for weight in objective.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
 
+    def step():
+        with autocast:
+            loss, _ = objective(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
-def cpu_name():
-    """Return the name of the CPU, and whether it has instructions for bfloat16."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):  # Linux has a better name
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.partition(": ")[2] for line in lines if "model name" in line), name)
-    can = usable_precision("auto", torch.device("cpu")) == "bfloat16"
-    return f"{name} ({'with' if can else 'without'} bfloat16)"
+    return step
 
 
 def device_name():
-    return torch.cuda.get_device_name() if GPU else f"one thread of {cpu_name()}"
+    return torch.cuda.get_device_name() if GPU else "one CPU thread"
 
 
 def peers_command(words):
-    parser = Parser("python -m results peers", __doc__.partition("\n")[0])
-    parser.add_argument("--keep", action="store_true", help="add the tables to records.jsonl.xz")
-    options = parser.parse_args(words)
+    Parser("python -m results peers", __doc__).parse_args(words)
     torch.set_num_threads(1)
-    for title, job in TOY.items():
-        record = {"experiment": "peers", "label": title, "seed": 0, "device": device_name(),
-                  "torch": torch.__version__, "table": training_table(*job)}
-        print(*times_lines(record), "", sep="\n", flush=True)
-        if options.keep:
-            keep_records([record])
+    for title, job in JOBS.items():
+        record = {"label": title, "device": device_name(), "torch": torch.__version__}
+        print(*times_lines(record | {"table": training_table(*job)}), "", sep="\n", flush=True)

@@ -1,7 +1,5 @@
 """Draw recorded experiments along training, and the pictures of the README."""
 
-from typing import NamedTuple
-
 import torch
 
 import metrics
@@ -9,24 +7,23 @@ import train
 from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
 from look.panels import draw_curve
 from look.plots import COLOURS, headline, lines, panels, png
+from look.seen import Seen, see
 
 from .compare import DATA, EXPERIMENTS, read_records
 
 BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the moving picture
 
 
-def language_frames(every=3, rows=100):
+def language_frames(rows=100):
     """Train mexma by default. Return its languages, and a list of (step, retrieval error in
-    percent, embeddings (L, N, D)): each third step at first, when most happens, and the last."""
+    percent, embeddings (L, N, D)) of every fourth step."""
     run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=rows)
     frames = []
-    for record in run.steps(every):
-        step = record["step"]
-        is_shown = step <= 60 or step % 12 == 0 or step == run.train.steps
-        if "eval" in record and step == 0 or "loss" in record and is_shown:
+    for record in run.steps(every=4):
+        if "loss" in record or record["step"] == 0:
             z = run.evaluation().embeddings
             error = metrics.retrieval(z, run.rows.texts)["xsim"]
-            frames.append((step, error, torch.stack(list(z.values()))))
+            frames.append((record["step"], error, torch.stack(list(z.values()))))
     return list(z), frames
 
 
@@ -50,16 +47,9 @@ polyline{fill:none;stroke:#909090;stroke-width:.8}
 @media(prefers-color-scheme:dark){text{fill:#e6e6e6}rect{fill:#14171a}}</style>"""
 
 
-def translations_picture():
-    """Return a moving SVG: the embeddings of sentences in five languages from step 0 to the last.
-    It plays once and stays at the last frame, which is also what a still picture shows."""
-    languages, frames = language_frames()
-    return moving_svg(languages, frames, in_one_view(frames))
-
-
 def moving_svg(languages, frames, views, seconds=12):
-    """Return an SVG that draws the views of `in_one_view` of frames [(step, error, _)], one after
-    another."""
+    """Return a moving SVG of the views of `in_one_view` of frames [(step, error, _)]. It plays once
+    and stays at the last frame, which is also what a still picture shows."""
     time = f'dur="{seconds}s" fill="freeze"'
     points = (torch.stack(views) + torch.tensor([330, 245])).round().int()  # (frames, L, N, 2)
     out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450">', STYLE,
@@ -87,12 +77,10 @@ def moving_svg(languages, frames, views, seconds=12):
     return "\n".join([*out, "</svg>\n"])
 
 
-class Scores(NamedTuple):
-    """What a run scored along training, as look.panels draws it."""
-    points: dict  # {step or compute: {metric: number}}
-
-    def curve(self, metric):
-        return {x: scores[metric] for x, scores in self.points.items() if metric in scores}
+def translations_picture():
+    """Return a moving SVG: the embeddings of sentences in five languages along training."""
+    languages, frames = language_frames()
+    return moving_svg(languages, frames, in_one_view(frames))
 
 
 def health_picture():
@@ -102,8 +90,9 @@ def health_picture():
     for label, flags in (("alignment alone", dict(mlm_weight=0.0, koleo_weight=0.0)),
                          ("all of MEXMA", {})):
         run = train.start("mexma", data="toy", steps=150, eval_every=15, eval_limit=200, **flags)
-        logs[label] = Scores({record["step"]: record["eval"] for record in run.steps()
-                              if "eval" in record})
+        for _ in run.steps():
+            pass
+        logs[label] = see(run)
     for axis, (metric, name) in zip(axes, (
             ("validation/align", "alignment loss (held out)"), ("geometry/rankme", "RankMe"),
             ("geometry/cosine/same", "cosine of unrelated\nsentences"))):
@@ -119,16 +108,13 @@ def health_picture():
 PICTURES = {"translations": translations_picture, "health": health_picture}
 
 
-def experiment_picture(name, metric, labels=(), flops=False):
-    """Draw a metric of recorded runs along training, against steps or compute."""
+def experiment_picture(name, metric, labels=()):
+    """Draw a metric of recorded runs along training."""
     groups = {}
     for record in read_records(name):
-        scale = record["flops"] / record["steps"] / 1e12 if flops else 1
-        curve = record.get("curve", {})
-        runs = groups.setdefault(record["label"], [])
-        # At equal compute, seeds differ by a few steps: all are drawn at those of the first.
-        positions = runs[0].points if runs else [int(step) * scale for step in curve]
-        runs.append(Scores(dict(zip(positions, curve.values()))))
+        points = [{"step": int(step), "eval": scores}
+                  for step, scores in record.get("curve", {}).items()]
+        groups.setdefault(record["label"], []).append(Seen(name, {}, points, None))
     if not groups:
         known = [*PICTURES, *EXPERIMENTS]
         raise BadInput(f"there is no picture or experiment {name!r}{did_you_mean(name, known)}")
@@ -142,10 +128,8 @@ def experiment_picture(name, metric, labels=(), flops=False):
     axis, = panels(height=2.8)[1]
     axis.figure.set_figwidth(5.4)
     y = {name: heading for heading, name in DATA["columns"].items()}.get(metric, metric)
-    draw_curve(axis, groups, metric, f"{name}: {y} along training (thick: mean of the seeds)", y)
-    if flops:
-        axis.set_xlabel("compute, TFLOP")
-    return axis.figure
+    title = f"{name}: {y} along training (thick: mean of the seeds)"
+    return draw_curve(axis, groups, metric, title, y)
 
 
 def plot_command(words):
@@ -157,10 +141,9 @@ def plot_command(words):
                         "[retrieval/xsim]")
     parser.add_argument("--rows", type=comma_list, help="rows of an experiment, comma-separated "
                         "[all]")
-    parser.add_argument("--flops", action="store_true", help="draw against FLOPs, not steps")
     options = parser.parse_args(words)
     picture = PICTURES[options.name]() if options.name in PICTURES else experiment_picture(
-        options.name, options.metric, options.rows, options.flops)
+        options.name, options.metric, options.rows)
     is_svg = isinstance(picture, str)
     out = f"{options.name}.{'svg' if is_svg else 'png'}"
     with atomic_file(out) as file:
