@@ -1,5 +1,10 @@
-"""Make the data files of the experiments, encoders_* and captions_*, out of public ones.
-REPRODUCE.md describes both; edits.json has the lists of words."""
+"""Make the data files of the experiments out of public ones, which REPRODUCE.md lists.
+
+encoders_*: Tatoeba pairs of English with five languages and Multi30k's captions, without rows that
+contain a sentence of a test set; NTREX for validation and test. captions_altered, _reordered:
+Multi30k's English test captions with one word replaced, or two exchanged. captions_order_*: its
+training rows, of which 10,000 are held out, and these with two words exchanged.
+"""
 
 import csv
 import itertools
@@ -31,7 +36,7 @@ def read_table(path, columns=None):
     """Yield the rows {column: text} of a .tsv.xz file with a header. columns: all, or {our name:
     theirs}."""
     if not path.is_file():
-        raise BadInput(f"there is no {path}: REPRODUCE.md describes the files")
+        raise BadInput(f"there is no {path}: results/REPRODUCE.md lists the files")
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
             yield {ours: row[theirs] for ours, theirs in (columns or dict(zip(row, row))).items()}
@@ -202,7 +207,7 @@ def make_files(public):
 
 
 def make_data_command(words):
-    parser = Parser("python -m results make-data", __doc__.replace("\n", " "))
+    parser = Parser("python -m results make-data", __doc__)
     parser.add_argument("public", type=Path, metavar="PUBLIC", help="folder of the public files")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the new files")
     options = parser.parse_args(words)

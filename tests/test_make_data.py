@@ -123,5 +123,5 @@ def test_the_command_makes_every_file_and_no_tested_sentence_is_trained_on(monke
 
 def test_a_missing_public_file_is_one_line(refused):
     Path("public").mkdir()
-    assert "there is no public/parallel/ntrex.tsv.xz: REPRODUCE.md describes" in refused(
+    assert "there is no public/parallel/ntrex.tsv.xz: results/REPRODUCE.md lists" in refused(
         main, "make-data public files")
