@@ -43,12 +43,11 @@ def clean(notebook, name):
 
 
 def write_pages(paths, folder):
-    """Write notebooks, README.md and TEACHING.md as pages whose links work in the folder."""
+    """Write notebooks and README.md as pages whose links work in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     notebooks = {path.stem: nbformat.read(path, as_version=4) for path in paths}
-    for name in ("README", "TEACHING"):
-        text = (HERE / f"{name}.md").read_text(encoding="utf-8")
-        notebooks[name] = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    notebooks["README"] = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
     root = os.path.relpath(ROOT, folder.resolve())
     for name, notebook in notebooks.items():
         for cell in notebook.cells:
