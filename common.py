@@ -76,6 +76,8 @@ WING_PACKAGES = ("matplotlib", "scipy", "sklearn", "safetensors", "transformers"
 def run_program(main):
     """Run main(words of the command line) and exit: 0 or what main returns, 2 for a user's mistake
     or a missing package, 130 for Ctrl-C, 141 if the reader of our output is gone (`| head`)."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a Windows code page lacks most characters
             stream.reconfigure(errors="replace")

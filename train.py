@@ -33,6 +33,9 @@ if __name__ == "__main__":
         print(f"error: {', '.join(missing)} cannot be imported: pip install -r requirements.txt",
               file=sys.stderr)
         sys.exit(2)
+    # While PyTorch is imported, Ctrl-C ends Python without a traceback. run_program changes that.
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a shell's & ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     print("loading PyTorch ...", file=sys.stderr)  # the first import can take half a minute
 
 import torch

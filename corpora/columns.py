@@ -164,7 +164,9 @@ def choose(names, rows, langs=(), like=(), default=()):
             break
     else:
         texts = texts or names  # a file of numbers has nothing better
-        found = default or known_names(names, texts)
+        # Labels beside one file of texts are no translation, unless their name says so.
+        found = [name for name in default if kinds[name] != FEW or names_a_text(name)]
+        found = found or default or known_names(names, texts)
     default = tuple(found)
     columns = tuple(langs or like or default)
     if not {*columns} <= {*names}:

@@ -198,6 +198,15 @@ def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, mo
     assert_same_run("run", "whole")
 
 
+def test_an_interrupt_while_pytorch_is_loaded_prints_no_traceback():
+    program = Path(train.__file__)
+    with subprocess.Popen([sys.executable, program, "--help"], stderr=subprocess.PIPE, text=True,
+                          stdout=subprocess.DEVNULL) as child:
+        assert child.stderr.readline() == "loading PyTorch ...\n"
+        child.send_signal(signal.SIGINT)
+        assert (child.stderr.read(), child.wait()) == ("", -signal.SIGINT)
+
+
 HELD = """
 import sys, train
 run = train.start("mlm", sys.argv[1] or None, data="pairs.tsv", langs="en", vocab=300, width=16,

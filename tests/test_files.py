@@ -287,6 +287,8 @@ def test_labels_beside_parallel_files_are_no_view(order, ending, label):
         assert source.columns == tuple(name for name in names if name != ending)
         [note] = source.notes
         assert f"columns not read: {ending} ({source.schema.unread[ending]}): choose" in note
+    if ending in ("domain", "score"):  # the others are also codes of languages
+        assert open_text(f"dev.src,dev.{ending}").columns == ("src",)
 
 
 # ---- rows that are held out
