@@ -70,8 +70,9 @@ def verdict(groups):
             last, first = [[scores[metric] for one in members for scores in [one.scores(index)]
                             if metric in scores] for index in (-1, 0)]
             if words and last:
+                digits = 2 if "cosine" in metric else 1
                 words.append(sentence.format(*(
-                    f"{each[0]:.3g}" if len(each) == 1 else compare.mean_std(each)
+                    f"{each[0]:.{digits}f}" if len(each) == 1 else compare.mean_std(each)
                     for each in (last, first))))
         paragraphs.append(f"{label}: " * (len(groups) > 1) + (
             " ".join(words) or "No model was evaluated after its training began."))
@@ -136,8 +137,7 @@ def title_of(metric):
 
 def draw_curve(axis, groups, metric, title, y):
     """Draw a metric of {label: list of Seen}, at the steps that all seeds of a label have. The
-    legend has the first and the last value. The y axis shows at least the metric's RANGES."""
-    at_least = [*RANGES.get(metric, ())]
+    legend has the first and the last value."""
     for label, members in groups.items():
         curves = [curve for one in members if (curve := one.curve(metric))]
         steps = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -148,14 +148,20 @@ def draw_curve(axis, groups, metric, title, y):
             plots.lines({label: (steps, values)}, "training step", y, axis=axis, title=title)
         else:
             axis.plot([], [])  # uses up a color, so that a run has the same one in all panels
-        if metric == "geometry/rankme":
-            at_least += [100 * rank / share for one in members for rank, share in zip(
-                one.curve(metric).values(), one.curve("geometry/rankme_share").values())]
     if metric == "retrieval/order":
         axis.axhline(50, color="black", linewidth=1, linestyle=":")  # chance
+    show_range(axis, itertools.chain(*groups.values()), metric)
+    return axis.figure
+
+
+def show_range(axis, every, metric):
+    """Let the y axis show at least the metric's RANGES, given what has its curves."""
+    at_least = [*RANGES.get(metric, ())]
+    if metric == "geometry/rankme":
+        at_least += [100 * rank / share for one in every for rank, share in zip(
+            one.curve(metric).values(), one.curve("geometry/rankme_share").values())]
     axis.update_datalim([(0, value) for value in at_least], updatex=False)
     axis.autoscale_view()
-    return axis.figure
 
 
 def along_training(groups):
@@ -208,7 +214,7 @@ def answers(evaluation):
                    (["prompt", "answer", "gold text"], rows))
 
 
-def neighbors(one, evaluation, count=8, k=3):
+def neighbors(one, evaluation, count=4, k=3):
     """Return the nearest texts of the first column to `count` rows of the others, by cosine; for a
     decoder its answers."""
     if evaluation.can_answer:

@@ -4,8 +4,8 @@ import torch
 
 import metrics
 import train
-from common import BadInput, Parser, atomic_file, comma_list, did_you_mean
-from look.panels import draw_curve
+from common import BadInput, Parser, atomic_file, comma_list, did_you_mean, new_file
+from look.panels import draw_curve, show_range
 from look.plots import COLOURS, headline, lines, panels, png
 from look.seen import Seen, see
 
@@ -16,10 +16,10 @@ BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the
 
 def language_frames(rows=100):
     """Train mexma by default. Return its languages, and a list of (step, retrieval error in
-    percent, embeddings (L, N, D)) of every fourth step."""
+    percent, embeddings (L, N, D)) of every sixth step and the last."""
     run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=rows)
     frames = []
-    for record in run.steps(every=4):
+    for record in run.steps(every=6):
         if "loss" in record or record["step"] == 0:
             z = run.evaluation().embeddings
             error = metrics.retrieval(z, run.rows.texts)["xsim"]
@@ -42,6 +42,7 @@ def in_one_view(frames, drawn=25):
     return views
 
 
+MARK = "<!-- made by nanoJEPA -->"
 STYLE = """<style>text{font:15px system-ui,sans-serif;fill:#1b1b1b}rect{fill:#fff}
 polyline{fill:none;stroke:#909090;stroke-width:.8}
 @media(prefers-color-scheme:dark){text{fill:#e6e6e6}rect{fill:#14171a}}</style>"""
@@ -52,7 +53,7 @@ def moving_svg(languages, frames, views, seconds=12):
     and stays at the last frame, which is also what a still picture shows."""
     time = f'dur="{seconds}s" fill="freeze"'
     points = (torch.stack(views) + torch.tensor([330, 245])).round().int()  # (frames, L, N, 2)
-    out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450">', STYLE,
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450">', MARK, STYLE,
            '<rect width="660" height="450"/>']
 
     def moves(attribute, values):
@@ -89,7 +90,7 @@ def health_picture():
     logs = {}
     for label, flags in (("alignment alone", dict(mlm_weight=0.0, koleo_weight=0.0)),
                          ("all of MEXMA", {})):
-        run = train.start("mexma", data="toy", steps=150, eval_every=15, eval_limit=200, **flags)
+        run = train.start("mexma", data="toy", steps=40, eval_every=10, **flags)  # as in README
         for _ in run.steps():
             pass
         logs[label] = see(run)
@@ -99,10 +100,11 @@ def health_picture():
         curves = {label: log.curve(metric) for label, log in logs.items()}
         lines({label: (list(curve), list(curve.values())) for label, curve in curves.items()},
               "training step", name, axis=axis)
+        show_range(axis, logs.values(), metric)
         if axis is not axes[0]:
             axis.get_legend().remove()
     return headline(figure, "With the alignment loss alone an encoder collapses: the loss falls to "
-                    "zero, RankMe to one, and the cosine of unrelated sentences rises to one")
+                    "zero, RankMe to one, and the cosine of unrelated sentences stays at one")
 
 
 PICTURES = {"translations": translations_picture, "health": health_picture}
@@ -142,10 +144,11 @@ def plot_command(words):
     parser.add_argument("--rows", type=comma_list, help="rows of an experiment, comma-separated "
                         "[all]")
     options = parser.parse_args(words)
+    ending = ".svg" if options.name == "translations" else ".png"
+    # Before the work, which can take minutes.
+    out = new_file("the picture", options.name + ending, ending, b"nanoJEPA")
     picture = PICTURES[options.name]() if options.name in PICTURES else experiment_picture(
         options.name, options.metric, options.rows)
-    is_svg = isinstance(picture, str)
-    out = f"{options.name}.{'svg' if is_svg else 'png'}"
     with atomic_file(out) as file:
-        file.write(picture.encode() if is_svg else png(picture))
+        file.write(picture.encode() if ending == ".svg" else png(picture))
     print(out)

@@ -366,15 +366,16 @@ def test_the_verdict_names_the_first_step_of_what_it_says_and_what_the_model_fin
     assert seen.since(one) == ("COLLAPSING", 20)
     alone = panels.verdict({"x": [one]}).words
     assert alone.startswith("The embeddings have collapsed into nearly one point since step 20. ")
-    assert "mean cosine of 1 (before training: 1; 1 if" in alone and "translation" not in alone
+    assert "mean cosine of 1.00 (before training: 1.00; 1 if" in alone
+    assert "translation" not in alone
     well = seen.Seen("well", first, records[:2], Path("well"))
-    records[1]["eval"] |= {"retrieval/xsim": 1.25, "geometry/cosine/translations": 0.9,
+    records[1]["eval"] |= {"retrieval/xsim": 12.5, "geometry/cosine/translations": 0.9,
                            "geometry/cosine/different": 0.1}
     both, healthy = panels.verdict({"x": [one, well], "y": [well]}).words.splitlines()
     assert both.startswith("x: The embeddings of 1 of 2 runs have collapsed into nearly one point. "
                            "The embeddings of 1 of 2 runs are healthy. ")
     assert healthy.startswith("y: The embeddings are healthy since step 10. ")
-    assert "a wrong translation for 1.25 % of the held-out sentences" in healthy
+    assert "a wrong translation for 12.5 % of the held-out sentences" in healthy
     unsure = seen.Seen("unsure", first, records[:1], Path("unsure"))
     assert panels.verdict({"x": [unsure]}).words.startswith("No model was evaluated after")
 

@@ -264,6 +264,20 @@ def test_the_moving_picture_shows_each_frame_and_stays_at_the_last():
         assert torch.allclose(here / here.max(), there / there.max())
 
 
+def test_plot_replaces_pictures_that_it_made_and_no_file_of_somebody_else(monkeypatch, refused):
+    frames = [(step, 50.0, torch.randn(2, 30, 8)) for step in (0, 3)]
+    monkeypatch.setattr(plots, "PICTURES", {
+        "health": lambda: plots.lines({"a": ([0, 1], [2.0, 3.0])}, "step", "loss"),
+        "translations": lambda: plots.moving_svg(["en", "de"], frames, plots.in_one_view(frames))})
+    for name, file in (("health", "health.png"), ("translations", "translations.svg")):
+        Path(file).write_text("mine")
+        assert f"{file} exists already" in refused(main, f"plot {name}")
+        assert Path(file).read_text() == "mine"
+        Path(file).unlink()
+        for _ in range(2):
+            main(["plot", name])
+
+
 @pytest.mark.parametrize("spec, error", [
     ("{", "is no JSON file"), ("{}", "has no jobs"),
     ('{"jobs": {"a": ""}, "seed": 1}', "unknown field 'seed'; did you mean seeds?")])
