@@ -21,7 +21,8 @@ the first two tokens of the text:
     6  code           .  .  .    .  .    x  x      5 7   0 0
 
 kernels/ computes attention under this rule, by PyTorch's own kernel or by ours. Each needs a *plan*
-of the batch, which `Packed.plan` makes once for all layers.
+of the batch, which `Packed.plan` makes once for all layers. A layer with a sliding window reads
+what `Packed.within` returns: the same batch, with the four integers of near tokens only.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -73,6 +74,7 @@ class Packed:
     key_ranges: torch.Tensor  # (T, 4) int32; 0, 0 without a prefix
     cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts, and T
     plans: dict = field(default_factory=dict, repr=False)  # {layout: what `plan` returned}
+    windows: dict = field(default_factory=dict, repr=False)  # {window: what `narrowed` returned}
 
     @staticmethod
     def of(rows, causal=False):
@@ -118,6 +120,14 @@ class Packed:
         first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
         return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
 
+    def within(self, window):
+        """Return the batch as a layer with a sliding window reads it: of its keys, a token attends
+        to those at most `window` positions before or after it; 0: to all. If the rows are short
+        enough, it is this batch, with its plans."""
+        if window and window not in self.windows:
+            self.windows[window] = kernels.uncompiled(narrowed)(self, window)
+        return self.windows.get(window) or self
+
     def row_of_token(self):
         """Return the number of each token's row, (T,)."""
         return torch.repeat_interleave(self.cu_seqlens.diff().long(), output_size=len(self.tokens))
@@ -144,6 +154,21 @@ class Packed:
         """Count the visible (token, key) pairs: what attention must compute for each head."""
         first, last, first2, last2 = self.key_ranges.long().T
         return int((last - first + last2 - first2).sum())
+
+
+def narrowed(packed, window):
+    """Return a Packed whose keys are at most `window` positions away; None if all of them are."""
+    if packed.positions.max() <= window:
+        return None
+    first, last, first2, last2 = packed.key_ranges.long().T
+    # Positions ascend within a segment, and these numbers within the whole line. So the near tokens
+    # of a segment are an interval, and those of a prefix are its end.
+    line = (first << 32) + packed.positions
+    low = torch.searchsorted(line, line - window)
+    high = torch.searchsorted(line, line + window, right=True)
+    low2 = torch.searchsorted(line, (first2 << 32) + packed.positions - window)
+    near = [first.maximum(low), last.minimum(high), first2.maximum(low2).minimum(last2), last2]
+    return replace(packed, key_ranges=torch.stack(near, 1).int(), plans={}, windows={})
 
 
 def each_tensor(value, change):
@@ -186,19 +211,24 @@ class ModelConfig(Checked):
     max_tokens: int = 0  # longest row that the model was made for; 0: max_positions
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
     # where the norms are: post, after the residual sum (BERT); pre, before each sublayer (Llama);
-    # branch, after each sublayer (OLMo-2); both, before and after each sublayer (Gemma-2)
-    norm_position: Literal["post", "pre", "branch", "both"] = "post"
+    # branch, after each sublayer (OLMo-2); both, before and after each sublayer (Gemma-2); embed,
+    # as pre, but after the embedding instead of before the first attention (ModernBERT)
+    norm_position: Literal["post", "pre", "branch", "both", "embed"] = "post"
     # the output projections of all sublayers start at zero, so the blocks add nothing at first
     zero_init: bool = False
     norm_epsilon: float = 1e-5  # epsilon of the norms, added to the variance (BERT: 1e-12)
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"  # position encoding
     position_offset: int = 0  # unused rows before position 0 of the learned table (XLM-R: 2)
     rope_theta: float = 10000.0  # base wavelength of rotary positions
+    # the same of each layer, 0: no positions (SmolLM3); (): rope_theta in all
+    rope_thetas: tuple[float, ...] = ()
+    # sliding window of each layer, in positions to either side, 0: none; (): none in all
+    windows: tuple[int, ...] = ()
     # Llama-3.1's rotary scaling: factor, low and high frequency factor, original length
     rope_scaling: tuple[float, ...] = ()
-    # activation of the feed-forward layer; geglu is gated by tanh-GELU (Gemma)
-    activation: Literal["gelu", "swiglu", "geglu"] = "gelu"
-    bias: bool = True  # biases in every linear layer
+    # activation of the feed-forward layer; geglu is gated by tanh-GELU (Gemma), geglu-erf by GELU
+    activation: Literal["gelu", "swiglu", "geglu", "geglu-erf"] = "gelu"
+    bias: bool = True  # biases in every linear layer and layer norm
     qkv_bias: bool = False  # a bias in the QKV projection even without --bias (Qwen2)
     # RMS norm of queries and keys: of each head (Qwen3), or of all heads together (OLMo-2)
     qk_norm: Literal["none", "head", "whole"] = "none"
@@ -223,6 +253,8 @@ class ModelConfig(Checked):
         if self.positions == "rotary" and self.key_dim % 2:
             raise BadInput(f"width / heads is {self.key_dim}, and it must be even for rotary "
                            "positions")
+        if self.causal and any(self.windows):
+            raise BadInput("windows need a bidirectional model: generation would ignore them")
 
     @property
     def longest_row(self):
@@ -310,8 +342,9 @@ class RMSNorm(nn.Module):
 def make_norm(config, present=True):
     if not present:
         return nn.Identity()
-    norm = nn.LayerNorm if config.norm == "layernorm" else RMSNorm
-    return norm(config.width, config.norm_epsilon)
+    if config.norm == "rmsnorm":
+        return RMSNorm(config.width, config.norm_epsilon)
+    return nn.LayerNorm(config.width, config.norm_epsilon, bias=config.bias)
 
 
 def in_whole_tiles(layer, x):
@@ -329,9 +362,11 @@ def rows_at(x, at):
 class Attention(nn.Module):
     """Multi-head attention: (T, D) -> (T, D), or (N, D) of the tokens `at` alone."""
     back_end = None  # set_attention chooses it for a run; None: choose at every call
+    window = 0  # of this layer; Model sets it
 
     def __init__(self, config):
         super().__init__()
+        self.rope_theta = config.rope_theta
         self.heads = config.heads
         self.kv_heads = config.kv_heads or config.heads
         self.head_dim = config.key_dim
@@ -354,8 +389,8 @@ class Attention(nn.Module):
 
     def attend(self, qkv, packed, at):
         """Attend under the mask of a Packed: (T, (H + 2 Hkv) K) -> (T, D) or (N, D)."""
-        attended = kernels.packed_attention(qkv, self.heads, self.kv_heads, packed, self.back_end,
-                                            self.softcap)
+        attended = kernels.packed_attention(qkv, self.heads, self.kv_heads,
+                                            packed.within(self.window), self.back_end, self.softcap)
         return in_whole_tiles(self.out, rows_at(attended, at))
 
     def decode(self, x, new, angles, cache, at=None):
@@ -373,6 +408,7 @@ class Attention(nn.Module):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
         (..., (H + 2 Hkv) K)."""
         qkv = in_whole_tiles(self.qkv, x)
+        angles = angles and angles.get(self.rope_theta)
         if angles is None and self.q_norm is None:
             return qkv
         q, k, v = qkv.split(self.sizes, -1)
@@ -401,8 +437,10 @@ class MLP(nn.Module):
         if self.activation == "gelu":
             return self.down(F.gelu(x))
         gate, x = x.chunk(2, -1)
-        gate = F.silu(gate) if self.activation == "swiglu" else F.gelu(gate, approximate="tanh")
-        return self.down(gate * x)
+        if self.activation == "swiglu":
+            return self.down(F.silu(gate) * x)
+        kind = "tanh" if self.activation == "geglu" else "none"
+        return self.down(F.gelu(gate, approximate=kind) * x)
 
 
 class Block(nn.Module):
@@ -485,19 +523,26 @@ class Model(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        post = config.norm_position == "post"
+        post, embed = (config.norm_position == where for where in ("post", "embed"))
         width = config.width
         self.embed = nn.Embedding(config.vocab, width)
         if config.positions == "learned":
             positions = config.max_positions + config.position_offset
             self.position_embedding = nn.Embedding(positions, width)
-        # One norm outside the blocks: after the embedding (post-norm), or after the last block.
-        self.embed_norm = make_norm(config, post)
+        # Norms outside the blocks: after the embedding, or after the last block, or both (embed).
+        self.embed_norm = make_norm(config, post or embed)
         self.final_norm = make_norm(config, not post)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        for block in self.blocks[:embed]:
+            block.norm1 = nn.Identity()
+        for number, block in enumerate(self.blocks):
+            if config.rope_thetas:
+                block.attention.rope_theta = config.rope_thetas[number]
+            if config.windows:
+                block.attention.window = config.windows[number]
         if config.head == "transform":
-            self.transform = nn.Linear(width, width)
+            self.transform = nn.Linear(width, width, config.bias)
             self.transform_norm = make_norm(config)
         self.vocabulary_bias = None
         if config.head != "none":
@@ -521,8 +566,8 @@ class Model(nn.Module):
         return self.final_norm(run_blocks(self.blocks, x, packed, angles, cache, layers, at))
 
     def embed_tokens(self, tokens, positions):
-        """Embed tokens and positions (..., T): return states (..., T, D), and rotary angles or
-        None."""
+        """Embed tokens and positions (..., T): return states (..., T, D), and rotary angles,
+        {rope_theta of some layers: their cosines and sines}, or None."""
         config = self.config
         angles = None
         x = self.embed(tokens) * config.embed_scale
@@ -531,7 +576,8 @@ class Model(nn.Module):
         elif config.positions == "sinusoidal":
             x = x + sinusoids(positions, config.width).to(x.dtype)
         else:
-            angles = rope(positions, config.key_dim, config.rope_theta, config.rope_scaling)
+            angles = {theta: rope(positions, config.key_dim, theta, config.rope_scaling)
+                      for theta in {*config.rope_thetas} or {config.rope_theta} if theta}
         return self.dropout(self.embed_norm(x)), angles
 
     def vocabulary_projection(self, states):
@@ -612,14 +658,15 @@ class DecodeStep(NamedTuple):
 
 def set_attention(module, back_end, device, element_size):
     """Choose the attention back end of every layer: "auto", "sdpa" or "triton". Return the set of
-    their layouts: each batch needs a plan for each of them. element_size: bytes per activation.
-    Raises BadInput if "triton" cannot run."""
+    their (layout, window): each batch needs a plan for each of them. element_size: bytes per
+    activation. Raises BadInput if "triton" cannot run."""
     layouts = set()
     for layer in module.modules():
         if isinstance(layer, Attention):
             shape = (layer.heads, layer.kv_heads, layer.head_dim)
             layer.back_end = kernels.choose_back_end(back_end, device, shape[2], layer.softcap)
-            layouts.add(kernels.layout_of(layer.back_end, *shape, element_size))
+            layout = kernels.layout_of(layer.back_end, *shape, element_size)
+            layouts.add((layout, layer.window))
     return layouts
 
 

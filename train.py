@@ -223,8 +223,8 @@ class Run:
         for batch in micro_batches:
             for packed in batch.values():
                 if isinstance(packed, Packed):
-                    for layout in self.layouts:
-                        packed.plan(layout, self.device)
+                    for layout, window in self.layouts:
+                        packed.within(window).plan(layout, self.device)
         return micro_batches
 
     # ---- a new objective never needs to look below this line

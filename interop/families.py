@@ -20,7 +20,9 @@ LLAMAS = {  # model_type: the fields in which the family differs from Llama
     "qwen3": {"qk_norm": "head"},
     "olmo2": {"norm_position": "branch", "qk_norm": "whole"},
     "gemma2": {"norm_position": "both", "activation": "geglu"},
-    "eurobert": {"causal": False}}
+    "eurobert": {"causal": False},
+    "modernbert": {"causal": False, "norm": "layernorm", "norm_position": "embed",
+                   "activation": "geglu-erf"}}
 
 # ---- settings: {field of ModelConfig: name in transformers}
 
@@ -32,6 +34,8 @@ OF_BERTS = SHARED | {"norm_epsilon": "layer_norm_eps", "dropout": "hidden_dropou
 OF_LLAMAS = SHARED | {
     "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_epsilon": "rms_norm_eps",
     "attn_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+NAMES = dict.fromkeys(LLAMAS, OF_LLAMAS) | dict.fromkeys(BERTS, OF_BERTS) | {
+    "modernbert": SHARED | {"norm_epsilon": "norm_eps"}}
 ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -42,15 +46,16 @@ def read_config(theirs):
     known = (*BERTS, *LLAMAS)
     if kind not in known:
         raise BadInput(f"model_type is {shown(kind)!r}: choose a model of {', '.join(known)}")
-    bert, gemma = kind in BERTS, kind == "gemma2"
-    needed = {"hidden_activation" if gemma else "hidden_act":
-              "gelu" if bert else "gelu_pytorch_tanh" if gemma else "silu",
-              "is_decoder": False, "attention_bias": False, "mlp_bias": False}
+    bert, gemma, modern = kind in BERTS, kind == "gemma2", kind == "modernbert"
+    needed = {"hidden_activation" if gemma or modern else "hidden_act":
+              "gelu" if bert or modern else "gelu_pytorch_tanh" if gemma else "silu",
+              "is_decoder": False, "attention_bias": False, "mlp_bias": False, "norm_bias": False,
+              "classifier_activation": "gelu", "classifier_bias": False, "decoder_bias": True}
     for name, value in needed.items():
         found = getattr(theirs, name, value)
         if found != value:
             raise BadInput(f"{name} is {shown(repr(found))}: our model has {value!r} only")
-    fields = {ours: value for ours, name in (OF_BERTS if bert else OF_LLAMAS).items()
+    fields = {ours: value for ours, name in NAMES[kind].items()
               if (value := getattr(theirs, name, None)) is not None}
     if bert:
         # RoBERTa's first position is the one after the id of the padding token.
@@ -58,17 +63,26 @@ def read_config(theirs):
         fields["max_positions"] -= offset
         return ModelConfig(**fields, position_offset=offset, head="transform",
                            pair="sep" if kind == "bert" else "sep-sep")
-    rope = theirs.rope_parameters
-    scaling = {"default": (), "llama3": ROPE}.get(rope["rope_type"])
-    if scaling is None:
-        raise BadInput(f"rope_type is {shown(rope['rope_type'])!r}: our model has default, llama3")
-    # In a text that fits into one sliding window, every token sees all tokens before it.
-    window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
+    ropes = [theirs.rope_parameters]
+    scalings = {"default": (), "llama3": ROPE}
+    if modern:  # two types of layers, with ropes of their own
+        ropes = [ropes[0][one] for one in theirs.layer_types]
+        del scalings["llama3"]
+        fields |= {"head": "transform",
+                   "rope_thetas": tuple(float(rope["rope_theta"]) for rope in ropes),
+                   "windows": tuple(theirs.sliding_window * (one == "sliding_attention")
+                                    for one in theirs.layer_types)}
+    elif window := getattr(theirs, "sliding_window", None):
+        # In a text that fits into one sliding window, every token sees all tokens before it.
+        fields["max_positions"] = min(fields["max_positions"], window)
+    for rope in ropes:
+        if rope["rope_type"] not in scalings:
+            raise BadInput(f"rope_type is {shown(rope['rope_type'])!r}: our model has "
+                           f"{', '.join(scalings)}")
     return ModelConfig(**fields | DECODER | {"causal": True} | LLAMAS[kind] | {
         "dropout": 0.0,
         "rope_theta": float(rope["rope_theta"]),
-        "rope_scaling": tuple(float(rope[name]) for name in scaling),
-        "max_positions": min(theirs.max_position_embeddings, window),
+        "rope_scaling": tuple(float(rope[name]) for name in scalings[rope["rope_type"]]),
         "embed_scale": theirs.hidden_size ** 0.5 if gemma else 1.0})
 
 
@@ -82,7 +96,7 @@ def write_config(config, special):
     kind = kinds[-1] if not config.bias else "bert" if config.pair == "sep" else "xlm-roberta"
     # A softcap that is off is None: Gemma-2 would divide by 0.
     settings = {name: fields[field] or None if "softcap" in field else fields[field]
-                for field, name in (OF_BERTS if kind in BERTS else OF_LLAMAS).items()} | {
+                for field, name in NAMES[kind].items()} | {
         "bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": special.pad}
     if kind in LLAMAS:
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
@@ -91,6 +105,12 @@ def write_config(config, special):
         settings |= {"rope_parameters": rope, "query_pre_attn_scalar": config.key_dim}
         if kind == "eurobert":
             settings["mask_token_id"] = special.mask
+        if kind == "modernbert":
+            types = ["sliding_attention" if one else "full_attention" for one in ours["windows"]]
+            settings |= {"cls_token_id": special.cls, "sep_token_id": special.sep,
+                         "layer_types": types, "local_attention": 2 * max(ours["windows"]),
+                         "rope_parameters": {one: rope | {"rope_theta": theta}
+                                             for one, theta in zip(types, ours["rope_thetas"])}}
     else:
         settings["attention_probs_dropout_prob"] = 0.0  # as in our training
         if kind == "xlm-roberta":
@@ -107,9 +127,12 @@ def write_config(config, special):
 def compared_fields(config):
     """Return {field: value} of what decides the numbers of a forward pass, without defaults."""
     fields = asdict(config) | {"kv_heads": config.kv_heads or config.heads,
-                               "head_dim": config.key_dim, "head": "bias" * (config.head == "bias")}
+                               "head_dim": config.key_dim, "head": "bias" * (config.head == "bias"),
+                               "windows": config.windows or (0,) * config.layers,
+                               "rope_thetas": config.rope_thetas
+                               or (config.rope_theta,) * config.layers}
     for name in ("dropout", "pool", "normalize", "truncate_dim", "max_tokens", "position_offset",
-                 "zero_init"):
+                 "zero_init", "rope_theta"):
         del fields[name]
     return fields
 
@@ -143,11 +166,24 @@ LLAMA = {
     "*.norm2": "*.post_attention_layernorm",
     "final_norm": "norm",
     "vocabulary": "lm_head"}
+MODERNBERT = {
+    "embed": "embeddings.tok_embeddings",
+    "embed_norm": "embeddings.norm",
+    "*.norm1": "*.attn_norm",
+    "*.attention.qkv": "*.attn.Wqkv",
+    "*.attention.out": "*.attn.Wo",
+    "*.norm2": "*.mlp_norm",
+    "*.mlp.up": "*.mlp.Wi",
+    "*.mlp.down": "*.mlp.Wo",
+    "final_norm": "final_norm",
+    "transform": "head.dense",
+    "transform_norm": "head.norm",
+    "vocabulary": "decoder"}
 POST_NORMS = LLAMA | {
     "*.post_norm1": "*.post_attention_layernorm",
     "*.norm2": "*.pre_feedforward_layernorm",
     "*.post_norm2": "*.post_feedforward_layernorm"}
-MODULES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA,
+MODULES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA, "modernbert": MODERNBERT,
            "olmo2": POST_NORMS, "gemma2": POST_NORMS}
 
 

@@ -308,7 +308,8 @@ def load_weights(path):
     kind = transformers.AutoModelForCausalLM if config.causal else transformers.AutoModelForMaskedLM
     theirs, report = kind.from_pretrained(
         path, output_loading_info=True, ignore_mismatched_sizes=True, **WEIGHTS)
-    head = {key for key in report["missing_keys"] if key.startswith(("lm_head.", "cls."))}
+    head = {key for key in report["missing_keys"]
+            if key.startswith(("lm_head.", "cls.", "head.", "decoder."))}
     wrong = sorted(map(str, (report["missing_keys"] - head) | set(report["mismatched_keys"])))
     if wrong:
         settings = json.loads((path / "config.json").read_bytes())

@@ -73,8 +73,8 @@ def make_plan(layout, key_ranges, cu_seqlens, device):
         if back_end == "triton":
             raise BadInput(f"--attention triton cannot run this batch: {error}; use --attention "
                            "auto or sdpa") from None
-        warn_once(f"the Triton kernels do not support the mask of this objective ({error}): its "
-                  "attention uses SDPA")
+        warn_once(f"the Triton kernels do not support this mask ({error}): its attention "
+                  "uses SDPA")
         return pad_plan(key_ranges, cu_seqlens)
 
 

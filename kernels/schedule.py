@@ -115,7 +115,7 @@ def segments(key_ranges):
     np.copyto(expected[:, 1], np.arange(1, tokens + 1), where=mask.per_token(causal))
     own = (low == first) & (causal | (high == mask.bounds[1:])) & (mask.high <= first)
     if not (own.all() and np.array_equal(expected, key_ranges)):
-        raise ValueError("it does not consist of segments and prefixes")
+        raise ValueError("it has a window, or other parts than segments and prefixes")
     return mask
 
 

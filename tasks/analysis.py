@@ -356,6 +356,7 @@ def attention_weights(model, packed, index, layer=-1):
     qkv = attention.project(x, angles).unflatten(-1, (-1, attention.head_dim))
     q, k, _ = qkv.split(parts, 1)  # (T, H or Hkv, K)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # (T, H, K)
+    packed = packed.within(attention.window)
     weights = []
     for i in index.tolist():
         low, high, low2, high2 = packed.key_ranges[i].tolist()

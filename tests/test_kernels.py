@@ -215,7 +215,7 @@ def results(objective_class, back_end):
     heads = {"mexma": dict(head_heads=2), "hybrid": dict(predictor_width=32, predictor_heads=2)}
     objective = build(objective_class, torch.float32, shape, **heads.get(objective_class.name, {}))
     objective.to(DEVICE)
-    layout, = set_attention(objective, back_end, DEVICE, 4)
+    (layout, _), = set_attention(objective, back_end, DEVICE, 4)
     batch = each_tensor(batch_of(objective), lambda x: x.to(DEVICE))
     loss, terms = objective(batch)
     loss.backward()
@@ -239,10 +239,12 @@ def test_auto_falls_back_to_sdpa_for_a_mask_that_the_kernels_lack_with_one_warni
                       for back_end in ("auto", "auto", "sdpa"))
     assert torch.equal(one, sdpa) and torch.equal(two, sdpa)
     warning, = capsys.readouterr().err.splitlines()
-    assert "warning: the Triton kernels do not support the mask" in warning
+    assert "warning: the Triton kernels do not support this mask" in warning
     # Masks that the kernels support do use them.
     plain = Packed.of([np.arange(1, 90)], causal=True).to(DEVICE)
-    assert isinstance(plain.plan(kernels.layout_of("auto", 2, 2, 32, 2)), schedule.Plan)
+    layout = kernels.layout_of("auto", 2, 2, 32, 2)
+    assert isinstance(plain.within(89).plan(layout), schedule.Plan)
+    assert not isinstance(plain.within(9).plan(layout), schedule.Plan)  # the window hides keys
     assert kernels.layout_of("auto", 2, 2, 32, 4) == "sdpa"  # no tensor cores in float32
     kernels.warn_once.cache_clear()
 
@@ -254,7 +256,7 @@ def test_triton_is_refused_where_it_cannot_run_and_auto_is_sdpa(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model, cpu = Model(ModelConfig()), torch.device("cpu")
     for message in ("needs a CUDA GPU, and the device is cpu", "not installed"):
-        assert set_attention(model, "auto", cpu, 4) == {"sdpa"}
+        assert set_attention(model, "auto", cpu, 4) == {("sdpa", 0)}
         with pytest.raises(BadInput, match=message):
             set_attention(model, "triton", cpu, 4)
         monkeypatch.setitem(sys.modules, "triton", None)

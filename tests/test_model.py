@@ -39,6 +39,8 @@ CONFIGS = {
                      rope_scaling=(8.0, 1.0, 4.0, 20)),
     "gemma2": replace(LLAMA, norm_position="both", activation="geglu", embed_scale=4.0,
                       attn_softcap=5.0, logit_softcap=3.0),
+    "modernbert": replace(TINY, norm_position="embed", positions="rotary", activation="geglu-erf",
+                          bias=False, rope_thetas=(1000.0, 0.0), windows=(3, 0), head="transform"),
     "offset, untied": replace(TINY, position_offset=2, tied=False, head="bias"),
 }
 
@@ -113,6 +115,18 @@ def test_the_mask_of_a_row_is_what_its_segments_say():
     assert packed.key_ranges[7].tolist() == [6, 8, 3, 5]
     assert packed.positions.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
     assert packed.visible_pairs() == sum(int(packed.mask(row).sum()) for row in (0, 1))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_window_hides_keys_that_are_further_away_in_positions(name):
+    gaps = [Segment(np.arange(6), positions=np.array([1, 2, 5, 9, 10, 30]))]  # a context of hybrid
+    packed = Packed.of_segments([*LAYOUTS[name], gaps])
+    far = (packed.positions[:, None] - packed.positions).abs()
+    for window in (1, 4, 29):
+        seen = visible(packed.within(window).key_ranges)
+        assert torch.equal(seen, visible(packed.key_ranges) & (far <= window))
+    # Rows within the window keep the plans of the other layers.
+    assert packed.within(0) is packed.within(200) is packed
 
 
 # ---- attention
@@ -215,7 +229,7 @@ def test_the_states_of_some_tokens_and_their_gradients_are_those_of_all_tokens(n
     assert_close(*results, 1e-10)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not CONFIGS[name].windows])
 def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
     model = Model(CONFIGS[name]).double().eval()
     rows = [ids(np.random.default_rng(n), n) for n in (12, 9, 11)]
@@ -264,6 +278,7 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
 
 @pytest.mark.parametrize("make, name", [
     (lambda: Packed.of([[5, 6], []]), "empty"), (lambda: replace(LLAMA, head_dim=5), "rotary"),
+    (lambda: replace(LLAMA, causal=True, windows=(3, 0)), "windows need a bidirectional model"),
     (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7"),
     # The mean of a row that has masks of the other sentence.
     (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
