@@ -366,7 +366,7 @@ def run(evaluation, names=None, tasks=TASKS):
     """Run tasks by name, or by default all that apply. Return {"task/metric": number}."""
     for name in names or ():
         if name not in tasks:
-            near = did_you_mean(name, tasks, "; python -m tasks --help lists more")
+            near = did_you_mean(name, tasks, "; python -m tasks --tasks list")
             raise BadInput(f"there is no task {shown(name)!r} among {', '.join(tasks)}{near}")
     results = {}
     for name in names or tasks:

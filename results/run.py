@@ -170,7 +170,9 @@ def run_command(name, words):
     jobs = [job for job in jobs_of(name, options.seeds)
             if options.again or (job.label, job.seed) not in recorded]
     if options.list:
-        return print(*(" && ".join(filter(None, [job.train, job.tests])) for job in jobs), sep="\n")
+        for job in jobs:
+            print(" && ".join(filter(None, [job.train, job.tests])))
+        return None
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
         given = "--files is not given" if options.files is None else f"{options.files} is no folder"
         raise BadInput(f"{given}: give the folder with {experiment['files']}")

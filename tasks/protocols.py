@@ -39,7 +39,7 @@ def parse_flags(words):
     add("--hard-types", help="xsim++: JSON file {line of --hard: {src: original, errtype: type}}")
     flags = parser.parse_args(words)
     if not flags.tasks:
-        raise BadInput("--tasks is missing: python -m tasks --help lists them")
+        raise BadInput("--tasks is missing: python -m tasks --tasks list")
     for name in flags.sets or ():
         if name not in sets.CLASSES:
             raise BadInput(f"there is no set {shown(name)!r} among {', '.join(sets.CLASSES)}"

@@ -20,6 +20,7 @@ from common import BadInput
 from corpora import EvaluationRows
 from tasks import mining, probes, sets
 from tasks import protocols as command
+from tasks.__main__ import main
 
 WORDS = []
 for verb in ("sees", "hears"):
@@ -74,6 +75,13 @@ def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
     written = runs.read_results(run_folder / "eval.json")
     assert written.pop("rows").startswith("1000 rows of toy (") and written.pop("model")
     assert written == found[0] | found[1]
+
+
+def test_every_task_has_a_line_in_the_list(capsys):
+    main(["--tasks", "list"])
+    text = capsys.readouterr().out
+    assert all(re.search(rf"\b{name}\b", text) for name in command.make_tasks())
+    assert "\non translations\n  matrix   " in text
 
 
 def test_a_folder_of_flores_files_has_its_altered_sentences(run_folder, ask):
