@@ -196,14 +196,13 @@ def board_command(words):
 
 def filled(text):
     """Return a page with the recorded numbers in the table after each `<!-- table NAME -->`, which
-    is one of "pages" in experiments.json. Without "rows" it has every recorded row; of several
-    experiments, a row is "EXPERIMENT: LABEL"."""
+    is one of "pages" in experiments.json. Of several experiments, a row is "EXPERIMENT: LABEL"."""
     def with_table(match):
         table = DATA["pages"][match[2]]
         names = table["experiments"]
         records = [one if len(names) == 1 else one | {"label": f"{name}: {one['label']}"}
                    for name in names for one in read_records(name)]
-        found = table_of(records, table["columns"], table.get("rows") or labels_of(records))
+        found = table_of(records, table["columns"], table["rows"])
         return "\n".join([match[1], *(markdown(*found) if found else ()), ""])
     return re.sub(r"(<!-- table (\S+) -->)\n(?:\|.*\n)*", with_table, text)
 

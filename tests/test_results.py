@@ -48,8 +48,6 @@ def keep_odd(values):
 
 
 ODD = {"tables": [{"columns": {"X": "x"}}]}
-CLAIM = {"id": "1", "family": "odd", "experiment": "odd", "metric": "x", "ours": "a",
-         "baseline": "b", "better": "higher"}
 
 
 # ---- statistics and the board
@@ -103,24 +101,6 @@ def test_verdicts_are_those_of_scipy_and_of_holm_as_he_puts_it():
             rejects = rejects and p < 0.05 / (len(tests) - rank)
             verdicts[number] = if_small if rejects else if_not
     assert {number: one["verdict"] for number, one in judged.items()} == verdicts
-
-
-def test_a_claim_can_be_equality_or_name_another_metric_for_its_baseline(own_records, monkeypatch):
-    values = {"a": [5.0, 6.0, 7.5], "b": [5.1, 6.1, 7.4], "c": [1.0, 2.5, 3.0], "d": [1.0]}
-    compare.keep_records([{"experiment": "odd", "label": label, "seed": seed,
-                           "eval": {"x": x, "ten": x + 10}}
-                          for label, row in values.items() for seed, x in enumerate(row)])
-    claims = [CLAIM | {"id": "equal", "within": 0.5}, CLAIM | {"id": "better", "baseline": "c"},
-              CLAIM | {"id": "unequal", "baseline": "c", "within": 0.5},
-              CLAIM | {"id": "worse", "baseline_metric": "ten"},
-              CLAIM | {"id": "unclear"}, CLAIM | {"id": "few", "baseline": "d"}]
-    monkeypatch.setitem(compare.DATA, "claims", claims)
-    judged = compare.judge()
-    assert {name: one["verdict"] for name, one in judged.items()} == {
-        "equal": "equal within 0.5", "better": "better", "unequal": "not shown to be equal",
-        "worse": "worse", "unclear": "no significant difference", "few": "not tested"}
-    assert judged["better"]["test"]["p"] == stats.ttest_rel(values["a"], values["c"]).pvalue
-    assert judged["worse"]["baseline"] == {0: 15.1, 1: 16.1, 2: 17.4}
 
 
 # ---- records, and what `show` and `board` print
