@@ -435,10 +435,7 @@ class Contrastive(Objective):
     name = "contrastive"
     views = 2
     paper = dict(MEXMA, batch=1200)
-    # The encoder starts as a bag of words, like Mexma's, and has the words early.
-    toy = dict(optimizer="adamw", lr=1e-3, embedding_lr=10.0, batch=64, steps=700, warmup=0.1,
-               lr_start=0.0, schedule="cosine", max_length=128, layers=2, pool="mean",
-               zero_init=True)
+    toy = dict(PAIRS_TOY, optimizer="muon", lr=4e-3, steps=500, layers=2)
     # bag: the mean of the token embeddings, the simplest encoder. Rotary positions act inside
     # attention alone, so it does not know the order of the tokens.
     presets = {
@@ -568,10 +565,8 @@ class Mexma(Objective):
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
     # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
-    toy = dict(batch=64, accumulate=1, steps=200, warmup=0.1, lr_start=0.0, schedule="cosine",
-               max_length=128, optimizer="muon", lr=4e-3, layers=2, align="cosine",
-               align_weight=2.0, koleo_weight=1.0, head_layers=1, head_heads=4, head_hidden=512,
-               eval_every=100)
+    toy = dict(PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=8e-3, steps=200, layers=2,
+               head_layers=1, eval_every=100)
     presets = {
         "from-bag": ({}, dict(FROM_BAG | MEXMA_TOY, lr=5e-4, embedding_lr=20.0, steps=340,
                               mask_first=0.95, mask_second=0.95, head_layers=1)),
@@ -735,7 +730,7 @@ class Bepa(Objective):
     paper = dict(lr=2e-5, batch=16, steps=87_500, warmup=500 / 87_500, schedule="linear",
                  weight_decay=0.01, clip=1.0, max_length=126)
     # With `hidden`, a model from scratch would have to learn the positions of both sentences.
-    toy = dict(optimizer="muon", lr=4e-3, batch=64, steps=500, warmup=0.1, max_length=128,
+    toy = dict(PAIRS_TOY, optimizer="muon", lr=2e-3, steps=360, schedule="linear", layers=2,
                cls_view="clean")
     presets = {"cls": ({}, dict(CLS, lr=4e-3, steps=500, schedule="linear", cls_view="clean"))}
 
