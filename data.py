@@ -276,6 +276,10 @@ class Corpus:
         ends = self.offsets[first:first + len(self.columns) + 1]  # (columns + 1,)
         return np.split(self.tokens[ends[0]:ends[-1]], ends[1:-1] - ends[0])
 
+    def ids(self, row, column):
+        """Return (n,) uint32 of a column by name or number; n is 0 if the row has no text in it."""
+        return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
+
     def count_truncated(self, max_length, system=False):
         """Return how many texts have more than max_length tokens, and how many texts there are.
         `system`: count system turns too."""
