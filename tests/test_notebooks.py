@@ -20,9 +20,6 @@ README = (ROOT / "notebooks/README.md").read_text(encoding="utf-8")
 # The order in which they are read: that of the README's table.
 ORDER = re.findall(r"^\| \d\d \| \[[^]]+\]\((\w+\.ipynb)\)", README, re.M)
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
-# What these assert was true of the built-in language of version 0.2, and is not of that of 0.3.
-# They are written again with the course. Until then each has to fail: none stays here for long.
-OUTDATED = {"08_mexma"}
 # The last line that the last code cell prints, such as "answer: xsim = 1.4 % (± 2)".
 ANSWER = re.compile(r"^answer: (.+) = (-?[\d.e-]+)( %| \w+)? \(± ([\d.e-]+)\)$")
 COMMAND = re.compile(r"python -m\s+results\s+(show\s+([\w.-]+)|board)")
@@ -131,9 +128,7 @@ def check(client, cell, answer):
 
 @pytest.mark.notebooks
 @each_notebook
-def test_a_notebook_runs_and_gives_the_stored_answer(path, tmp_path, monkeypatch, request):
-    if path.stem in OUTDATED:
-        request.applymarker(pytest.mark.xfail(raises=CellExecutionError, strict=True))
+def test_a_notebook_runs_and_gives_the_stored_answer(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = read(path)
     what, number, unit, tolerance = answer_of(notebook)

@@ -318,7 +318,7 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     Path("my_idea.py").write_text(example, encoding="utf-8")
     with pytest.raises(SystemExit):
         train.main(["--objective", "my_idea.py", "--help"])
-    options = (r"(?s) --lr FLOAT +peak learning rate \[0.001\]\n.*"  # of the toy scale
+    options = (r"(?s) --lr FLOAT +peak learning rate \[0.002\]\n.*"  # of the toy scale
                r"loss of my_idea:\n +--temperature FLOAT +softmax temperature .* \[0.05\]\n")
     assert re.search(options, capsys.readouterr().out)
     words = command("my_idea.py", "my run", steps=3)
