@@ -565,8 +565,8 @@ class Mexma(Objective):
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
     # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
-    toy = dict(PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=8e-3, steps=200, layers=2,
-               head_layers=1, eval_every=100)
+    toy = dict(PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=8e-3, steps=120, layers=2,
+               head_layers=1, eval_every=60)
     presets = {
         "from-bag": ({}, dict(FROM_BAG | MEXMA_TOY, lr=5e-4, embedding_lr=20.0, steps=340,
                               mask_first=0.95, mask_second=0.95, head_layers=1)),

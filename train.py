@@ -508,7 +508,7 @@ def finish(run, results, say):
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}")
     say("next:")
     if run.eval_source.embedded and run.eval_source.name == "toy":
-        say("  python -m minimal.bag          # what bags of words and of word pairs reach")
+        say("  python -m minimal.bag         # what bags of words and of word pairs reach")
     say(f"  python evaluate.py {folder}  # all measures, on test rows")
     say(f"  python -m look {folder}      # one page of pictures; needs requirements-dev.txt")
 
