@@ -3,7 +3,8 @@
 encoders_*: Tatoeba pairs of English with five languages and Multi30k's captions, without rows that
 contain a sentence of a test set; NTREX for validation and test. captions_altered, _reordered:
 Multi30k's English test captions with one word replaced, or two exchanged. captions_order_*: its
-training rows, of which 10,000 are held out, and these with two words exchanged.
+training rows, of which 10,000 are held out; these, and its validation rows, with two words
+exchanged.
 """
 
 import csv
@@ -178,18 +179,21 @@ def hard_files(name, edits, captions):
 # ---- all files
 
 
-def order_files(rows, tests):
-    """Return {file: its lines} of the split for the order of words, given Multi30k's rows."""
+def order_files(rows, valid, tests):
+    """Return {file: its lines} of the split for the order of words, given Multi30k's training and
+    validation rows."""
     held_out = {*random.Random(0).sample(range(len(rows)), HELD_OUT)}
     tested = [row for number, row in enumerate(rows) if number in held_out]
     trained = without([row for number, row in enumerate(rows) if number not in held_out],
                       tests.union(*(map(normalized, row.values()) for row in tested)))
     tokenizer = Tokenizer.train([text for row in trained for text in row.values()], VOCABULARY)
-    edits = reordered_captions([row["en"] for row in tested],
-                               lambda text: sorted(tokenizer.encode([text])[0].tolist()))
-    return {"captions_order_train.tsv": tsv(trained, CAPTIONS),
-            "captions_order_test.tsv": tsv(tested, CAPTIONS),
-            **hard_files("captions_order", edits, [row["en"] for row in rows])}
+    files = {"captions_order_train.tsv": tsv(trained, CAPTIONS),
+             "captions_order_test.tsv": tsv(tested, CAPTIONS)}
+    for name, part in ("captions_order", tested), ("captions_order_valid", valid):
+        edits = reordered_captions([row["en"] for row in part],
+                                   lambda text: sorted(tokenizer.encode([text])[0].tolist()))
+        files |= hard_files(name, edits, [row["en"] for row in [*rows, *valid]])
+    return files
 
 
 def make_files(public):
@@ -197,13 +201,14 @@ def make_files(public):
     tests = test_sentences(public)
     news = [*read_table(public / "parallel/ntrex.tsv.xz", NTREX)]
     rows = [*read_table(public / "parallel/multi30k_train.tsv.xz", CAPTIONS)]
+    valid = [*read_table(public / f"{TESTS[1]}.tsv.xz", CAPTIONS)]
     tested = [row["en"] for row in read_table(public / f"{TESTS[2]}.tsv.xz")]
     return {"encoders_train.tsv": tsv(encoder_rows(public, rows, tests), TATOEBA),
             "encoders_valid.tsv": tsv(news[:500], TATOEBA),
             "encoders_test.tsv": tsv(news[500:], TATOEBA),
             **hard_files("captions_altered", altered_captions(tested), tested),
             **hard_files("captions_reordered", reordered_captions(tested, bag_of_words), tested),
-            **order_files(rows, tests)}
+            **order_files(rows, valid, tests)}
 
 
 def make_data_command(words):
