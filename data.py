@@ -99,9 +99,9 @@ def find_special(inner, around=None, chats=True):
 # ---- tokenizer and rows of ids
 
 TRAIN_BYTES = 20_000_000  # a vocabulary hardly changes with more text
+LONG_WORD = re.compile(r"\w{1000}")
 # Byte-level BPE never merges across this boundary, so that each word needs to be encoded once. For
 # the toy data this takes 0.5 s instead of 3 s.
-LONG_WORD = re.compile(r"\w{1000}")
 BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)")
 
 

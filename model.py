@@ -534,8 +534,8 @@ class Model(nn.Module):
         self.final_norm = make_norm(config, not post)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        for block in self.blocks[:embed]:
-            block.norm1 = nn.Identity()
+        if embed and config.layers:
+            self.blocks[0].norm1 = nn.Identity()
         for number, block in enumerate(self.blocks):
             if config.rope_thetas:
                 block.attention.rope_theta = config.rope_thetas[number]
