@@ -304,7 +304,7 @@ class TextFiles:
             columns = "; ".join(f"{shown(', '.join(names))} ({why})"
                                 for why, names in unread.items())
             notes.append(f"columns not read: {columns}: choose with --langs")
-        if self.columns == ("text",) and len(self.readers) > 1:
+        if len(self.columns) == 1 and len(self.readers) > 1:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
                          "parallel files are named corpus.de,corpus.en")
         notes += self.repeats
