@@ -1,5 +1,4 @@
-"""Compare our kernels with PyTorch's attention in float64, and time attention and the loss over a
-large vocabulary against what else computes the same.
+"""Compare our kernels with PyTorch's attention in float64, and time both.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread. Times are
 medians, and "times ours" is the time of a side divided by ours in the same round. Nothing is timed
@@ -15,10 +14,8 @@ import time
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from . import packed_attention
-from .cross_entropy import linear_cross_entropy
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -104,49 +101,6 @@ def back_end(name, shape):
     return lambda line: packed_attention(line, shape.heads, shape.kv_heads, shape.packed, name)
 
 
-def flex(shape):
-    """FlexAttention with a block mask of our rule; on a CPU it is not compiled."""
-    # After eight compilations PyTorch would run the next shape uncompiled, which takes many times
-    # the time and memory. With fullgraph it raises an error instead.
-    torch._dynamo.reset()
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    low, high, low2, high2 = shape.packed.key_ranges.T.contiguous()
-
-    def visible(batch, head, query, key):
-        own = (low[query] <= key) & (key < high[query])
-        return own | (low2[query] <= key) & (key < high2[query])
-
-    compiled = functools.partial(torch.compile, dynamic=False, disable=not GPU)
-    count = len(shape.packed.tokens)
-    mask = compiled(create_block_mask)(visible, None, None, count, count, device=DEVICE)
-    attention = compiled(flex_attention, fullgraph=True)
-
-    def attend(line):
-        q, k, v = (x.transpose(0, 1)[None] for x in shape.split_heads(line))
-        return attention(q, k, v, block_mask=mask, enable_gqa=True)[0].transpose(0, 1).flatten(1)
-
-    return attend
-
-
-def varlen(shape):
-    """PyTorch's kernel for rows end to end, bidirectional or causal."""
-    from torch.nn.attention.varlen import varlen_attn
-    ranges, bounds = shape.packed.key_ranges, shape.packed.cu_seqlens
-    if ranges[:, 3].any():
-        raise ValueError("its tokens see one range")
-    is_causal = bool((ranges[:, 1] == torch.arange(1, len(ranges) + 1, device=DEVICE)).all())
-    rows = (bounds, bounds, *[int(bounds.diff().max())] * 2)
-    options = dict(window_size=(-1, 0 if is_causal else -1))
-    if shape.heads != shape.kv_heads:
-        options["enable_gqa"] = True  # PyTorch 2.11 does not have it
-    return lambda line: varlen_attn(*shape.split_heads(line), *rows, **options).flatten(1)
-
-
-SIDES = {"ours": functools.partial(back_end, "triton"),
-         "our SDPA back end": functools.partial(back_end, "sdpa"),
-         "torch varlen": varlen, "FlexAttention": flex}
-
-
 def passes(attend, line, grad):
     """Return the output of a side, and the gradient of its projection."""
     output = attend(line)
@@ -159,27 +113,21 @@ def difference(found, expected):
     return float((found - expected).abs().max() / max(1, expected.abs().max()))
 
 
-def attention_table(shape, peers):
-    """Return the table of a shape, of both passes, for ours and these peers."""
+def attention_table(shape):
+    """Return the table of a shape, of both passes. Raises ValueError if our back ends differ."""
     line, grad = shape.random_line(DTYPE)
-    expected = passes(back_end("sdpa", shape), line, grad)
-
-    @functools.cache
-    def built(side):
-        attend = SIDES[side](shape)
-        for found, other in zip(passes(attend, line, grad), expected):
-            if not (worst := difference(found, other)) <= 0.03:  # NaN is too large
-                raise ValueError(f"differs from our SDPA back end by {worst:.3g}")
-        return attend
-
-    sides = {side: lambda side=side: passes(built(side), line, grad) for side in ("ours", *peers)}
-    return interleaved(sides, milliseconds_of_kernels)
+    sides = {"ours": back_end("triton", shape), "our SDPA back end": back_end("sdpa", shape)}
+    both = [passes(attend, line, grad) for attend in sides.values()]
+    if not (worst := max(map(difference, *both))) <= 0.03:  # NaN is too large
+        raise ValueError(f"ours differs from our SDPA back end by {worst:.3g}")
+    return interleaved({side: functools.partial(passes, attend, line, grad)
+                        for side, attend in sides.items()}, milliseconds_of_kernels)
 
 
-def attention_parts(shapes, *peers):
+def attention_parts(shapes):
     """Return {title of a table: function that makes it} of {title: Shape}."""
-    return {f"attention: {title}, against {' and '.join(peers)}":
-            functools.partial(attention_table, shape, peers) for title, shape in shapes.items()}
+    return {f"attention: {title}, against our SDPA back end":
+            functools.partial(attention_table, shape) for title, shape in shapes.items()}
 
 
 # ---- each kernel against PyTorch's attention in float64
@@ -213,28 +161,3 @@ def check_parts(masks):
     return {f"check of {names}, heads of size {size}, {str(dtype)[6:]}":
             functools.partial(check, Shape(packed, 4, 2, size), dtype)
             for dtype in dtypes for size in (64, 128) for names, packed in masks.items()}
-
-
-# ---- the loss over a large vocabulary
-
-
-def cross_entropy_table(count=4096 if GPU else 9, width=1024, vocab=250_002 if GPU else 99):
-    """Return the table of the loss of `count` states and its gradients, of XLM-R large."""
-    torch.manual_seed(0)
-    states = torch.randn(count, width, device=DEVICE, dtype=DTYPE, requires_grad=True)
-    weight = torch.randn(vocab, width, device=DEVICE, dtype=DTYPE).mul_(0.05).requires_grad_()
-    targets = torch.randint(vocab, (count,), device=DEVICE)
-
-    def run(loss_of):
-        loss = loss_of()
-        torch.autograd.grad(loss, (states, weight))
-        return loss.item()
-
-    sides = {"ours": functools.partial(run, lambda: linear_cross_entropy(
-                 states, weight, None, targets)),
-             "PyTorch, all logits at once": functools.partial(run, lambda: F.cross_entropy(
-                 F.linear(states, weight).float(), targets, reduction="sum"))}
-    own, other = (side() for side in sides.values())
-    if not abs(own - other) <= 1e-3 * other:
-        raise ValueError(f"our loss is {own}, and PyTorch's is {other}")
-    return interleaved(sides)

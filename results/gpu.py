@@ -74,13 +74,10 @@ def shapes():
 
 
 def all_parts():
-    """Return {title: function that returns a table}. What takes long to compile comes last."""
-    tables = functools.partial(bench.attention_parts, shapes())
+    """Return {title: function that returns a table}."""
     job = peers.GPU_JOB if bench.GPU else ("mexma", "toy", 2, TINY)
-    return {**bench.check_parts(masks()), **tables("our SDPA back end", "torch varlen"),
-            "loss over a large vocabulary, with its gradients": bench.cross_entropy_table,
-            "training step of MEXMA": functools.partial(peers.training_table, *job),
-            **tables("FlexAttention")}
+    return {**bench.check_parts(masks()), **bench.attention_parts(shapes()),
+            "training step of MEXMA": functools.partial(peers.training_table, *job)}
 
 
 def run_part(title, make_table, seconds):
@@ -107,10 +104,9 @@ def run_part(title, make_table, seconds):
 def gpu_command(words):
     """Return 1 if a part failed."""
     parser = Parser("python -m results gpu", "Compare our kernels with PyTorch's attention in "
-                    "float64, and time attention, the loss over a large vocabulary and a training "
-                    "step against other libraries. Writes one JSON file, which is complete after "
-                    "each part. Exit status 1 if a part failed; a part that --minutes leaves no "
-                    "time for did not fail.")
+                    "float64, and time both, and a training step against transformers. Writes one "
+                    "JSON file, which is complete after each part. Exit status 1 if a part failed; "
+                    "a part that --minutes leaves no time for did not fail.")
     parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time [8]")
     parser.add_argument("--into", metavar="FOLDER", default=".", help="folder of the file, whose "
                         "name has the card and the time [.]")

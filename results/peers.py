@@ -1,4 +1,4 @@
-"""Time training steps of ours beside those of padded models of other libraries.
+"""Time training steps of ours beside those of padded models of transformers.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread; see
 kernels/bench.py. A step is forward, backward, clipping and AdamW. Every side runs in the precision
@@ -107,29 +107,6 @@ def peer_of(objective, grids):
     return peer
 
 
-class SentenceTransformers(torch.nn.Module):
-    """A step of contrastive as sentence-transformers computes it, on the model of `peer_of`."""
-
-    def __init__(self, peer, grids):
-        from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-        from sentence_transformers.sentence_transformer.modules import Pooling
-        super().__init__()
-        self.theirs = peer.theirs
-        self.pooling = Pooling(peer.model.config.width, peer.model.config.pool)
-        self.features = [dict(input_ids=grid["input_ids"], attention_mask=real.long())
-                         for grid, real in grids]
-        self.compute_loss = MultipleNegativesRankingLoss(
-            self.embed, 1 / peer.config.temperature, partition_mode="per_direction",
-            directions=("query_to_doc", "doc_to_query"))
-
-    def embed(self, features):
-        states = self.theirs(**features).last_hidden_state
-        return self.pooling({"token_embeddings": states, **features})
-
-    def forward(self, batch):
-        return self.compute_loss(self.features, None), {}
-
-
 def sides_of(name, size, count, lengths):
     """Return a batch, and {side: our objective, or the same one on a padded model}."""
     objective_class, config, passes, fields = OBJECTIVES[name]
@@ -141,8 +118,6 @@ def sides_of(name, size, count, lengths):
         model = Model(ModelConfig(**shape, head=objective_class.head_type(config)))
         ours = objective_class(model, config)
         sides = {"ours": ours, "transformers, padded": peer_of(ours, grids)}
-        if name == "contrastive":
-            sides["sentence-transformers"] = SentenceTransformers(peer_of(ours, grids), grids)
     return to_device(batch, DEVICE), sides
 
 
