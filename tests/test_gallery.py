@@ -18,7 +18,6 @@ from test_objectives import (
     run_blocks,
     seeded,
     slow_info_nce,
-    slow_mlm,
     teacher_weights,
 )
 
@@ -154,22 +153,6 @@ def slow_nitp(objective, batch):
     return sum(losses) / len(losses)
 
 
-def slow_masked_latents(objective, batch):
-    c = objective.config
-    x = states_of(objective.model, batch["packed"])
-    whole = states_of(objective.model, batch["clean"]).detach()
-    which = batch["target_positions"].tolist() if c.where == "masked" else range(len(x))
-    guesses = []
-    errors = []
-    for i in which:
-        target = (whole[i] - whole[i].mean()) / (whole[i].var(unbiased=False) + 1e-5).sqrt()
-        guesses.append(swiglu(objective.predictor, x[i]))
-        errors.append(far(guesses[-1], target) if c.align == "cosine"
-                      else (guesses[-1] - target).square().mean())
-    loss = slow_mlm(objective, batch, None) + c.latent_weight * sum(errors) / len(errors)
-    return loss + c.sigreg_weight * gaussian(torch.stack(guesses))
-
-
 def slow_split_softmax(objective, batch):
     y, x, *copies = means(objective.model, batch["packed"]).split(3)
     c = objective.config
@@ -191,13 +174,11 @@ def slow_split_softmax(objective, batch):
 
 BY_HAND = {"stp": slow_stp, "nextlat": slow_nextlat, "data2vec": slow_data2vec,
            "lejepa": slow_lejepa, "simcse": slow_simcse, "byol": slow_byol, "nitp": slow_nitp,
-           "masked_latents": slow_masked_latents, "split_softmax": slow_split_softmax}
+           "split_softmax": slow_split_softmax}
 # Options beside the defaults, of the files that have choices.
 VARIANTS = {
     "nitp": [dict(latent_weight=0.0), dict(target_layer=2, align="mse"), dict(shift=False),
              dict(target_gradient=True, latent_weight=0.6)],
-    "masked_latents": [dict(align="mse"), dict(where="all"), dict(where="all", align="mse"),
-                       dict(sigreg_weight=0.0, latent_weight=2.0)],
     "split_softmax": [dict(margin=0.3, gamma=0.2, edit="move"), dict(negatives=3, edit="replace")]}
 
 
