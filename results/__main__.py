@@ -3,7 +3,7 @@
 look      python -m results show                 the experiments by paper, a line each
           python -m results show NAME            a sentence, a table, and tests
           python -m results board [CLAIM]        every claim of the papers, or all about one
-          python -m results plot NAME            an experiment along training, or a picture
+          python -m results plot NAME            a picture of README.md: translations or health
 repeat    python -m results NAME --files FOLDER  run what an experiment has not recorded yet
           python -m results make-data PUBLIC OUT  make its data files
           python -m results readme               write recorded numbers into both README.md

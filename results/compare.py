@@ -34,8 +34,8 @@ tables   [{"title": ..., "columns": {heading: metric}}]
 tested   metrics of the paired t-tests         pairs   {row: its baseline}
 finding  a sentence for `show`                 about   the paragraph of `show --about`
 
-In commands RUN is the folder of the run, FOLDER[row] that of another row with the same seed, FILES
-that of --files, and MATCH[row] the number of steps with the compute of another row."""
+In commands RUN is the folder of the run, FILES that of --files, and MATCH[row] the number of steps
+with the compute of another row."""
 
 
 def open_spec(path):

@@ -1,15 +1,13 @@
-"""Draw recorded experiments along training, and the pictures of the README."""
+"""Draw the pictures of the README."""
 
 import torch
 
 import metrics
 import train
-from common import BadInput, Parser, atomic_file, comma_list, did_you_mean, new_file
-from look.panels import draw_curve, show_range
+from common import Parser, atomic_file, new_file
+from look.panels import show_range
 from look.plots import COLOURS, headline, lines, panels, png
-from look.seen import Seen, see
-
-from .compare import DATA, EXPERIMENTS, read_records
+from look.seen import see
 
 BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the moving picture
 
@@ -110,45 +108,15 @@ def health_picture():
 PICTURES = {"translations": translations_picture, "health": health_picture}
 
 
-def experiment_picture(name, metric, labels=()):
-    """Draw a metric of recorded runs along training."""
-    groups = {}
-    for record in read_records(name):
-        points = [{"step": int(step), "eval": scores}
-                  for step, scores in record.get("curve", {}).items()]
-        groups.setdefault(record["label"], []).append(Seen(name, {}, points, None))
-    if not groups:
-        known = [*PICTURES, *EXPERIMENTS]
-        raise BadInput(f"there is no picture or experiment {name!r}{did_you_mean(name, known)}")
-    for label in labels or groups:
-        if label not in groups:
-            raise BadInput(f"{name} has no row {label!r} (see python -m results show {name})")
-    groups = {label: groups[label] for label in labels or groups
-              if any(run.curve(metric) for run in groups[label])}
-    if not groups:
-        raise BadInput(f"{name} has no {metric} along training (see python -m results show)")
-    axis, = panels(height=2.8)[1]
-    axis.figure.set_figwidth(5.4)
-    y = {name: heading for heading, name in DATA["columns"].items()}.get(metric, metric)
-    title = f"{name}: {y} along training (thick: mean of the seeds)"
-    return draw_curve(axis, groups, metric, title, y)
-
-
 def plot_command(words):
-    parser = Parser("python -m results plot", "Draw a recorded experiment along training, or one "
-                    f"of the README's pictures: {', '.join(PICTURES)}. Writes NAME.png, or "
-                    "translations.svg, which moves.")
-    parser.add_argument("name", metavar="NAME", help="an experiment, or a picture")
-    parser.add_argument("--metric", default="retrieval/xsim", help="metric of an experiment "
-                        "[retrieval/xsim]")
-    parser.add_argument("--rows", type=comma_list, help="rows of an experiment, comma-separated "
-                        "[all]")
-    options = parser.parse_args(words)
-    ending = ".svg" if options.name == "translations" else ".png"
+    parser = Parser("python -m results plot", "Draw a picture of README.md: translations.svg, "
+                    "which moves, or health.png.")
+    parser.add_argument("name", metavar="NAME", choices=PICTURES, help=" or ".join(PICTURES))
+    name = parser.parse_args(words).name
+    ending = ".svg" if name == "translations" else ".png"
     # Before the work, which can take minutes.
-    out = new_file("the picture", options.name + ending, ending, b"nanoJEPA")
-    picture = PICTURES[options.name]() if options.name in PICTURES else experiment_picture(
-        options.name, options.metric, options.rows)
+    out = new_file("the picture", name + ending, ending, b"nanoJEPA")
+    picture = PICTURES[name]()
     with atomic_file(out) as file:
         file.write(picture.encode() if ending == ".svg" else png(picture))
     print(out)

@@ -2,10 +2,9 @@
 
 Runs are in out/results, one thread each, one after another. An interrupted run resumes.
 
-In a command of experiments.json, RUN is the run's folder, FOLDER[row] is that of another row with
-the same seed, FILES is the folder of --files, and MATCH[row] is the number of steps with the same
-compute as the run `row`. A job {"prints": COMMAND} has no run folder: COMMAND prints its numbers as
-one JSON object.
+In a command of experiments.json, RUN is the run's folder, FILES is the folder of --files, and
+MATCH[row] is the number of steps with the same compute as the run `row`. A job {"prints": COMMAND}
+has no run folder: COMMAND prints its numbers as one JSON object.
 """
 
 import json
@@ -22,8 +21,8 @@ import torch
 import runs
 from common import BadInput, Parser
 
-from .compare import DATA, EXPERIMENTS, ROOT, keep_records, read_records
-from .flops import matching_steps, run_flops, step_flops
+from .compare import EXPERIMENTS, ROOT, keep_records, read_records
+from .flops import matching_steps, step_flops
 
 OUT = Path("out/results")
 
@@ -61,8 +60,6 @@ def jobs_of(name, seeds=None):
             flags = f"{job.get('train')} {experiment['flags']} --seed {seed} --out RUN"
             train = job.get("command", f"train.py {flags.strip()}")
             tests = job.get("tests", experiment.get("tests", ["evaluate.py RUN"]))
-            for row in given:
-                train = train.replace(f"FOLDER[{row}]", str(folder_of(name, row, seed)))
             train, *tests = [re.sub(r"^(\w+: )?", r"\1python ", one).replace("RUN", str(folder))
                              for one in [train, *tests]]
             jobs.append(Job(label, seed, folder, train, " && ".join(tests)))
@@ -102,33 +99,22 @@ def read_commit():
 
 
 def record_of(job, train, scores):
-    """Return the record of a run that has been trained and measured.
-
-    Its "curve" is {step: {metric: number}} along training: what has a column, losses on the
-    held-out rows, and hybrid's lambda. "last" has the terms of the last logged step and the last
-    losses on the held-out rows."""
+    """Return the record of a run that has been trained and measured. "last" has the terms of the
+    last logged step and the last losses on the held-out rows."""
     first, *lines = runs.read_log(ROOT / job.folder)
-    kept = {"lambda", "validation/loss", "validation/mlm", *DATA["columns"].values()}
-    kept -= {"seconds", "steps"}
-    last, curve, validation = {}, {}, {}
+    last, validation = {}, {}
     for line in lines:
-        numbers = line.get("eval", line)
-        points = {name: value for name, value in numbers.items() if name in kept}
-        if points:
-            curve[line["step"]] = curve.get(line["step"], {}) | points
         if "loss" in line:
             last = line
         if "eval" in line:
-            validation = {name: one for name, one in numbers.items()
+            validation = {name: one for name, one in line["eval"].items()
                           if name.startswith("validation/")}
     record = {"label": job.label, "seed": job.seed, "train": train, "test": job.tests,
               "commit": read_commit(), "steps": last.get("step")}
     record |= {key: first.get(key) for key in ("torch", "python", "device", "parameters",
                                                "precision")}
     record |= {key: last.get(key) for key in ("tokens", "seconds")}
-    if "train.py" in train:
-        record["flops"] = run_flops(ROOT / job.folder)
-    return record | {"last": last | validation, "curve": curve, "eval": scores}
+    return record | {"last": last | validation, "eval": scores}
 
 
 def execute(name, job, files):

@@ -414,22 +414,13 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     first, second = compare.read_records("mini")
     assert (first["label"], first["seed"], first["steps"]) == ("ntp", 3, 4)
     assert first["last"]["loss"] > 0 and "validation/loss" in first["last"]
-    assert first["flops"] == flops.run_flops("out/mini-ntp-3")
+    assert flops.run_flops("out/mini-ntp-3") == pytest.approx(
+        second["steps"] * flops.step_flops(second["train"].split()[2:])[0], rel=0.2)
     assert 1 <= second["steps"] < 4 and f"--steps {second['steps']} " in second["train"]
     assert "a/geometry/rankme" in second["eval"] and "generate/exact" in first["eval"]
     capsys.readouterr()
     main(["mini", "--list"])
     assert capsys.readouterr().out.strip() == ""
-
-
-def test_a_row_starts_from_the_run_of_another_row_with_its_seed(monkeypatch):
-    monkeypatch.setitem(compare.EXPERIMENTS, "mini", {
-        "seeds": [3, 4], "flags": "",
-        "jobs": {"mlm, 2e-3": "--objective mlm", "on": "--objective mlm --init FOLDER[mlm, 2e-3]"}})
-    jobs = run.jobs_of("mini")
-    for first, second in zip(jobs[::2], jobs[1::2]):
-        assert f"--init {first.folder} " in second.train and first.seed == second.seed
-    assert [job.seed for job in jobs] == [3, 3, 4, 4]
 
 
 def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
@@ -447,8 +438,7 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
 
 @pytest.mark.parametrize("words, error", [
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
-    ("plot helth", "did you mean health?"), ("plot bag --metric x", "bag has no x"),
-    ("plot bag --rows x", "bag has no row 'x'"),
+    ("plot helth", "invalid choice: 'helth'"),
     ("flops --match nowhere", "nowhere"),
     ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
@@ -468,11 +458,3 @@ def test_flops_of_next_token_prediction_are_those_of_its_sizes(pairs):
     expected = 6 * len(packed.tokens) * (weights - at_targets) + 12 * 16 * packed.visible_pairs()
     expected += 6 * len(batch["targets"]) * (at_targets + one.model.embed.weight.numel())
     assert flops.batch_flops(one.objective, batch) == pytest.approx(expected, rel=0.02)
-
-
-def test_recorded_experiments_are_drawn_with_titles_axes_and_legends():
-    axis, = plots.experiment_picture("encoders", "retrieval/xsim", ["mexma", "bepa"]).axes
-    assert axis.get_legend().get_title().get_text().startswith("encoders: xsim %")
-    assert axis.get_xlabel() == "training step" and axis.get_ylabel() == "xsim %"
-    first = axis.lines[0].get_ydata()[0]
-    assert f"mexma: {first:.4g} to " in axis.get_legend().get_texts()[0].get_text()
