@@ -440,25 +440,6 @@ def twin_lines(evaluation, number):
             f"      {'!' if wrong > right else ' '} {wrong:.4f} twin        {shown(twin)}"]
 
 
-def gap_lines(objective, rows):
-    """Return lines with the first row, whose middle token is masked, and the token that an
-    objective with a vocabulary head predicts there."""
-    tokenizer = rows.tokenizer
-    ids = list(next(iter(rows.ids.values()))[0])
-    middle = len(ids) // 2
-    gold, ids[middle] = ids[middle], tokenizer.special.mask
-    device = next(objective.parameters()).device
-    packed = Packed.of([ids]).to(device)
-    with in_eval_mode(objective):
-        states = objective.model(packed, at=torch.tensor([middle], device=device))  # (1, D)
-        found = objective.most_likely(states).item()
-    around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
-    before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)
-    if found == gold:
-        return [f"      = {before} [{said}] {after}"]
-    return [f"      ! {before} [{said}] {after}", f"        instead of [{right}]"]
-
-
 # ---- the table
 
 # The numbers that people read, the most important ones first: {metric: (name, remark)}.
@@ -534,15 +515,6 @@ def verdict(results):
     if "retrieval/xsim" in results and scores["cosine/translations"] <= scores["cosine/different"]:
         return "translations are less similar than unrelated sentences"
     return "ok"
-
-
-def diagnose(results):
-    """Return the health line for results of `run`: is the encoder collapsing?"""
-    scores = {name.removeprefix("geometry/"): value for name, value in results.items()}
-    line = ("health: RankMe {rankme:.1f} ({rankme_share:.0f} %) | cos(rand) {cosine/same:.2f}"
-            + (" | cos(pos) {cosine/translations:.2f}" if "retrieval/xsim" in results else "")
-            + " | unif {uniformity:.2f} | std {std:.2f} | embedding norm {norm:.1f} -> ")
-    return line.format_map(scores) + verdict(results)
 
 
 # The columns of a run's evaluations: {metric: (title, digits)}.
@@ -660,7 +632,7 @@ def main(argv):
         if not options.tasks:
             lines += examples(evaluation)
         if "geometry/rankme" in results:
-            lines.append(diagnose(results))
+            lines.append(f"health: {verdict(results)}")
     print(*lines, sep="\n", flush=True)
     keep_results(options, opened, results, evaluation.rows.label)
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import corpora
 import evaluate
 import runs
-import train
 from common import BadInput, shown
 
 # Settings that do not make two runs different ones.
@@ -17,10 +16,10 @@ IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_da
 
 
 class Seen(NamedTuple):
-    name: str      # of the folder, or of the objective
+    name: str      # of the folder
     first: dict    # the first line of the log
     records: list  # its other lines; {"step", "eval"} or {"step", "loss", ...}
-    run: object    # the folder, or a train.Run that writes none
+    run: Path      # the folder
 
     def curve(self, metric):
         """Return {step: value} of a metric in the log."""
@@ -57,12 +56,8 @@ def number(value):
 
 
 def see(run):
-    """Return what the log of a run says: of a folder, or of a train.Run. Raises BadInput."""
-    is_run = isinstance(run, train.Run)
-    if is_run and not run.writes:
-        first, *records = json.loads(json.dumps([runs.describe(run), *run.records]))
-        return Seen(run.objective_class.name, first, records, run)
-    folder = Path(run.folder if is_run else run).expanduser()
+    """Return what the log in the folder of a run says. Raises BadInput."""
+    folder = Path(run).expanduser()
     return Seen(str(folder), runs.read_first(folder), runs.read_log(folder)[1:], folder)
 
 

@@ -5,9 +5,7 @@ import torch
 import metrics
 import train
 from common import Parser, atomic_file, new_file
-from look.panels import show_range
 from look.plots import COLOURS, headline, lines, panels, png
-from look.seen import see
 
 BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the moving picture
 
@@ -85,20 +83,19 @@ def translations_picture():
 def health_picture():
     """Draw loss, RankMe and the cosine of unrelated sentences while an encoder collapses."""
     figure, axes = panels(1, 3, 2)
-    logs = {}
+    logs = {}  # {label: {step: scores}}
     for label, flags in (("alignment alone", dict(mlm_weight=0.0, koleo_weight=0.0)),
                          ("all of MEXMA", {})):
         run = train.start("mexma", data="toy", steps=40, eval_every=10, **flags)  # as in README
-        for _ in run.steps():
-            pass
-        logs[label] = see(run)
-    for axis, (metric, name) in zip(axes, (
-            ("validation/align", "alignment loss (held out)"), ("geometry/rankme", "RankMe"),
-            ("geometry/cosine/same", "cosine of unrelated\nsentences"))):
-        curves = {label: log.curve(metric) for label, log in logs.items()}
-        lines({label: (list(curve), list(curve.values())) for label, curve in curves.items()},
-              "training step", name, axis=axis)
-        show_range(axis, logs.values(), metric)
+        logs[label] = {one["step"]: one["eval"] for one in run.steps() if "eval" in one}
+    for axis, (metric, name, span) in zip(axes, (
+            ("validation/align", "alignment loss (held out)", ()),
+            ("geometry/rankme", "RankMe", (0, run.model.config.width)),
+            ("geometry/cosine/same", "cosine of unrelated\nsentences", (0, 1)))):
+        lines({label: (list(log), [scores[metric] for scores in log.values()])
+               for label, log in logs.items()}, "training step", name, axis=axis)
+        axis.update_datalim([(0, value) for value in span], updatex=False)
+        axis.autoscale_view()
         if axis is not axes[0]:
             axis.get_legend().remove()
     return headline(figure, "With the alignment loss alone an encoder collapses: the loss falls to "
