@@ -153,33 +153,12 @@ def slow_nitp(objective, batch):
     return sum(losses) / len(losses)
 
 
-def slow_split_softmax(objective, batch):
-    y, x, *copies = means(objective.model, batch["packed"]).split(3)
-    c = objective.config
-    copies = torch.cat(copies)
-    classify = F.cross_entropy
-    in_batch = 0
-    split = 0
-    for i in range(3):
-        across, back = ([c.scale * (1 - far(a, b)) - c.scale * c.margin * (i == j)
-                         for j, (a, b) in enumerate(pairs)]
-                        for pairs in ([(x[i], one) for one in y], [(one, y[i]) for one in x]))
-        for logits in (across, back):
-            in_batch += classify(torch.stack(logits), torch.tensor(i)) / 6
-        mine = copies[i * c.negatives:(i + 1) * c.negatives]
-        logits = torch.stack([c.scale * (1 - far(x[i], one)) for one in (y[i], *mine)])
-        split += classify(logits, torch.tensor(0)) / 3
-    return (1 - c.gamma) * in_batch + c.gamma * split
-
-
 BY_HAND = {"stp": slow_stp, "nextlat": slow_nextlat, "data2vec": slow_data2vec,
-           "lejepa": slow_lejepa, "simcse": slow_simcse, "byol": slow_byol, "nitp": slow_nitp,
-           "split_softmax": slow_split_softmax}
+           "lejepa": slow_lejepa, "simcse": slow_simcse, "byol": slow_byol, "nitp": slow_nitp}
 # Options beside the defaults, of the files that have choices.
 VARIANTS = {
     "nitp": [dict(latent_weight=0.0), dict(target_layer=2, align="mse"), dict(shift=False),
-             dict(target_gradient=True, latent_weight=0.6)],
-    "split_softmax": [dict(margin=0.3, gamma=0.2, edit="move"), dict(negatives=3, edit="replace")]}
+             dict(target_gradient=True, latent_weight=0.6)]}
 
 
 @pytest.mark.parametrize("name, options", [
