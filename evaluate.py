@@ -122,13 +122,13 @@ def embed(model, rows, pool=None):
     return z[:, :model.config.truncate_dim or None]
 
 
-def encode(model, tokenizer, texts, affixes=None, max_length=None, pool=None):
+def encode(model, tokenizer, texts, affixes=None, max_length=None):
     """Embed N texts: (N, D) float32 on the CPU. affixes: the ids before and after a text, by
     default [CLS] and [SEP]; max_length: tokens of a text alone, as in training."""
     if isinstance(texts, str) or not (texts := list(texts)):
         raise BadInput(f"{shown(texts)!r} is no list of texts with at least one text")
     rows = tokenize_rows(tokenizer, texts, affixes, model.config.longest_row, max_length)
-    return embed(model, rows, pool)
+    return embed(model, rows)
 
 
 # ---- generation

@@ -11,7 +11,7 @@ has twins, which have the same words in another order and another meaning:
     far   Today, the happy dog with the blue hat sees the old nurse with the red hat.
 
 Neighboring words ("old nurse") tell a near twin apart. A far twin has the same neighboring words,
-so only a model that relates distant words can. The same seed gives the same bytes on every machine.
+so only a model that relates distant words can. Every machine makes the same bytes.
 """
 
 import re
@@ -71,7 +71,7 @@ def _draw(stream):
     return Meaning(*subject, verb, tense, negated, *other, place, stream.pick(concepts("times")))
 
 
-def exchange(meaning: Meaning, *parts) -> Meaning:
+def exchange(meaning, *parts):
     """Return the meaning whose subject and object have exchanged some of PARTS."""
     for part in parts:
         one, other = f"subject{part}", f"object{part}"
@@ -79,7 +79,7 @@ def exchange(meaning: Meaning, *parts) -> Meaning:
     return meaning
 
 
-def orbit(meaning: Meaning) -> list[Meaning]:
+def orbit(meaning):
     """Return all eight meanings that exchanges make of one."""
     found = [meaning]
     for part in PARTS:
@@ -87,9 +87,9 @@ def orbit(meaning: Meaning) -> list[Meaning]:
     return found
 
 
-def _walk(draw, key, split, salt, seed):
+def _walk(draw, key, split, salt):
     """Yield different draws of one split without end. Draws with one key are in one split."""
-    stream = Stream(salt, split, seed)
+    stream = Stream(salt, split, 0)
     seen = set()
     while True:
         one = draw(stream)
@@ -98,10 +98,10 @@ def _walk(draw, key, split, salt, seed):
             yield one
 
 
-def meanings(split: str, count: int, seed: int = 0) -> list[Meaning]:
+def meanings(split, count):
     """Return `count` different meanings. All meanings of an orbit are in one split, so that no twin
     of a test sentence is in the training set."""
-    walk = _walk(_draw, lambda meaning: min(orbit(meaning)), split, "meanings", seed)
+    walk = _walk(_draw, lambda meaning: min(orbit(meaning)), split, "meanings")
     return list(islice(walk, count))
 
 
@@ -180,7 +180,7 @@ ELISION = re.compile(r"\b([ln])[ea] (?=[aeiouéê])")  # le invité -> l'invité
 # ---- sentences
 
 
-def render(meaning: Meaning, language: str) -> str:
+def render(meaning, language):
     """Return the sentence of a meaning."""
     subject, gender = _participant(language, *meaning[0:3], False)
     other, _ = _participant(language, *meaning[6:9], True)
@@ -199,16 +199,16 @@ def render(meaning: Meaning, language: str) -> str:
 
 
 @lru_cache(4)  # a notebook starts several runs
-def toy(split: str, count: int, seed: int = 0) -> list[dict[str, str]]:
+def toy(split, count):
     """Return a parallel corpus: rows of {language: sentence}."""
     return [{language: render(meaning, language) for language in LANGUAGES}
-            for meaning in meanings(split, count, seed)]
+            for meaning in meanings(split, count)]
 
 
 # ---- beside translation
 
 
-def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
+def negatives(meaning):
     """Return (error type, meaning with one part replaced) for every type [xsim++: Chen et al.
     2023]. An edit changes only the replaced word and what must agree with it."""
     stream = Stream("negatives", *meaning)
@@ -230,7 +230,7 @@ def negatives(meaning: Meaning) -> list[tuple[str, Meaning]]:
     return edits
 
 
-def hard_negatives(meanings, language: str) -> list[tuple[str, int, str]]:
+def hard_negatives(meanings, language):
     """Return (altered text, its row, error type) of every edit."""
     return [(render(altered, language), row, error) for row, meaning in enumerate(meanings)
             for error, altered in negatives(meaning)]
@@ -243,7 +243,7 @@ def _ngrams(text, size):
     return sorted(zip(*(tokens[first:] for first in range(size))))
 
 
-def twins(meanings, language: str) -> list[tuple[str, int, str]]:
+def twins(meanings, language):
     """Return (text, its row, "near" or "far") of every twin. A near twin has the words of its
     sentence, and a far twin also its pairs of neighboring words. Other languages than English have
     fewer of them, because case and articles follow the role."""
@@ -263,7 +263,7 @@ def _properties(rows, *fields):
         field: [getattr(row, field) for row in rows] for field in fields}
 
 
-def labelled(split: str, count: int, language: str = "en"):
+def labelled(split, count, language="en"):
     """Return (texts, {property: [the class of each text]}) for linear probes."""
     rows = meanings(split, count)
     return [render(meaning, language) for meaning in rows], _properties(
@@ -407,11 +407,11 @@ def _tell(event, style=0, known=False, opener=""):
 
 
 @lru_cache(4)
-def documents(split: str, count: int, seed: int = 0) -> list[str]:
+def documents(split, count):
     """Return English stories of 130 to 390 words and punctuation marks. A story has one hero, one
     other character, one place and one tense."""
-    stream = Stream("documents", split, seed)
-    walk = _walk(_draw_event, Event.key, split, "documents", seed)
+    stream = Stream("documents", split, 0)
+    walk = _walk(_draw_event, Event.key, split, "documents")
     texts = []
     for _ in range(count):
         first = next(walk)
@@ -453,9 +453,9 @@ def _next_event(stream, split, first, hero, other):
             return event
 
 
-def labelled_story(split: str, count: int):
+def labelled_story(split, count):
     """Return what `labelled` does, for single sentences of stories."""
-    events = [*islice(_walk(_draw_event, Event.key, split, "meanings", 0), count)]
+    events = [*islice(_walk(_draw_event, Event.key, split, "meanings"), count)]
     number = ["plural" if event.subject_number > 1 else "singular" for event in events]
     return [_tell(event) for event in events], {"number": number} | _properties(
         events, "subject", "object", "verb", "tense", "place", "time", "link")
@@ -510,11 +510,11 @@ def _wording(tree, stream, later=False):
 
 
 @lru_cache(4)
-def regex(split: str, count: int, seed: int = 0) -> list[tuple[str, str]]:
+def regex(split, count):
     """Return different pairs (English, regular expression) like NL-RX's [Locascio et al. 2016].
 
     The dialect has & (and) and ~ (not). The split of a row depends on its target alone."""
-    stream = Stream("regex", split, seed)
+    stream = Stream("regex", split, 0)
     rows = {}
     while len(rows) < count:
         line = stream.pick(concepts("regex", "line"))

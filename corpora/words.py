@@ -14,7 +14,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-def mix(value: int) -> int:
+def mix(value):
     """Return the output function of splitmix64 [Steele, Lea & Flood 2014]."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
@@ -22,7 +22,7 @@ def mix(value: int) -> int:
 
 
 @lru_cache(1 << 12, typed=True)
-def hash64(*parts) -> int:
+def hash64(*parts):
     """Return 64 bits that depend on the parts alone, unlike Python's salted hash()."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -34,18 +34,18 @@ class Stream:
     def __init__(self, *seed):
         self.state = hash64(*seed)
 
-    def below(self, bound: int) -> int:
+    def below(self, bound):
         self.state = (self.state + GOLDEN) & MASK
         return mix(self.state) % bound
 
-    def chance(self, percent: int) -> bool:
+    def chance(self, percent):
         return self.below(100) < percent
 
     def pick(self, items):
         return items[self.below(len(items))]
 
 
-def in_split(split: str, *parts) -> bool:
+def in_split(split, *parts):
     """Return whether something is in a split. This depends on its parts alone, so that splits never
     overlap."""
     if split not in SPLITS:
@@ -54,7 +54,7 @@ def in_split(split: str, *parts) -> bool:
 
 
 @lru_cache(None)
-def lexicon() -> dict[str, dict[str, tuple]]:
+def lexicon():
     """Read words.txt: {section: {concept: (CLASS or "", [synonyms of a column, common first])}}."""
     lines = []
     for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
@@ -74,17 +74,17 @@ def lexicon() -> dict[str, dict[str, tuple]]:
 
 
 @lru_cache(None)
-def concepts(section: str, *kinds: str) -> tuple[str, ...]:
+def concepts(section, *kinds):
     rows = lexicon()[section].items()
     return tuple(concept for concept, (kind, _) in rows if not kinds or kind in kinds)
 
 
 @lru_cache(None)
-def word(language: str, section: str, concept: str, rare: bool = False) -> str:
+def word(language, section, concept, rare=False):
     """Return a cell, "bike, bikes": the common synonym or, if there is one, the rare one."""
     return lexicon()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
 
 
-def bag_of_words(text: str) -> list[str]:
+def bag_of_words(text):
     """Return the lower-cased words and punctuation marks of a text, sorted."""
     return sorted(re.findall(r"\w+|[^\w\s]", text.lower()))

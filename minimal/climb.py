@@ -69,9 +69,9 @@ def cluster(points, size, count):  # (N, D) -> the group of each point (N,), one
         group = np.where(group == b, a, group - (group > b))
     return group
 
-def climb(levels, texts, contexts="latents", codes=V, latent=np.eye):
+def climb(levels, texts, contexts="latents", codes=V):
     """Climb from the tokens to level 1 -> the fraction of its symbols that are found. `codes`: the
-    number of groups at the levels between; latent(codes): (codes, D), the latent of each code."""
+    number of groups at the levels between."""
     levels = [level[:texts] for level in levels]
     code, kinds = levels[-1], V  # the code of each node, out of `kinds`
     for level in range(len(levels) - 2, 0, -1):
@@ -81,7 +81,7 @@ def climb(levels, texts, contexts="latents", codes=V, latent=np.eye):
         counts = np.stack([np.bincount((pair * n + symbol).ravel(), minlength=kinds * kinds * n)
                            for symbol in np.moveaxis(sibling, 2, 0)]).reshape(-1, kinds ** 2, n)
         size = counts[0].sum(-1).astype(float)  # how often each pair occurs
-        means = normalize(counts[:, size > 0]) @ latent(n)  # (width, pairs, D): E[context | pair]
+        means = normalize(counts[:, size > 0])  # (width, pairs, n): p(context | pair)
         kinds = codes if level > 1 else V
         group = np.zeros(len(size), int)
         group[size > 0] = cluster(np.hstack(means), size[size > 0], kinds)

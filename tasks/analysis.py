@@ -343,11 +343,11 @@ def tokens(evaluation):
     return {"rows": len(new), "rows_queries": len(queries)} | token_matches(queries, found)
 
 
-def attention_weights(model, packed, index, layer=-1):
-    """Return the attention of the tokens at some indices (N,) in a layer: (H, L) for each, over the
-    L keys that it attends to. The back ends never store it, so it is computed again from the
-    layer's input."""
-    attention = model.blocks[layer].attention
+def attention_weights(model, packed, index):
+    """Return the attention of the tokens at some indices (N,) in the last layer: (H, L) for each,
+    over the L keys that it attends to. The back ends never store it, so it is computed again from
+    the layer's input."""
+    attention = model.blocks[-1].attention
     given = []
     with attention.register_forward_pre_hook(lambda module, inputs: given.append(inputs)):
         model(packed)
