@@ -440,6 +440,25 @@ def twin_lines(evaluation, number):
             f"      {'!' if wrong > right else ' '} {wrong:.4f} twin        {shown(twin)}"]
 
 
+def gap_lines(objective, rows):
+    """Return lines with the first row, whose middle token is masked, and the token that an
+    objective with a vocabulary head predicts there."""
+    tokenizer = rows.tokenizer
+    ids = list(next(iter(rows.ids.values()))[0])
+    middle = len(ids) // 2
+    gold, ids[middle] = ids[middle], tokenizer.special.mask
+    device = next(objective.parameters()).device
+    packed = Packed.of([ids]).to(device)
+    with in_eval_mode(objective):
+        states = objective.model(packed, at=torch.tensor([middle], device=device))  # (1, D)
+        found = objective.most_likely(states).item()
+    around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
+    before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)
+    if found == gold:
+        return [f"      = {before} [{said}] {after}"]
+    return [f"      ! {before} [{said}] {after}", f"        instead of [{right}]"]
+
+
 # ---- the table
 
 # The numbers that people read, the most important ones first: {metric: (name, remark)}.

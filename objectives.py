@@ -307,6 +307,11 @@ class Objective(nn.Module):
         total = linear_cross_entropy(states, weight, bias, batch["targets"], softcap)
         return total / batch["loss_denominators"][0]
 
+    def most_likely(self, states):
+        """Return the token with the highest logit for each state, (N, D) -> (N,)."""
+        project = self.mlm_head or self.model.vocabulary_projection
+        return F.linear(*project(states)).argmax(-1)
+
     def after_step(self, progress):
         """Update teachers and schedules after an optimizer step; progress is in (0, 1]."""
         self.progress.fill_(progress)

@@ -66,7 +66,7 @@ from common import (
 )
 from corpora.overlap import share_a_text
 from model import Block, Packed, compile_blocks, set_attention, to_device
-from objectives import find_objective
+from objectives import MaskConfig, find_objective
 from optimizer import learning_rate, make_optimizer, set_learning_rate
 from settings import TrainConfig, parse, resolve_config
 
@@ -302,11 +302,19 @@ class Run:
         record = {"step": self.step, "eval": results, "example": number}
         runs.append_log(self, record)
         self.evaluated = self.step
-        if self.rank == 0 and evaluate.has_twins(evaluation):
-            self.example = evaluate.twin_lines(evaluation, number)
-        elif self.rank == 0:
-            self.example = ["    " + line for line in evaluate.examples(evaluation, count=1)]
+        if self.rank == 0:
+            self.example = self.example_lines(evaluation, number)
         return record
+
+    def example_lines(self, evaluation, number):
+        """Return lines that show what the model makes of one held-out row: a twin with this number
+        in rows.reordered, a translation, an answer, or a masked token."""
+        if evaluate.has_twins(evaluation):
+            return evaluate.twin_lines(evaluation, number)
+        # With --shard, all processes would have to compute the masked token.
+        if evaluation.views < 2 and isinstance(self.options, MaskConfig) and not self.train.shard:
+            return evaluate.gap_lines(self.objective, evaluation.rows)
+        return ["    " + line for line in evaluate.examples(evaluation, count=1)]
 
     def scores(self, evaluation=None):
         """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
