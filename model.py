@@ -236,8 +236,8 @@ class ModelConfig(Checked):
     attn_softcap: float = 0.0  # c: attention scores s become c tanh(s / c); 0: off (Gemma-2)
     logit_softcap: float = 0.0  # the same cap c for the vocabulary's logits; 0: off (Gemma-2)
     tied: bool = True  # use the embedding matrix as vocabulary projection
-    # vocabulary head before the projection: nothing, a bias, or dense, GELU, norm and bias (BERT)
-    head: Literal["none", "bias", "transform"] = "none"
+    # vocabulary head before the projection: nothing, or dense, GELU, norm and bias (BERT)
+    head: Literal["none", "transform"] = "none"
     dropout: Fraction = 0.1  # dropout on embeddings and sublayer outputs; never inside attention
     causal: bool = False  # the model was trained left to right
     pool: Literal[POOLS] = "cls"  # which hidden states make the sentence embedding
@@ -541,11 +541,10 @@ class Model(nn.Module):
                 block.attention.rope_theta = config.rope_thetas[number]
             if config.windows:
                 block.attention.window = config.windows[number]
+        self.vocabulary_bias = None
         if config.head == "transform":
             self.transform = nn.Linear(width, width, config.bias)
             self.transform_norm = make_norm(config)
-        self.vocabulary_bias = None
-        if config.head != "none":
             self.vocabulary_bias = nn.Parameter(torch.zeros(config.vocab))
         if not config.tied:
             self.vocabulary = nn.Linear(width, config.vocab, bias=False)

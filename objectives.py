@@ -295,12 +295,8 @@ class Objective(nn.Module):
         (before, after) of the others."""
         return ((special.before, special.after),) * 2
 
-    def vocabulary_loss(self, states, batch):
-        """Return the mean cross-entropy at the target positions, (T, D) -> ()."""
-        return self.target_loss(states[batch["target_positions"]], batch)
-
     def target_loss(self, states, batch):
-        """Return the same of the states at the target positions alone, (N, D) -> ()."""
+        """Return the mean cross-entropy of the states at the target positions, (N, D) -> ()."""
         project = self.mlm_head or self.model.vocabulary_projection
         states, weight, bias = project(states)  # (N, D), (V, D), (V,) or None
         softcap = self.model.config.logit_softcap

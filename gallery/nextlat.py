@@ -50,7 +50,7 @@ class NextLat(Ntp):
     def forward(self, batch):
         c = self.config
         states = self.model(batch["packed"])  # (T, D)
-        ntp = self.vocabulary_loss(states, batch)
+        ntp = self.target_loss(states[batch["target_positions"]], batch)
 
         index = batch["state_index"]
         token = self.model.embed(batch["packed"].tokens[index + 1])  # (M, D)

@@ -61,7 +61,7 @@ class Nitp(Objective):
         c = self.config
         layers = []
         states = self.model(batch["packed"], layers)  # (T, D)
-        ntp = self.vocabulary_loss(states, batch)
+        ntp = self.target_loss(states[batch["target_positions"]], batch)
         if not c.latent_weight:
             return ntp, {"ntp": ntp.detach()}
 

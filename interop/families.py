@@ -127,12 +127,12 @@ def write_config(config, special):
 def compared_fields(config):
     """Return {field: value} of what decides the numbers of a forward pass, without defaults."""
     fields = asdict(config) | {"kv_heads": config.kv_heads or config.heads,
-                               "head_dim": config.key_dim, "head": "bias" * (config.head == "bias"),
+                               "head_dim": config.key_dim,
                                "windows": config.windows or (0,) * config.layers,
                                "rope_thetas": config.rope_thetas
                                or (config.rope_theta,) * config.layers}
     for name in ("dropout", "pool", "normalize", "truncate_dim", "max_tokens", "position_offset",
-                 "zero_init", "rope_theta"):
+                 "zero_init", "rope_theta", "head"):
         del fields[name]
     return fields
 

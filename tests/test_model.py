@@ -41,7 +41,7 @@ CONFIGS = {
                       attn_softcap=5.0, logit_softcap=3.0),
     "modernbert": replace(TINY, norm_position="embed", positions="rotary", activation="geglu-erf",
                           bias=False, rope_thetas=(1000.0, 0.0), windows=(3, 0), head="transform"),
-    "offset, untied": replace(TINY, position_offset=2, tied=False, head="bias"),
+    "offset, untied": replace(TINY, position_offset=2, tied=False, head="transform"),
 }
 
 
@@ -323,7 +323,7 @@ def test_lora_trains_an_adapter_of_each_projection_and_saves_merged_weights(shap
 
 @pytest.mark.parametrize("known, vocab", [(50, 53), (45, 50), (49, 52)])
 def test_new_tokens_are_the_mean_of_the_known_ones_and_take_unused_rows_first(known, vocab):
-    model = Model(replace(TINY, tied=False, head="bias"))
+    model = Model(replace(TINY, tied=False, head="transform"))
     larger = add_tokens(model, 3, known)
     assert larger.config == replace(model.config, vocab=vocab)
     for name, old in model.state_dict().items():
