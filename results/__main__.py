@@ -9,7 +9,7 @@ repeat    python -m results NAME --files FOLDER  run what an experiment has not 
           python -m results readme               write recorded numbers into both README.md
 your own  python -m results mine.json            run the experiment of a file (fields: --help)
           python -m results flops --match RUN    the steps that have the compute of another run
-machine   python -m results peers                our training steps against other libraries'
+machine   python -m results peers                our training steps against transformers'
           python -m results gpu                  check and time our kernels on a GPU
 
 Each command has its own --help.

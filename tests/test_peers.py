@@ -45,7 +45,7 @@ def test_times_are_divided_by_ours_of_the_same_round(monkeypatch):
 def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
     peer_of = peers.peer_of
     monkeypatch.setattr(peers, "peer_of", lambda objective, grids: peer_of(objective, grids[::-1]))
-    with pytest.raises(BadInput, match="those of the other sides"):
+    with pytest.raises(BadInput, match="that of transformers is"):
         peers.training_table("mexma", "toy", 4, peers.SHORT)
 
 
