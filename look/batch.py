@@ -1,6 +1,6 @@
 """Print one batch of an objective: its rows as text, and the attention mask of one row.
 
-    python -m look batch --objective hybrid --part predict --row 1 --png mask.png
+    python -m look batch --objective hybrid --part predict --row 1
 
 objectives.py explains the parts of a batch, above the objective's collate.
 """
@@ -10,7 +10,7 @@ import textwrap
 
 import settings
 import train
-from common import BadInput, Parser, atomic_file, new_file, shown
+from common import BadInput, Parser, shown
 from model import Packed
 
 GRID = 64  # largest number of tokens whose mask is drawn
@@ -46,11 +46,7 @@ def batch_command(words):
     parser.add_argument("--row", type=int, default=0, help="row whose mask is drawn [0]")
     parser.add_argument("--part", default="packed", help="which line of the batch: packed, "
                         "head_packed, clean or predict [packed]")
-    parser.add_argument("--png", metavar="FILE", help="also draw the mask as a picture")
     options, rest = parser.parse_known_args(words)
-    if options.png:
-        from . import plots  # printing needs only requirements.txt
-        picture = new_file("--png", options.png, ".png", plots.MARK)
     run = train.Run(*settings.parse(["--batch", "2", *rest]), writes=False)
     batch, *_ = run.make_batch(0)
     parts = [name for name, value in batch.items() if isinstance(value, Packed)]
@@ -73,8 +69,3 @@ def batch_command(words):
     positions = packed.positions[packed.cu_seqlens[options.row]:].tolist()
     for position, text, keys in zip(positions, rows[options.row], mask):
         print(f"{position:>4} {text[:28]:<28} {''.join('#' if sees else '.' for sees in keys)}")
-    if options.png:
-        figure = plots.mask(mask, rows[options.row][:GRID],
-                            title=f"{options.part}, row {options.row}: colored is visible")
-        with atomic_file(picture) as file:
-            file.write(plots.png(figure))

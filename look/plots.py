@@ -28,7 +28,6 @@ import metrics
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 GREY = "#E8E8E8"
 MONO = "DejaVu Sans Mono"  # comes with matplotlib
-MARK = b"Software\0nanoJEPA"  # near the start of our PNG files
 SMALL = 7  # font size of tick labels; axis labels have one point more
 matplotlib.rcParams.update({
     "figure.dpi": 160, "font.size": SMALL, "axes.labelsize": SMALL + 1, "axes.titlesize": SMALL + 1,

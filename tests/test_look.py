@@ -45,8 +45,7 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
 def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     langs = "en" if objective == "hybrid" else "en,de"
     main(f"batch --objective {objective} --part {part} --langs {langs} --vocab 300 "
-         "--data pairs.tsv --png mask.png".split())
-    assert Path("mask.png").read_bytes()[:4] == b"\x89PNG"
+         "--data pairs.tsv".split())
     text = capsys.readouterr().out
     batch = train.batch(objective, 2, 0, data="pairs.tsv", vocab=300, langs=langs)
     rows = text.partition("ROWS")[2].partition("\n")[2].partition("\nMASK")[0]
@@ -219,25 +218,21 @@ def test_a_page_of_several_runs_is_a_file_of_its_own(small_runs, capsys):
     assert report.title_of([seen.see(every[0])] * 5) == "decoder+4-others"
 
 
-def test_no_page_and_no_picture_replaces_a_file_of_somebody_else(small_runs, pairs, refused):
+def test_no_page_replaces_a_file_of_somebody_else(small_runs, pairs, refused):
     run = small_runs / "decoder"
-    for name in ("mine.html", "mine.png", "decoder.html"):
+    for name in ("mine.html", "decoder.html"):
         Path(name).write_text("<!DOCTYPE html> mine", encoding="utf-8")
     shutil.copytree(run, "decoder")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    batch = "batch --objective mlm --langs en --vocab 300 --data pairs.tsv --png"
     for words, message in (
             ("decoder --out pairs.tsv", "--out is pairs.tsv: the name must end in .html"),
             ("decoder --out decoder/train.pt", "the name must end in .html"),
             ("decoder --out mine.html", "--out mine.html exists already: name a new file"),
-            ("decoder", "--out decoder.html exists already: name a new file"),
-            (f"{batch} decoder/trained.npy", "the name must end in .png"),
-            (f"{batch} mine.png", "--png mine.png exists already: name a new file")):
+            ("decoder", "--out decoder.html exists already: name a new file")):
         assert message in refused(main, words)
     assert {path: path.read_bytes() for path in before} == before
     for _ in range(2):  # ours are replaced
         main(["decoder", "--out", "new.html"])
-        main(f"{batch} new.png".split())
     assert report.MARK in Path("new.html").read_bytes()[:1000]
 
 
