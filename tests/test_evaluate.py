@@ -15,6 +15,7 @@ import corpora
 import evaluate
 import metrics
 import runs
+import train
 from common import BadInput, file_hash
 from corpora.overlap import without_frequent
 from data import tokenize_rows
@@ -160,6 +161,20 @@ def test_one_twin_is_followed(tokenizer):
     assert second.split()[:3] == ["!", f"{x @ wrong:.4f}", "twin"] and second.endswith(text)
     one.reordered[number] = one.embeddings["en"][row]  # as in a collapsed run
     assert all(line.split()[0][0].isdigit() for line in evaluate.twin_lines(one, number)[1:])
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_one_gap_is_filled(monkeypatch, is_right):
+    run = train.start("mlm", data="documents", layers=1, out=None)
+    rows = run.evaluation().rows
+    ids = [*rows.ids["text"][0]]
+    middle = len(ids) // 2
+    found = ids[middle] if is_right else ids[middle - 1]
+    monkeypatch.setattr(run.objective, "most_likely", lambda states: torch.tensor([found]))
+    first, *rest = evaluate.gap_lines(run.objective, rows)
+    gold, guess = (run.tokenizer.decode([one]).strip() for one in (ids[middle], found))
+    assert first.startswith(f"      {'=' if is_right else '!'} ") and f" [{guess}] " in first
+    assert rest == ([] if is_right else [f"        instead of [{gold}]"])
 
 
 # ---- what a causal model writes, and how it is judged
