@@ -181,19 +181,28 @@ def hard_files(name, edits, captions):
 
 def order_files(rows, valid, tests):
     """Return {file: its lines} of the split for the order of words, given Multi30k's training and
-    validation rows."""
+    validation rows. captions_order_ids_*: the same texts as ids of a tokenizer, for minimal.bag."""
     held_out = {*random.Random(0).sample(range(len(rows)), HELD_OUT)}
     tested = [row for number, row in enumerate(rows) if number in held_out]
     trained = without([row for number, row in enumerate(rows) if number not in held_out],
                       tests.union(*(map(normalized, row.values()) for row in tested)))
     tokenizer = Tokenizer.train([text for row in trained for text in row.values()], VOCABULARY)
-    files = {"captions_order_train.tsv": tsv(trained, CAPTIONS),
-             "captions_order_test.tsv": tsv(tested, CAPTIONS)}
+    files = {}
     for name, part in ("captions_order", tested), ("captions_order_valid", valid):
         edits = reordered_captions([row["en"] for row in part],
                                    lambda text: sorted(tokenizer.encode([text])[0].tolist()))
         files |= hard_files(name, edits, [row["en"] for row in [*rows, *valid]])
-    return files
+
+    def as_ids(text):
+        return " ".join(f"t{number}" for number in tokenizer.encode([text])[0])
+
+    for name, part in ("train", trained), ("test", tested):
+        in_ids = [{name: as_ids(text) for name, text in row.items()} for row in part]
+        files |= {f"captions_order_{name}.tsv": tsv(part, CAPTIONS),
+                  f"captions_order_ids_{name}.tsv": tsv(in_ids, CAPTIONS)}
+    edits = {as_ids(text): one | {"src": as_ids(one["src"])}
+             for text, one in json.loads(files["captions_order.json"][0]).items()}
+    return files | {"captions_order_ids.json": [json.dumps(edits)]}
 
 
 def make_files(public):

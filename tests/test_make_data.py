@@ -101,7 +101,7 @@ def test_the_command_makes_every_file_and_no_tested_sentence_is_trained_on(monke
     main(["make-data", "public", "files"])
     files = {path.name: path.read_text(encoding="utf-8").splitlines()
              for path in Path("files").iterdir()}
-    assert capsys.readouterr().out.count(" lines\n") == len(files) == 13
+    assert capsys.readouterr().out.count(" lines\n") == len(files) == 16
     assert (len(files["encoders_valid.tsv"]), len(files["encoders_test.tsv"])) == (501, 3)
     rows = [row.split("\t") for row in files["encoders_train.tsv"]]
     assert rows[0] == ["en", "de", "fr", "ru", "zh", "tr"] and len(rows) == 1 + 5 + 39
