@@ -5,11 +5,13 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_model import CONFIGS
 
 import corpora
 import evaluate
@@ -19,7 +21,7 @@ import train
 from common import BadInput, file_hash
 from corpora.overlap import without_frequent
 from data import tokenize_rows
-from model import DECODER, Model, ModelConfig, Packed, save
+from model import Model, ModelConfig, Packed, save
 
 TEXTS = ["the cat", "", "seven dogs see the cat", "too long for the model " * 50, "the cat"]
 PAIRS = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde" for row in range(300)]
@@ -192,10 +194,11 @@ def slow_generate(model, prompt, stop, max_new):
     return row[len(prompt):], False
 
 
-def test_generation_is_greedy_decoding_by_whole_forwards():
-    """test_model.py tests the cache of every kind of model."""
-    model = tiny("last", True, **DECODER, vocab=40, heads=4, kv_heads=2, max_positions=24,
-                 tied=False, dropout=.5).double()
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not CONFIGS[name].windows])
+def test_generation_with_a_cache_is_greedy_decoding_by_whole_forwards(name):
+    torch.manual_seed(1)
+    model = Model(replace(CONFIGS[name], causal=True, vocab=40, max_positions=24, dropout=.5,
+                          tied=False)).double().eval()
     for weight in model.parameters():  # so that the next token depends on the whole prompt
         weight.data *= 3 if weight.ndim > 1 else 1
     rng = np.random.default_rng(0)
@@ -327,28 +330,22 @@ def test_without_a_record_of_its_texts_a_run_says_that_the_overlap_is_unknown(
     assert "unknown" not in command(child).err  # it has its own copy
 
 
-def change_format(folder, version):
-    log = (folder / "log.jsonl").read_text()
-    now = f'"format": {runs.FORMAT}'
-    assert now in log
-    (folder / "log.jsonl").write_text(log.replace(now, f'"format": {version}'))
-
-
-@pytest.mark.parametrize("version", [6, 9])
-def test_a_run_of_another_version_is_refused_by_its_version(version, own, refused):
-    change_format(own, version)
-    assert f"own was written by another version of nanoJEPA (its log has format {version}" in (
-        refused(evaluate.main, "own"))
-
-
-@pytest.mark.parametrize("data, eval_data", [("toy", ""), ("documents", ""), ("data.tsv", "toy")])
-def test_a_run_on_the_language_of_format_7_is_refused(
-        data, eval_data, own, command, tokenizer, refused):
-    change_format(own, 7)
-    assert "geometry/rankme" in command(own).out  # a run on a file is evaluated
+@pytest.mark.parametrize("version, data, eval_data, message", [
+    (6, "data.tsv", "", "by another version of nanoJEPA (its log has format 6"),
+    (9, "data.tsv", "", "by another version of nanoJEPA (its log has format 9"),
+    (7, "toy", "", "different language: use that version"),  # a run on a file is evaluated
+    (7, "documents", "", "different language"), (7, "data.tsv", "toy", "different language"),
+    (7, "data.tsv", "", "")])
+def test_a_run_of_another_version_or_on_its_language_is_refused(
+        version, data, eval_data, message, own, command, tokenizer, refused):
     folder = write_run("old", tiny(), tokenizer, data, eval_data=eval_data)
-    change_format(folder, 7)
-    assert "different language: use that version" in refused(evaluate.main, "old")
+    log = (folder / "log.jsonl").read_text()
+    assert f'"format": {runs.FORMAT}' in log
+    (folder / "log.jsonl").write_text(log.replace(f": {runs.FORMAT}", f": {version}", 1))
+    if message:
+        assert message in refused(evaluate.main, "old")
+    else:
+        assert "geometry/rankme" in command(folder).out
 
 
 @pytest.mark.parametrize("words, message, damage", [

@@ -24,6 +24,7 @@ from model import (
     add_tokens,
     load,
     save,
+    set_attention,
 )
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
@@ -181,6 +182,16 @@ def test_the_chunked_cross_entropy_equals_the_plain_one(softcap, narrow, monkeyp
                    for loss in (ours, whole)), 0.3 if narrow else 1e-12)
 
 
+def test_triton_is_refused_where_it_cannot_run_and_auto_is_sdpa(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, cpu = Model(ModelConfig()), torch.device("cpu")
+    for message in ("needs a CUDA GPU, and the device is cpu|not installed", "not installed"):
+        assert set_attention(model, "auto", cpu, 4) == {("sdpa", 0)}
+        with pytest.raises(BadInput, match=message):
+            set_attention(model, "triton", cpu, 4)
+        monkeypatch.setitem(sys.modules, "triton", None)
+
+
 # ---- the transformer
 
 
@@ -227,24 +238,6 @@ def test_the_states_of_some_tokens_and_their_gradients_are_those_of_all_tokens(n
         results.append((states, *torch.autograd.grad((states * weight).sum(), trained,
                                                      allow_unused=True, materialize_grads=True)))
     assert_close(*results, 1e-10)
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if not CONFIGS[name].windows])
-def test_generation_with_a_cache_gives_what_the_whole_row_does(name):
-    model = Model(CONFIGS[name]).double().eval()
-    rows = [ids(np.random.default_rng(n), n) for n in (12, 9, 11)]
-    expected = [model.logits(model(Packed.of([row], causal=True))) for row in rows]
-    cache = model.new_cache(3, 12)
-    model(Packed.of([row[:-4] for row in rows], causal=True), cache=cache)
-    active = [0, 1, 2]
-    for remaining in (4, 3, 2, 1):
-        tokens = torch.tensor([rows[row][-remaining] for row in active])
-        positions = torch.tensor([len(rows[row]) - remaining for row in active])
-        logits = model.decode(tokens, positions, cache)
-        assert_close(logits, [expected[row][-remaining] for row in active])
-        if remaining == 3:  # a row is finished
-            active = [0, 2]
-            cache = cache[:, active]
 
 
 @pytest.mark.parametrize("pool, expected", [
