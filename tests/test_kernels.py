@@ -11,20 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_model import LAYOUTS, oracle, segment, visible
+from test_objectives import SHAPE, batch_of, build
 
 import kernels
-from common import BadInput
+from kernels import attention, schedule
+from kernels.schedule import TILES
 from model import DECODER, Model, ModelConfig, Packed, each_tensor, set_attention
 from objectives import OBJECTIVES
-
-if sys.platform != "linux":
-    pytest.skip("Triton exists for Linux only", allow_module_level=True)
-
-from test_model import LAYOUTS, oracle, segment, visible  # noqa: E402
-from test_objectives import SHAPE, batch_of, build  # noqa: E402
-
-from kernels import attention, schedule  # noqa: E402
-from kernels.schedule import TILES  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -250,16 +244,6 @@ def test_auto_falls_back_to_sdpa_for_a_mask_that_the_kernels_lack_with_one_warni
 
 
 # ---- without a GPU
-
-
-def test_triton_is_refused_where_it_cannot_run_and_auto_is_sdpa(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    model, cpu = Model(ModelConfig()), torch.device("cpu")
-    for message in ("needs a CUDA GPU, and the device is cpu", "not installed"):
-        assert set_attention(model, "auto", cpu, 4) == {("sdpa", 0)}
-        with pytest.raises(BadInput, match=message):
-            set_attention(model, "triton", cpu, 4)
-        monkeypatch.setitem(sys.modules, "triton", None)
 
 
 def test_the_kernels_compile_for_a_gpu_that_is_not_here_without_spilling_registers():
