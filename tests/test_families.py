@@ -13,11 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import train
 from common import BadInput
-from data import ROLES, Example, Tokenizer, tokenize_rows
+from data import ROLES, Example, Tokenizer
 from interop import huggingface
 from interop.families import copy_in, copy_out, read_config, write_config
 from model import Model, Packed
-from objectives import LlmJepa, Mlm, Ntp
+from objectives import Ntp
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=64)
@@ -101,32 +101,13 @@ def test_a_model_that_transformers_cannot_express_is_refused_with_the_reason(cha
         write_config(replace(make("bert")[1].config, **changes), SPECIAL)
 
 
-# ---- encoders of today: loss, training, LoRA and export
+# ---- encoders of today: training, LoRA and export
 
 EURO = "<|begin_of_text|> <|end_of_text|> <|mask|> <|start_header_id|> <|eot_id|>"  # of Llama 3
 ENCODERS = {  # shape: special tokens, those before and after a text, the mask
     "eurobert": (EURO, 0, 1, 2),
     "modernbert": ("[PAD] [UNK] [CLS] [SEP] [MASK]", 2, 3, 4),
     "mmbert": ("<bos> <eos> <mask> <pad> <start_of_turn> <end_of_turn> <s> </s>", 0, 1, 2)}
-
-
-@pytest.mark.parametrize("shape", ENCODERS)
-@torch.no_grad()
-def test_the_loss_of_masked_rows_is_that_of_transformers_for_the_padded_batch(shape):
-    theirs, model = make(shape)
-    rng = np.random.default_rng(0)
-    examples = [Example((rng.integers(5, 20, length),)) for length in (1, 60, 9, 31)]
-    special = SimpleNamespace(before=(0,), after=(2,), mask=4, vocab=20, ids=np.arange(5))
-    batch = Mlm.collate(examples, rng, Mlm.Config(), special)
-    packed, where = batch["packed"], batch["target_positions"]
-    labels = torch.full_like(packed.tokens, -100)
-    labels[where] = batch["targets"]
-    lengths = packed.cu_seqlens.diff().tolist()
-    ids, labels = (torch.nn.utils.rnn.pad_sequence(line.split(lengths), True, pad)
-                   for line, pad in ((packed.tokens, 1), (labels, -100)))
-    gold = theirs(ids, (torch.arange(62) < torch.tensor(lengths)[:, None]).long(), labels=labels)
-    assert_close(model.logits(model(packed, at=where)), gold.logits[labels != -100])
-    assert abs(Mlm(model, Mlm.Config())(batch)[0] - gold.loss) < 1e-5 * gold.loss
 
 
 @pytest.mark.parametrize("flags", [
@@ -220,20 +201,6 @@ def test_rows_of_next_token_prediction_equal_the_chat_template(family):
         assert row == gold[:len(row)]
         assert tokenizer.inner.decode(gold[len(row):]) in ("", "\n")
         assert targets == [*answer, tokenizer.special.sep]
-
-
-@pytest.mark.parametrize("family", CHATS)
-def test_the_views_of_llm_jepa_are_single_turns_with_the_preds_in_the_users(family):
-    *_, start, user, assistant = CHATS[family]
-    tokenizer = chat_tokenizer(family)
-    special = tokenizer.special
-    opening = tokenizer.inner.id_to_token(special.cls)
-    views = LlmJepa.affixes(LlmJepa.Config(predictors=2), special)
-    for affixes, turn, key in zip(views, (user, assistant), "UA"):
-        text = TEXTS[key] + "[PRED_2][PRED_1]" * (key == "U")
-        turn = opening + (start + turn).removeprefix(opening)
-        gold = ids_of(tokenizer, turn.partition(f"{{{key}}}")[0] + text)
-        assert tokenize_rows(tokenizer, [TEXTS[key]], affixes) == [gold]
 
 
 def test_an_encoder_with_a_decoders_vocabulary_has_the_ends_of_its_texts_and_no_chats():
