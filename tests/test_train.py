@@ -419,6 +419,13 @@ def rewritten(change):
     return work
 
 
+def flipped(path):
+    """Flip one bit of a moment of the optimizer."""
+    content, moments = path.read_bytes(), checkpoint(path.parent)["optimizer"]
+    start = content.index(moments[0]["exp_avg_sq"].numpy().tobytes()) + 41
+    path.write_bytes(content[:start] + bytes([content[start] ^ 16]) + content[start + 1:])
+
+
 @pytest.mark.parametrize("change, text", [  # flags, or what happens to train.pt or beside it
     ("--layers=2 --mask-ratio=0.3", "mask_ratio was 0.15, is 0.3; config.model.layers was 1, is 2"),
     ("--steps=1", "step 2, after --steps 1"),
@@ -431,7 +438,8 @@ def rewritten(change):
     (rewritten(lambda _, moments: moments["exp_avg"].resize_(3)), "exp_avg of parameter 0"),
     (rewritten(lambda _, moments: moments.update(exp_avg=moments["exp_avg"].to_sparse())),
      "exp_avg of parameter 0"),
-    (rewritten(lambda _, moments: moments.update(step=torch.ones(7))), "step of parameter 0")])
+    (rewritten(lambda _, moments: moments.update(step=torch.ones(7))), "step of parameter 0"),
+    (flipped, "train.pt is not a checkpoint of tensors and plain values (BadZipFile)")])
 def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, starts, refused):
     shutil.copytree(starts / "mlm", "run")
     words = command("mlm", steps=3)
