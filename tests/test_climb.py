@@ -34,13 +34,6 @@ def test_the_posterior_is_that_of_listing_every_tree(redrawn):
             assert abs(posterior[level][text, node] - counts / len(left)).max() < 1e-12
 
 
-@pytest.mark.parametrize("m", [2, 3, 4])
-def test_the_context_explains_v_minus_1_directions_of_a_masked_pair(m):
-    r2 = climb.explained(climb.Grammar(0, m=m, depth=4), 300)
-    assert len(r2) == 8 * m - 1
-    assert (r2[:7] > 0.01).all() and abs(r2[7:]).max() < 1e-12
-
-
 def test_groups_are_those_of_scipy_and_a_point_of_weight_3_counts_as_three_points():
     points = np.random.default_rng(0).standard_normal((40, 3))
     weights = np.r_[np.full(10, 3), np.ones(30, int)]
