@@ -408,7 +408,7 @@ class Attention(nn.Module):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
         (..., (H + 2 Hkv) K)."""
         qkv = in_whole_tiles(self.qkv, x)
-        angles = angles and angles.get(self.rope_theta)
+        angles = (angles or {}).get(self.rope_theta)
         if angles is None and self.q_norm is None:
             return qkv
         q, k, v = qkv.split(self.sizes, -1)

@@ -42,6 +42,7 @@ CONFIGS = {
                       attn_softcap=5.0, logit_softcap=3.0),
     "modernbert": replace(TINY, norm_position="embed", positions="rotary", activation="geglu-erf",
                           bias=False, rope_thetas=(1000.0, 0.0), windows=(3, 0), head="transform"),
+    "no positions": replace(TINY, positions="rotary", rope_thetas=(0.0, 0.0)),
     "offset, untied": replace(TINY, position_offset=2, tied=False, head="transform"),
 }
 
