@@ -264,6 +264,16 @@ def test_other_cells_are_texts_and_one_that_is_frequent_is_named(cell):
     assert not open_text(write("a.jsonl", lines(*table))).notes
 
 
+def test_files_of_several_languages_with_one_name_of_a_column_are_said():
+    spec = ",".join(write(f"{name}.jsonl", lines(*({"id": str(row), "utt": pair[column]}
+                                                   for row, pair in enumerate(PAIRS))))
+                    for column, name in enumerate(("en-US", "de-DE")))
+    source = open_text(spec, "utt")
+    assert source.columns == ("utt",) and len(list(source.rows("all"))) == 80
+    assert any("2 files are read one after the other, as one column" in note
+               for note in source.notes)
+
+
 @pytest.mark.parametrize("order", ["src trg id", "id src trg"])
 @pytest.mark.parametrize("ending, label", [
     ("id", "deu\teng"), ("ids", "en/1.xml\tde/1.xml\t7\t7"), ("domain", "news"),
