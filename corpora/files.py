@@ -9,6 +9,7 @@ import bz2
 import contextlib
 import csv
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -30,7 +31,7 @@ csv.field_size_limit(10 ** 6)  # characters of a cell
 
 # ---- lines
 
-OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+DECOMPRESSORS = {b"BZh": bz2.BZ2Decompressor, b"\xfd7zXZ\0": lzma.LZMADecompressor}
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
@@ -46,11 +47,49 @@ def at_line(path, number, text):
     return BadInput(f"{shown(path)}:{number}: {text}")
 
 
+class Unpacked(io.RawIOBase):
+    """The content of an open bzip2 or xz file, which can have several parts, joined by cat. The
+    readers of bz2 and lzma end silently at a damaged second part, and at zeros between two."""
+
+    def __init__(self, file, decompressor):
+        self.file = file
+        self.decompressor = decompressor
+        self.part = None  # None: between two parts
+        self.packed = b""  # what follows the end of a part
+        self.content = b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.content:
+            packed, self.packed = self.packed or self.file.read(1 << 16), b""
+            if not packed:
+                if self.part:
+                    raise EOFError("it ends too early")
+                return 0
+            if not self.part:
+                packed = packed.lstrip(b"\0")
+                self.part = self.decompressor() if packed else None
+            if packed:
+                self.content = self.part.decompress(packed)
+                if self.part.eof:
+                    self.packed, self.part = self.part.unused_data, None
+        size = min(len(buffer), len(self.content))
+        buffer[:size], self.content = self.content[:size], self.content[size:]
+        return size
+
+
 def open_packed(path):
     """Open a file, unpacked if its content is gzip, bzip2 or xz."""
-    with open(path, "rb") as file:
-        start = file.read(6)
-    return next((OPENERS[magic] for magic in OPENERS if start.startswith(magic)), open)(path, "rb")
+    file = open(path, "rb")
+    start = file.peek(6)
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.open(file)
+    for magic, decompressor in DECOMPRESSORS.items():
+        if start.startswith(magic):
+            return io.BufferedReader(Unpacked(file, decompressor))
+    return file
 
 
 def read_lines(path):
@@ -120,6 +159,9 @@ def read_header(path, number, header, langs):
     def columns(names):
         return langs if langs and {*langs} <= {*names} else known_names(names)
 
+    if not headers:
+        raise at_line(path, number, "a carriage return inside a line: convert the line ends "
+                      "(tr '\\r' '\\n')")
     # The delimiter is the one that splits this line into known names.
     best = next((one for one in headers if columns(headers[one])),
                 max(headers, key=lambda one: header.count(one[0])))

@@ -207,6 +207,7 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.tsv", "x" * 9000 + "\ty z\n", "a.tsv:1: no known names among the columns xxx"),
     ("a.csv", "A b.,\x1b[31m\n", "columns A b., \\x1b[31m: choose with --langs, or if this is no "
      "header, add one, such as src,tgt"),
+    ("a.tsv", "en\tde\rA dog.\tEin Hund.\r", "a.tsv:1: a carriage return inside a line: convert"),
     ("a.jsonl", '{"text": "x"}\n\n{"text"}', "a.jsonl:3: not JSON Lines ("),
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: not JSON Lines ('utf-8' codec"),
     ("a.jsonl", lines({"text": "a"}, {"messages": [{"role": "user"}, {}, 7]}),
@@ -272,6 +273,26 @@ def test_files_of_several_languages_with_one_name_of_a_column_are_said():
     assert source.columns == ("utt",) and len(list(source.rows("all"))) == 80
     assert any("2 files are read one after the other, as one column" in note
                for note in source.notes)
+
+
+@pytest.mark.parametrize("ending", PACKERS)
+@pytest.mark.parametrize("change", ["none", "zeros", "first", "middle", "cut", "rest"])
+def test_a_packed_file_of_two_parts_is_read_to_its_end_or_refused(ending, change):
+    pack = PACKERS[ending]
+    first, second = (pack("".join(f"sentence {part}-{row}\n" for row in range(500)).encode())
+                     for part in range(2))
+    place = 0 if change == "first" else len(second) // 2
+    flipped = second[:place] + bytes([second[place] ^ 255]) + second[place + 1:]
+    content = {"none": first + second, "zeros": first + b"\0" * 8 + second,
+               "cut": (first + second)[:-9],
+               "rest": first + second + b"more"}.get(change, first + flipped)
+    name = write(f"a.txt{ending}", content)
+    if change in ("none", "zeros"):
+        texts = [line for _, line in files.read_lines(name)]
+        assert texts == [f"sentence {part}-{row}" for part in range(2) for row in range(500)]
+    else:
+        with pytest.raises(BadInput, match="damaged, cut short or followed by other bytes"):
+            list(files.read_lines(name))
 
 
 @pytest.mark.parametrize("order", ["src trg id", "id src trg"])
