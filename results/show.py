@@ -150,7 +150,7 @@ def board_lines():
              mean_std(one["ours"].values()), p_text(one["holm"]) if one["test"] else "-",
              one["verdict"], one["bag"]])
     rows = [row for paper, its in papers.items() for row in ([paper, *[""] * 5], *its)]
-    return aligned(["", "baseline", "method", "p (Holm)", "verdict", "a bag; method better than it?"],
+    return aligned(["", "baseline", "method", "p (Holm)", "verdict", "bag; method better?"],
                    rows)
 
 
