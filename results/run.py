@@ -158,6 +158,8 @@ def run_command(name, words):
     if options.list:
         for job in jobs:
             print(" && ".join(filter(None, [job.train, job.tests])))
+        if not jobs:
+            print("every run is recorded: --again lists them", file=sys.stderr)
         return None
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
         given = "--files is not given" if options.files is None else f"{options.files} is no folder"
