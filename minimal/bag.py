@@ -24,7 +24,7 @@ import torch.nn.functional as F
 sys.path.append(sys.path[0] + "/..")  # for python minimal/bag.py
 from corpora.toy import meanings, toy, twins
 
-BATCH, D, BUCKETS, RATE, TEMPERATURE = 256, 128, 2 ** 16, 0.01, 0.05  # D: width of an embedding
+BATCH, D, BUCKETS, TEMPERATURE = 256, 128, 2 ** 16, 0.05  # D: width of an embedding
 MODES = {"words": 1, "pairs": 2, "triples": 3, "ordered": 1}  # most neighbors that we count as one
 split_words = re.compile(r"\w+|[^\w\s]").findall
 
@@ -48,14 +48,14 @@ def count(text, mode, distance):  # -> the numbers of the vectors
         found += [(a, "...", b) for i, a in enumerate(words) for b in words[i + 1:i + 1 + distance]]
     return torch.tensor([zlib.crc32(" ".join(one).encode()) % BUCKETS for one in found])
 
-def train(rows, mode, distance, steps):  # -> a function that embeds N texts: (N, D), of length 1
+def train(rows, mode, distance, steps, rate=0.01):  # -> embed(N texts): (N, D), length 1
     bag = torch.nn.EmbeddingBag(BUCKETS, D, mode="mean")
     torch.nn.init.normal_(bag.weight, std=0.02)
     def encode(texts):
         counts = [count(text, mode, distance) for text in texts]
         offsets = torch.tensor([0, *map(len, counts[:-1])]).cumsum(0)
         return F.normalize(bag(torch.cat(counts), offsets), dim=1)
-    optimizer = torch.optim.AdamW(bag.parameters(), RATE, weight_decay=0, fused=True)
+    optimizer = torch.optim.AdamW(bag.parameters(), rate, weight_decay=0, fused=True)
     for step in range(1, steps + 1):  # A row gives its sentences in two random languages.
         pairs = [random.sample([*row.values()], 2) for row in random.sample(rows, BATCH)]
         a, b = map(encode, zip(*pairs))
@@ -63,7 +63,7 @@ def train(rows, mode, distance, steps):  # -> a function that embeds N texts: (N
         loss = F.cross_entropy(s, torch.arange(BATCH)) + F.cross_entropy(s.T, torch.arange(BATCH))
         optimizer.zero_grad()
         loss.backward()
-        optimizer.param_groups[0]["lr"] = RATE * min(step / 20, 1.02 - step / steps)
+        optimizer.param_groups[0]["lr"] = rate * min(step / 20, 1.02 - step / steps)
         optimizer.step()
     return torch.no_grad()(encode)
 
@@ -88,8 +88,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=MODES)
     parser.add_argument("--json", action="store_true")
-    for name, default in dict(steps=200, distance=99, seed=0, split="valid", train="", test="",
-                              edits="").items():
+    for name, default in dict(steps=200, rate=0.01, distance=99, seed=0, split="valid",
+                              train="", test="", edits="").items():
         parser.add_argument(f"--{name}", default=default, type=type(default))
     flags = parser.parse_args()
     torch.set_num_threads(1)
@@ -101,7 +101,7 @@ def main():
         torch.manual_seed(flags.seed)
         random.seed(flags.seed)
         start = time.thread_time()
-        encode = train(rows, mode, flags.distance, flags.steps)
+        encode = train(rows, mode, flags.distance, flags.steps, flags.rate)
         scores = {"thread_seconds": time.thread_time() - start} | evaluate(encode, test, copies)
         shown = "  ".join(f"{name} {value:.1f}" for name, value in scores.items())
         print(json.dumps(scores) if flags.json else f"{mode:8} {shown}")
