@@ -6,10 +6,13 @@ import sys
 import nbclient
 import nbformat
 import pytest
+import torch
 from nbclient.exceptions import CellExecutionError
 from test_house import ROOT, name_of
 from test_results import unprinted
 
+from look import plots
+from notebooks import pictures
 from results.flops import step_flops
 
 sys.path.insert(0, str(ROOT / "notebooks"))
@@ -88,6 +91,38 @@ def test_every_link_of_the_pages_works(tmp_path):
     for page in pages:
         for link in re.findall(r'(?:src|href)="([^"#]+)"', page.read_text(encoding="utf-8")):
             assert link.startswith("data:") or (tmp_path / link).exists(), f"{page.name}: {link}"
+
+
+@each_notebook
+def test_every_picture_that_a_notebook_draws_has_its_function(path):
+    """Where nothing is trained: a renamed function is found at once."""
+    source = "\n".join(cell.source for cell in code_cells(read(path)))
+    for module in (plots, pictures):
+        name = module.__name__.split(".")[-1]
+        found = set(re.findall(rf"\b{name}\.(\w+)", source))
+        assert all(hasattr(module, each) for each in found), found
+        assert bool(found) == (f" import {name}\n" in source)
+
+
+def test_the_pictures_of_the_course_show_their_numbers_and_names():
+    axis = pictures.heat([[0.25, 1.0]], ["row"], ["a", ""], "x", "y").axes[0]
+    assert [text.get_text() for text in axis.texts] == ["0.25", "1"]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["a"]
+    seen = pictures.mask([[1, 0], [1, 1]], ["p", "q"], groups=[0, 1]).axes[0].images[0]
+    assert seen.get_array().tolist() == [[1, 0], [1, 2]]
+    bars = pictures.bars({"g": {"one": 1.0, "two": (2.0, 1.5, 2.5)}}, "y").axes[0]
+    assert [bar.get_height() for bar in bars.patches] == [1, 2]
+    same = torch.eye(3)
+    found = pictures.cosines({"en": same, "de": same, "fr": same}).axes[0]
+    assert found.get_legend_handles_labels()[1] == ["translations: mean 1.00",
+                                                    "unrelated: mean 0.00"]
+    values, = pictures.spectrum({"z": torch.diag(torch.tensor([3.0, 2, 0]))}, False).axes[0].lines
+    assert values.get_ydata().tolist() == pytest.approx([3, 2])
+    row = [("word", None)] * 20  # longer than a line
+    heights = [pictures.words({"en": row[:many]}, "t").get_figheight() for many in (2, 20)]
+    assert heights[0] < heights[1]
+    cells = pictures.cells({"a": {0: ("x", pictures.GREY)}}, "t", [(0, 0, 1)], [(0, 1, "note")])
+    assert [text.get_text() for text in cells.axes[0].texts] == ["t", "a", "x", "", "note"]
 
 
 @pytest.mark.notebooks
