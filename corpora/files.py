@@ -307,6 +307,9 @@ class TextFiles:
         if not schema.columns:
             kinds = {} if langs else schema.unread
             names = [f"{name} ({kinds[name]})" if kinds.get(name) else name for name in self.known]
+            if not langs and known_names([*self.known]):
+                raise at_line(paths[0], 1, "fewer than two languages have texts among the columns "
+                              f"{shown(', '.join(names))}: choose with --langs")
             raise no_columns(paths[0], 1, names, langs)
         self.schema, self.columns = schema, schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])

@@ -40,7 +40,7 @@ class Section(NamedTuple):
 
 # {metric: what the first and the last evaluation say about it}
 IN_WORDS = {
-    "retrieval/xsim": "The nearest sentence is a wrong translation for {} % of the held-out "
+    "retrieval/xsim": "The nearest sentence is a wrong translation (xsim) for {} % of the held-out "
                       "sentences (before training: {} %).",
     "retrieval/order": "Of a translation and a sentence with the same words in another order, the "
                        "wrong one is nearer in {} % of the cases (before training: {} %, chance: "

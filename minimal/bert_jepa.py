@@ -97,7 +97,7 @@ def main():
     with torch.no_grad():
         en, de, far = [F.normalize(model.embedding(texts), dim=-1) for texts in columns]
     wrong = (de @ en.T).argmax(1) != torch.arange(len(de))
-    print(f"retrieval error: {wrong.double().mean():.1%}")
+    print(f"wrong translation: {wrong.double().mean():.1%}")
     wrong = (de[[*i]] * far).sum(1) > (de[[*i]] * en[[*i]]).sum(1)  # Is the twin nearer?
     print(f"order error: {wrong.double().mean():.1%} (bags of words or neighboring pairs: 50.0%)")
 

@@ -100,7 +100,7 @@ def main():
     with torch.no_grad():
         en, de, far = [F.normalize(model.encode(tokenize(x))[:, 0], dim=-1) for x in columns]
     wrong = (de @ en.T).argmax(1) != torch.arange(len(de))
-    print(f"retrieval error: {wrong.double().mean():.1%}")
+    print(f"wrong translation: {wrong.double().mean():.1%}")
     wrong = (de[[*i]] * far).sum(1) > (de[[*i]] * en[[*i]]).sum(1)  # Is the twin nearer?
     print(f"order error: {wrong.double().mean():.1%} (bag of words: 50.0%, ordered pairs: 8.1%)")
 

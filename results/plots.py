@@ -11,7 +11,7 @@ BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the
 
 
 def language_frames(rows=100):
-    """Train mexma by default. Return its languages, and a list of (step, retrieval error in
+    """Train mexma by default. Return its languages, and a list of (step, wrong translation in
     percent, embeddings (L, N, D)) of every sixth step and the last."""
     run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=rows)
     frames = []
@@ -70,7 +70,7 @@ def moving_svg(languages, frames, views, seconds=12):
         shown = ["visible" if number == other else "hidden" for other in range(len(frames))]
         move = moves("visibility", shown).replace("<animate", '<animate calcMode="discrete"')
         out.append(f'<text x="645" y="25" text-anchor="end" visibility="{shown[-1]}">step {step}: '
-                   f"{error:.0f} % of translations not found{move}</text>")
+                   f"wrong translation {error:.0f} %{move}</text>")
     return "\n".join([*out, "</svg>\n"])
 
 

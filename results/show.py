@@ -19,6 +19,17 @@ PARTS = {"tables": "print every table with all of its columns",
          "about": "print the data, the models, and what we expected before the runs"}
 
 
+def tables_of(name):
+    return EXPERIMENTS[name].get("tables", [{"columns": DATA["columns"]}])
+
+
+def has_more(name, part):
+    """Return whether `show --PART` can print something that `show` alone does not."""
+    if part == "tests":
+        return len(EXPERIMENTS[name].get("tested", ())) > 2
+    return part != "tables" or sum(len(table["columns"]) for table in tables_of(name)) > 7
+
+
 def table_of(records, columns, rows, published=None):
     """Return the heads and the rows of a table, of mean ± std over seeds; None if it is empty.
 
@@ -63,7 +74,7 @@ def command_lines(name, records):
 def table_blocks(name, records, every):
     """Return the lines of the tables of an experiment: of the first seven columns of the first one,
     or of all."""
-    tables = EXPERIMENTS[name].get("tables", [{"columns": DATA["columns"]}])
+    tables = tables_of(name)
     for table in tables if every else tables[:1]:
         columns = dict(list(table["columns"].items())[:None if every else 7])
         found = table_of(records, columns, labels_of(records) | table.get("rows", {}),
@@ -102,7 +113,8 @@ def show(name, parts=()):
     blocks.append(aligned(heads, rows) if rows else [])
     if "commands" in parts:
         blocks.append(command_lines(name, records))
-    if more := [f"--{part}" for part in PARTS if part not in parts]:
+    blocks.append([f"{name} has no more {part}." for part in parts if not has_more(name, part)])
+    if more := [f"--{part}" for part in PARTS if part not in parts and has_more(name, part)]:
         blocks.append([f"More: {', '.join(more)}"])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 

@@ -205,6 +205,8 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.tsv", "en\tde\n", "a.tsv has no rows"), ("a.txt", "", "a.txt has no rows"),
     ("a.tsv", "en\tde\na\t\n \tb\n", "a.tsv: no row has enough text in en, de"),
     ("a.tsv", "x" * 9000 + "\ty z\n", "a.tsv:1: no known names among the columns xxx"),
+    ("a.tsv", "en\tde\n1\tEin Hund.\n", "a.tsv:1: fewer than two languages have texts among the "
+     "columns en (no texts), de: choose with --langs"),
     ("a.csv", "A b.,\x1b[31m\n", "columns A b., \\x1b[31m: choose with --langs, or if this is no "
      "header, add one, such as src,tgt"),
     ("a.tsv", "en\tde\rA dog.\tEin Hund.\r", "a.tsv:1: a carriage return inside a line: convert"),

@@ -353,7 +353,7 @@ def test_the_verdict_names_the_first_step_of_what_it_says_and_what_the_model_fin
     assert both.startswith("x: The embeddings of 1 of 2 runs have collapsed into nearly one point. "
                            "The embeddings of 1 of 2 runs are healthy. ")
     assert healthy.startswith("y: The embeddings are healthy since step 10. ")
-    assert "a wrong translation for 12.5 % of the held-out sentences" in healthy
+    assert "a wrong translation (xsim) for 12.5 % of the held-out sentences" in healthy
     unsure = seen.Seen("unsure", first, records[:1], Path("unsure"))
     assert panels.verdict({"x": [unsure]}).words.startswith("No model was evaluated after")
 

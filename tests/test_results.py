@@ -124,6 +124,9 @@ def test_an_experiment_is_one_sentence_a_table_of_eight_columns_and_tests_of_two
     heads = re.findall("^run  .*", text, re.M)
     assert all(len(re.split("  +", head)) <= 8 for head in heads)
     assert len(heads) == bool(records) or "table" in records[0]
+    for part in ("tables", "tests"):  # each is offered, or there are no more
+        more = show.show(name, (part,))
+        assert (f"{name} has no more {part}." in more) != (f"--{part}" in text.splitlines()[-1])
     metrics = [metric for metric in experiment.get("tested", ()) if f"  {metric}  " in text]
     assert set(metrics) <= set(experiment.get("tested", ())[:2]) and "train.py" not in text
     for record in records:  # one command for all seeds

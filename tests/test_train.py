@@ -428,6 +428,8 @@ def flipped(path):
 
 @pytest.mark.parametrize("change, text", [  # flags, or what happens to train.pt or beside it
     ("--layers=2 --mask-ratio=0.3", "mask_ratio was 0.15, is 0.3; config.model.layers was 1, is 2"),
+    ("--layers=2 --mask-ratio=0.3 --lr=0.5 --batch=4", "; and 1 more): undo the change, or choose"),
+    ("--objective=contrastive", "a different run (config.objective was mlm, is contrastive; "),
     ("--steps=1", "step 2, after --steps 1"),
     (lambda path: write_pairs(Path("pairs.tsv"), 401), "content of --data was"),
     (lambda path: data.Tokenizer.train([], 300).save(path.with_name("tokenizer.json")), "json is"),
