@@ -1,7 +1,6 @@
-"""Retrieval of translations: xsim of every language in every other, BUCC, and the altered
-sentences of xsim++. N rows, embeddings (N, D)."""
+"""Retrieval of translations: BUCC, and the altered sentences of xsim++. N rows, embeddings
+(N, D)."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -11,18 +10,7 @@ from common import BadInput, shown, warn
 from corpora import open_text
 from corpora.words import bag_of_words
 from evaluate import need_translations
-from metrics import knn, mean, over_pairs, with_mean, xsim
-
-
-def matrix(evaluation):
-    """Return the xsim error of every ordered pair of languages, the mean, and the mean into each
-    language. [LASER, --nway]"""
-    need_translations(evaluation, "matrix")
-    z = evaluation.embeddings
-    wrong = {f"{a}-{b}": xsim(z[a], z[b], evaluation.texts[b])
-             for a, b in itertools.permutations(z, 2)}
-    into = {f"xsim/into/{b}": mean([wrong[f"{a}-{b}"] for a in z if a != b]) for b in z}
-    return {"rows": evaluation.rows.count} | with_mean("xsim", wrong) | into
+from metrics import knn, over_pairs
 
 
 def bucc(evaluation):

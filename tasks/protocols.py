@@ -15,7 +15,7 @@ def make_tasks(flags=None):
     """Return {task: function of an Evaluation}, given the flags of the command."""
     tasks = {name: partial(probes.sentences, name, flags=flags) for name in probes.SETS}
     return evaluate.TASKS | tasks | {
-        "matrix": mining.matrix, "bucc": mining.bucc,
+        "bucc": mining.bucc,
         "poolings": analysis.poolings, "spectrum": analysis.spectra,
         "gap": partial(analysis.gap, flags=flags), "frequencies": analysis.frequencies,
         "linear": analysis.linear, "embedding-position": analysis.embedding_position,

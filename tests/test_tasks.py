@@ -1,7 +1,6 @@
 """The command python -m tasks, its data sets, retrieval in many languages, and what the tests of
 the tasks share."""
 
-import itertools
 import json
 import os
 import re
@@ -14,7 +13,6 @@ from test_evaluate import evaluation as evaluation_of
 from test_evaluate import tiny, write_rows, write_run
 
 import evaluate
-import metrics
 import runs
 from common import BadInput
 from corpora import EvaluationRows
@@ -67,10 +65,10 @@ def ask(capsys):
 
 def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
     flags = "--limit 20 --langs en,de --tasks"
-    printed = ask(f"{flags} matrix,poolings")
-    assert "matrix/xsim " in printed and "poolings/mean/rank_90 " in printed
+    printed = ask(f"{flags} bucc,poolings")
+    assert "bucc/f1 " in printed and "poolings/mean/rank_90 " in printed
     assert not [*run_folder.glob("eval*")]
-    found = [ask(f"--tasks {task} --json") for task in ("matrix", "bucc")]
+    found = [ask(f"--tasks {task} --json") for task in ("poolings", "bucc")]
     assert {name.split("/")[0] for name in found[1]} == {"bucc"}
     written = runs.read_results(run_folder / "eval.json")
     assert written.pop("rows").startswith("1000 rows of toy (") and written.pop("model")
@@ -81,7 +79,7 @@ def test_every_task_has_a_line_in_the_list(capsys):
     main(["--tasks", "list"])
     text = capsys.readouterr().out
     assert all(re.search(rf"\b{name}\b", text) for name in command.make_tasks())
-    assert "\non translations\n  matrix   " in text
+    assert "\non translations\n  bucc   " in text
 
 
 def test_a_folder_of_flores_files_has_its_altered_sentences(run_folder, ask):
@@ -108,7 +106,7 @@ def test_a_run_without_data_does_tasks_on_sets(tokenizer, ask):
     assert {"sts/stsb/spearman", "sts/stsb/spearman/bag", "sts/stsb/rows"} <= set(found)
     assert not [*run.glob("eval*")]
     with pytest.raises(BadInput, match="--data"):
-        ask("--tasks matrix")
+        ask("--tasks bucc")
 
 
 def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer, ask):
@@ -123,14 +121,14 @@ def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer,
 
 
 @pytest.mark.parametrize("words, message", [
-    ("--tasks matrics", "did you mean matrix?"), ("--limit 9", "--tasks is missing"),
-    ("--tasks matrix --langs en", "one text per row"),
+    ("--tasks buc", "did you mean bucc?"), ("--limit 9", "--tasks is missing"),
+    ("--tasks bucc --langs en", "one text per row"),
     ("--tasks gsm8k", "needs a causal model"),
     ("--tasks retrieval --hard a.txt", "--hard and --hard-types belong together"),
     ("--tasks retrieval --hard a.txt --hard-types b", "--hard-types b is not a file"),
     ("--tasks sts --data a.tsv", "--data has no effect on sts"),
     ("--tasks spider", "there is no data/database"),
-    ("--tasks matrix,sts --files nowhere", "there is no nowhere/stsb_test.tsv"),
+    ("--tasks bucc,sts --files nowhere", "there is no nowhere/stsb_test.tsv"),
     ("--tasks senteval --sets stsb", "has no set stsb"),
     ("--tasks gap --sets stsc", "did you mean stsb?")])
 def test_each_mistake_is_one_line(run_folder, refused, words, message):
@@ -172,17 +170,9 @@ def test_bad_tables_are_refused(text, message):
 # ---- retrieval of translations in many languages, and the files of xsim++
 
 
-def test_the_matrix_is_xsim_and_buccs_f1_weights_every_row_as_a_class(tokenizer):
-    texts = {"en": WORDS, "de": [text.upper() for text in WORDS], "ru": WORDS[::-1]}
-    rows = EvaluationRows("x", texts)
-    found = results_of(tiny(), tokenizer, rows, ["matrix"])
-    z = {name: evaluate.encode(tiny(), tokenizer, lines) for name, lines in texts.items()}
-    for a, b in itertools.permutations(texts, 2):
-        wanted = metrics.xsim(z[a], z[b], texts=texts[b])
-        assert found[f"matrix/xsim/{a}-{b}"] == pytest.approx(wanted)
-    into = (found["matrix/xsim/de-en"] + found["matrix/xsim/ru-en"]) / 2
-    assert found["matrix/xsim/into/en"] == pytest.approx(into)
-    evaluation = evaluation_of(tokenizer, texts=rows)
+def test_buccs_f1_weights_every_row_as_a_class(tokenizer):
+    texts = {"en": WORDS, "de": [text.upper() for text in WORDS]}
+    evaluation = evaluation_of(tokenizer, texts=EvaluationRows("x", texts))
     evaluation.embeddings = {"en": torch.eye(6), "de": torch.eye(6)[[0, 0, 2, 2, 2, 5]] + .1}
     f1 = 100 * (2 / 3 + 2 / 4 + 1) / 6
     assert mining.bucc(evaluation) == {"rows": 12, "f1": pytest.approx(f1),
