@@ -1,13 +1,13 @@
 """Bags of words and of word pairs on one page: how far does one get without a transformer?
 
-The embedding of a sentence is the mean of one learned vector for each thing that we count in it:
-words, neighboring pairs ("old nurse"), triples, or all ordered pairs ("nurse ... dog"). A far twin
-(corpora/toy.py) has the words and neighboring pairs of its sentence in another order and another
-meaning, so the first two bags have an order error of exactly 50 %, which is chance.
+An embedding is the mean of one learned vector for each thing that we count in a sentence: words,
+neighboring pairs ("old nurse"), triples, or all ordered pairs ("nurse ... dog"). A far twin has the
+same words and neighboring pairs, so the first two bags have an order error of 50 %, or chance.
 
 Run it: python -m minimal.bag (a minute on one CPU core). It prints errors on 1,000 unseen scenes.
 Rows of your own: --train TABLE --test TABLE --edits FILE. A TABLE has columns separated by tabs,
-their names in line 1, and no empty cell. FILE is JSON, {copy: {"src": original, "errtype": kind}}.
+their names in line 1, and no empty cell. FILE is JSON, {copy: {"src": a sentence of the first
+column of --test, "errtype": kind}}; at least one copy has the words of its src in another order.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ split_words = re.compile(r"\w+|[^\w\s]").findall
 # ---- Data: rows {language: sentence}, and copies [(text, row, kind)] of the first language.
 def read_table(path):
     names, *rows = [line.rstrip("\n").split("\t") for line in open(path, encoding="utf-8")]
-    return [dict(zip(names, row)) for row in rows]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 def read_edits(path, rows):  # those that have the same words in another order
     number = {next(iter(row.values())): i for i, row in enumerate(rows)}

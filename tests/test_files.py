@@ -91,6 +91,8 @@ def test_line_ends_quotes_and_blank_lines(name, content, wanted):
     ("zh-CN pt_BR ref en1 EN", "zh-CN pt_BR en1 EN"), ("text en src tgt", "src tgt"),
     ("en_id en_score is_duplicate de en", "de en"), ("en deu1951 fra", "en fra"),
     ("en_title en_body de_body de_title", "en_title de_title"), ("id S1 S2", "S1 S2"),
+    ("qid1 qid2 question1 question2", "question1 question2"),
+    ("genre sentence1 sentence2", "sentence1 sentence2"),
     ("english non_english", "english non_english"), ("query positive negative", "query positive"),
     ("instruction input output", "instruction output"), ("x" * 9000 + "_en en de", "en de"),
     ("system user assistant", "user assistant system")])
@@ -230,15 +232,6 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(name, content, message):
     assert message in str(error.value) and len(str(error.value)) < 600
 
 
-@pytest.mark.parametrize("ending", PACKERS)
-def test_a_damaged_compressed_file_is_an_error(ending):
-    packed = PACKERS[ending]("".join(f"line {i}\n" for i in range(9_999)).encode())
-    assert len(rows(write(f"both.txt{ending}", packed + packed))) == 2 * 9_999
-    for damaged in (packed[:-20], packed[:60] + b"?" + packed[61:]):
-        with pytest.raises(BadInput, match=r"a.txt\.\w+:\d+: the file cannot .* further \(.*\): "):
-            rows(write(f"a.txt{ending}", damaged))
-
-
 # ---- cells that stand for no text
 
 
@@ -293,7 +286,7 @@ def test_a_packed_file_of_two_parts_is_read_to_its_end_or_refused(ending, change
         texts = [line for _, line in files.read_lines(name)]
         assert texts == [f"sentence {part}-{row}" for part in range(2) for row in range(500)]
     else:
-        with pytest.raises(BadInput, match="damaged, cut short or followed by other bytes"):
+        with pytest.raises(BadInput, match=r"^a.txt\.\w+:\d+: the file cannot .*: it is dama"):
             list(files.read_lines(name))
 
 

@@ -101,7 +101,6 @@ OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
     ("sentence_bert_config.json", {"model_kwargs": {
         "attn_implementation": KERNEL, "allow_all_kernels": True}}, "kwargs.allow_all_kernels"),
     ("sentence_bert_config.json", {"model_args": OFFLOAD}, "model_args.offload_folder"),
-    ("sentence_bert_config.json", {"config_kwargs": {"x": KERNEL}}, "config_kwargs.x"),
     ("sentence_bert_config.json", {"tokenizer_name_or_path": "evil-org/x"}, "tokenizer_name_or_pa"),
     ("a/b/sentence_bert_config.json", {"model_kwargs": {"revision": "x"}}, "model_kwargs.revision"),
     ("adapter_config.json", {"base_model_name_or_path": "evil-org/x"}, "an adapter is not"),

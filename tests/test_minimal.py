@@ -239,3 +239,6 @@ def test_the_bag_prints_numbers_of_tables_and_of_scenes(monkeypatch, capsys):
     numbers = run("--train", "table.tsv", "--test", "table.tsv", "--edits", "edits.json", "--json")
     assert {*numbers} == {"thread_seconds", "retrieval/xsim", "retrieval/order",
                           "retrieval/order/exchange"}
+    Path("short.tsv").write_text("en\tde\na dog\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="shorter"):
+        run("--train", "short.tsv")

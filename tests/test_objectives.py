@@ -431,11 +431,10 @@ def slow_hybrid(objective, batch, items):
     return lam * slow_align(c.align, guesses, goals) + (1 - lam) * mlm
 
 
-# The switches that the pages of minimal/ leave out; test_minimal.py compares the rest.
+# Combinations of switches. test_papers.py compares each alone, and test_minimal.py the pages'.
 VARIANTS = {
-    slow_mlm: [Mlm, {}, dict(regressor=True)],
-    slow_contrastive: [Contrastive, {}, dict(intra_language_negatives=True), dict(pool="mean"),
-                       dict(pool="mean", layers=0)],
+    slow_mlm: [Mlm, {}],
+    slow_contrastive: [Contrastive, {}, dict(pool="mean"), dict(pool="mean", layers=0)],
     slow_mexma: [
         Mexma, dict(align_weight=3.0, mlm_weight=0.7, mask_first=0.8, mask_second=0.1),
         dict(align="info_nce", token_gradients=False), dict(align_views="dirty", koleo_weight=0.0),
@@ -444,8 +443,7 @@ VARIANTS = {
         dict(pool="mean"), dict(pool="mean", align_views="dirty"),
         dict(pool="mean", align_views="dirty", symmetrical=False)],
     slow_bepa: [
-        Bepa, {}, dict(include_self=True, packing="monolingual"), dict(packing="separate"),
-        dict(cls_view="masked", order="given"), dict(cls_view="clean", align="vicreg"),
+        Bepa, {}, dict(packing="separate"), dict(cls_view="masked", order="given"),
         dict(align="mse_unit"), dict(align="sigreg", align_weight=0.3), dict(pool="mean"),
         dict(pool="mean", cls_view="clean", packing="separate")],
     slow_ntp: [Ntp, {}, dict(labels="all"), dict(labels="all+eos")],
@@ -455,8 +453,7 @@ VARIANTS = {
         dict(pred_position="prepend", reverse=True, view_end=True),
         dict(align="l2", gamma=0.5, jepa_weight=2.0), dict(view_end=True, labels="all+eos")],
     slow_hybrid: [
-        Hybrid, dict(teacher_norm=True), dict(align="vicreg", balance="fixed"),
-        dict(align="barlow", allow_overlap=True), dict(target_blocks=3),
+        Hybrid, dict(align="vicreg", balance="fixed"), dict(align="barlow", allow_overlap=True),
         dict(align="mse", balance="scheduled", balance_end=1.0)],
 }
 

@@ -1,8 +1,5 @@
 """Write the files of tests/test_cases.py that are the same sentences in another format."""
 
-import json
-from itertools import cycle
-
 WHO = [words.split() for words in (
     "baker Bäcker", "king König", "farmer Bauer", "sailor Matrose", "teacher Lehrer",
     "judge Richter", "pilot Pilot", "dog Hund", "fox Fuchs", "cook Koch", "guest Gast",
@@ -15,19 +12,12 @@ DOES = [words.split(", ") for words in (
 # 96 sentences in two languages.
 EN, DE = ([f"{article} {who[column]} {does[column]}." for who in WHO for does in DOES]
           for column, article in enumerate(("The", "Der")))
-N = range(96)
 
 
 def table(names, *columns, separator="\t"):
     """Return a file with these columns, as long as the shortest."""
     rows = [names.split(","), *zip(*columns)]
     return "".join(separator.join(map(str, row)) + "\n" for row in rows)
-
-
-def objects(names, *columns):
-    """Return a file of JSON, an object a line, with these columns."""
-    rows = [dict(zip(names.split(","), row)) for row in zip(*columns)]
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def lines(texts, pattern="{}\n"):
@@ -37,28 +27,16 @@ def lines(texts, pattern="{}\n"):
 
 def files():
     """Return {name: text}."""
-    pairs, forty = table("en,de", EN[:60], DE), table("en,de", EN[:40], DE)
+    pairs = table("en,de", EN[:60], DE)
     # 192 rows in three columns.
     days = [[pattern.format(text, day) for day in (1, 2) for text in texts] for texts, pattern in (
         (EN, "On day {1}: {0}"), (DE, "Am Tag {1}: {0}"), (EN, "{0} That was day {1}."))]
     later = [f"{text} Again." for text in EN]
     return {
-        "k1_id_column/data.tsv": table("sentence_id,en,de", N, EN[:60], DE),
-        "k1_question_pairs/data.csv": table(
-            "id,qid1,qid2,question1,question2,is_duplicate", N, range(0, 60, 2), range(1, 60, 2),
-            lines(EN, "Is it true? {}\n").splitlines(), EN, cycle("01"), separator=","),
-        "k2_label_column/data.csv": table(
-            "question,label,answer", lines(N, "Who acts in scene {}?\n").splitlines(),
-            cycle("0001"), EN[:60], separator=","),
-        "k2_similarity_score/data.tsv": table(
-            "genre,filename,year,id,score,sentence1,sentence2", cycle(["captions"]),
-            cycle(["MSRvid"]), cycle([2012]), N, cycle([0.0, 0.8, 1.6, 2.4, 3.2, 4.0]), EN[:30],
-            EN[1:]),
         "k8_pipes/data.csv": table("en,de", EN[:60], DE, separator="|"),
         "k8_tab_in_csv/pairs.csv": pairs,
         "k8_tab_in_csv/sentences.csv": lines(EN[:60], "10{1:02}\teng\t{0}\n"),
         "k8_tabs_in_txt/deu.txt": lines(EN[:60], "{0}\t{0}\tCC-BY 2.0: tatoeba.org #{1} (CK)\n"),
-        "k9_header_twice/data.tsv": forty + table("en,de", EN[40:80], DE[40:]),
         **{f"k9_bom_inside/data.{name}": f"\ufeff{lines(texts[:40])}\ufeff{lines(texts[40:80])}"
            for name, texts in (("en", EN), ("de", DE))},
         "k10_invisible_cell/data.tsv": table("en,de", EN[:60], [
@@ -74,8 +52,7 @@ def files():
         "k12_many_valid/valid.txt": lines(later[:25]),
         **{f"k16_apple_double/devtest/{name}_Latn.devtest": lines(texts[:60])
            for name, texts in (("eng", EN), ("deu", DE))},
-        "w9_summary/data.tsv": table("en,de,summary", *days),
-        "w9_articles/data.jsonl": objects("title,body,abstract,key", *days, cycle(["k0", "k1"]))}
+        "w9_summary/data.tsv": table("en,de,summary", *days)}
 
 
 def write(folder):

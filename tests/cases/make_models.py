@@ -158,7 +158,6 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
         folder, "qwen3", qwen("$A <|endoftext|>", "<think>", "</think>"), QWEN_ROLES), ""),
     "k3_llama3_mean": (lambda folder: gpt(
         folder, "llama", llama3(), LLAMA_ROLES, "mean_tokens"), ""),
-    "k3_qwen2_adds_nothing": (lambda folder: gpt(folder, "qwen2", qwen(), QWEN_ROLES), ""),
     "k3_two_around": (lambda folder: gpt(
         folder, "gemma2", llama3("<|begin_of_text|> <|end_header_id|> $A <|eot_id|> <|eot_id|>"),
         LLAMA_ROLES, head_dim=8), ""),
@@ -193,7 +192,6 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
     "k5_no_head": (lambda folder: gpt(
         folder, "mistral", llama3(), LLAMA_ROLES, tie_word_embeddings=False), ""),
     "k5_no_head_xlmr": (lambda folder: save(folder, "xlm-roberta", unigram(), XLMR_ROLES), ""),
-    "k5_no_pooler": (lambda folder: bert(folder, head=True), ""),
     "k14_damaged_config": (lambda folder: damaged(folder, "config.json", '{"model_type": "bert",'),
                            "theirs/config.json is damaged"),
     "k16_apple_double": (lambda folder: [damaged(folder, name, "\x00\x05\x16\x07") for name in (
