@@ -33,16 +33,13 @@ def has_more(name, part):
 def table_of(records, columns, rows, published=None):
     """Return the heads and the rows of a table, of mean ± std over seeds; None if it is empty.
 
-    columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name], or
-    [label, {metric of a column: what this row has in its place}]}; published {heading: texts}.
-    Columns and rows that nobody measured are left out."""
+    columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name]};
+    published {heading: texts}. Columns and rows that nobody measured are left out."""
     table = []
     for heading, row in rows.items():
-        label, change = (row, "") if isinstance(row, str) else row
-        cells = []
-        for metric in columns.values():
-            name = metric + change if isinstance(change, str) else change.get(metric, metric)
-            cells.append(mean_std(by_label(records, name).get(label, {}).values()))
+        label, ending = (row, "") if isinstance(row, str) else row
+        cells = [mean_std(by_label(records, metric + ending).get(label, {}).values())
+                 for metric in columns.values()]
         if set(cells) != {"-"}:
             table.append([heading, *cells])
     used = [i for i, cells in enumerate(zip(*table)) if i == 0 or set(cells) != {"-"}]
