@@ -563,9 +563,14 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None, co
     """Return the Evaluation of a RunFolder, by default on its own test rows. `complete`: without
     rows that lack a text."""
     rows = rows_of(opened, data, langs, split, limit)
-    rows = EncodedRows(rows.complete() if complete else rows, opened.tokenizer, opened.model.config,
-                       opened.first["affixes"], opened.config.get("max_length"))
+    rows = encoded(opened, rows.complete() if complete else rows)
     return Evaluation(opened.model, rows, opened.first["views"], pool, answer_limit=None)
+
+
+def encoded(opened, rows):
+    """Return corpora.EvaluationRows as EncodedRows, tokenized as in the training of a RunFolder."""
+    return EncodedRows(rows, opened.tokenizer, opened.model.config, opened.first["affixes"],
+                       opened.config.get("max_length"))
 
 
 def rows_of(opened, data, langs, split, limit):

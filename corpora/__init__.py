@@ -4,7 +4,6 @@
     evaluation_rows(spec)    the rows that an evaluation reads
 """
 
-import itertools
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -103,12 +102,13 @@ class EvaluationRows(NamedTuple):
         """Return (N, C) uint64, the hashes of the texts, 0 for none."""
         return np.array([list(map(text_hash, cells)) for cells in self.texts.values()], np.uint64).T
 
-    def complete(self):
-        """Return the rows that have all texts."""
-        keep = list(map(all, zip(*self.texts.values())))
-        system = self.system and list(itertools.compress(self.system, keep))
-        texts = {name: list(itertools.compress(cells, keep)) for name, cells in self.texts.items()}
-        return self if all(keep) else self._replace(texts=texts, system=system)
+    def complete(self, most=None):
+        """Return the rows that have all texts, or the first `most` of them, without what belongs to
+        rows that are left out."""
+        keep = [row for row, cells in enumerate(zip(*self.texts.values())) if all(cells)][:most]
+        texts = {name: [cells[row] for row in keep] for name, cells in self.texts.items()}
+        system = self.system and [self.system[row] for row in keep]
+        return self if texts == self.texts else EvaluationRows(self.name, texts, system)
 
 
 def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):

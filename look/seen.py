@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import corpora
 import evaluate
 import runs
 from common import BadInput, shown
@@ -128,15 +127,6 @@ def evaluation(one):
     config = opened.config
     data = "" if config["data"] else "toy"
     split = "" if data or config.get("eval_data") else "valid"
-    found = evaluate.evaluation_of(opened, data, split=split, limit=config.get("eval_limit"))
-    rows = first_complete(found.rows, runs.UNTRAINED_ROWS)
-    return evaluate.Evaluation(found.model, rows, answer_limit=10)
-
-
-def first_complete(rows, count):
-    """Return the first `count` of EncodedRows that have a text in every column."""
-    complete = [row for row, cells in enumerate(zip(*rows.texts.values())) if all(cells)][:count]
-    texts = {name: [cells[row] for row in complete] for name, cells in rows.texts.items()}
-    system = rows.system and [rows.system[row] for row in complete]
-    return evaluate.EncodedRows(corpora.EvaluationRows(rows.name, texts, system), rows.tokenizer,
-                                rows.config, rows.affixes, rows.max_length)
+    rows = evaluate.rows_of(opened, data, (), split, config.get("eval_limit"))
+    rows = evaluate.encoded(opened, rows.complete(runs.UNTRAINED_ROWS))
+    return evaluate.Evaluation(opened.model, rows, answer_limit=10)

@@ -60,10 +60,8 @@ def parse_flags(words):
 def make_evaluation(opened, flags):
     """Return the Evaluation of a RunFolder on the rows that the flags choose."""
     if flags.of_sets:
-        rows = evaluate.EncodedRows(
-            corpora.EvaluationRows("data sets", {"": ["", ""]}), opened.tokenizer,
-            opened.model.config, opened.first["affixes"], opened.config.get("max_length"))
-        return evaluate.Evaluation(opened.model, rows, pool=flags.pool)
+        rows = corpora.EvaluationRows("data sets", {"": ["", ""]})
+        return evaluate.Evaluation(opened.model, evaluate.encoded(opened, rows), pool=flags.pool)
     evaluation = evaluate.evaluation_of(opened, flags.data, flags.langs, flags.split, flags.limit,
                                         flags.pool, complete=True)
     if flags.hard:
