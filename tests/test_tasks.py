@@ -179,6 +179,16 @@ def test_buccs_f1_weights_every_row_as_a_class(tokenizer):
                                        "f1/de-en": pytest.approx(f1)}
 
 
+def test_complete_rows_have_all_texts_and_nothing_of_other_rows():
+    texts = {"en": ["1", "", "3", "4"], "de": ["5", "6", "7", "8"]}
+    rows = EvaluationRows("x", texts, ["s", "t", "u", "v"], reordered=(("4", 3, "far"),))
+    assert rows.complete() == EvaluationRows(
+        "x", {"en": ["1", "3", "4"], "de": ["5", "7", "8"]}, ["s", "u", "v"])
+    assert rows.complete(2).texts == {"en": ["1", "3"], "de": ["5", "7"]}
+    whole = rows._replace(texts={"en": texts["de"]})
+    assert whole.complete() is whole.complete(4) is whole
+
+
 # ---- get_data.sh
 
 CURL = r"""#!/bin/sh
