@@ -283,8 +283,6 @@ def test_whichever_of_two_processes_is_killed_the_run_resumes_bit_for_bit():
     done = subprocess.run([sys.executable, "-c", ONE_OF_TWO, json.dumps(jobs)], text=True,
                           capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    first, second = torch.load("whole/train.pt", weights_only=True)["random"]
-    assert not torch.equal(first["cpu"], second["cpu"])  # each process has its own dropout
     for place in (*places[1:], *shards):
         reference = "shard" if place in shards else "whole"
         assert_same_run(place, reference)

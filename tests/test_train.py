@@ -629,6 +629,15 @@ def two(tmp_path_factory):
     return folder
 
 
+def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
+    seeds = set()
+    for rank in range(2):
+        monkeypatch.setattr(train, "join_processes", lambda device, rank=rank: (rank, 2, device))
+        started("mlm")
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 2
+
+
 def assert_close(one, two):
     for name, weight in one.items():
         # The bias of the keys has gradient 0, and Adam scales up its rounding error.
