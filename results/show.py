@@ -195,8 +195,8 @@ def board_command(words):
                            "(see python -m results board)")
         return print(*claim_lines(claims[number], judge()[number]), sep="\n")
     print(*board_lines(), "", "p (Holm) is corrected for the number of tests in the claim's "
-          "family: the four papers, newer papers, our", "controls, a decoder that also retrieves. "
-          "In the last column p is below 0.05, uncorrected.",
+          "family: the four papers, newer papers, our", "controls, order of captions, a decoder "
+          "that also retrieves. In the last column p is below 0.05, uncorrected.",
           "python -m results board 9 prints all about claim 9.", sep="\n")
 
 
