@@ -7,8 +7,7 @@ look      python -m results show                 the experiments by paper, a lin
 repeat    python -m results NAME --files FOLDER  run what an experiment has not recorded yet
           python -m results make-data PUBLIC OUT  make its data files
           python -m results readme               write recorded numbers into both README.md
-your own  python -m results mine.json            run the experiment of a file (fields: --help)
-          python -m results flops --match RUN    the steps that have the compute of another run
+your own  python -m results flops --match RUN    the steps that have the compute of another run
 machine   python -m results peers                our training steps against transformers'
           python -m results gpu                  check and time our kernels on a GPU
 
@@ -28,12 +27,6 @@ def main(words):
     name, *rest = words or ["--help"]
     if name in ("--help", "-h"):
         return print(__doc__.strip())
-    if any(word.endswith(".json") for word in words[:2]):
-        from .compare import FIELDS, open_spec
-        if "--help" in words:
-            return print(FIELDS)
-        words = [open_spec(word) if word.endswith(".json") else word for word in words[:2]]
-        name, rest = words[0], [*words[1:], *rest[1:]]
     if name in COMMANDS:
         module = importlib.import_module(f"results.{COMMANDS[name]}")
         return getattr(module, f"{name.replace('-', '_')}_command")(rest)

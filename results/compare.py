@@ -1,4 +1,4 @@
-"""The recorded runs, experiments of your own, statistics, and the verdicts on the claims.
+"""The recorded runs, statistics, and the verdicts on the claims.
 
 Tests are paired over seeds and two-sided. ± is the standard deviation over seeds (n - 1).
 """
@@ -9,7 +9,7 @@ import json
 import lzma
 from pathlib import Path
 
-from common import BadInput, atomic_file, did_you_mean, shown
+from common import atomic_file
 from look.compare import aligned, mean_std, paired_test
 
 ROOT = Path(__file__).parent.parent
@@ -18,50 +18,6 @@ DATA = json.loads((ROOT / "results/experiments.json").read_text(encoding="utf-8"
 EXPERIMENTS = DATA["experiments"]
 LEVEL = 0.05  # significance level of every test
 SEEDS = 3  # a claim with fewer common seeds is not tested
-
-# ---- an experiment of your own
-
-
-FIELDS = """The fields of an experiment of your own (results/README.md has an example):
-
-jobs     {row: flags of train.py}; or {row: {"train": flags, "seeds": [...], "tests": [...],
-         "command": a program in place of train.py, "prints": one that prints its numbers as JSON}}
-flags    flags of train.py for all rows        seeds   [0] if it is not given
-tests    commands that measure a run, [evaluate.py RUN] if it is not given
-files    what the folder of --files has to contain
-setup    {folder: the command that makes it}, before the first run
-tables   [{"title": ..., "columns": {heading: metric}}]
-tested   metrics of the paired t-tests         pairs   {row: its baseline}
-finding  a sentence for `show`                 about   the paragraph of `show --about`
-
-In commands RUN is the folder of the run, FILES that of --files, and MATCH[row] the number of steps
-with the compute of another row."""
-
-
-def open_spec(path):
-    """Read the experiment of a file SPEC.json and keep its records beside it, in SPEC.jsonl.xz.
-    Return its name, which is that of the file. Raises BadInput."""
-    global RECORDS
-    path = Path(path).expanduser()
-    try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{shown(path)} is no JSON file ({error}): results/README.md has an example"
-                       ) from None
-    known = {"jobs", *(field for one in EXPERIMENTS.values() for field in one)}
-    if not isinstance(spec, dict) or not spec.get("jobs"):
-        raise BadInput(f"{shown(path)} has no jobs: results/README.md has an example")
-    for field in spec:
-        if field not in known:
-            raise BadInput(f"{shown(path)} has an unknown field {shown(field)!r}"
-                           f"{did_you_mean(field, sorted(known))}")
-    EXPERIMENTS[path.stem] = {"about": "", "seeds": [0], "flags": "", **spec, "file": str(path)}
-    RECORDS = path.with_suffix(".jsonl.xz")
-    if not RECORDS.exists():
-        with atomic_file(RECORDS) as file:
-            file.write(lzma.compress(b""))
-    return path.stem
-
 
 # ---- records: one line for each run, with the name of its experiment
 

@@ -146,7 +146,7 @@ def seeds(text):
 def run_command(name, words):
     """Run the jobs of an experiment that are not recorded."""
     experiment = EXPERIMENTS[name]
-    parser = Parser(f"python -m results {experiment.get('file', name)}", experiment["about"])
+    parser = Parser(f"python -m results {name}", experiment["about"])
     parser.add_argument("--files", type=Path, metavar="FOLDER", help=experiment.get("files"))
     parser.add_argument("--seeds", type=seeds, help="such as 0,1 [those of the experiment]")
     parser.add_argument("--again", action="store_true", help="also run what is recorded")
@@ -167,4 +167,4 @@ def run_command(name, words):
     for number, job in enumerate(jobs, 1):
         print(f"run {number} of {len(jobs)}: {job.label}, seed {job.seed}", file=sys.stderr)
         execute(name, job, options.files.absolute() if options.files else None)
-    print(f"python -m results show {experiment.get('file', name)}")
+    print(f"python -m results show {name}")

@@ -80,16 +80,6 @@ def table_blocks(name, records, every):
             yield [*([table["title"]] if "title" in table else []), *aligned(*found)]
 
 
-def check_columns(name, records):
-    """Raise BadInput for a column that an experiment names and that none of its records has."""
-    known = {metric for record in records for metric in (record | record.get("eval", {}))}
-    for table in EXPERIMENTS[name].get("tables", ()):
-        for heading, metric in table["columns"].items():
-            if not any(by_label([record], metric) for record in records):
-                raise BadInput(f"column {shown(heading)!r}: no record of {name} has the metric "
-                               f"{shown(metric)}{did_you_mean(metric, sorted(known))}")
-
-
 def show(name, parts=()):
     """Return the text of an experiment: a sentence, a table, tests of two metrics, and `parts`,
     which are some of PARTS."""
@@ -97,8 +87,6 @@ def show(name, parts=()):
         raise BadInput(f"there is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} (see "
                        "python -m results show --all)")
     experiment, records = EXPERIMENTS[name], read_records(name)
-    if records and "file" in experiment:
-        check_columns(name, records)
     blocks = [[f"{name}: {len(records)} runs", *filter(None, [experiment.get("finding")])]]
     if "about" in parts:
         blocks.append(textwrap.wrap(experiment["about"], 100))

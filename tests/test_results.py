@@ -165,32 +165,6 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     assert [one["device"] for one in compare.read_records("times")] == ["one", "two"]
 
 
-def test_an_experiment_of_your_own_keeps_its_records_beside_its_file(
-        own_records, monkeypatch, refused, capsys):
-    flags = {"mine": "--objective mexma --lr 1e-3", "theirs": "--objective mexma"}
-    table = {"columns": {"loss": "validation/loss"}}
-    Path("own.json").write_text(json.dumps({"jobs": flags, "seeds": [3, 4], "tables": [table]}))
-    monkeypatch.setattr(run, "execute", lambda name, job, files: compare.keep_records([{
-        "experiment": name, "label": job.label, "seed": job.seed, "commit": "", "train": job.train,
-        "test": job.tests, "eval": {"validation/loss": float(job.seed) + len(job.label)}}]))
-    monkeypatch.setitem(compare.EXPERIMENTS, "own", {})  # removed after the test
-    before = compare.RECORDS.read_bytes()
-    main(["own.json"])
-    assert Path("own.jsonl.xz").exists() and (Path("records.jsonl.xz").read_bytes() == before)
-    assert "python -m results show own.json" in capsys.readouterr().out
-    flags["mine"] = "--objective mexma --lr 2e-3"  # commands are those of today
-    Path("own.json").write_text(json.dumps({"jobs": flags, "seeds": [3, 4], "tables": [table]}))
-    main(["show", "own.json", "--commands"])
-    text = capsys.readouterr().out
-    assert "\nmine    7.50 ± 0.71\n" in text and "--lr 2e-3" in text and "--lr 1e-3" not in text
-    main(["own.json", "--help"])
-    assert "jobs     {row: flags" in capsys.readouterr().out
-    table["columns"]["odd"] = "validation/los"
-    Path("own.json").write_text(json.dumps({"jobs": flags, "tables": [table]}))
-    assert "column 'odd': no record of own has the metric validation/los; did you mean " \
-        "validation/loss?" in refused(main, "show own.json")
-
-
 @pytest.mark.parametrize("ours, better, answer", [
     ([1, 2.1, 3], "lower", "yes"), ([1, 2.1, 3], "higher", "no"), ([9, 9.1, 12.5], "lower", "no"),
     ([9, 10, 11], "lower", "no"), ([1, 2.1], "lower", None)])
@@ -417,13 +391,8 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
     ("plot helth", "invalid choice: 'helth'"),
     ("flops --match nowhere", "nowhere"),
-    ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'"),
-    ("{", "is no JSON file"), ("{}", "has no jobs"),
-    ('{"jobs": {"a": ""}, "seed": 1}', "unknown field 'seed'; did you mean seeds?")])
+    ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
-    if words.startswith("{"):  # an experiment of your own
-        Path("own.json").write_text(words)
-        words = "own.json"
     assert error in refused(main, words)
 
 
