@@ -99,8 +99,9 @@ def judge():
 
     The baseline is another row, by the same metric or by "baseline_metric". Holm's correction is
     over the claims of the same "family" (papers: the four papers'; newer: newer papers'; decoder: a
-    decoder that retrieves; order: that of captions; controls: ours, which no paper has). A claim is not tested if there is
-    no baseline or there are fewer than three common seeds. "bag" is what against_bag returns."""
+    decoder that retrieves; order: that of captions; controls: ours, which no paper has). A claim is
+    not tested if there is no baseline or there are fewer than three common seeds. "bag" is what
+    against_bag returns."""
     judged = {}
     families = {}
     for claim in DATA["claims"]:
