@@ -4,6 +4,7 @@ Two texts are equal here if they differ only in case, spaces and Unicode form. 0
 text. N rows have C columns.
 """
 
+import re
 import unicodedata
 from hashlib import blake2b
 
@@ -15,6 +16,11 @@ TRAIN, EVAL, EXCLUDED = range(3)  # what a row is for
 def normalized(text):
     """Return a text as it is compared: in one Unicode form and case, with single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def bag_of_words(text):
+    """Return the lower-cased words and punctuation marks of a text, sorted."""
+    return sorted(re.findall(r"\w+|[^\w\s]", text.lower()))
 
 
 def text_hash(text):

@@ -291,10 +291,6 @@ class Event(NamedTuple):
     cause_number: int
     cause: str
 
-    def key(self):
-        # The splits are those of earlier versions, which had two more fields.
-        return (*self[:3], "", *self[3:], 0)
-
 
 def _is_name(noun):
     return noun in lexicon()["story names"]
@@ -317,20 +313,17 @@ def _draw_noun(stream, section, names, taken):
 
 def _draw_event(stream):
     subject = _draw_noun(stream, "animates", 25, ("",))
-    taken = [subject[0]]
-    # Earlier versions drew a companion here; the stories are still the same.
-    if not _is_name(subject[0]) and stream.chance(20):
-        taken.append(stream.pick(concepts("story names")))
     verb = stream.pick(concepts("story verbs"))
     kind = lexicon()["story verbs"][verb][0]
     is_thing = stream.chance({"thing": 100, "both": 50, "animate": 0}[kind])
-    other = _draw_noun(stream, *(("things", 0) if is_thing else ("animates", 35)), taken)
+    section, names = ("things", 0) if is_thing else ("animates", 35)
+    other = _draw_noun(stream, section, names, (subject[0],))
     tense = stream.pick(TENSES)
     negated = int(stream.chance(25))
     time = stream.pick(concepts("story times")) if stream.chance(60) else ""
     cause = ("", "", 1, "")
     if stream.chance(45):
-        noun, number, _ = _draw_noun(stream, "animates", 50, [*taken, other[0]])
+        noun, number, _ = _draw_noun(stream, "animates", 50, (subject[0], other[0]))
         link = stream.pick(("because", "because", "although"))
         cause = (link, noun, number, stream.pick(concepts("story causes")))
     # At least one adjunct, because bare sentences are too similar.
@@ -411,7 +404,7 @@ def documents(split, count):
     """Return English stories of 130 to 390 words and punctuation marks. A story has one hero, one
     other character, one place and one tense."""
     stream = Stream("documents", split, 0)
-    walk = _walk(_draw_event, Event.key, split, "documents")
+    walk = _walk(_draw_event, tuple, split, "documents")
     texts = []
     for _ in range(count):
         first = next(walk)
@@ -419,11 +412,11 @@ def documents(split, count):
             first = next(walk)
         hero = first.subject
         other, _, _ = _draw_noun(stream, "animates", 50, (hero,))
-        sentences = 10 + stream.below(21)
+        enough = 130 + stream.below(231)
         lines = []
         length = 0
         previous = ""
-        while length < 360 and (len(lines) < sentences or length < 130):
+        while length < enough:
             event = _next_event(stream, split, first, hero, other) if lines else first
             opener = ""
             if lines and stream.chance(25):
@@ -449,13 +442,13 @@ def _next_event(stream, split, first, hero, other):
             event = event._replace(cause_subject=cause_subject, cause_number=1)
         pronoun_fits = event.cause_subject != subject or _is_name(subject)
         taken = (hero, subject, event.cause_subject)
-        if pronoun_fits and event.object not in taken and in_split(split, *event.key()):
+        if pronoun_fits and event.object not in taken and in_split(split, *event):
             return event
 
 
 def labelled_story(split, count):
     """Return what `labelled` does, for single sentences of stories."""
-    events = [*islice(_walk(_draw_event, Event.key, split, "meanings"), count)]
+    events = [*islice(_walk(_draw_event, tuple, split, "meanings"), count)]
     number = ["plural" if event.subject_number > 1 else "singular" for event in events]
     return [_tell(event) for event in events], {"number": number} | _properties(
         events, "subject", "object", "verb", "tense", "place", "time", "link")

@@ -83,8 +83,3 @@ def concepts(section, *kinds):
 def word(language, section, concept, rare=False):
     """Return a cell, "bike, bikes": the common synonym or, if there is one, the rare one."""
     return lexicon()[section][concept][1][LANGUAGES.index(language)][-1 if rare else 0]
-
-
-def bag_of_words(text):
-    """Return the lower-cased words and punctuation marks of a text, sorted."""
-    return sorted(re.findall(r"\w+|[^\w\s]", text.lower()))

@@ -16,8 +16,7 @@ import re
 from pathlib import Path
 
 from common import BadInput, Parser, atomic_file, make_folder
-from corpora.overlap import normalized
-from corpora.words import bag_of_words
+from corpora.overlap import bag_of_words, normalized
 from data import Tokenizer
 
 # {our column: its name in the files of Tatoeba, and of NTREX}

@@ -8,7 +8,7 @@ from sklearn.metrics import f1_score
 
 from common import BadInput, shown, warn
 from corpora import open_text
-from corpora.words import bag_of_words
+from corpora.overlap import bag_of_words
 from evaluate import need_translations
 from metrics import knn, over_pairs
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corpora.overlap import normalized
-from corpora.words import bag_of_words
+from corpora.overlap import bag_of_words, normalized
 from results import make_data
 from results.__main__ import main
 from tasks import mining
