@@ -95,8 +95,8 @@ def main():
     torch.set_num_threads(1)
     rows = read_table(flags.train) if flags.train else toy("train", 20_000)
     test = read_table(flags.test) if flags.test else toy(flags.split, 1000)
-    twins_of_scenes = twins(meanings(flags.split, 1000), "en")
-    copies = read_edits(flags.edits, test) if flags.edits else twins_of_scenes
+    scenes = [] if flags.test or flags.edits else meanings(flags.split, 1000)
+    copies = twins(scenes, "en") or read_edits(flags.edits, test)  # --test needs its own edits.
     for mode in [flags.only] if flags.only else MODES:
         torch.manual_seed(flags.seed)
         random.seed(flags.seed)

@@ -7,7 +7,7 @@ look      python -m results show                 the experiments by paper, a lin
 repeat    python -m results NAME --files FOLDER  run what an experiment has not recorded yet
           python -m results make-data PUBLIC OUT  make its data files
           python -m results readme               write recorded numbers into both README.md
-your own  python -m results flops --match RUN    the steps that have the compute of another run
+compute   python -m results flops --match RUN    the steps that have the compute of another run
 machine   python -m results peers                our training steps against transformers'
           python -m results gpu                  check and time our kernels on a GPU
 

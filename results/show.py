@@ -176,7 +176,7 @@ def board_command(words):
     parser.add_argument("claim", nargs="?", help="number of a claim: print its measure, interval, "
                         "runs, the paper's numbers and notes")
     number = parser.parse_args(words).claim
-    if number:
+    if number is not None:
         claims = {claim["id"]: claim for claim in DATA["claims"]}
         if number not in claims:
             raise BadInput(f"there is no claim {shown(number)!r}{did_you_mean(number, claims)} "

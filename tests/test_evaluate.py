@@ -352,7 +352,7 @@ def test_a_run_of_another_version_or_on_its_language_is_refused(
     ("RUN --limit 9 --tasks retreival", "did you mean retrieval?", None),
     ("RUN --limit 1", "choose a larger limit", None),
     ("RUN --limit -1", "argument --limit: -1: it must be at least 0", None),
-    ("hub/name", "hub/name has no log.jsonl", None),
+    ("hub/name", "hub/name is no folder", None),
     ("RUN", "tokenizer.json", "tokenizer.json"), ("RUN", "log.jsonl", "log.jsonl")])
 def test_a_mistake_is_one_line_that_names_it(tokenizer, refused, words, message, damage):
     folder = write_run("RUN", tiny(), tokenizer)

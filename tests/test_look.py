@@ -35,9 +35,9 @@ def pairs():
 
 
 @pytest.mark.parametrize("words, error", [
-    ("bach", "bach has no log.jsonl"), ("batch --row 99 --data pairs.tsv", "rows 0 to 7"),
+    ("bach", "bach is no folder"), ("batch --row 99 --data pairs.tsv", "rows 0 to 7"),
     ("batch --part clean --data pairs.tsv", "this batch has packed, head_packed"),
-    ("compare nowhere", "nowhere has no log.jsonl")])
+    ("compare nowhere", "nowhere is no folder")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words)
 
