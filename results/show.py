@@ -165,9 +165,12 @@ def claim_lines(claim, one):
                      f"family {family!r}")
     rows |= {"verdict": one["verdict"], "a bag": one["bag"], "the paper": claim["paper"],
              "note": claim["note"] or "-", "runs": f"python -m results show {claim['experiment']}"}
+    commands = {job.label: job.train.partition(" --seed ")[0]
+                for job in jobs_of(claim["experiment"])}
+    rows |= {f"run: {side}": commands[claim[side]] for side in (*sides, "ours")}
     lines = [f"{claim['id']}. {claim['of']}: {claim['claim']}"]
     for name, text in rows.items():
-        lines += textwrap.wrap(text, 100, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
+        lines += textwrap.wrap(text, 100, initial_indent=f"  {name:14}", subsequent_indent=" " * 16)
     return lines
 
 
