@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import sys
 import threading
@@ -33,7 +32,7 @@ except ImportError:  # Windows: no locks there
     fcntl = None
 
 
-class BadInput(ValueError):
+class BadInput(argparse.ArgumentTypeError, ValueError):  # argparse adds the flag
     """A user's mistake, in one line: the value, the rule and the way out."""
 
 
@@ -60,7 +59,10 @@ def did_you_mean(word, known, otherwise=""):
 
 def comma_list(text):
     """Split "en, de" into ["en", "de"]. The type of flags that take several values."""
-    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if text and not words:
+        raise BadInput(f"{shown(repr(text))} names nothing: write words and commas")
+    return words
 
 
 def warn(text):
@@ -298,21 +300,13 @@ def new_file(flag, name, ending, mark=None):
     return path
 
 
-def remove_dead_parts(folder, pattern):
-    """Remove the unfinished files and folders that killed processes left in a folder: those that
-    nobody has written to for a day."""
-    for part in Path(folder).glob(pattern):
-        with contextlib.suppress(OSError):  # another process can be faster
-            if time.time() - part.stat().st_mtime > 24 * 3600:
-                shutil.rmtree(part) if part.is_dir() else part.unlink()
-
-
 def make_folder(path, flag="--out"):
     """Create a folder. Raises BadInput if that is impossible."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise BadInput(f"{flag} {shown(path)}: this folder cannot be created ({error}): choose "
+        reason = getattr(error, "strerror", error)
+        raise BadInput(f"{flag} {shown(path)}: this folder cannot be created ({reason}): choose "
                        "another") from None
 
 
@@ -408,27 +402,6 @@ def join_processes(device):
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
                                 timeout=datetime.timedelta(days=1))
     return int(os.environ.get("RANK", 0)), world, device
-
-
-@contextlib.contextmanager
-def first_of_machine():
-    """Run the block in the first process of each machine, and then in the others. Yield whether
-    this is the first one."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    is_alone = world == 1 or not dist.is_initialized()
-    is_first = is_alone or os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def wait():
-        if not is_alone:
-            dist.all_gather_object([None] * world, None)
-
-    if not is_first:
-        wait()
-    try:
-        yield is_first
-    finally:
-        if is_first:
-            wait()
 
 
 def mean_over_ranks(values, world):

@@ -434,8 +434,9 @@ class Batches:
             if self._is_new(example, seen):
                 return example
         raise BadInput(f"--batch {self.batch} x {self.world}: {self.corpus.name} has only "
-                       f"{len(seen) // self.views} rows that share no text, and the rows of a "
-                       "batch are each other's negatives: use a smaller batch")
+                       f"{len(seen) // self.views} rows that share no text at --max-length "
+                       f"{self.max_length}, and the rows of a batch are each other's negatives: "
+                       "use a smaller --batch or a larger --max-length")
 
     def _is_new(self, example, seen):
         """Return whether no view is among the texts seen, and then add them."""

@@ -8,14 +8,12 @@ Numbers are named task/metric or task/metric/detail. N and M are rows, D the emb
 """
 
 import contextlib
-import copy
 import functools
 import itertools
 import json
 import math
 import os
 import sys
-from argparse import ArgumentTypeError
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -209,13 +207,6 @@ class EncodedRows:
             raise BadInput(f"{self.name} has {self.count} rows to evaluate, and at least 2 are "
                            "needed: choose a larger limit, or other data")
 
-    def with_affixes(self, affixes):
-        """Return the same rows with different ids around a text."""
-        rows = copy.copy(self)
-        vars(rows).pop("ids", None)
-        rows.affixes = affixes
-        return rows
-
     @property
     def label(self):
         """Name the rows, with a hash of their texts, because two files can have one name."""
@@ -338,6 +329,8 @@ def task_probe(evaluation):
         raise NotApplicable(f"probe needs labels, and {evaluation.rows.name} has none: use --data "
                             "toy")
     (texts, properties), (queries, golds) = evaluation.rows.labelled
+    if texts[:9] == queries[:9]:
+        raise NotApplicable("no probe: it is trained on --split train, so choose another --split")
     rows = evaluation.rows.encode(texts + queries)
     z, z_queries = embed(evaluation.model, rows, evaluation.pool).split([len(texts), len(queries)])
     accuracy = {}
@@ -375,9 +368,11 @@ def run(evaluation, names=None, tasks=TASKS):
             continue
         try:
             scores = tasks[name](evaluation)
-        except NotApplicable:
+        except NotApplicable as error:
             if names:
                 raise
+            if name == "probe" and evaluation.rows.labelled:
+                warn(error)
             continue
         results |= {f"{name}/{metric}": value for metric, value in scores.items()}
     return results
@@ -385,12 +380,14 @@ def run(evaluation, names=None, tasks=TASKS):
 
 def examples(evaluation, count=5):
     """Return lines with some rows to read: answers of a causal model, or retrieved translations. []
-    if the objective is not trained on pairs."""
+    if the objective is not trained on pairs. More than one have a heading."""
     if len(evaluation.texts) < 2 or evaluation.views < 2:
         return []
     if evaluation.can_answer:
         queries, golds, answers, _ = replace(evaluation, answer_limit=count).answers
+        found = "the answers that the model writes"
     else:
+        found = "the translations that the model finds"
         golds, queries, *_ = evaluation.texts.values()
         y, x, *_ = evaluation.embeddings.values()
         both = present(x) & present(y)
@@ -398,7 +395,7 @@ def examples(evaluation, count=5):
             return []
         golds, queries = (list(itertools.compress(texts, both)) for texts in (golds, queries))
         answers = [golds[j] for j in margin_search(x[both], y[both])[:count].tolist()]
-    lines = []
+    lines = [f"texts, and {found} (= right, ! wrong):"] * (count > 1)
     for query, text, gold in zip(queries, answers, golds):
         right = exact(text, gold)
         lines += [f"  {shown(query)}", f"    {'=' if right else '!'} {shown(text)}"]
@@ -469,13 +466,13 @@ METRICS = {
     "retrieval/xsim": ("wrong translation (xsim), %", "lower is better"),
     "retrieval/xsim++": ("... among hard negatives (xsim++), %", "lower is better"),
     "retrieval/order": ("order error, %", "chance: 50; lower is better"),
-    "probe/mean": ("linear probe, %", "higher is better; compare it with the untrained model"),
-    "geometry/rankme": ("effective rank (RankMe)", "dimensions in use; collapse: near 1"),
+    "probe/mean": ("linear probe, %", "no goal: random weights do as well"),
+    "geometry/rankme": ("effective rank (RankMe)", "dimensions in use; collapse: 1"),
     "geometry/cosine/same": ("cosine of unrelated sentences", "collapse: 1"),
     "geometry/cosine/translations": ("cosine of translations", ""),
     "validation/loss": ("loss on held-out rows", "without dropout"),
     "geometry/rankme_share": ("effective rank, % of the largest possible", "higher is better"),
-    "geometry/uniformity": ("uniformity", "0: one point; about -4: the whole sphere"),
+    "geometry/uniformity": ("uniformity", "0: one point; about -4: a sphere"),
     "geometry/std": ("standard deviation of a dimension", "0: one point; 1: healthy"),
     "geometry/norm": ("mean L2 norm", "before normalization"),
     "geometry/cosine/different": ("cosine of unrelated sentences of two languages", ""),
@@ -493,7 +490,7 @@ def table(results):
         value = number_text(results[name], 2 if "%" in about[0] else 4)
         lines.append(f"{name:{width}} {value:>9} {'; '.join(filter(None, about))}".rstrip())
     if len(names) < len(results):
-        lines.append(f"and {len(results) - len(names)} more numbers: evaluate.py --json")
+        lines.append(f"and {len(results) - len(names)} more numbers: evaluate.py RUN --json")
     return "\n".join(lines)
 
 
@@ -532,7 +529,7 @@ def verdict(results):
         return "half-collapsed (low effective rank)"
     # By default, an objective that never sees translations is evaluated without retrieval.
     if "retrieval/xsim" in results and scores["cosine/translations"] <= scores["cosine/different"]:
-        return "translations are less similar than unrelated sentences"
+        return "not aligned (translations are less similar than unrelated sentences)"
     return "ok"
 
 
@@ -553,7 +550,8 @@ def headline(results, step, start="untrained"):
     cells = [f"{results[name]:{len(title)}.{digits}f}" for name, (title, digits) in PROGRESS.items()
              if name in results]
     # Random weights look collapsed, which says nothing about the training.
-    return "  ".join([f"{step:>7}", *cells, verdict(results) if step else start])
+    words = verdict(results).partition(" (")[0] if step else start
+    return "  ".join([f"{step:>7}", *cells, words])
 
 
 # ---- the rows of a run
@@ -603,7 +601,7 @@ def rows_of(opened, data, langs, split, limit):
 def row_limit(text):
     """Return the number of --limit."""
     if int(text) < 0:
-        raise ArgumentTypeError(f"{text}: it must be at least 0")
+        raise BadInput(f"{text}: it must be at least 0")
     return int(text)
 
 

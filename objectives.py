@@ -558,6 +558,7 @@ class Mexma(Objective):
     """
     name = "mexma"
     views = 2
+    collapse_advice = "add --koleo-weight 1 or --align info_nce; FAQ.md"
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
     # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
@@ -722,6 +723,7 @@ class Bepa(Objective):
     views = 2
     texts_per_row = 2
     head = "transform"
+    collapse_advice = "add --align info_nce; FAQ.md"
     # Ten epochs of 140,000 pairs. A pair has 256 tokens, and four of them are special.
     paper = dict(lr=2e-5, batch=16, steps=87_500, warmup=500 / 87_500, schedule="linear",
                  weight_decay=0.01, clip=1.0, max_length=126)

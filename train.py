@@ -1,6 +1,6 @@
 """Train an objective.
 
-    python train.py --objective mexma                 # built-in data, CPU, a few minutes
+    python train.py --objective mexma                 # built-in data, CPU, about a minute
     python train.py --objective mexma --help          # all flags with their defaults
     torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
 
@@ -54,6 +54,7 @@ from common import (
     check_shard,
     join_processes,
     locked,
+    make_folder,
     mean_over_ranks,
     run_program,
     shard,
@@ -487,6 +488,9 @@ def show_evaluation(run, record, say):
     """Print an evaluation as a row of a table, and what the model makes of one held-out row."""
     results, step = record["eval"], record["step"]
     if len([one for one in run.records if "eval" in one]) == 1:  # the first of this process
+        if "retrieval/order" in results:
+            say("\ntwin: the same words and neighboring pairs, another meaning; = right, ! wrong "
+                "(an order error)")
         say("\n" + evaluate.heading(results))
     say(evaluate.headline(results, step, "start" if run.train.init else "untrained"))
     for line in run.example:
@@ -497,20 +501,23 @@ def show_evaluation(run, record, say):
 
 def finish(run, results, say):
     """Print three examples, the results before and after training, and the next commands."""
-    say("")
-    for line in evaluate.examples(run.evaluation(), count=3):
-        say(line)
+    if lines := evaluate.examples(run.evaluation(), count=3):
+        say("\n".join(["", *lines]))
     say("\n" + evaluate.summary(results, run.untrained,
                                 "start" if run.train.init else "untrained"))
     folder = shlex.quote(str(run.folder))
     if run.device.type == "cuda":
         say(f"peak memory of the GPU: {torch.cuda.max_memory_allocated(run.device) / 1e9:.1f} GB")
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}")
-    say("next:")
+    commands = {}
     if run.eval_source.embedded and run.eval_source.name == "toy":
-        say("  python -m minimal.bag         # what bags of words and of word pairs reach")
-    say(f"  python evaluate.py {folder}  # all measures, on test rows")
-    say(f"  python -m look {folder}      # one page of pictures; needs requirements-dev.txt")
+        commands["-m minimal.bag"] = "what bags of words and of word pairs reach"
+    commands |= {f"evaluate.py {folder}": "all measures, on test rows",
+                 f"-m look {folder}": "one page of pictures; needs requirements-dev.txt"}
+    say("next:")
+    width = max(map(len, commands))
+    for command, about in commands.items():
+        say(f"  python {command:{width}}  # {about}")
 
 
 def interrupt(number, frame):
@@ -530,6 +537,10 @@ def main(arguments):
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
+    # A mistake in --eval-limit or --out is found before anything is printed.
+    run.evaluation()
+    if run.writes:
+        make_folder(run.folder)
     introduce(run, say)
     for number in STOPS[1:]:  # Python itself raises KeyboardInterrupt for Ctrl-C
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores a closed terminal

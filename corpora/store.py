@@ -8,17 +8,22 @@ KEY is a hash of the tokenizer, of the files' paths, sizes and times, and of the
 processes can build the same folder: they write equal files, and each replaces a file as a whole.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
+import os
+import shutil
+import time
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch.distributed as dist
 from tqdm import tqdm
 
-from common import atomic_file, digest, first_of_machine, make_folder, remove_dead_parts
+from common import atomic_file, digest, make_folder
 
 LAYOUT = 13  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
@@ -33,6 +38,36 @@ class Encoded(NamedTuple):
     counts: Counter      # {what the user should know: how often}
     hash: str            # of tokens, offsets and kinds
     check: str           # of the files tokens.bin and hashes.npy
+
+
+def remove_dead_parts(folder, pattern):
+    """Remove the unfinished files and folders that killed processes left in a folder: those that
+    nobody has written to for a day."""
+    for part in Path(folder).glob(pattern):
+        with contextlib.suppress(OSError):  # another process can be faster
+            if time.time() - part.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+@contextlib.contextmanager
+def first_of_machine():
+    """Run the block in the first process of each machine, and then in the others. Yield whether
+    this is the first one."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    is_alone = world == 1 or not dist.is_initialized()
+    is_first = is_alone or os.environ.get("LOCAL_RANK", "0") == "0"
+
+    def wait():
+        if not is_alone:
+            dist.all_gather_object([None] * world, None)
+
+    if not is_first:
+        wait()
+    try:
+        yield is_first
+    finally:
+        if is_first:
+            wait()
 
 
 def encoded(source, tokenizer, holdout=True):

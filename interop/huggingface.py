@@ -31,7 +31,8 @@ from tokenizers.processors import TemplateProcessing
 
 import evaluate
 import runs
-from common import BadInput, remove_dead_parts, shown, warn
+from common import BadInput, shown, warn
+from corpora.store import remove_dead_parts
 from data import Tokenizer
 from interop.families import SIZES, copy_in, copy_out, read_config, write_config
 from model import Model, Packed, save

@@ -114,6 +114,9 @@ def compare_command(words):
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     options = parser.parse_args(words)
     every = [*map(seen.see, options.runs)]
+    for number, one in enumerate(every):
+        if one.run.resolve() in [other.run.resolve() for other in every[:number]]:
+            raise BadInput(f"{shown(one.name)} is given twice: name each run once")
     groups, found = seen.grouped(every), numbers(every)
     known = {metric for one in found.values() for metric in one}
     for name in options.metric:

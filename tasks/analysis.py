@@ -3,6 +3,7 @@
 The metrics come first, then the tasks. Embeddings are (N, D), u unit rows, s singular values.
 """
 
+import copy
 import math
 import re
 from collections import Counter
@@ -283,6 +284,14 @@ def frequencies(evaluation):
     return {"tokens": len(ids), "nats": float(entropy(np.bincount(ids)))}
 
 
+def with_affixes(rows, affixes):
+    """Return the same EncodedRows with different ids around a text."""
+    rows = copy.copy(rows)
+    vars(rows).pop("ids", None)
+    rows.affixes = affixes
+    return rows
+
+
 def at_both_positions(evaluation, measure):
     """Return {"last/metric": number} of measure(Texts (N, D), Codes (N, D)) at the last tokens of
     the texts themselves, and "train/metric" where the objective reads: at [PRED] for llm-jepa, else
@@ -297,7 +306,7 @@ def at_both_positions(evaluation, measure):
         positions["last"] = [(special.chat.start + turn, ()) for turn in turns]
     scores = {"rows": evaluation.rows.count}
     for position, affixes in positions.items():
-        there = replace(evaluation, rows=evaluation.rows.with_affixes(affixes))
+        there = replace(evaluation, rows=with_affixes(evaluation.rows, affixes))
         found = measure(*there.embeddings.values())
         scores |= {f"{position}/{metric}": value for metric, value in found.items()}
     return scores

@@ -128,7 +128,7 @@ def test_by_default_the_tasks_that_apply_run(tokenizer):
 
 
 @pytest.mark.parametrize("data", ["toy", "documents"])
-def test_the_probe_trains_on_training_sentences_and_is_tested_on_the_rows(tokenizer, data):
+def test_the_probe_trains_on_training_sentences_and_is_tested_on_others(tokenizer, data, capsys):
     one = evaluation(tokenizer, texts=rows(data, ()))
     (texts, properties), (queries, golds) = one.rows.labelled
     if data == "toy":
@@ -138,6 +138,9 @@ def test_the_probe_trains_on_training_sentences_and_is_tested_on_the_rows(tokeni
     accuracy = metrics.linear_probe(z, properties["verb"], z_queries, golds["verb"])
     found = evaluate.run(one, ["probe"])
     assert (found["probe/verb"], found["probe/rows"]) == (pytest.approx(accuracy), 30)
+    same = evaluation(tokenizer, texts=corpora.evaluation_rows(data, (), "train", 30))
+    assert "probe/mean" not in evaluate.run(same)
+    assert capsys.readouterr().err.count("warning: no probe") == 1
 
 
 def test_examples_are_retrieved_translations(tokenizer):
@@ -147,7 +150,9 @@ def test_examples_are_retrieved_translations(tokenizer):
         found, gold = one.rows.texts["en"][best], one.rows.texts["en"][row]
         wanted += [f"  {one.rows.texts['de'][row]}", f"    {'=' if best == row else '!'} {found}"]
         wanted += [f"    instead of {gold}"] * (best != row)
-    assert evaluate.examples(one) == wanted
+    head, *lines = evaluate.examples(one)
+    assert head.endswith("(= right, ! wrong):") and lines == wanted
+    assert evaluate.examples(one, count=1) == wanted[:len(wanted) // 5]
 
 
 def test_one_twin_is_followed(tokenizer):
@@ -287,7 +292,8 @@ def test_numbers_are_printed_before_they_are_written_and_a_file_that_cannot_be_i
     (own / "eval.json").mkdir()
     assert not evaluate.main([str(own), *words])
     out, err = capsys.readouterr()
-    assert "xsim" in out and "warning: the numbers are not kept in eval.json" in err
+    assert "xsim" in out and ("numbers: evaluate.py RUN --json\n" in out) == (not words)
+    assert "warning: the numbers are not kept in eval.json" in err
 
 
 def test_numbers_of_other_rows_are_only_printed(own, command):
@@ -350,6 +356,8 @@ def test_a_run_of_another_version_or_on_its_language_is_refused(
 
 @pytest.mark.parametrize("words, message, damage", [
     ("RUN --limit 9 --tasks retreival", "did you mean retrieval?", None),
+    ("RUN --tasks ,", "argument --tasks: ',' names nothing", None),
+    ("RUN --split train --tasks probe", "choose another --split", None),
     ("RUN --limit 1", "choose a larger limit", None),
     ("RUN --limit -1", "argument --limit: -1: it must be at least 0", None),
     ("hub/name", "hub/name is no folder", None),

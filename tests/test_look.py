@@ -257,7 +257,7 @@ def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init,
     stored = np.load("run/untrained.npy")
     assert stored.dtype == np.float16 and np.array_equal(stored, z[:, complete].half())
     one = seen.see("run")
-    assert torch.equal(runs.read_untrained("run"), z[:, complete].half().float())
+    assert torch.equal(panels.read_untrained("run"), z[:, complete].half().float())
     texts = {name: [cells[row] for row in complete] for name, cells in before.texts.items()}
     assert seen.evaluation(one).texts == texts
     Path("run/untrained.npy").unlink()
@@ -321,6 +321,7 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(four_runs, capsy
     assert row in re.sub(" {3,}", "  ", text)
     main([*words, "--markdown"])
     assert "| run | seeds | geometry/rankme | validation/loss |" in capsys.readouterr().out
+    assert "is given twice" in refused(main, ["compare", four_runs[0], f"{four_runs[0]}/"])
     words[2] = "geometry/rank"
     assert "no run has it; did you mean geometry/rankme?" in refused(main, words)
 

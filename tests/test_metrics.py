@@ -93,8 +93,8 @@ def test_uniformity(z, wanted):
     (torch.zeros(9, 64), torch.zeros(9, 64), "COLLAPSING"),
     (3 * ONES + NOISE, None, "half-collapsed (all embeddings share one direction)"),
     (NOISE[:, :1] * ONES, None, "half-collapsed (low effective rank)"),
-    (NOISE, NOISE.roll(1, 0) - .5 * NOISE, "translations are less similar than unrelated sentences")
-])
+    (NOISE, NOISE.roll(1, 0) - .5 * NOISE,
+     "not aligned (translations are less similar than unrelated sentences)")])
 def test_the_verdict_names_what_is_wrong(x, y, verdict):
     scores = metrics.geometry({"x": x} if y is None else {"x": x, "y": y})
     results = {f"geometry/{name}": value for name, value in scores.items()}
@@ -102,6 +102,9 @@ def test_the_verdict_names_what_is_wrong(x, y, verdict):
     assert alone == ("ok" if "translations" in verdict else verdict)
     if y is not None:
         assert evaluate.verdict({"retrieval/xsim": 50.0, **results}) == verdict
+    columns = dict.fromkeys(evaluate.PROGRESS.keys() - {"generate/exact"}, 50.0)
+    line = evaluate.headline(columns | results, 1)
+    assert line.endswith(f"  {verdict.partition(' (')[0]}") and len(line) <= 100
 
 
 # ---- the probe

@@ -222,9 +222,13 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--mask-first 0 --mask-second 0", "mask_first is 0, and mask_second is 0"),
     ("--objective mlm --max-length 1000000000", "a row would have 1000000002 tokens"),
     ("--warmup 2000", "warmup is 2000.0: it must be a fraction, from 0 to 1"),
-    ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run")])
+    ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run"),
+    ("--out pairs.tsv", "(File exists)"), ("--help al", "choose from 'all'"),
+    ("--langs ,", "',' names nothing"), ("--eval-limit 1", "has 1 rows to evaluate"),
+    ("--data toy --max-length 1", "use a smaller --batch or a larger --max-length")])
 def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, value, refused):
-    assert value in refused([*flags(SMALL | SHAPE), "--out=run", "--steps=1", *words.split()])
+    given = [*flags(SMALL | SHAPE), "--out=run", "--steps=1", *words.split()]
+    assert value in refused(given, printed="")
     assert not Path("run").exists()
 
 
@@ -251,6 +255,17 @@ def test_each_layer_of_settings_overrides_the_one_before(words, expected):
     found = {name: value for config in configs for name, value in vars(config).items()}
     assert expected.items() <= found.items()
     assert any("toy scale" in note for note in notes) == ("--size" not in words)
+
+
+@every
+def test_the_note_counts_the_values_that_help_all_shows_beside_the_papers(name, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--objective", name, "--help", "all"])
+    text = capsys.readouterr().out
+    *_, notes = settings.resolve_config(OBJECTIVES[name], {})
+    count = len(re.findall(r"; paper [^]]+\]", re.sub(r"\s+", " ", text)))
+    assert count > 4 and f"toy scale: {count} settings differ from the paper's" in notes[0]
+    assert f"--objective {name} --init" in text and max(map(len, text.splitlines())) <= 100
 
 
 def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
@@ -312,6 +327,9 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     example, = [block for block in re.findall(r"```python\n(.*?)```", readme, re.S)
                 if "\nclass " in block]
     Path("my_idea.py").write_text(example, encoding="utf-8")
+    shared = eval("dict(" + re.search(r'\n +(optimizer="muon".*\))\n', example)[1])
+    for name in ("contrastive", "bepa", "mexma"):
+        assert shared.items() <= OBJECTIVES[name].toy.items()
     with pytest.raises(SystemExit):
         train.main(["--objective", "my_idea.py", "--help"])
     options = (r"(?s) --lr FLOAT +peak learning rate \[0.002\]\n.*"  # of the toy scale
@@ -325,6 +343,24 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     assert printed[:2] == ["python", "train.py"] and train.main(printed[2:]) == 0
     assert "resuming at step 2 of 3" in capsys.readouterr().out
     assert not evaluate.main(["my run", "--json"])
+
+
+@pytest.mark.parametrize("name, advice", [
+    ("mexma", "add --koleo-weight 1 or --align info_nce"), ("bepa", "add --align info_nce"),
+    ("mlm", "FAQ.md"), ("ntp", "FAQ.md")])
+def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "verdict", lambda results: "COLLAPSING")
+    words = command(name, "a folder/run", data="toy", langs="en,de", steps=1)
+    assert train.main(words) == 0
+    text = capsys.readouterr().out
+    assert text.count(f"all embeddings become the same: {advice}") == 1
+    pairs = name != "mlm"
+    assert text.count("\ntwin: the same words") == text.count("\ntexts, and the ") == pairs
+    assert "\n\n\n" not in text
+    comments = [line.index("  # ") for line in text.splitlines() if line.startswith("  python ")]
+    assert len(comments) == 3 and len({*comments}) == 1
+    summary = text[text.rindex("untrained "):text.index("tokens in")].splitlines()
+    assert len(summary) > 8 and max(map(len, summary)) <= 100
 
 
 def test_auto_is_bfloat16_on_a_cpu_that_supports_it_and_a_run_keeps_its_precision(monkeypatch):
