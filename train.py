@@ -493,10 +493,10 @@ def show_evaluation(run, record, say):
                 "(an order error)")
         say("\n" + evaluate.heading(results))
     say(evaluate.headline(results, step, "start" if run.train.init else "untrained"))
-    for line in run.example:
-        say(line)
     if step and evaluate.verdict(results) == "COLLAPSING":
         say(f"        all embeddings become the same: {run.objective_class.collapse_advice}")
+    for line in run.example:
+        say(line)
 
 
 def finish(run, results, say):

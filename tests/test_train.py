@@ -353,7 +353,7 @@ def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, monkeyp
     words = command(name, "a folder/run", data="toy", langs="en,de", steps=1)
     assert train.main(words) == 0
     text = capsys.readouterr().out
-    assert text.count(f"all embeddings become the same: {advice}") == 1
+    assert text.count(f"  COLLAPSING\n        all embeddings become the same: {advice}") == 1
     pairs = name != "mlm"
     assert text.count("\ntwin: the same words") == text.count("\ntexts, and the ") == pairs
     assert "\n\n\n" not in text
