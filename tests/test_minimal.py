@@ -220,28 +220,38 @@ def test_what_a_bag_counts():
     assert bag.count("a b.", "ordered", 1).tolist() == words + hashed("a ... b", "b ... .")
 
 
-def test_the_bag_prints_numbers_of_tables_and_of_scenes(monkeypatch, capsys):
-    def run(*flags):
-        monkeypatch.setattr(sys, "argv", ["bag", "--only", "words", "--steps", "2", *flags])
-        bag.main()
-        return json.loads(capsys.readouterr().out)
-
+@pytest.fixture
+def small(monkeypatch):
+    """Make the bag's data small, and write good files."""
     monkeypatch.setattr(bag, "BATCH", 8)
     monkeypatch.setattr(bag, "toy", lambda split, count: toy.toy(split, 60))
     monkeypatch.setattr(bag, "meanings", lambda split, count: toy.meanings(split, 60))
-    numbers = run("--split", "test", "--json")
-    assert numbers["retrieval/order"] == 50 and numbers["thread_seconds"] > 0
-    near, other = (run("--json", "--only", "pairs", "--seed", seed)["retrieval/order/near"]
-                   for seed in "01")
-    assert near != other
     lines = ["en\tde", *(f"a dog sees cat {row}\tein Hund sieht Katze {row}" for row in range(9))]
     Path("table.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     edits = {"A cat sees dog 3": "exchange", "a dog sees cat of 3": "word"}
     Path("edits.json").write_text(json.dumps({
         copy: {"src": "a dog sees cat 3", "errtype": kind} for copy, kind in edits.items()}))
-    numbers = run("--train", "table.tsv", "--test", "table.tsv", "--edits", "edits.json", "--json")
-    assert {*numbers} == {"thread_seconds", "retrieval/xsim", "retrieval/order",
-                          "retrieval/order/exchange"}
+
+
+OWN = ["--train", "table.tsv", "--test", "table.tsv", "--edits", "edits.json"]
+
+
+def test_the_bag_prints_numbers_of_tables_and_of_scenes(small, monkeypatch, capsys):
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", ["bag", "--only", "words", "--steps", "2", *flags])
+        bag.main()
+        return capsys.readouterr().out
+
+    numbers = json.loads(run("--split", "test", "--json"))
+    assert numbers["retrieval/order"] == 50 and numbers["thread_seconds"] > 0
+    assert len({json.loads(run("--json", "--only", "pairs", "--seed", seed))["retrieval/order/near"]
+                for seed in "01"}) == 2
+    assert {*json.loads(run(*OWN, "--json"))} == {"thread_seconds", "retrieval/xsim",
+                                                  "retrieval/order", "retrieval/order/exchange"}
+    line, meaning = run().splitlines()
+    assert line.startswith("words    twins: far 50.0 %  near 50.0 %   wrong translation: ")
+    assert len(line) <= 100 and meaning.startswith("50 % is chance: ")
+    assert run(*OWN).startswith("words    twins: exchange ")
     Path("short.tsv").write_text("en\tde\na dog\n", encoding="utf-8")
     with pytest.raises(ValueError, match="shorter"):
         run("--train", "short.tsv")
