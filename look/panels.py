@@ -7,14 +7,13 @@ apply.
 import itertools
 import textwrap
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 import evaluate
 import metrics
+import runs
 from common import BadInput, shown
 
 from . import compare, plots, seen
@@ -181,19 +180,13 @@ def along_training(groups):
 # ---- what the model learned: Seen, Evaluation -> Section
 
 
-def read_untrained(folder):
-    """Return what runs.write_untrained wrote, (C, N, D) float32, or None without that file."""
-    path = Path(folder) / "untrained.npy"
-    return torch.from_numpy(np.load(path, allow_pickle=False)).float() if path.is_file() else None
-
-
 def embeddings(one, evaluation):
     """Draw all columns in two dimensions, before and after training, with the same axes."""
     words = f"{evaluation.rows.label}, in the plane of their two principal components."
     joined = 25 if len(evaluation.texts) > 1 else 0
     if joined:
         words += " A gray line joins translations."
-    before = read_untrained(one.run)
+    before = runs.read_untrained(one.run)
     figures = {}
     if before is None:
         words += (" Embeddings before training are left out, because the run has no file "

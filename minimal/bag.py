@@ -79,7 +79,7 @@ def evaluate(encode, rows, copies):
     nearer = torch.stack([(x[i] * (z - y[i])).sum(1) for x in others])  # A tie is half an error.
     wrong = torch.where(nearer.abs() < 1e-6, 0.5, (nearer > 0).float()).mean(0)
     scores["order"] = wrong[[kind != "near" for kind in kinds]].mean()
-    scores |= {f"order/{a}": wrong[[a == b for b in kinds]].mean() for a in sorted({*kinds})}
+    scores |= {f"order/{k}": wrong[[kind == k for kind in kinds]].mean() for k in sorted({*kinds})}
     return {f"retrieval/{name}": 100 * value.item() for name, value in scores.items()}
 
 def main():
@@ -93,15 +93,15 @@ def main():
     torch.set_num_threads(1)
     rows = read_table(flags.train) if flags.train else toy("train", 20_000)
     test = read_table(flags.test) if flags.test else toy(flags.split, 1000)
-    scenes = [] if flags.test or flags.edits else meanings(flags.split, 1000)
-    copies = twins(scenes, "en") or read_edits(flags.edits, test)  # --test needs its own edits.
+    copies = (read_edits(flags.edits, test) if flags.test or flags.edits
+              else twins(meanings(flags.split, 1000), "en"))
     for mode in [flags.only] if flags.only else MODES:
         torch.manual_seed(flags.seed)
         random.seed(flags.seed)
         start = time.thread_time()
         encode = train(rows, mode, flags.distance, flags.steps, flags.rate)
         scores = {"thread_seconds": time.thread_time() - start} | evaluate(encode, test, copies)
-        orders = [f"{name[16:]} {value:4.1f} %" for name, value in scores.items() if name[16:]]
+        orders = [f"{k.split('/')[2]} {scores[k]:4.1f} %" for k in scores if "order/" in k]
         print(json.dumps(scores) if flags.json else f"{mode:8} twins: {'  '.join(orders)}   wrong "
               f"translation: {scores['retrieval/xsim']:.1f} %   {scores['thread_seconds']:.0f} s")
     print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)

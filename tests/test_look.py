@@ -257,7 +257,7 @@ def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init,
     stored = np.load("run/untrained.npy")
     assert stored.dtype == np.float16 and np.array_equal(stored, z[:, complete].half())
     one = seen.see("run")
-    assert torch.equal(panels.read_untrained("run"), z[:, complete].half().float())
+    assert torch.equal(runs.read_untrained("run"), z[:, complete].half().float())
     texts = {name: [cells[row] for row in complete] for name, cells in before.texts.items()}
     assert seen.evaluation(one).texts == texts
     Path("run/untrained.npy").unlink()

@@ -31,7 +31,7 @@ def render(language="en", **changes):
     (lambda: [toy.negatives(meaning) for meaning in toy.meanings("test", 30)], "ad949bc53be3281b"),
     (lambda: toy.labelled_story("test", 60), "b6655ce15a425215")],
     ids=["regex", "documents", "toy", "negatives", "sentences of documents"])
-def test_the_corpora_are_what_they_have_always_been_in_every_process(make, digest):
+def test_the_corpora_are_the_same_bytes_in_every_process(make, digest):
     text = json.dumps(make(), ensure_ascii=False, sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
 
