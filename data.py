@@ -1,246 +1,205 @@
-"""Text in, batches of examples out: tokenizer, rows of ids, the order of the rows, masks.
+"""Data: rows of ids, the order of the rows, masks, and the packed line that a model reads.
 
     corpora.open_text -> open_corpus -> Corpus -> Batches.examples(step) -> an objective's collate
 
 A row has the same content in several columns, and a *view* is one cell of it. Every random choice
 is a pure function of (seed, step, rank), so that a resumed run continues with the same batches.
-V vocabulary, T tokens of a corpus, n of one text.
+
+Axes: T tokens of the packed line     R rows (sentences, pairs, documents)     n of one text
+
+A batch is one line of T tokens: its rows one after the other, without padding. So every layer of
+a model computes real tokens only, and nothing but attention has to know where a row ends. What a
+token may attend to is four integers, its `key_ranges`. A row of three segments, of which the answer
+also sees the first two tokens of the text:
+
+    [Segment(text, causal=True), Segment(answer, causal=True, prefix=(0, 2)), Segment(code)]
+
+                 sees 0  1  2    3  4    5  6      key_ranges
+    0  text           x  .  .    .  .    .  .      0 1   0 0
+    1  text           x  x  .    .  .    .  .      0 2   0 0
+    2  text           x  x  x    .  .    .  .      0 3   0 0
+    3  answer         x  x  .    x  .    .  .      3 4   0 2
+    4  answer         x  x  .    x  x    .  .      3 5   0 2
+    5  code           .  .  .    .  .    x  x      5 7   0 0
+    6  code           .  .  .    .  .    x  x      5 7   0 0
+
+kernels/ computes attention under this rule, by PyTorch's own kernel or by ours. Each needs a *plan*
+of the batch, which `Packed.plan` makes once for all layers. A layer with a sliding window reads
+what `Packed.within` returns: the same batch, with the four integers of near tokens only.
 """
 
 import collections
 import functools
-import hashlib
 import itertools
-import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+import torch
 from tqdm import tqdm
 
-from common import BadInput, atomic_file, digest, shown, warn
+import kernels
+from base.common import BadInput, digest, shown
+from base.tokenizer import SPELLINGS, Tokenizer
 from corpora import EMBEDDED_VOCAB, open_text
-from corpora.chats import FAMILIES
 from corpora.overlap import EVAL, TRAIN
 from corpora.store import encoded
 
-# ---- special tokens
-
-# Our own special tokens, with the ids 0 to 14.
-ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
-         *(f"[PRED_{number}]" for number in range(1, 11)))
-# How vocabularies spell each special token: ours first, then those of encoders and of decoders. The
-# first spelling that a vocabulary has is used.
-SPELLINGS = {
-    "pad": ("[PAD]", "<pad>", "<|pad|>"),
-    "cls": ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
-    "sep": ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
-    "mask": ("[MASK]", "<mask>", "<|mask|>"),
-}
+# ---- a batch is one line of tokens, and every token knows which keys it may attend to
 
 
-class Chat(NamedTuple):
-    """Ids around the turns of a chat: start (system S end) user U end assistant A [SEP]."""
-    start: tuple
-    system: tuple | None  # None: chats of this family have no system turn
-    user: tuple
-    end: tuple
-    assistant: tuple
+class Segment(NamedTuple):
+    """A part of a row. A token attends to the whole segment or, if `causal`, up to itself."""
+    tokens: np.ndarray
+    causal: bool = False
+    # (index of an earlier segment of the row, n): attend to its first n tokens too, and continue
+    # their positions. A prefix that the earlier segment has is not included.
+    prefix: tuple[int, int] | None = None
+    positions: np.ndarray | None = None  # instead of 0, 1, ... or what continues the prefix
 
 
-class Special(NamedTuple):
-    """The ids of a tokenizer's special tokens."""
-    pad: int | None
-    cls: int
-    sep: int
-    mask: int | None
-    preds: tuple  # [PRED_1] and so on, may be ()
-    vocab: int  # V, one more than the highest id
-    ids: np.ndarray  # all special ids, sorted
-    before: tuple  # ids before a text, usually [CLS]
-    after: tuple  # ids after a text, usually [SEP]
-    chat: Chat
+@dataclass
+class Packed:
+    """A batch of R rows as one line of T tokens, without padding.
+
+    Token i may attend to key j  iff  key_ranges[i,0] <= j < key_ranges[i,1]  (its own segment)
+                                  or  key_ranges[i,2] <= j < key_ranges[i,3]  (its prefix).
+
+    A model reads of it `tokens`, `positions` and `attend`; harness/generation.py has two others.
+    """
+    tokens: torch.Tensor  # (T,) int64
+    positions: torch.Tensor  # (T,) int64, of each token in its own segment
+    key_ranges: torch.Tensor  # (T, 4) int32; 0, 0 without a prefix
+    cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts, and T
+    plans: dict = field(default_factory=dict, repr=False)  # {layout: what `plan` returned}
+    windows: dict = field(default_factory=dict, repr=False)  # {window: what `narrowed` returned}
+
+    @staticmethod
+    def of(rows, causal=False):
+        """Pack plain rows, each an array of ids: bidirectional or causal."""
+        return Packed.of_segments([[Segment(np.asarray(row), causal)] for row in rows])
+
+    @staticmethod
+    def of_segments(rows):
+        """Pack rows that are lists of Segment. Rows never attend to each other."""
+        tokens = np.concatenate([segment.tokens for row in rows for segment in row])
+        positions = np.empty(len(tokens), np.int64)
+        key_ranges = np.empty((len(tokens), 4), np.int32)
+        cu_seqlens = np.zeros(len(rows) + 1, np.int32)
+        index = np.arange(len(tokens) + 1)
+        end = 0
+        for number, row in enumerate(rows):
+            starts = []  # of the row's segments
+            for segment in row:
+                start = end
+                end += len(segment.tokens)
+                if start == end:
+                    raise BadInput("a batch has an empty row or segment: each needs a token")
+                starts.append(start)
+                first, length = 0, 0  # of the prefix
+                if segment.prefix:
+                    earlier, length = segment.prefix
+                    first = starts[earlier]
+                key_ranges[start:end] = start, end, first, first + length
+                if segment.causal:
+                    key_ranges[start:end, 1] = index[start + 1:end + 1]
+                if segment.positions is None:
+                    positions[start:end] = index[length:length + end - start]
+                else:
+                    positions[start:end] = segment.positions
+            cu_seqlens[number + 1] = end
+        arrays = (tokens.astype(np.int64), positions, key_ranges, cu_seqlens)
+        return Packed(*map(torch.from_numpy, arrays))
+
+    def mask(self, row):
+        """Return the mask of a row, (L, L) bool: may its token i attend to its token j?"""
+        start, end = self.cu_seqlens[row:row + 2].tolist()
+        key = torch.arange(start, end, device=self.key_ranges.device)
+        first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
+        return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
+
+    def within(self, window):
+        """Return the batch as a layer with a sliding window reads it: of its keys, a token attends
+        to those at most `window` positions before or after it; 0: to all. If the rows are short
+        enough, it is this batch, with its plans."""
+        if window and window not in self.windows:
+            self.windows[window] = kernels.uncompiled(narrowed)(self, window)
+        return self.windows.get(window) or self
+
+    def attend(self, layer, qkv):
+        """Attend in a model.Attention under this mask: (T, (H + 2 Hkv) K) -> (T, H K)."""
+        return kernels.packed_attention(qkv, layer.heads, layer.kv_heads, self.within(layer.window),
+                                        layer.back_end, layer.softcap)
+
+    def row_of_token(self):
+        """Return the number of each token's row, (T,)."""
+        return torch.repeat_interleave(self.cu_seqlens.diff().long(), output_size=len(self.tokens))
+
+    def plan(self, layout, device=None):
+        """Return the attention plan of this batch, made by the first call. `layout` is one of those
+        that set_attention returns; `device` is where the batch will be, if it is not there yet.
+        Raises BadInput if the back end does not support the mask."""
+        if layout not in self.plans:
+            home = self.key_ranges.device
+            make_plan = kernels.uncompiled(kernels.make_plan)
+            plan = make_plan(layout, self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy(),
+                             device or home)
+            self.plans[layout] = each_tensor(plan, lambda x: x.to(home))
+        return self.plans[layout]
+
+    def to(self, device):
+        return each_tensor(self, lambda x: x.to(device))
+
+    def __len__(self):
+        return len(self.cu_seqlens) - 1
+
+    def visible_pairs(self):
+        """Count the visible (token, key) pairs: what attention must compute for each head."""
+        first, last, first2, last2 = self.key_ranges.long().T
+        return int((last - first + last2 - first2).sum())
 
 
-def find_special(inner, around=None, chats=True):
-    """Find the special tokens of a tokenizer by name. It must encode the name of a special token as
-    this token. The arguments are those of Tokenizer. Raises BadInput without [CLS] or [SEP]."""
-    pieces = inner.get_vocab(with_added_tokens=True)
-    added = inner.get_added_tokens_decoder()
-    ids = {role: next((pieces[name] for name in names if name in pieces), None)
-           for role, names in SPELLINGS.items()}
-    family = next((texts for name, texts in FAMILIES.items() if chats and name in pieces), None)
-    if around and not chats:
-        # A name can mislead: in Gemma's vocabulary "<s>" is a tag of HTML, not the first token.
-        ids["cls"] = next(iter(around[0]), ids["cls"])
-        ids["sep"] = next(reversed(around[1]), ids["sep"])
-    if family:
-        ids["cls"], ids["sep"] = map(pieces.get, family[:2])
-    for role in ("cls", "sep"):
-        if ids[role] is None:
-            raise BadInput(f"the tokenizer has no {role} token ({' or '.join(SPELLINGS[role])})")
-    before, after = map(tuple, around or ([ids["cls"]], [ids["sep"]]))
-    chat = Chat(before, (), (), (ids["sep"],), ())  # without a family, [SEP] ends each turn
-    if family:
-        marks = [None if text is None else
-                 tuple(inner.encode(text, add_special_tokens=False).ids) for text in family[2:]]
-        chat = Chat((ids["cls"],), *marks)
-    preds = tuple(pieces[name] for name in ROLES[5:] if name in pieces)
-    special = {*ids.values(), *preds, *(index for index, one in added.items() if one.special)}
-    special = np.array(sorted(special - {None}), np.int64)
-    return Special(**ids, preds=preds, vocab=max(pieces.values()) + 1, ids=special,
-                   before=before, after=after, chat=chat)
+def narrowed(packed, window):
+    """Return a Packed whose keys are at most `window` positions away; None if all of them are."""
+    if packed.positions.max() <= window:
+        return None
+    first, last, first2, last2 = packed.key_ranges.long().T
+    # Positions ascend within a segment, and these numbers within the whole line. So the near tokens
+    # of a segment are an interval, and those of a prefix are its end.
+    line = (first << 32) + packed.positions
+    low = torch.searchsorted(line, line - window)
+    high = torch.searchsorted(line, line + window, right=True)
+    low2 = torch.searchsorted(line, (first2 << 32) + packed.positions - window)
+    near = [first.maximum(low), last.minimum(high), first2.maximum(low2).minimum(last2), last2]
+    return replace(packed, key_ranges=torch.stack(near, 1).int(), plans={}, windows={})
 
 
-# ---- tokenizer and rows of ids
-
-TRAIN_BYTES = 20_000_000  # a vocabulary hardly changes with more text
-LONG_WORD = re.compile(r"\w{1000}")
-# Byte-level BPE never merges across this boundary, so that each word needs to be encoded once. For
-# the toy data this takes 0.5 s instead of 3 s.
-BETWEEN_WORDS = re.compile(r"(?<=\S)(?= \S)")
-
-
-class Tokenizer:
-    """A tokenizer of the tokenizers library, `inner`, and its special ids. It never changes.
-
-    `around`: the ids before and after a text, ([CLS],) and ([SEP],) by default. `chats`: rows can
-    be chats, which an encoder never reads, although it may have the vocabulary of a decoder."""
-
-    def __init__(self, inner, around=None, chats=True):
-        inner.no_padding()  # it and truncation would change the data without a warning
-        inner.no_truncation()
-        self.inner = inner
-        # Around the turns of a chat, the name of a special token means this token. In a text it
-        # stays text: a page with "</s>" must not end a row.
-        inner.encode_special_tokens = False
-        self.chats = chats
-        self.special = find_special(inner, around, chats)
-        inner.encode_special_tokens = True
-        self.vocab = self.special.vocab
-        # The id of what the tokenizer does not know; None if it knows everything.
-        self.unknown = next((index for index in map(inner.token_to_id, ("[UNK]", "<unk>"))
-                             if index is not None), None)
-        # The names of all special tokens, of which a text can contain one.
-        self.names = re.compile("|".join(re.escape(name) for name in map(
-            inner.id_to_token, self.special.ids.tolist()) if name))
-        # The hash covers everything that decides which ids a text gets.
-        self.hash = hashlib.sha256(inner.to_str().encode()).hexdigest()
-        # Under these conditions a word has the same ids in every text.
-        self.by_words = (isinstance(inner.pre_tokenizer, pre_tokenizers.ByteLevel)
-                         and inner.normalizer is None
-                         and all(x.special for x in inner.get_added_tokens_decoder().values()))
-
-    @classmethod
-    def train(cls, texts, vocab):
-        """Train a byte-level BPE of at most `vocab` pieces, special tokens included."""
-        if not 300 <= vocab <= 1_000_000:
-            raise BadInput(f"vocab is {vocab}: it must be from 300 to 1,000,000")
-        inner = tokenizers.Tokenizer(models.BPE())
-        # With a space before every text, a word at its start is the same token as elsewhere.
-        # Decoding removes this space.
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-        trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=list(ROLES), min_frequency=2,
-                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                                      show_progress=False)
-        # The trainer would need minutes for a word of 500,000 letters, such as a file in base64.
-        texts = (LONG_WORD.sub(r"\g<0> ", text) if len(text) > 1000 else text for text in texts)
-        inner.train_from_iterator(texts, trainer)
-        return cls(inner)
-
-    @classmethod
-    def read(cls, path, around=None, chats=True):
-        """Read a tokenizer.json. Raises BadInput if there is none."""
-        try:
-            inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
-        except Exception as error:  # the library raises nothing more precise
-            raise BadInput(f"{path} is not a tokenizer.json that can be read: {shown(error)}"
-                           ) from None
-        return cls(inner, around, chats)
-
-    def save(self, path):
-        with atomic_file(path) as file:
-            file.write(self.inner.to_str(pretty=True).encode())
-
-    def with_tokens(self, names):
-        """Return a tokenizer that has these special tokens: this one, if it has them already."""
-        new = [name for name in names if self.inner.token_to_id(name) is None]
-        if not new:
-            return self
-        inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
-        inner.add_special_tokens(new)
-        return Tokenizer(inner, (self.special.before, self.special.after), self.chats)
-
-    def encode(self, texts, may_be_empty=False):
-        """Return the ids of each text, (n,) uint32, without special tokens. n is 0 for "" only, or
-        with `may_be_empty` also for a text of which the tokenizer's normalizer keeps nothing."""
-        split_texts = [BETWEEN_WORDS.split(text) if self.by_words else [text] for text in texts]
-        words = list(dict.fromkeys(itertools.chain.from_iterable(split_texts)))
-        encodings = self.inner.encode_batch_fast(words, add_special_tokens=False)
-        # BERT's normalizer deletes a text of spaces. A training row must not lack it.
-        unknown = self.special.mask or 0 if self.unknown is None else self.unknown
-        ids = {word: encoding.ids or [unknown] * bool(word and not may_be_empty)
-               for word, encoding in zip(words, encodings)}
-        return [np.array([*itertools.chain.from_iterable(map(ids.get, parts))], np.uint32)
-                for parts in split_texts]
-
-    def decode(self, ids):
-        """Return the text of some ids, without special tokens."""
-        return self.inner.decode(list(ids))
+def each_tensor(value, change):
+    """Change every tensor of a batch: in dictionaries, lists, tuples, Packed and plans."""
+    if torch.is_tensor(value):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: each_tensor(item, change) for name, item in value.items()}
+    if isinstance(value, Packed):
+        return Packed(**each_tensor(vars(value), change))
+    if isinstance(value, (list, tuple)):
+        items = [each_tensor(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
-def concat_ids(*parts):
-    """Concatenate ids, from arrays, lists or tuples: (n,) int64."""
-    return np.concatenate([np.asarray(part, np.int64) for part in parts])
-
-
-def add_special(ids, special):
-    """Return the row of a text: [CLS] ids [SEP], or what this tokenizer has around a text."""
-    return concat_ids(special.before, ids, special.after)
-
-
-def tokenize_rows(tokenizer, texts, affixes=None, max_row=None, max_text=None, openings=None):
-    """Turn N texts into N rows of ids, as lists, and warn if some are truncated.
-
-    Each text is truncated to max_text tokens, then its row to max_row. `affixes`: all ids before
-    and all ids after a text, [CLS] and [SEP] by default. `openings`: N lists of ids that come
-    before a text instead of chat.start, such as a system turn."""
-    special = tokenizer.special
-    before, after = affixes or (special.before, special.after)
-    openings = openings or itertools.repeat(before[:len(special.chat.start)])
-    rest = before[len(special.chat.start):]
-    rows = []
-    truncated = collections.Counter()  # {limit: number of texts that are longer}
-    unknown = total = 0  # tokens
-    named = [name for name in map(tokenizer.names.search, texts) if name]
-    for opening, ids in zip(openings, tokenizer.encode(texts, may_be_empty=True)):
-        unknown += np.count_nonzero(ids == tokenizer.unknown)
-        total += len(ids)
-        row = [*opening, *rest, *ids[:max_text].tolist(), *after]
-        # Keep what follows the text: the model reads the embedding there.
-        if max_row and len(row) > max_row:
-            row = [*row[:max_row - len(after)], *after]
-            truncated[max_row] += 1
-        elif max_text and len(ids) > max_text:
-            truncated[max_text] += 1
-        rows.append(row)
-    if unknown and unknown >= 0.01 * total:
-        warn(f"{unknown / total:.1%} of the tokens of {len(rows):,} texts are [UNK]: the tokenizer "
-             "does not know their script or their words")
-    if named:
-        warn(f"{len(named):,} of {len(rows):,} texts contain the name of a special token, such as "
-             f"{shown(named[0][0])}, which is read as text")
-    for limit, count in truncated.items():
-        warn(f"{count} of {len(rows)} texts are longer than {limit} tokens and were truncated")
-    return rows
+def to_device(batch, device):
+    """Move a batch to a device; to a GPU from pinned memory, so that the loop need not wait."""
+    if device.type == "cuda":
+        return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
+    return each_tensor(batch, lambda x: x.to(device))
 
 
 # ---- corpora
+
+TRAIN_BYTES = 20_000_000  # of text for a tokenizer: a vocabulary hardly changes with more
+
 
 class Example(NamedTuple):
     """A row as training reads it."""
@@ -352,7 +311,8 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
                   rows, digest([identity, source.columns, tokenizer.hash, block]))
 
 
-# ---- batches
+# ---- the examples of a step
+
 
 @dataclass(eq=False)
 class Batches:
@@ -446,6 +406,20 @@ class Batches:
             return False
         seen |= texts
         return True
+
+
+def token_batches(lengths, tokens):
+    """Group rows into batches of at most `tokens` tokens. Return lists of row numbers."""
+    batches = []
+    room = 0
+    # The longest rows come first: if memory runs out, it does so at once.
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if lengths[i] > room:
+            batches.append([])
+            room = max(tokens, lengths[i])  # a longer row is a batch of its own
+        batches[-1].append(i)
+        room -= lengths[i]
+    return batches
 
 
 def prefetch(make, start, stop, depth=4):

@@ -7,14 +7,13 @@
 Numbers are named task/metric or task/metric/detail. N and M are rows, D the embedding width.
 """
 
-import contextlib
 import functools
 import itertools
 import json
 import math
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 if __name__ == "__main__":  # the first import of PyTorch can take half a minute
@@ -25,8 +24,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import corpora
-import runs
-from common import (
+from base.common import (
     BadInput,
     Parser,
     comma_list,
@@ -38,50 +36,24 @@ from common import (
     usable_device,
     warn,
 )
-from corpora.overlap import share_a_text
-from data import tokenize_rows
-from metrics import (
-    cosines,
+from base.metrics import (
     exact,
     geometry,
     linear_probe,
-    margin_search,
     mean,
     percent,
-    present,
     retrieval,
     starts_with,
+    verdict,
 )
-from model import POOLS, Packed
-from runs import open_run
+from base.tokenizer import tokenize_rows
+from corpora.overlap import share_a_text
+from data import Packed, token_batches
+from harness import runs, screen
+from harness.generation import generate
+from model import POOLS, in_eval_mode
 
 # ---- embeddings
-
-
-@contextlib.contextmanager
-def in_eval_mode(model):
-    """Turn off dropout and gradients until the block ends."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
-def token_batches(lengths, tokens):
-    """Group rows into batches of at most `tokens` tokens. Return lists of row numbers."""
-    batches = []
-    room = 0
-    # The longest rows come first: if memory runs out, it does so at once.
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if lengths[i] > room:
-            batches.append([])
-            room = max(tokens, lengths[i])  # a longer row is a batch of its own
-        batches[-1].append(i)
-        room -= lengths[i]
-    return batches
 
 
 def map_batches(model, rows, function, tokens_per_batch=4096):
@@ -129,48 +101,6 @@ def encode(model, tokenizer, texts, affixes=None, max_length=None):
     return embed(model, rows)
 
 
-# ---- generation
-
-
-def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
-    """Continue R rows of ids greedily by at most max_new tokens. Return the new ids of each row, up
-    to the stop token, and whether it came."""
-    rows = [list(prompt) for prompt in prompts]
-    limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
-    batches = token_batches(limits, tokens_per_batch)
-    # Without autograd's bookkeeping a step of one row takes 0.9 of the time.
-    with in_eval_mode(model), torch.inference_mode():
-        for batch in tqdm(batches, "generate", leave=False, disable=None):
-            batch = [i for i in batch if len(rows[i]) < limits[i]]
-            if batch:
-                extend([rows[i] for i in batch], [limits[i] for i in batch], stop, model)
-    answers = [row[len(prompt):] for row, prompt in zip(rows, prompts)]
-    stopped = [stop in answer for answer in answers]
-    return [answer[:len(answer) - ended] for answer, ended in zip(answers, stopped)], stopped
-
-
-def extend(rows, limits, stop, model):
-    """Append to rows, lists of ids, what the model continues them with: up to the stop token, or to
-    a limit of each row's length."""
-    device = next(model.parameters()).device
-    packed = Packed.of(rows, causal=True).to(device)
-    cache = model.new_cache(len(rows), max(limits))
-    states = model(packed, cache=cache, at=model.pool_index(packed, "last"))  # (R, D)
-    logits = model.logits(states)                                             # (R, V)
-    while True:
-        for row, token in zip(rows, logits.argmax(1).tolist()):
-            row.append(token)
-        unfinished = [i for i, (row, limit) in enumerate(zip(rows, limits))
-                      if row[-1] != stop and len(row) < limit]
-        if not unfinished:
-            break
-        if len(unfinished) < len(rows):
-            rows = [rows[i] for i in unfinished]
-            limits = [limits[i] for i in unfinished]
-            cache = cache[:, unfinished]
-        tokens = torch.tensor([row[-1] for row in rows], device=device)
-        positions = torch.tensor([len(row) - 1 for row in rows], device=device)
-        logits = model.decode(tokens, positions, cache)
 
 
 # ---- a model and the rows on which it is evaluated
@@ -382,182 +312,6 @@ def run(evaluation, names=None, tasks=TASKS):
     return results
 
 
-def examples(evaluation, count=5):
-    """Return lines with some rows to read: answers of a causal model, or retrieved translations. []
-    if the objective is not trained on pairs. More than one have a heading."""
-    if len(evaluation.texts) < 2 or evaluation.views < 2:
-        return []
-    if evaluation.can_answer:
-        queries, golds, answers, _ = replace(evaluation, answer_limit=count).answers
-        found = "the answers that the model writes"
-    else:
-        found = "the translations that the model finds"
-        golds, queries, *_ = evaluation.texts.values()
-        y, x, *_ = evaluation.embeddings.values()
-        both = present(x) & present(y)
-        if both.sum() < 2:
-            return []
-        golds, queries = (list(itertools.compress(texts, both)) for texts in (golds, queries))
-        answers = [golds[j] for j in margin_search(x[both], y[both])[:count].tolist()]
-    lines = [f"texts, and {found} (= right, ! wrong):"] if count > 1 else []
-    for query, text, gold in zip(queries, answers, golds):
-        right = exact(text, gold)
-        lines += [f"  {shown(query)}", f"    {'=' if right else '!'} {shown(text)}"]
-        if not right:
-            lines.append(f"    instead of {shown(gold)}")
-    return lines
-
-
-def has_twins(evaluation):
-    """Return whether an encoder is evaluated on translations, some of which have twins."""
-    return bool(evaluation.rows.reordered and len(evaluation.texts) > 1 and evaluation.views > 1
-                and not evaluation.model.config.causal)
-
-
-def confused_twin(evaluation):
-    """Return the number in rows.reordered of the first twin that the model takes for the
-    translation of its sentence, among those that the order error counts. 0 if there is none."""
-    if not has_twins(evaluation):
-        return 0
-    rows = evaluation.rows
-    y, x, *_ = evaluation.embeddings.values()
-    index = [row for _, row, _ in rows.reordered]
-    nearer = cosines(x[index], evaluation.reordered) > cosines(x[index], y[index])
-    return next((number for number, (_, _, kind) in enumerate(rows.reordered)
-                 if nearer[number] and (kind == rows.order_of or not rows.order_of)), 0)
-
-
-def twin_lines(evaluation, number):
-    """Return lines with a sentence, its translation and a twin, the text with this number in
-    rows.reordered: the cosines, and which of the two the model prefers (= right, ! wrong)."""
-    golds, sentences, *_ = evaluation.texts.values()
-    y, x, *_ = evaluation.embeddings.values()
-    twin, row, _ = evaluation.rows.reordered[number]
-    # In a collapsed run all cosines are 1: a difference that is not printed gets no mark.
-    right = round(cosines(x[[row]], y[[row]]).item(), 4)
-    wrong = round(cosines(x[[row]], evaluation.reordered[[number]]).item(), 4)
-    return [f"        {shown(sentences[row])}",
-            f"      {'=' if right > wrong else ' '} {right:.4f} translation {shown(golds[row])}",
-            f"      {'!' if wrong > right else ' '} {wrong:.4f} twin        {shown(twin)}"]
-
-
-def gap_lines(objective, rows):
-    """Return lines with the first row, whose middle token is masked, and the token that an
-    objective with a vocabulary head predicts there."""
-    tokenizer = rows.tokenizer
-    ids = list(next(iter(rows.ids.values()))[0])
-    middle = len(ids) // 2
-    gold, ids[middle] = ids[middle], tokenizer.special.mask
-    device = next(objective.parameters()).device
-    packed = Packed.of([ids]).to(device)
-    with in_eval_mode(objective):
-        states = objective.model(packed, at=torch.tensor([middle], device=device))  # (1, D)
-        found = objective.most_likely(states).item()
-    around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
-    before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)
-    if found == gold:
-        return [f"      = {before} [{said}] {after}"]
-    return [f"      ! {before} [{said}] {after}", f"        instead of [{right}]"]
-
-
-# ---- the table
-
-# The numbers that people read, the most important ones first: {metric: (name, remark)}.
-METRICS = {
-    "generate/exact": ("exact match, %", "higher is better"),
-    "generate/startswith": ("answers that begin with the gold text, %", "higher is better"),
-    "generate/stop": ("answers that end with the stop token, %", ""),
-    "retrieval/xsim": ("wrong translation (xsim), %", "lower is better"),
-    "retrieval/xsim++": ("... among hard negatives (xsim++), %", "lower is better"),
-    "retrieval/order": ("order error, %", "chance: 50; lower is better"),
-    "probe/mean": ("linear probe, %", "no goal: random weights do as well"),
-    "geometry/rankme": ("effective rank (RankMe)", "dimensions in use; collapse: 1"),
-    "geometry/cosine/same": ("cosine of unrelated sentences", "collapse: 1"),
-    "geometry/cosine/translations": ("cosine of translations", ""),
-    "validation/loss": ("loss on held-out rows", "without dropout"),
-    "geometry/rankme_share": ("effective rank, % of the largest possible", "higher is better"),
-    "geometry/uniformity": ("uniformity", "0: one point; about -4: a sphere"),
-    "geometry/std": ("standard deviation of a dimension", "0: one point; 1: healthy"),
-    "geometry/norm": ("mean L2 norm", "before normalization"),
-    "geometry/cosine/different": ("cosine of unrelated sentences of two languages", ""),
-    "probe/majority": ("accuracy of always the most frequent class, %", ""),
-}
-
-
-def table(results):
-    """Format the results that METRICS explains as aligned lines, or some if it explains none."""
-    names = [name for name in results if name in METRICS] or list(results)[:20]
-    width = max(map(len, names))
-    lines = []
-    for name in names:
-        about = METRICS.get(name, ("", ""))
-        value = number_text(results[name], 2 if "%" in about[0] else 4)
-        lines.append(f"{name:{width}} {value:>9} {'; '.join(filter(None, about))}".rstrip())
-    if len(names) < len(results):
-        lines.append(f"and {len(results) - len(names)} more numbers: evaluate.py RUN --json")
-    return "\n".join(lines)
-
-
-def number_text(value, digits):
-    """Return a float with some digits, a whole number as it is, and "-" for None."""
-    if isinstance(value, float):
-        return f"{value:.{digits}f}"
-    return "-" if value is None else str(value)
-
-
-def summary(results, before, start="untrained"):
-    """Format the eight most important results of a run, and those before its first step in a column
-    with the title `start`."""
-    names = [name for name in METRICS if name in results][:8]
-    width = max(len(METRICS[name][0]) for name in names) + 2
-    lines = [f"{'':{width}} {start:>9} {'trained':>9}"]
-    for name in names:
-        title, remark = METRICS[name]
-        first, last = (number_text(one.get(name), 2) for one in (before, results))
-        lines.append(f"{title:{width}} {first:>9} {last:>9}   {remark}".rstrip())
-    return "\n".join(lines)
-
-
-def verdict(results):
-    """Return in some words whether the encoder that has these results of `run` collapses."""
-    scores = {name.removeprefix("geometry/"): value for name, value in results.items()}
-    unrelated = scores["cosine/same"]
-    low_rank = scores["rankme_share"] < 5 or scores["rankme"] < 2
-    # Neither sign is enough: a pretrained BERT has a random cosine of 0.99 and can be trained
-    # [BERT-JEPA, table 4], and embeddings on a line through 0 have one of 0.
-    if low_rank and unrelated > 0.9:
-        return "COLLAPSING"
-    if unrelated > 0.5:
-        return "half-collapsed (all embeddings share one direction)"
-    if low_rank:
-        return "half-collapsed (low effective rank)"
-    # By default, an objective that never sees translations is evaluated without retrieval.
-    if "retrieval/xsim" in results and scores["cosine/translations"] <= scores["cosine/different"]:
-        return "not aligned (translations are less similar than unrelated sentences)"
-    return "ok"
-
-
-# The columns of a run's evaluations: {metric: (title, digits)}.
-PROGRESS = {"validation/loss": ("held-out loss", 3), "generate/exact": ("exact match, %", 1),
-            "retrieval/xsim": ("wrong translation, %", 1), "retrieval/order": ("order error, %", 1),
-            "geometry/rankme": ("RankMe", 1), "geometry/cosine/same": ("cos(rand)", 2)}
-
-
-def heading(results):
-    """Return the heads of the columns of `headline`."""
-    return "  ".join(["   step", *(title for name, (title, _) in PROGRESS.items()
-                                   if name in results), "verdict"])
-
-
-def headline(results, step, start="untrained"):
-    """Format an evaluation during training as one line of a table with the head `heading`."""
-    cells = [f"{results[name]:{len(title)}.{digits}f}" for name, (title, digits) in PROGRESS.items()
-             if name in results]
-    # Random weights look collapsed, which says nothing about the training.
-    words = verdict(results).partition(" (")[0] if step else start
-    return "  ".join([f"{step:>7}", *cells, words])
-
-
 # ---- the rows of a run
 
 
@@ -647,16 +401,16 @@ def main(argv):
     parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. "
                          "python -m tasks has more tasks.", TASKS)
     options = parser.parse_args(argv)
-    opened = open_run(options.run, usable_device(options.device))
+    opened = runs.open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.pool)
     results = run(evaluation, options.tasks)
     if options.json:
         lines = [json.dumps(results)]
     else:
-        lines = [shown(evaluation.rows.label), table(results)]
+        lines = [shown(evaluation.rows.label), screen.table(results)]
         if not options.tasks:
-            lines += examples(evaluation)
+            lines += screen.examples(evaluation)
         if "geometry/rankme" in results:
             lines.append(f"health: {verdict(results)}")
     print(*lines, sep="\n", flush=True)

@@ -1,196 +1,31 @@
-"""The transformer, and the packed line of tokens that it runs on.
+"""The transformer.
 
 Axes, here and in every other file:
     T tokens of the packed line     R rows (sentences, pairs, documents)     D width
     H heads     K size of a head    V vocabulary                             N selected positions
 
-A batch is one line of T tokens: its rows one after the other, without padding. So every layer
-computes real tokens only, and nothing but attention has to know where a row ends. What a token may
-attend to is four integers, its `key_ranges`. A row of three segments, of which the answer also sees
-the first two tokens of the text:
-
-    [Segment(text, causal=True), Segment(answer, causal=True, prefix=(0, 2)), Segment(code)]
-
-                 sees 0  1  2    3  4    5  6      key_ranges
-    0  text           x  .  .    .  .    .  .      0 1   0 0
-    1  text           x  x  .    .  .    .  .      0 2   0 0
-    2  text           x  x  x    .  .    .  .      0 3   0 0
-    3  answer         x  x  .    x  .    .  .      3 4   0 2
-    4  answer         x  x  .    x  x    .  .      3 5   0 2
-    5  code           .  .  .    .  .    x  x      5 7   0 0
-    6  code           .  .  .    .  .    x  x      5 7   0 0
-
-kernels/ computes attention under this rule, by PyTorch's own kernel or by ours. Each needs a *plan*
-of the batch, which `Packed.plan` makes once for all layers. A layer with a sliding window reads
-what `Packed.within` returns: the same batch, with the four integers of near tokens only.
+The model reads a batch as one packed line of tokens, without padding (data.Packed). Only attention
+knows where a row ends, so the mask, bidirectional or causal, comes with the batch.
 """
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, NamedTuple
+import contextlib
+from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import kernels
-from common import (
+from base.common import (
     AtLeast0,
     AtLeast1,
     BadInput,
     Checked,
     Fraction,
-    atomic_file,
-    read_torch,
-    uninterrupted,
 )
 from kernels.cross_entropy import upcast, whole_tiles
-from kernels.padded import sdpa
-
-# ---- a batch is one line of tokens, and every token knows which keys it may attend to
-
-
-class Segment(NamedTuple):
-    """A part of a row. A token attends to the whole segment or, if `causal`, up to itself."""
-    tokens: np.ndarray
-    causal: bool = False
-    # (index of an earlier segment of the row, n): attend to its first n tokens too, and continue
-    # their positions. A prefix that the earlier segment has is not included.
-    prefix: tuple[int, int] | None = None
-    positions: np.ndarray | None = None  # instead of 0, 1, ... or what continues the prefix
-
-
-@dataclass
-class Packed:
-    """A batch of R rows as one line of T tokens, without padding.
-
-    Token i may attend to key j  iff  key_ranges[i,0] <= j < key_ranges[i,1]  (its own segment)
-                                  or  key_ranges[i,2] <= j < key_ranges[i,3]  (its prefix).
-    """
-    tokens: torch.Tensor  # (T,) int64
-    positions: torch.Tensor  # (T,) int64, of each token in its own segment
-    key_ranges: torch.Tensor  # (T, 4) int32; 0, 0 without a prefix
-    cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts, and T
-    plans: dict = field(default_factory=dict, repr=False)  # {layout: what `plan` returned}
-    windows: dict = field(default_factory=dict, repr=False)  # {window: what `narrowed` returned}
-
-    @staticmethod
-    def of(rows, causal=False):
-        """Pack plain rows, each an array of ids: bidirectional or causal."""
-        return Packed.of_segments([[Segment(np.asarray(row), causal)] for row in rows])
-
-    @staticmethod
-    def of_segments(rows):
-        """Pack rows that are lists of Segment. Rows never attend to each other."""
-        tokens = np.concatenate([segment.tokens for row in rows for segment in row])
-        positions = np.empty(len(tokens), np.int64)
-        key_ranges = np.empty((len(tokens), 4), np.int32)
-        cu_seqlens = np.zeros(len(rows) + 1, np.int32)
-        index = np.arange(len(tokens) + 1)
-        end = 0
-        for number, row in enumerate(rows):
-            starts = []  # of the row's segments
-            for segment in row:
-                start = end
-                end += len(segment.tokens)
-                if start == end:
-                    raise BadInput("a batch has an empty row or segment: each needs a token")
-                starts.append(start)
-                first, length = 0, 0  # of the prefix
-                if segment.prefix:
-                    earlier, length = segment.prefix
-                    first = starts[earlier]
-                key_ranges[start:end] = start, end, first, first + length
-                if segment.causal:
-                    key_ranges[start:end, 1] = index[start + 1:end + 1]
-                if segment.positions is None:
-                    positions[start:end] = index[length:length + end - start]
-                else:
-                    positions[start:end] = segment.positions
-            cu_seqlens[number + 1] = end
-        arrays = (tokens.astype(np.int64), positions, key_ranges, cu_seqlens)
-        return Packed(*map(torch.from_numpy, arrays))
-
-    def mask(self, row):
-        """Return the mask of a row, (L, L) bool: may its token i attend to its token j?"""
-        start, end = self.cu_seqlens[row:row + 2].tolist()
-        key = torch.arange(start, end, device=self.key_ranges.device)
-        first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
-        return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
-
-    def within(self, window):
-        """Return the batch as a layer with a sliding window reads it: of its keys, a token attends
-        to those at most `window` positions before or after it; 0: to all. If the rows are short
-        enough, it is this batch, with its plans."""
-        if window and window not in self.windows:
-            self.windows[window] = kernels.uncompiled(narrowed)(self, window)
-        return self.windows.get(window) or self
-
-    def row_of_token(self):
-        """Return the number of each token's row, (T,)."""
-        return torch.repeat_interleave(self.cu_seqlens.diff().long(), output_size=len(self.tokens))
-
-    def plan(self, layout, device=None):
-        """Return the attention plan of this batch, made by the first call. `layout` is one of those
-        that set_attention returns; `device` is where the batch will be, if it is not there yet.
-        Raises BadInput if the back end does not support the mask."""
-        if layout not in self.plans:
-            home = self.key_ranges.device
-            make_plan = kernels.uncompiled(kernels.make_plan)
-            plan = make_plan(layout, self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy(),
-                             device or home)
-            self.plans[layout] = each_tensor(plan, lambda x: x.to(home))
-        return self.plans[layout]
-
-    def to(self, device):
-        return each_tensor(self, lambda x: x.to(device))
-
-    def __len__(self):
-        return len(self.cu_seqlens) - 1
-
-    def visible_pairs(self):
-        """Count the visible (token, key) pairs: what attention must compute for each head."""
-        first, last, first2, last2 = self.key_ranges.long().T
-        return int((last - first + last2 - first2).sum())
-
-
-def narrowed(packed, window):
-    """Return a Packed whose keys are at most `window` positions away; None if all of them are."""
-    if packed.positions.max() <= window:
-        return None
-    first, last, first2, last2 = packed.key_ranges.long().T
-    # Positions ascend within a segment, and these numbers within the whole line. So the near tokens
-    # of a segment are an interval, and those of a prefix are its end.
-    line = (first << 32) + packed.positions
-    low = torch.searchsorted(line, line - window)
-    high = torch.searchsorted(line, line + window, right=True)
-    low2 = torch.searchsorted(line, (first2 << 32) + packed.positions - window)
-    near = [first.maximum(low), last.minimum(high), first2.maximum(low2).minimum(last2), last2]
-    return replace(packed, key_ranges=torch.stack(near, 1).int(), plans={}, windows={})
-
-
-def each_tensor(value, change):
-    """Change every tensor of a batch: in dictionaries, lists, tuples, Packed and plans."""
-    if torch.is_tensor(value):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: each_tensor(item, change) for name, item in value.items()}
-    if isinstance(value, Packed):
-        return Packed(**each_tensor(vars(value), change))
-    if isinstance(value, (list, tuple)):
-        items = [each_tensor(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
-def to_device(batch, device):
-    """Move a batch to a device; to a GPU from pinned memory, so that the loop need not wait."""
-    if device.type == "cuda":
-        return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
-    return each_tensor(batch, lambda x: x.to(device))
-
 
 # ---- the configuration
 
@@ -385,24 +220,8 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(k_size if whole else self.head_dim, config.norm_epsilon)
 
     def forward(self, x, packed, angles=None, at=None):
-        return self.attend(self.project(x, angles), packed, at)
-
-    def attend(self, qkv, packed, at):
-        """Attend under the mask of a Packed: (T, (H + 2 Hkv) K) -> (T, D) or (N, D)."""
-        attended = kernels.packed_attention(qkv, self.heads, self.kv_heads,
-                                            packed.within(self.window), self.back_end, self.softcap)
+        attended = packed.attend(self, self.project(x, angles))  # (T, H K)
         return in_whole_tiles(self.out, rows_at(attended, at))
-
-    def decode(self, x, new, angles, cache, at=None):
-        """Do the same in generation, where cache (R, 2 Hkv, M, K) gets the keys and values of the
-        new tokens: of a Packed of whole prompts, or of a DecodeStep, (R, D) -> (R, D)."""
-        qkv = self.project(x, angles)
-        q, kv = qkv.unflatten(1, (-1, self.head_dim)).split([self.heads, 2 * self.kv_heads], 1)
-        cache[new.row_of_token(), :, new.positions] = kv  # (T, 2 Hkv, K)
-        if isinstance(new, Packed):
-            return self.attend(qkv, new, at)
-        k, v = cache[:, :, :new.longest].chunk(2, 1)  # (R, Hkv, M, K) each
-        return self.out(sdpa(q[:, :, None], k, v, new.mask, self.softcap).flatten(1))
 
     def project(self, x, angles):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
@@ -461,34 +280,28 @@ class Block(nn.Module):
         self.post_norm2 = make_norm(config, after)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, packed, angles=None, cache=None, at=None):
+    def forward(self, x, packed, angles=None, at=None):
         if self.is_checkpointed and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, packed, angles, cache, at, use_reentrant=False)
-        return self.compute(x, packed, angles, cache, at)
+            return checkpoint(self.compute, x, packed, angles, at, use_reentrant=False)
+        return self.compute(x, packed, angles, at)
 
-    def compute(self, x, packed, angles, cache, at):
+    def compute(self, x, packed, angles, at):
         if self.config.norm_position == "post":
-            attended = self.attend(x, packed, angles, cache, at)
+            attended = self.attention(x, packed, angles, at)
             x = self.norm1(rows_at(x, at) + self.dropout(attended))
             return self.norm2(x + self.dropout(in_whole_tiles(self.mlp, x)))
-        attended = self.attend(self.norm1(x), packed, angles, cache, at)
+        attended = self.attention(self.norm1(x), packed, angles, at)
         x = rows_at(x, at) + self.dropout(self.post_norm1(attended))
         fed = in_whole_tiles(self.mlp, self.norm2(x))
         return x + self.dropout(self.post_norm2(fed))
 
-    def attend(self, x, packed, angles, cache, at):
-        if cache is None:
-            return self.attention(x, packed, angles, at)
-        return self.attention.decode(x, packed, angles, cache, at)
 
-
-def run_blocks(blocks, x, packed, angles=None, cache=None, layers=None, at=None):
+def run_blocks(blocks, x, packed, angles=None, layers=None, at=None):
     """Run blocks one after the other, (T, D) -> (T, D). With `at` (N,) the last one computes the
     states of these tokens alone, (N, D): nothing reads the others, only their keys and values."""
     for number, block in enumerate(blocks):
         is_last = number == len(blocks) - 1
-        x = block(x, packed, angles, None if cache is None else cache[number],
-                  at if is_last else None)
+        x = block(x, packed, angles, at if is_last else None)
         if layers is not None:
             layers.append(x)
     return x if len(blocks) else rows_at(x, at)
@@ -523,7 +336,8 @@ class Model(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        post, embed = (config.norm_position == where for where in ("post", "embed"))
+        post = config.norm_position == "post"
+        embed = config.norm_position == "embed"
         width = config.width
         self.embed = nn.Embedding(config.vocab, width)
         if config.positions == "learned":
@@ -556,13 +370,12 @@ class Model(nn.Module):
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)
 
-    def forward(self, packed, layers=None, cache=None, at=None):
-        """Return the hidden states (T, D) of the last layer, after the final norm; (R, D) of a
-        DecodeStep. With `at`, the indices (N,) of some tokens, return their states alone (N, D),
-        which is faster. A list `layers` receives the states after every block, (T, D) each; a
-        `cache` of new_cache receives the keys and values of plain rows."""
+    def forward(self, packed, layers=None, at=None):
+        """Return the hidden states (T, D) of the last layer, after the final norm. With `at`, the
+        indices (N,) of some tokens, return their states alone (N, D), which is faster. A list
+        `layers` receives the states after every block, (T, D) each."""
         x, angles = self.embed_tokens(packed.tokens, packed.positions)  # (T, D)
-        return self.final_norm(run_blocks(self.blocks, x, packed, angles, cache, layers, at))
+        return self.final_norm(run_blocks(self.blocks, x, packed, angles, layers, at))
 
     def embed_tokens(self, tokens, positions):
         """Embed tokens and positions (..., T): return states (..., T, D), and rotary angles,
@@ -575,8 +388,9 @@ class Model(nn.Module):
         elif config.positions == "sinusoidal":
             x = x + sinusoids(positions, config.width).to(x.dtype)
         else:
+            thetas = set(config.rope_thetas) or {config.rope_theta}
             angles = {theta: rope(positions, config.key_dim, theta, config.rope_scaling)
-                      for theta in {*config.rope_thetas} or {config.rope_theta} if theta}
+                      for theta in thetas if theta}  # 0: a layer without positions
         return self.dropout(self.embed_norm(x)), angles
 
     def vocabulary_projection(self, states):
@@ -622,38 +436,6 @@ class Model(nn.Module):
         lowest = states.new_full(shape, -torch.inf)
         return lowest.scatter_reduce(0, row[:, None].expand_as(states), states, "amax")
 
-    # ---- generation, with the keys and values of all earlier tokens in a cache
-
-    def new_cache(self, rows, longest):
-        """Return a cache for the keys and values of R rows of at most M tokens, (layers, R, 2 Hkv,
-        M, K). Token i of a row is at index i, so there is no padding before or between tokens."""
-        config = self.config
-        # Zeros: masked slots must be finite, because 0 * NaN is NaN.
-        return self.embed.weight.new_zeros(
-            config.layers, rows, 2 * (config.kv_heads or config.heads), longest, config.key_dim)
-
-    def decode(self, tokens, positions, cache):
-        """Decode one token per row, (R,) at positions (R,), with the cache of these rows; return
-        the logits of the next tokens (R, V)."""
-        longest = int(positions.max()) + 1
-        mask = None
-        if int(positions.min()) + 1 < longest:
-            keys = torch.arange(longest, device=tokens.device)  # (M,)
-            mask = (keys <= positions[:, None])[:, None, None]  # (R, 1, 1, M)
-        return self.logits(self(DecodeStep(tokens, positions, longest, mask), cache=cache))
-
-
-class DecodeStep(NamedTuple):
-    """Instead of a Packed: one new token for each of R rows that are in the cache."""
-    tokens: torch.Tensor  # (R,)
-    positions: torch.Tensor  # (R,) position of the new token in its row
-    longest: int  # M, one more than the largest position
-    # (R, 1, 1, M) bool: the positions that it attends to, up to its own; None: all
-    mask: torch.Tensor | None
-
-    def row_of_token(self):
-        return torch.arange(len(self.positions), device=self.positions.device)
-
 
 def set_attention(module, back_end, device, element_size):
     """Choose the attention back end of every layer: "auto", "sdpa" or "triton". Return the set of
@@ -677,135 +459,13 @@ def compile_blocks(module):
             block.compile(dynamic=True)
 
 
-# ---- LoRA: train a low-rank update of frozen weights [Hu et al. 2022, eq. 3]
-
-LORA_SCALE = 2  # alpha / rank
-LORA_DROPOUT = 0.1
-
-
-class LowRank(nn.Module):
-    """A frozen linear layer with a trained update of each projection that it has side by side:
-    W x + (alpha / rank) B A dropout(x), B = 0 at first. `sizes`: outputs of the projections."""
-
-    def __init__(self, linear, sizes, rank):
-        super().__init__()
-        like = linear.weight
-        bound = like.shape[1] ** -0.5
-        self.linear = linear
-        self.dropout = nn.Dropout(LORA_DROPOUT)
-        self.a = nn.ParameterList()
-        self.b = nn.ParameterList()
-        for size in sizes:
-            a = like.new_empty(rank, like.shape[1])
-            self.a.append(a.uniform_(-bound, bound))  # PEFT's initial values
-            self.b.append(like.new_zeros(size, rank))
-
-    @property
-    def weight(self):
-        """The merged weight, for files."""
-        updates = [b @ a for a, b in zip(self.a, self.b)]
-        return self.linear.weight + torch.cat(updates) * LORA_SCALE
-
-    def forward(self, x):
-        updates = [F.linear(F.linear(self.dropout(x), a), b) for a, b in zip(self.a, self.b)]
-        return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
-
-
-class TrainableEmbeddingRows(nn.Module):
-    """A frozen embedding of which only the rows `ids` are trained: those of new tokens."""
-
-    def __init__(self, embedding, ids):
-        super().__init__()
-        ids = torch.as_tensor(ids, device=embedding.weight.device)
-        self.embedding = embedding
-        self.register_buffer("ids", ids, persistent=False)
-        self.rows = nn.Parameter(embedding.weight[ids].clone())
-
-    @property
-    def weight(self):
-        """The whole table (V, D), for tied logits too."""
-        return self.embedding.weight.index_copy(0, self.ids, self.rows)
-
-    def forward(self, tokens):
-        return F.embedding(tokens, self.weight)
-
-
-def add_lora(model, rank, new_ids=()):
-    """Freeze a Model; train low-rank updates of the seven projections of every block (six without
-    a gate), and the embeddings of `new_ids`."""
-    model.requires_grad_(False)
-    for block in model.blocks:
-        attention = block.attention
-        mlp = block.mlp
-        width = attention.out.out_features
-        attention.qkv = LowRank(attention.qkv, attention.sizes, rank)
-        attention.out = LowRank(attention.out, [width], rank)
-        mlp.up = LowRank(mlp.up, mlp.sizes, rank)
-        mlp.down = LowRank(mlp.down, [width], rank)
-    if len(new_ids):
-        model.embed = TrainableEmbeddingRows(model.embed, new_ids)
-    return model
-
-
-def plain_weights(model):
-    """Return the state of a Model under the names that it has without LoRA, updates merged."""
-    state = model.state_dict()
-    for name, module in model.named_modules():
-        if isinstance(module, (LowRank, TrainableEmbeddingRows)):
-            own = {key: state.pop(f"{name}.{key}") for key in module.state_dict()}
-            state[f"{name}.weight"] = module.weight.detach()
-            if "linear.bias" in own:
-                state[f"{name}.bias"] = own["linear.bias"]
-    return state
-
-
-# ---- files
-
-
-class Uninitialized(TorchFunctionMode):
-    """Skip torch.nn.init. On the device "meta", normal_ imports torch.compile, which takes 2 s."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if getattr(function, "__module__", "") == "torch.nn.init":
-            return None
-        return function(*args, **kwargs or {})
-
-
-def save(model, path):
-    """Write config and weights as one file, from which `load` rebuilds the model."""
-    # torch.save turns a KeyboardInterrupt into a RuntimeError.
-    with uninterrupted(), atomic_file(path) as file:
-        torch.save({"config": asdict(model.config), "weights": plain_weights(model)}, file)
-
-
-def load(path, device="cpu", mmap=False):
-    """Rebuild a saved Model, in eval mode. mmap: as in read_torch. Config fields that an older file
-    lacks get their defaults. Raises BadInput if the file is missing, damaged or of another
-    version."""
-    saved = read_torch(path, device, mmap)
+@contextlib.contextmanager
+def in_eval_mode(model):
+    """Turn off dropout and gradients until the block ends."""
+    was_training = model.training
+    model.eval()
     try:
-        config = ModelConfig(**saved["config"])
-        with torch.device("meta"), Uninitialized():  # its weights are those of the file
-            model = Model(config)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path} is not a model of this version ({error}): use the version that "
-                       "wrote it") from None
-    # Fused AdamW would write outside of a tensor of a forged file that repeats its numbers.
-    weights = {name: weight.float().contiguous() for name, weight in saved["weights"].items()}
-    model.load_state_dict(weights, assign=True)
-    return model.eval()
-
-
-def add_tokens(model, count, known):
-    """Return a Model with embeddings for `count` more tokens: the mean of those of the `known`
-    tokens that its tokenizer has."""
-    weights = model.state_dict()
-    for name in weights.keys() & {"embed.weight", "vocabulary.weight", "vocabulary_bias"}:
-        old = weights[name]
-        mean = old[:known].mean(0, keepdim=True).expand(count, *old.shape[1:])
-        # The new tokens first get the unused rows after those of the tokenizer.
-        weights[name] = torch.cat([old[:known], mean, old[known + count:]])
-    with torch.device("meta"), Uninitialized():
-        larger = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
-    larger.load_state_dict(weights, assign=True)
-    return larger.train(model.training)
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

@@ -6,22 +6,16 @@ Axes: T tokens of the packed line, R rows, D width, N selected positions or comp
 """
 
 import copy
-import importlib.util
 import math
-import os
-import sys
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from common import (
+from base.common import (
     AtLeast0,
     AtLeast1,
     BadInput,
@@ -30,23 +24,12 @@ from common import (
     NotNegative,
     Positive,
     PositiveFraction,
-    did_you_mean,
-    file_hash,
-    shown,
-    whole,
 )
-from data import add_special, apply_bert_masking, concat_ids, fixed_count_mask, token_mask
+from base.processes import all_gather_with_grad, num_processes, whole
+from base.tokenizer import add_special, concat_ids
+from data import Packed, Segment, apply_bert_masking, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
-from model import (
-    Block,
-    ModelConfig,
-    Packed,
-    Regressor,
-    Segment,
-    initialize,
-    run_blocks,
-    sinusoids,
-)
+from model import Block, ModelConfig, Regressor, initialize, run_blocks, sinusoids
 
 # ---- losses, the simplest first: (N, D), (N, D) -> (), computed in float32 at every precision
 
@@ -189,22 +172,6 @@ def align(kind, x, y, temperature=0.07, intra_side_negatives=True, include_self=
     return LOSSES[kind](x, y)
 
 
-def num_processes():
-    """Return how many processes train together (torchrun)."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def all_gather_with_grad(x):
-    """Gather the items of all processes, with gradients: (N, D) -> (processes * N, D). Each process
-    then computes the loss of the whole batch, and DDP averages their gradients."""
-    if num_processes() == 1:
-        return x
-    from torch.distributed.nn.functional import all_gather  # missing in builds without distributed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # its successor has no public name yet
-        return torch.cat(all_gather(x, dist.group.WORLD))
-
-
 # ---- what objectives are made of
 
 
@@ -258,7 +225,6 @@ class Objective(nn.Module):
     pool = "cls"  # the state that is the sentence embedding, one of model.POOLS
     paper = {}  # settings and options of the paper; those that are missing have defaults
     toy = {}  # settings that differ at size toy
-    presets = {}  # {name: (settings on top of `paper`, settings on top of `toy`)}
     eval_overrides = {}  # options that differ for the validation loss
     collapse_advice = "FAQ.md says what helps"  # printed when the embeddings collapse
     file_hash = ""  # of the file that --objective named
@@ -375,12 +341,8 @@ def check_heads(name, heads, width):
 # rises for 30 % of three epochs and then has a cosine decay.
 MEXMA = dict(lr=1e-4, steps=300_000, warmup=1.0, lr_start=0.1, schedule="constant",
              weight_decay=0.0, clip=1.2, max_length=200)
-# What the presets of contrastive, mexma and bepa share at the toy scale. Experiments name them, so
-# together with the class each has all values. FROM_BAG starts as a bag of words, and reads the mean
-# of the hidden states; CLS is a [CLS] embedding with Muon.
+# Toy values of the objectives of translation pairs.
 PAIRS_TOY = dict(batch=64, warmup=0.1, lr_start=0.0, schedule="cosine", max_length=128)
-FROM_BAG = dict(PAIRS_TOY, optimizer="adamw", layers=2, pool="mean", zero_init=True)
-CLS = dict(PAIRS_TOY, optimizer="muon", embedding_lr=1.0, layers=3, pool="cls", zero_init=False)
 MEXMA_TOY = dict(accumulate=1, align="cosine", align_weight=2.0, koleo_weight=1.0, head_heads=4,
                  head_hidden=512, eval_every=150)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
@@ -397,7 +359,6 @@ class Mlm(Objective):
     paper = dict(lr=1e-4, batch=256, steps=1_000_000, warmup=0.01, schedule="linear",
                  weight_decay=0.01, clip=1.0, max_length=510)
     toy = dict(HYBRID_TOY, batch=128)  # as many sentences as 64 pairs
-    presets = {"hybrid": (dict(HYBRID, regressor=True), HYBRID_TOY)}  # the baseline of hybrid
 
     @dataclass(frozen=True)
     class Config(MaskConfig):
@@ -432,14 +393,6 @@ class Contrastive(Objective):
     views = 2
     paper = dict(MEXMA, batch=1200)
     toy = dict(PAIRS_TOY, optimizer="muon", lr=4e-3, steps=500, layers=2)
-    # bag: the mean of the token embeddings, the simplest encoder. Rotary positions act inside
-    # attention alone, so it does not know the order of the tokens.
-    presets = {
-        "from-bag": ({}, dict(FROM_BAG, lr=1e-3, embedding_lr=10.0, steps=700)),
-        "cls": ({}, dict(CLS, lr=2e-3, steps=500)),
-        "bag": (dict(layers=0, pool="mean", positions="rotary"),
-                dict(FROM_BAG, lr=1e-2, embedding_lr=1.0, batch=256, steps=500, layers=0,
-                     zero_init=False))}
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
@@ -476,7 +429,6 @@ class Ntp(Objective):
     paper = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0,
                  clip=1.0, max_length=512, data="regex")
     toy = dict(optimizer="muon", lr=8e-3, batch=64, steps=300, warmup=0.1, max_length=128)
-    presets = {"scratch": (dict(lr=8e-5), {})}
 
     @dataclass(frozen=True)
     class Config(Objective.Config):
@@ -564,11 +516,6 @@ class Mexma(Objective):
     # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
     toy = dict(PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=8e-3, steps=120, layers=2,
                head_layers=1, eval_every=60)
-    presets = {
-        "from-bag": ({}, dict(FROM_BAG | MEXMA_TOY, lr=5e-4, embedding_lr=20.0, steps=340,
-                              mask_first=0.95, mask_second=0.95, head_layers=1)),
-        "cls": ({}, dict(CLS | MEXMA_TOY, lr=4e-3, steps=300, mask_first=0.4, mask_second=0.4,
-                         head_layers=2))}
 
     @dataclass(frozen=True)
     class Config(AlignConfig):
@@ -730,7 +677,6 @@ class Bepa(Objective):
     # With `hidden`, a model from scratch would have to learn the positions of both sentences.
     toy = dict(PAIRS_TOY, optimizer="muon", lr=2e-3, steps=360, schedule="linear", layers=2,
                cls_view="clean")
-    presets = {"cls": ({}, dict(CLS, lr=4e-3, steps=500, schedule="linear", cls_view="clean"))}
 
     @dataclass(frozen=True)
     class Config(AlignConfig, MaskConfig):
@@ -840,7 +786,6 @@ class LlmJepa(Ntp):
     does not see the [PRED]s; the Code again, which sees only the start, [CLS] and a system turn.
     """
     name = "llm-jepa"  # views, pool and training values are inherited from Ntp
-    presets = {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})}  # [table 2]
     eval_overrides = dict(jepa_dropout=0.0)
     collapse_advice = "a finding, not a bug; the cosine does this also where the answers are good"
 
@@ -892,12 +837,12 @@ class LlmJepa(Ntp):
         affixes = LlmJepa.affixes(config, special)
         # With [PRED]s before it, the Text needs a segment of its own.
         is_apart = config.pred_position == "prepend" and not config.reverse
-        make_row, text_number, code_number = (text_apart, 2, 3) if is_apart else (text_first, 0, 2)
+        make_row, text_number = (text_apart, 2) if is_apart else (text_first, 0)
         rows = [make_row(example, affixes, special) for example in examples]
         packed = Packed.of_segments(rows)
         ends = np.cumsum([len(segment.tokens) for row in rows for segment in row])
         ends = ends.reshape(len(rows), -1)  # the end of each segment: (N, 3 or 4)
-        lasts = ends[:, [text_number, code_number]].T - 1  # (2, N)
+        lasts = ends[:, [text_number, -1]].T - 1  # (2, N): the Code is the last segment
         return dict(packed=packed, **next_tokens(packed, rows, examples, config.labels, special),
                     vector_index=torch.from_numpy(lasts))
 
@@ -1155,37 +1100,3 @@ def draw_blocks(length, block_fraction, context_fraction, config, rng):
 
 OBJECTIVES = {"mexma": Mexma, "bepa": Bepa, "hybrid": Hybrid, "llm-jepa": LlmJepa, "mlm": Mlm,
               "ntp": Ntp, "contrastive": Contrastive}
-
-
-def find_objective(objective):
-    """Return an Objective class: one of OBJECTIVES by its name, the last one that a file such as
-    "my_idea.py" defines, or a class itself. Raises BadInput."""
-    if isinstance(objective, str) and objective.endswith(".py"):
-        objective = objective_in_file(Path(objective).expanduser())
-    elif isinstance(objective, str):
-        if objective not in OBJECTIVES:
-            raise BadInput(f"objective {shown(objective)!r} is unknown: choose one of "
-                           f"{', '.join(OBJECTIVES)}, or a file such as gallery/stp.py"
-                           f"{did_you_mean(objective, OBJECTIVES)}")
-        objective = OBJECTIVES[objective]
-    if not objective.name or OBJECTIVES.get(objective.name, objective) is not objective:
-        raise BadInput(f"the class {objective.__name__} needs a name of its own, for the folder of "
-                       "its runs: add name = 'my_idea' to it")
-    return objective
-
-
-def objective_in_file(path):
-    """Run a Python file and return the last Objective that it defines. Raises BadInput."""
-    if not os.path.isfile(path):
-        raise BadInput(f"--objective {shown(path)}: this file does not exist")
-    # The prefix keeps the module apart from one of ours with the same name.
-    spec = importlib.util.spec_from_file_location(f"objective_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there for the types of their fields
-    spec.loader.exec_module(module)
-    classes = [value for value in vars(module).values() if isinstance(value, type)
-               and issubclass(value, Objective) and value.__module__ == spec.name]  # not imported
-    if not classes:
-        raise BadInput(f"{path} defines no objective: write a subclass of Objective")
-    classes[-1].file_hash = file_hash(path)
-    return classes[-1]

@@ -5,7 +5,7 @@
     torchrun --nproc_per_node 8 train.py ...          # the same on 8 GPUs
 
 Run the same command again to resume. This file is the training loop: read Run.steps first, then
-Run.train_step. settings.py has the flags, and runs.py the files that a run writes.
+Run.train_step. harness/settings.py has the flags, and harness/ the files that a run writes.
 
 In a notebook, pass the flags as keywords. With out=None no run folder is written:
 
@@ -46,30 +46,24 @@ from tqdm import tqdm
 import corpora
 import data
 import evaluate
-import runs
-from common import (
+from base.common import (
     STOPS,
-    BadInput,
     ProgressLines,
-    check_shard,
-    join_processes,
     locked,
     make_folder,
-    mean_over_ranks,
     run_program,
-    shard,
-    shown,
     uninterrupted,
     usable_device,
     usable_precision,
     warn,
-    whole,
 )
-from corpora.overlap import share_a_text
-from model import Block, Packed, compile_blocks, set_attention, to_device
-from objectives import MaskConfig, find_objective
-from optimizer import learning_rate, make_optimizer, set_learning_rate
-from settings import TrainConfig, parse, resolve_config
+from base.optimizer import learning_rate, make_optimizer, set_learning_rate
+from base.processes import check_shard, join_processes, mean_over_ranks, shard, whole
+from data import Packed, to_device
+from harness import runs, screen, weights
+from harness.rows import open_data
+from harness.settings import TrainConfig, find_objective, parse, resolve_config
+from model import Block, compile_blocks, in_eval_mode, set_attention
 
 
 class Run:
@@ -80,30 +74,37 @@ class Run:
         # open_run and resolve_config look these up, so their types are checked first.
         TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
         init = runs.open_run(given["init"], mmap=True) if given.get("init") else None
-        self.train, self.options, shape, self.notes = resolve_config(objective_class, given, init)
-        train = self.train
+        settings, self.options, shape, self.notes = resolve_config(objective_class, given, init)
+        self.settings = settings
         self.objective_class = objective_class
-        self.init = init and runs.adapt_init(init, objective_class, self.options)
+        self.init = init and weights.adapt_init(init, objective_class, self.options)
         self.command = command
-        self.rank, self.world, self.device = join_processes(usable_device(train.device))
-        self.folder = Path(train.out)
+        self.rank, self.world, self.device = join_processes(usable_device(settings.device))
+        self.folder = Path(settings.out)
         self.writes = writes and self.rank == 0
         saved = runs.read_checkpoint(self.folder) if writes else None
         # A resumed run keeps its precision, also on a machine that would choose another one.
-        precision = saved["precision"] if saved and train.precision == "auto" else train.precision
-        self.precision = usable_precision(precision, self.device)
-        check_shard(train, self.precision, self.world)
-        open_data(self, resumed=saved is not None)
+        is_kept = saved and settings.precision == "auto"
+        self.precision = usable_precision(saved["precision"] if is_kept else settings.precision,
+                                          self.device)
+        check_shard(settings, self.precision, self.world)
+        tokenizer = self.init.tokenizer if self.init else None
+        if saved and not self.init:  # a tokenizer that is trained again could give other ids
+            tokenizer = runs.read_tokenizer(self.folder)
+        self.data = open_data(settings, objective_class, self.options, tokenizer, self.rank,
+                              self.world)
 
-        torch.manual_seed(train.seed)  # all processes start from the same weights
-        self.model = runs.make_model(train, shape, self.init, self.tokenizer.special)
+        torch.manual_seed(settings.seed)  # all processes start from the same weights
+        self.model = weights.make_model(settings, shape, self.init,
+                                        self.data.tokenizer.special)
         self.init = self.init and self.init._replace(model=None)  # which needs memory
         self.objective = objective_class(self.model, self.options)
         for module in self.objective.modules():
-            module.is_checkpointed = train.gradient_checkpointing  # transformer blocks read this
+            module.is_checkpointed = settings.gradient_checkpointing  # transformer blocks read this
         dtype = getattr(torch, self.precision)
-        self.layouts = set_attention(self.objective, train.attention, self.device, dtype.itemsize)
-        if train.shard:
+        self.layouts = set_attention(self.objective, settings.attention, self.device,
+                                     dtype.itemsize)
+        if settings.shard:
             blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
             self.model = shard(self.objective, blocks, self.device, self.rank, self.world)
         else:
@@ -111,21 +112,22 @@ class Run:
         # Its cache would keep every block's weights in bfloat16 until the end of the forward.
         self.autocast = functools.partial(torch.autocast, self.device.type, dtype,
                                           enabled=dtype != torch.float32,
-                                          cache_enabled=not train.shard)
+                                          cache_enabled=not settings.shard)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
-        self.optimizer = make_optimizer(self.objective, train)
-        self.config = {"objective": objective_class.name, **asdict(train),
+        self.optimizer = make_optimizer(self.objective, settings)
+        self.config = {"objective": objective_class.name, **asdict(settings),
                        "model": asdict(self.model.config),
                        objective_class.name: asdict(self.options)}
         self.step = 0  # the number of complete steps
         self.tokens, self.seconds = 0, 0.0  # of training, up to the last flush_metrics
-        self.untrained = None  # {"task/metric": number} of the first evaluation, also with --init
+        self.first_scores = None  # {"task/metric": number} of the first evaluation
+        self.example_number = 0  # the twin that the model confused there, shown at every evaluation
         self.saved_step = 0  # of the last save_checkpoint, which writes nothing without a folder
         self.records = []  # what this process appended to the log, also without a folder
         self.evaluated = None  # the step of the last evaluation
         self.example = []  # lines with what the model made of one row there
         self.pending = []  # metrics of the steps since the last record, still on the device
-        torch.manual_seed(train.seed + 1 + self.rank)  # each process has its own dropout
+        torch.manual_seed(settings.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
             runs.load_checkpoint(self, saved)
 
@@ -138,19 +140,19 @@ class Run:
         If you leave the loop (break, Ctrl-C, an exception in your code), a single process saves its
         last complete step, and the next loop continues from there. Several processes keep their
         last checkpoint."""
-        train = self.train
+        settings = self.settings
         # Read the rows now: an error in them must come before the folder exists.
         self.evaluation()
         # A background thread prepares the next batches while this one is being computed.
-        with (locked(self.folder, self.writes),
-              contextlib.closing(data.prefetch(self.make_batch, self.step, train.steps)) as batches,
+        prefetched = data.prefetch(self.make_batch, self.step, settings.steps)
+        with (locked(self.folder, self.writes), contextlib.closing(prefetched) as batches,
               self.saved_when_left()):
             if self.writes:
                 runs.prepare(self)
-            if train.compile:
+            if settings.compile:
                 compile_blocks(self.objective)
             forward = self.objective
-            if self.world > 1 and not train.shard:  # without a second copy of all gradients
+            if self.world > 1 and not settings.shard:  # without a second copy of all gradients
                 untied = not self.model.config.tied  # an objective need not use the vocabulary
                 forward = DistributedDataParallel(
                     forward, gradient_as_bucket_view=True,
@@ -159,7 +161,7 @@ class Run:
             while True:
                 if self.evaluation_is_due():
                     yield self.evaluate()
-                if self.step == train.steps:
+                if self.step == settings.steps:
                     break
                 # A flush precedes each evaluation, save and yield, so the clock measures training.
                 if not self.pending:
@@ -168,11 +170,11 @@ class Run:
                 with uninterrupted():
                     self.pending.append(self.train_step(micro_batches, forward))
                     self.step += 1
-                    self.objective.after_step(self.step / train.steps)
+                    self.objective.after_step(self.step / settings.steps)
 
-                last = self.step == train.steps
-                logs = self.step % (every or train.log_every) == 0 or last
-                saves = self.step % train.save_every == 0 or last
+                last = self.step == settings.steps
+                logs = self.step % (every or settings.log_every) == 0 or last
+                saves = self.step % settings.save_every == 0 or last
                 if logs or saves or self.evaluation_is_due():
                     record = self.flush_metrics()
                 if saves:
@@ -185,7 +187,7 @@ class Run:
         Return {name: tensor ()}: the loss and its terms, averaged over micro-batches and processes;
         tokens, summed over micro-batches and averaged over processes; grad_norm, before clipping.
         Nothing here waits for the GPU, except float16's loss scaling with Muon."""
-        set_learning_rate(self.optimizer, learning_rate(self.step, self.train))
+        set_learning_rate(self.optimizer, learning_rate(self.step, self.settings))
         micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
         total = {}
         for one in micro_batches:
@@ -201,7 +203,7 @@ class Run:
         metrics = mean_metrics(total, self.world)
         self.scaler.unscale_(self.optimizer)  # clip the true gradients, not the scaled ones
         norm = whole(torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
-                                                    self.train.clip or math.inf))
+                                                    self.settings.clip or math.inf))
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -210,15 +212,15 @@ class Run:
     def make_batch(self, step, training=True):
         """Return the micro-batches of a step, a list of what collate returns: of training rows, or
         of held-out ones. With equal settings and data they depend on (seed, step, rank) alone."""
-        batches, options = self.batches, self.options
+        batches, options = self.data.batches, self.options
         if not training:
-            batches = self.validation
+            batches = self.data.validation
             options = replace(options, **self.objective_class.eval_overrides)
         examples = batches.examples(step)
         rng = batches.rng(step)  # for collate; `examples` draws from generators of its own
-        size = self.train.batch // self.train.accumulate
+        size = self.settings.batch // self.settings.accumulate
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
-                                                      self.tokenizer.special)
+                                                      self.data.tokenizer.special)
                          for first in range(0, len(examples), size)]
         # Prepare attention here, in the background thread, and not in the first layer.
         for batch in micro_batches:
@@ -244,7 +246,7 @@ class Run:
             self.pending = []
             self.tokens += tokens
             self.seconds += seconds
-            record = {"step": self.step, **mean, "lr": learning_rate(self.step - 1, self.train),
+            record = {"step": self.step, **mean, "lr": learning_rate(self.step - 1, self.settings),
                       "tokens": self.tokens, "seconds": round(self.seconds, 3),
                       "tokens_per_second": round(tokens / max(seconds, 1e-9))}
             runs.append_log(self, record)
@@ -276,7 +278,7 @@ class Run:
 
     def evaluation_is_due(self):
         """Return whether this step has an evaluation that this process has not done yet."""
-        is_scheduled = self.step % self.train.eval_every == 0 or self.step == self.train.steps
+        is_scheduled = self.step % self.settings.eval_every == 0 or self.step == self.settings.steps
         return is_scheduled and self.evaluated != self.step
 
     def evaluate(self):
@@ -284,38 +286,28 @@ class Run:
         evaluation = self.evaluation()
         scores = self.scores(evaluation)
         results = {name: value for name, value in scores.items() if math.isfinite(value)}
-        if self.untrained is None:
+        if self.first_scores is None:
+            self.first_scores = results
             if self.writes:
                 runs.write_untrained(self, evaluation.embeddings)
-            # The twin that the model confuses now is shown at every evaluation.
-            number = evaluate.confused_twin(evaluation) if self.rank == 0 else 0
-            self.untrained = results | {"example": number}
+            if self.rank == 0:
+                self.example_number = screen.confused_twin(evaluation)
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
             runs.append_log(self, {"step": self.step, "warning": text})
             if self.rank == 0:
                 warn(f"step {self.step}: {text}")
-        if self.writes and self.step == self.train.steps:
+        if self.writes and self.step == self.settings.steps:
             runs.write_eval_json(self, results)
-        number = self.untrained.get("example", 0)
+        number = self.example_number
         if number >= len(evaluation.rows.reordered):  # step 0 had a larger --eval-limit
             number = 0
         record = {"step": self.step, "eval": results, "example": number}
         runs.append_log(self, record)
         self.evaluated = self.step
         if self.rank == 0:
-            self.example = self.example_lines(evaluation, number)
+            self.example = screen.example_lines(self, evaluation, number)
         return record
-
-    def example_lines(self, evaluation, number):
-        """Return lines that show what the model makes of one held-out row: a twin with this number
-        in rows.reordered, a translation, an answer, or a masked token."""
-        if evaluate.has_twins(evaluation):
-            return evaluate.twin_lines(evaluation, number)
-        # With --shard, all processes would have to compute the masked token.
-        if evaluation.views < 2 and isinstance(self.options, MaskConfig) and not self.train.shard:
-            return evaluate.gap_lines(self.objective, evaluation.rows)
-        return ["    " + line for line in evaluate.examples(evaluation, count=1)]
 
     def scores(self, evaluation=None):
         """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
@@ -325,22 +317,23 @@ class Run:
             return {}
         self.model.to(self.device)
         scores = losses | evaluate.run(evaluation or self.evaluation())
-        if self.train.shard and self.step < self.train.steps:
+        if self.settings.shard and self.step < self.settings.steps:
             self.model.to("cpu")  # the GPU needs the memory for training
         return scores
 
     def validate(self):
         """Return {"validation/TERM": number}, the loss terms on held-out rows."""
-        if not self.validation:
+        validation, count = self.data.validation, len(self.data.held_out)
+        if not validation:
             return {}
-        rows = min(self.train.eval_limit or len(self.held_out), len(self.held_out))
+        rows = min(self.settings.eval_limit or count, count)
         micro_batches = []
-        for step in range(max(1, rows // (self.validation.batch * self.world))):
+        for step in range(max(1, rows // (validation.batch * self.world))):
             micro_batches += self.make_batch(step, training=False)
         micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
         total = {}
         devices = [self.device] if self.device.type == "cuda" else []
-        with evaluate.in_eval_mode(self.objective), torch.random.fork_rng(devices):
+        with in_eval_mode(self.objective), torch.random.fork_rng(devices):
             for one in micro_batches:
                 add_terms(total, *self.objective(one), len(micro_batches))
         metrics = mean_metrics(total, self.world)
@@ -354,12 +347,12 @@ class Run:
     @functools.cached_property
     def rows(self):
         """The held-out rows that evaluations read, as evaluate.EncodedRows."""
-        train = self.train
+        settings = self.settings
         rows = corpora.evaluation_rows(
-            self.eval_source, train.langs, "all" if train.eval_data else "valid",
-            train.eval_limit, system=train.chat == "system")
-        return evaluate.EncodedRows(rows, self.tokenizer, self.model.config, self.affixes,
-                                    train.max_length)
+            self.data.eval_source, settings.langs, "all" if settings.eval_data else "valid",
+            settings.eval_limit, system=settings.chat == "system")
+        return evaluate.EncodedRows(rows, self.data.tokenizer, self.model.config,
+                                    self.data.affixes, settings.max_length)
 
     def evaluation(self):
         """Return an evaluate.Evaluation of the model as it is now, on the held-out rows."""
@@ -367,44 +360,12 @@ class Run:
 
     def encode(self, texts):
         """Return the L2-normalized embeddings (N, D) of N texts, read as the first view is."""
-        embeddings = evaluate.encode(self.model, self.tokenizer, texts, self.affixes[0],
-                                     self.train.max_length)
+        embeddings = evaluate.encode(self.model, self.data.tokenizer, texts, self.data.affixes[0],
+                                     self.settings.max_length)
         return torch.nn.functional.normalize(embeddings, dim=-1)
 
 
 # ---- parts of the loop
-
-
-def open_data(run, resumed):
-    """Open the rows that a run trains on and is evaluated on, and its tokenizer."""
-    train, kind = run.train, run.objective_class
-    tokenizer = run.init.tokenizer if run.init else None
-    if resumed and not run.init:  # a tokenizer that is trained again could give other ids
-        tokenizer = runs.read_tokenizer(run.folder)
-    run.source = run.eval_source = corpora.open_text(train.data, train.langs)
-    run.columns = run.source.columns[:run.source.num_text_columns]  # which all later files have
-    if train.eval_data:
-        run.eval_source = corpora.open_text(train.eval_data, train.langs, like=run.columns)
-    open_rows = functools.partial(data.open_corpus, langs=train.langs, vocab=train.vocab,
-                                  holdout=not train.eval_data, block=train.block)
-    run.corpus = open_rows(run.source, tokenizer, split="train")
-    run.tokenizer = run.corpus.tokenizer
-    run.affixes = kind.affixes(run.options, run.tokenizer.special)
-    make_batches = functools.partial(
-        data.Batches, views=kind.views, rank=run.rank, world=run.world,
-        uses_in_batch_negatives=kind.uses_in_batch_negatives(run.options),
-        max_length=train.max_length, pairs=train.pairs, system=train.chat == "system")
-    run.batches = make_batches(run.corpus, batch=train.batch, seed=train.seed)
-    run.held_out = open_rows(run.eval_source, run.tokenizer, split="valid")
-    if run.held_out.hash == run.corpus.hash:
-        raise BadInput(f"--eval-data {train.eval_data} has the same rows as --data: leave it "
-                       "out, and rows will be held out")
-    size = min(train.batch // train.accumulate, max(1, len(run.held_out) // run.world))
-    run.validation = None
-    try:
-        run.validation = make_batches(run.held_out, batch=size, seed=0)
-    except BadInput as error:  # for example, too few distinct rows for in-batch negatives
-        run.notes.append(f"no validation loss can be computed: {error}")
 
 
 def average_denominators(micro_batches, world):
@@ -453,73 +414,6 @@ def batch(objective, rows=4, step=0, **given):
 # ---- command line
 
 
-def introduce(run, say):
-    """Print what is trained on what, and which values are not the paper's."""
-    train = run.train
-    processes = f" x {run.world} processes" if run.world > 1 else ""
-    say(f"nanoJEPA: {run.objective_class.name}, size {train.size}, {train.steps} steps of "
-        f"{train.batch} examples{processes}, {run.precision} on {run.device}")
-    sizes = [p.numel() for p in run.objective.parameters() if p.requires_grad]
-    epochs = train.steps * train.batch * run.world / len(run.corpus)
-    say(f"  {sum(sizes):,} trained parameters, vocabulary {run.tokenizer.vocab:,}, "
-        f"{epochs:.2f} epochs")
-    for note in run.notes + run.source.notes:
-        say(note)
-    columns = shown(", ".join(run.columns))
-    if "system" in run.corpus.columns[1:]:
-        columns += ", system" if train.chat == "system" else " (not system: --chat plain)"
-    say(f"data {run.corpus.name}: {len(run.corpus):,} rows of {columns}, and "
-        f"{len(run.held_out):,} {'in --eval-data' if train.eval_data else 'held out'}")
-    truncated, count = run.corpus.count_truncated(train.max_length, train.chat == "system")
-    if truncated:
-        say(f"{truncated:,} of {count:,} texts are longer than --max-length {train.max_length} and "
-            "will be truncated")
-    if (train.eval_data or train.init) and not run.eval_source.embedded:
-        hashes = run.eval_source.find_hashes("all" if train.eval_data else "valid",
-                                             run.held_out.columns)
-        runs.warn_of_overlap(share_a_text(hashes, run.trained), run.eval_source.name)
-    if run.step == train.steps:
-        say("this run is finished, and is evaluated again")
-    elif run.step:
-        say(f"resuming at step {run.step} of {train.steps}")
-
-
-def show_evaluation(run, record, say):
-    """Print an evaluation as a row of a table, and what the model makes of one held-out row."""
-    results, step = record["eval"], record["step"]
-    if len([one for one in run.records if "eval" in one]) == 1:  # the first of this process
-        if "retrieval/order" in results:
-            say("\ntwin: the same words and neighboring pairs, another meaning; = right, ! wrong "
-                "(an order error)")
-        say("\n" + evaluate.heading(results))
-    say(evaluate.headline(results, step, "start" if run.train.init else "untrained"))
-    if step and evaluate.verdict(results) == "COLLAPSING":
-        say(f"        all embeddings become the same: {run.objective_class.collapse_advice}")
-    for line in run.example:
-        say(line)
-
-
-def finish(run, results, say):
-    """Print three examples, the results before and after training, and the next commands."""
-    if lines := evaluate.examples(run.evaluation(), count=3):
-        say("\n".join(["", *lines]))
-    say("\n" + evaluate.summary(results, run.untrained,
-                                "start" if run.train.init else "untrained"))
-    folder = shlex.quote(str(run.folder))
-    if run.device.type == "cuda":
-        say(f"peak memory of the GPU: {torch.cuda.max_memory_allocated(run.device) / 1e9:.1f} GB")
-    say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}")
-    commands = {}
-    if run.eval_source.embedded and run.eval_source.name == "toy":
-        commands["-m minimal.bag"] = "what bags of words and of word pairs reach"
-    commands |= {f"evaluate.py {folder}": "all measures, on test rows",
-                 f"-m look {folder}": "one page of pictures; needs requirements-dev.txt"}
-    say("next:")
-    width = max(map(len, commands))
-    for command, about in commands.items():
-        say(f"  python {command:{width}}  # {about}")
-
-
 def interrupt(number, frame):
     raise KeyboardInterrupt(number)
 
@@ -541,15 +435,15 @@ def main(arguments):
     run.evaluation()
     if run.writes:
         make_folder(run.folder)
-    introduce(run, say)
+    screen.introduce(run, say)
     for number in STOPS[1:]:  # Python itself raises KeyboardInterrupt for Ctrl-C
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores a closed terminal
             signal.signal(number, interrupt)
-    bar = tqdm(total=run.train.steps, initial=run.step, dynamic_ncols=True,
+    bar = tqdm(total=run.settings.steps, initial=run.step, dynamic_ncols=True,
                disable=None if run.rank == 0 else True)  # None: no bar in a file
     progress = None
     if bar.disable and run.rank == 0:
-        progress = ProgressLines(run.step, run.train.steps)
+        progress = ProgressLines(run.step, run.settings.steps)
     try:
         with bar, contextlib.closing(run.steps()) as records:
             for record in records:
@@ -559,10 +453,10 @@ def main(arguments):
                              f"{record['tokens_per_second']:,} tokens/s")
                     bar.set_postfix_str(speed)
                     if progress:
-                        left = (run.train.steps - run.step) / run.step * run.seconds
+                        left = (run.settings.steps - run.step) / run.step * run.seconds
                         progress.show(run.step, f"{speed}, {left:.0f} s left")
                 elif record["eval"]:  # only rank 0 has numbers
-                    show_evaluation(run, record, say)
+                    screen.show_evaluation(run, record, say)
     except KeyboardInterrupt as stop:
         saved = f"saved at step {run.saved_step}" if run.saved_step else "nothing is saved yet"
         say(f"stopped; {saved}. To resume: {command}")
@@ -571,7 +465,7 @@ def main(arguments):
         if run.world > 1:
             dist.destroy_process_group()
     if run.rank == 0:
-        finish(run, record["eval"], say)
+        screen.finish(run, record["eval"], say)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import BadInput, comma_list, did_you_mean, shown, warn
+from base.common import BadInput, comma_list, did_you_mean, shown, warn
 from corpora import toy
 from corpora.files import TextFiles
 from corpora.overlap import text_hash

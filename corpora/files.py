@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from common import BadInput, shown
+from base.common import BadInput, shown
 from corpora.columns import NESTED, choose, known_names, languages, parallel_names
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm
 
-from common import atomic_file, digest, make_folder
+from base.common import atomic_file, digest, make_folder
 
 LAYOUT = 13  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once

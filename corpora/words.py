@@ -6,7 +6,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
-from common import BadInput
+from base.common import BadInput
 
 LANGUAGES = ("en", "de", "fr", "es", "ru")
 SPLITS = {"train": range(8), "valid": (8,), "test": (9,)}  # tenths of all possible rows

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from common import AtLeast1, Fraction
+from base.common import AtLeast1, Fraction
 from objectives import Objective, Packed, Teacher, add_special, cosine_distance, mask_rows
 
 

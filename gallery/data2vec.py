@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common import AtLeast1, Fraction, PositiveFraction
+from base.common import AtLeast1, Fraction, PositiveFraction
 from objectives import Mlm, Objective, Packed, Teacher, add_special, upcast
 
 

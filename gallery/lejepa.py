@@ -4,16 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from common import AtLeast1, Fraction
-from objectives import (
-    Objective,
-    Packed,
-    add_special,
-    all_gather_with_grad,
-    epps_pulley,
-    mask_rows,
-    upcast,
-)
+from base.common import AtLeast1, Fraction
+from base.processes import all_gather_with_grad
+from objectives import Objective, Packed, add_special, epps_pulley, mask_rows, upcast
 
 
 class LeJepa(Objective):

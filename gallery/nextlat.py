@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common import NotNegative
+from base.common import NotNegative
 from objectives import Ntp, Objective, no_autocast, upcast
 
 

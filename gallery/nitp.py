@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from common import AtLeast1, BadInput, NotNegative
+from base.common import AtLeast1, BadInput, NotNegative
 from model import MLP
 from objectives import Objective, Packed, add_special, align, token_targets
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from common import Positive
-from objectives import Objective, Packed, add_special, all_gather_with_grad, info_nce
+from base.common import Positive
+from base.processes import all_gather_with_grad
+from objectives import Objective, Packed, add_special, info_nce
 
 
 class SimCse(Objective):

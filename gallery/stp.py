@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from common import NotNegative
+from base.common import NotNegative
 from objectives import Ntp, Objective, cosine_distance
 
 

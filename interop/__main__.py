@@ -15,8 +15,7 @@ import numpy as np
 from torch.nn.functional import normalize
 
 import evaluate
-import runs
-from common import (
+from base.common import (
     BadInput,
     Parser,
     atomic_file,
@@ -27,6 +26,7 @@ from common import (
     usable_device,
 )
 from corpora.files import read_lines
+from harness import runs
 
 
 def import_model(name, folder):

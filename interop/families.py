@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 from transformers import AutoConfig
 
-from common import BadInput, shown
+from base.common import BadInput, shown
 from model import DECODER, ModelConfig
 
 BERTS = ("bert", "roberta", "xlm-roberta")

@@ -30,12 +30,14 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
-import runs
-from common import BadInput, shown, warn
+from base.common import BadInput, shown, warn
+from base.tokenizer import Tokenizer
 from corpora.store import remove_dead_parts
-from data import Tokenizer
+from data import Packed
+from harness import runs
+from harness.weights import save
 from interop.families import SIZES, copy_in, copy_out, read_config, write_config
-from model import Model, Packed, save
+from model import Model
 
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 # Attention is named, because otherwise a file of the folder names it, maybe a kernel on the hub.

@@ -15,7 +15,7 @@ import os
 
 import torch
 
-from common import BadInput, warn
+from base.common import BadInput, warn
 
 from . import schedule
 from .padded import Padded, pad_plan, padded_attention

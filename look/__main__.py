@@ -9,7 +9,7 @@ Each command has its own --help.
 
 import importlib
 
-from common import run_program
+from base.common import run_program
 
 # {command: its file}, which is imported when it is needed: only the page needs matplotlib.
 COMMANDS = {"compare": "compare", "batch": "batch"}

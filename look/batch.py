@@ -8,10 +8,10 @@ objectives.py explains the parts of a batch, above the objective's collate.
 import itertools
 import textwrap
 
-import settings
 import train
-from common import BadInput, Parser, shown
-from model import Packed
+from base.common import BadInput, Parser, shown
+from data import Packed
+from harness import settings
 
 GRID = 64  # largest number of tokens whose mask is drawn
 
@@ -55,7 +55,7 @@ def batch_command(words):
     packed = batch[options.part]
     if not 0 <= options.row < len(packed):
         raise BadInput(f"--row {options.row}: {options.part} has rows 0 to {len(packed) - 1}")
-    rows = token_rows(batch, options.part, run.tokenizer)
+    rows = token_rows(batch, options.part, run.data.tokenizer)
     visible = packed.visible_pairs() / len(packed.tokens) ** 2
     print(f"{run.objective.name}: {len(packed)} rows, {len(packed.tokens)} tokens in one packed "
           f"line; {visible:.0%} of all pairs see each other\n\n"

@@ -8,14 +8,14 @@ Tests are paired over seeds and two-sided. ± is the standard deviation over see
 import math
 import statistics
 
-import runs
-from common import BadInput, Parser, comma_list, did_you_mean, shown
+from base.common import BadInput, Parser, comma_list, did_you_mean, shown
+from harness import runs
+from harness.screen import METRICS
 
 from . import seen
 
-# The metrics of a table by default.
-SHOWN = ("retrieval/xsim", "retrieval/xsim++", "retrieval/order", "generate/exact", "probe/mean",
-         "geometry/rankme", "geometry/cosine/same", "validation/loss", "step", "seconds")
+# The metrics of a table by default: those that have a curve.
+SHOWN = (*(name for name, about in METRICS.items() if about.range is not None), "step", "seconds")
 
 # ---- statistics
 

@@ -12,20 +12,18 @@ from typing import NamedTuple
 import torch
 
 import evaluate
-import metrics
-import runs
-from common import BadInput, shown
+from base import metrics
+from base.common import BadInput, shown
+from harness import runs, screen
 
 from . import compare, plots, seen
 
-# What has a panel beside the loss terms, and what its y axis shows at least. The highest RankMe is
-# that of the log.
-RANGES = {"retrieval/xsim": (0, 100), "retrieval/xsim++": (0, 100), "retrieval/order": (0, 100),
-          "generate/exact": (0, 100), "probe/mean": (0, 100), "geometry/rankme": (0,),
-          "geometry/cosine/same": (0, 1), "geometry/cosine/translations": (0, 1),
-          "validation/loss": (), "lr": (0,), "grad_norm": (0,)}
-TITLES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm before clipping"}
-FACTS = {"step", "tokens", "seconds", "tokens_per_second", "eval", "warning", *RANGES}
+# What has a title, and what has a panel beside the loss terms.
+KNOWN = screen.METRICS | {
+    "loss": screen.Metric("loss"), "lr": screen.Metric("learning rate", range=(0,)),
+    "grad_norm": screen.Metric("gradient norm before clipping", range=(0,))}
+DRAWN = [name for name, about in KNOWN.items() if about.range is not None]
+FACTS = {"step", "tokens", "seconds", "tokens_per_second", "eval", "warning", *DRAWN}
 
 
 class Section(NamedTuple):
@@ -70,7 +68,7 @@ def verdict(groups):
             last, first = [[scores[metric] for one in members for scores in [one.scores(index)]
                             if metric in scores] for index in (-1, 0)]
             if words and last:
-                digits = 2 if "cosine" in metric else 1
+                digits = screen.METRICS[metric].digits
                 words.append(sentence.format(*(
                     f"{each[0]:.{digits}f}" if len(each) == 1 else compare.mean_std(each)
                     for each in (last, first))))
@@ -103,7 +101,7 @@ def results(groups):
     rows = []
     for name in dict.fromkeys(name for members in groups.values() for one in members
                               for name in one.scores()):
-        about = "; ".join(filter(None, evaluate.METRICS.get(name, ())))
+        about = title_of(name) if name in KNOWN else ""
         cells = [compare.mean_std(scores[name] for one in members for scores in [one.scores(index)]
                                   if name in scores)
                  for members in groups.values() for index in (0, -1)]
@@ -121,18 +119,18 @@ def results(groups):
 
 
 def curve_names(groups):
-    """Return the names of everything that one of the runs logged: loss terms, then RANGES."""
+    """Return the names of everything that one of the runs logged: loss terms, then DRAWN."""
     logged = [record for one in itertools.chain(*groups.values()) for record in one.records]
     terms = dict.fromkeys(name for record in logged if "loss" in record for name in record)
     known = {name for record in logged for name in (*record, *record.get("eval", ()))}
-    return [name for name in terms if name not in FACTS] + [name for name in RANGES
+    return [name for name in terms if name not in FACTS] + [name for name in DRAWN
                                                             if name in known]
 
 
 def title_of(metric):
     """Return what a metric is, and what a good value of it is."""
-    about = evaluate.METRICS.get(metric) or [TITLES.get(metric, f"loss term {metric}")]
-    return "; ".join(filter(None, about))
+    about = KNOWN.get(metric) or screen.Metric(f"loss term {metric}")
+    return "; ".join(filter(None, (about.title, about.remark)))
 
 
 def draw_curve(axis, groups, metric, title, y):
@@ -155,9 +153,9 @@ def draw_curve(axis, groups, metric, title, y):
 
 
 def show_range(axis, every, metric):
-    """Let the y axis show at least the metric's RANGES, given what has its curves."""
-    at_least = [*RANGES.get(metric, ())]
-    if metric == "geometry/rankme":
+    """Let the y axis show at least the metric's range, given what has its curves."""
+    at_least = list(KNOWN[metric].range) if metric in DRAWN else []
+    if metric == "geometry/rankme":  # the highest possible one, that of the log
         at_least += [100 * rank / share for one in every for rank, share in zip(
             one.curve(metric).values(), one.curve("geometry/rankme_share").values())]
     axis.update_datalim([(0, value) for value in at_least], updatex=False)

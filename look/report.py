@@ -3,7 +3,7 @@
 import html
 from pathlib import Path
 
-from common import BadInput, Parser, atomic_file, new_file
+from base.common import BadInput, Parser, atomic_file, new_file
 
 from . import panels, plots, seen
 

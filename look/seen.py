@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import evaluate
-import runs
-from common import BadInput, shown
+from base import metrics
+from base.common import BadInput, shown
+from harness import runs
 
 # Settings that do not make two runs different ones.
 IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_data"}
@@ -40,11 +41,11 @@ class Seen(NamedTuple):
         return facts | self.scores()
 
     def verdicts(self):
-        """Return {step: evaluate.verdict}. That of random weights means nothing."""
+        """Return {step: metrics.verdict}. That of random weights means nothing."""
         said = {}
         for step, results in self.evaluations().items():
             if "geometry/rankme" in results and (step or self.first["config"].get("init")):
-                said[step] = evaluate.verdict(results)
+                said[step] = metrics.verdict(results)
         return said
 
 

@@ -9,7 +9,7 @@ import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 
-import metrics
+from base import metrics
 from look.plots import COLOURS, SMALL, Picture, finish, inches, lines, panels, plain
 
 GREY = "#E8E8E8"

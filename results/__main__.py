@@ -16,7 +16,7 @@ Each command has its own --help.
 
 import importlib
 
-from common import BadInput, did_you_mean, run_program
+from base.common import BadInput, did_you_mean, run_program
 
 # {command: its file}, which is imported when it is needed: some need requirements-dev.txt.
 COMMANDS = {"show": "show", "board": "show", "readme": "show", "plot": "plots",

@@ -9,7 +9,7 @@ import json
 import lzma
 from pathlib import Path
 
-from common import atomic_file
+from base.common import atomic_file
 from look.compare import aligned, mean_std, paired_test
 
 ROOT = Path(__file__).parent.parent

@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-import runs
-import settings
 import train
-from common import BadInput, Parser
-from model import Block, to_device
+from base.common import BadInput, Parser
+from data import to_device
+from harness import runs, settings
+from model import Block
 
 BATCHES = 8  # that are averaged: the rows of a batch have random lengths
 
@@ -55,7 +55,7 @@ def step_flops(words):
     for weight, run.options in kinds:
         for batch in itertools.chain.from_iterable(map(run.make_batch, range(BATCHES))):
             total += weight * batch_flops(run.objective, batch) / BATCHES
-    return total, run.train.steps
+    return total, run.settings.steps
 
 
 def matching_steps(flops, words):

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 import kernels
-from common import BadInput, Parser, atomic_file, make_folder
+from base.common import BadInput, Parser, atomic_file, make_folder
+from data import Packed, Segment
 from kernels import bench
-from model import Packed, Segment
 
 from . import peers
 from .compare import times_lines

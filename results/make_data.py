@@ -15,9 +15,9 @@ import random
 import re
 from pathlib import Path
 
-from common import BadInput, Parser, atomic_file, make_folder
+from base.common import BadInput, Parser, atomic_file, make_folder
+from base.tokenizer import Tokenizer
 from corpora.overlap import bag_of_words, normalized
-from data import Tokenizer
 
 # {our column: its name in the files of Tatoeba, and of NTREX}
 TATOEBA = {"en": "eng", "de": "deu", "fr": "fra", "ru": "rus", "zh": "cmn", "tr": "tur"}

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 import data
-from common import BadInput, Parser, usable_precision
+from base.common import BadInput, Parser, usable_precision
+from data import to_device
 from kernels import bench
 from kernels.bench import DEVICE, GPU
-from model import DECODER, Model, ModelConfig, rows_at, set_attention, to_device
+from model import DECODER, Model, ModelConfig, rows_at, set_attention
 from objectives import Bepa, Contrastive, LlmJepa, Mexma, Mlm
 
 from .compare import times_lines

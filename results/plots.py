@@ -2,9 +2,9 @@
 
 import torch
 
-import metrics
 import train
-from common import Parser, atomic_file, new_file
+from base import metrics
+from base.common import Parser, atomic_file, new_file
 from look.plots import COLOURS, headline, lines, panels, png
 
 BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the moving picture

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-import runs
-from common import BadInput, Parser
+from base.common import BadInput, Parser
+from harness import runs
 
 from .compare import EXPERIMENTS, ROOT, keep_records, read_records
 from .flops import matching_steps, step_flops

@@ -4,7 +4,7 @@ import collections
 import re
 import textwrap
 
-from common import BadInput, Parser, atomic_file, did_you_mean, shown
+from base.common import BadInput, Parser, atomic_file, did_you_mean, shown
 from look.compare import aligned, markdown, mean_std, p_text, test_table
 
 from .compare import DATA, EXPERIMENTS, ROOT, by_label, judge, read_records, times_lines

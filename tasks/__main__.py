@@ -11,7 +11,7 @@ import importlib
 import re
 from pathlib import Path
 
-from common import run_program
+from base.common import run_program
 
 
 def list_tasks():

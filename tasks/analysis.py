@@ -17,15 +17,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
-from evaluate import (
-    NotApplicable,
-    embed,
-    map_batches,
-    need_answers,
-    need_translations,
-    task_retrieval,
-)
-from metrics import (
+from base.metrics import (
     errors,
     knn,
     mean,
@@ -36,6 +28,14 @@ from metrics import (
     uniformity,
     unit,
     with_mean,
+)
+from evaluate import (
+    NotApplicable,
+    embed,
+    map_batches,
+    need_answers,
+    need_translations,
+    task_retrieval,
 )
 from objectives import Ntp
 from tasks.probes import measure

@@ -16,9 +16,9 @@ from pathlib import Path
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.preprocessing import normalize
 
-from common import BadInput, shown, warn
+from base.common import BadInput, shown, warn
+from base.metrics import exact, percent, starts_with
 from evaluate import NotApplicable, map_batches, need_answers
-from metrics import exact, percent, starts_with
 
 # ---- GSM8K, NQ-Open, labels
 

@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
-import evaluate
-import runs
-from common import (
+from base.common import (
     AtLeast0,
     AtLeast1,
     BadInput,
@@ -32,9 +30,12 @@ from common import (
     usable_device,
     warn,
 )
+from base.metrics import mean
+from data import Packed
 from evaluate import map_batches
-from metrics import mean
-from model import POOLS, Model, Packed, load
+from harness import runs, screen
+from harness.weights import load
+from model import POOLS, Model
 from tasks import sets
 from tasks.probes import METRICS, headline_mean, majority, measure
 from tasks.questions import Prepared, answering, between, sample
@@ -262,4 +263,4 @@ def main(words):
         every |= results
         if name == flags.task[-1]:
             results |= headline_mean("glue/mean", every, MEAN_OF)
-        print(json.dumps(results) if flags.json else evaluate.table(results))
+        print(json.dumps(results) if flags.json else screen.table(results))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from sklearn.metrics import f1_score
 
-from common import BadInput, shown, warn
+from base.common import BadInput, shown, warn
+from base.metrics import knn, over_pairs
 from corpora import open_text
 from corpora.overlap import bag_of_words
 from evaluate import need_translations
-from metrics import knn, over_pairs
 
 
 def bucc(evaluation):

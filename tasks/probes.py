@@ -22,9 +22,9 @@ from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold
 from sklearn.neural_network import MLPClassifier
 from torch import nn
 
-from common import BadInput, warn
+from base.common import BadInput, warn
+from base.metrics import mean
 from evaluate import embed
-from metrics import mean
 from model import Model
 from tasks import sets
 

@@ -6,8 +6,8 @@ from functools import partial
 
 import corpora
 import evaluate
-import runs
-from common import BadInput, comma_list, did_you_mean, shown, usable_device
+from base.common import BadInput, comma_list, did_you_mean, shown, usable_device
+from harness import runs, screen
 from tasks import analysis, answers, mining, probes, sets
 
 
@@ -90,7 +90,7 @@ def main(words):
         print(json.dumps(results), flush=True)
     else:
         for task in flags.tasks:
-            print(evaluate.table({name: value for name, value in results.items()
+            print(screen.table({name: value for name, value in results.items()
                                   if name.startswith(f"{task}/")}), flush=True)
     if not (flags.hard or flags.of_sets):
         evaluate.keep_results(flags, opened, results, evaluation.rows.label)

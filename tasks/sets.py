@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import BadInput, shown, warn
+from base.common import BadInput, shown, warn
 from corpora.files import READERS, at_line
 
 # {set: number of classes; 0: labels are scores}. Of two classes, class 1 is the one that F1 and

@@ -17,8 +17,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 import torch  # noqa: E402
 
-from common import run_program  # noqa: E402
-from data import Tokenizer  # noqa: E402
+from base.common import run_program  # noqa: E402
+from base.tokenizer import Tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
 # A shell that runs the tests in the background ignores SIGINT, which some tests send.

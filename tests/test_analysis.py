@@ -15,7 +15,7 @@ from test_tasks import WORDS, results_of, write_table
 
 import evaluate
 from corpora import EvaluationRows
-from model import Packed, Segment
+from data import Packed, Segment
 from tasks import analysis
 
 # ---- ranks

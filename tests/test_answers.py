@@ -8,11 +8,11 @@ import pytest
 from test_evaluate import tiny
 from test_tasks import flags_with, results_of
 
-from common import BadInput
+from base.common import BadInput
+from base.tokenizer import Tokenizer
 from corpora import EvaluationRows
-from data import Tokenizer
+from data import Packed
 from evaluate import Answers
-from model import Packed
 from tasks import answers, questions
 
 NUMBERS = {"so 72.\n#### 72": 72, "#### $1,080.50": 1080.5, "#### $-5": -5, "#### 72.": 72,

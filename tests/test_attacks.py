@@ -17,9 +17,8 @@ from test_evaluate import tiny, write_rows, write_run
 from test_house import write_pairs
 from test_train import assert_same_run, command, contents, started
 
-import model
-import runs
 import train
+from harness import runs, weights
 
 
 @pytest.fixture(autouse=True)
@@ -124,13 +123,13 @@ def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(
 
 def test_weights_that_repeat_one_number_or_have_another_type_become_whole_ones():
     """Fused AdamW writes to as many numbers as a weight has, so they must be there."""
-    model.save(tiny(), "model.pt")
+    weights.save(tiny(), "model.pt")
     saved = torch.load("model.pt", weights_only=True)
     size = saved["weights"]["embed.weight"].shape
     for forged in (torch.ones(1).expand(size), torch.ones(size).half()):
         saved["weights"]["embed.weight"] = forged
         torch.save(saved, "model.pt")
-        weight = model.load("model.pt", mmap=True).embed.weight
+        weight = weights.load("model.pt", mmap=True).embed.weight
         assert weight.is_contiguous() and weight.dtype == torch.float32 and (weight == 1).all()
 
 
@@ -225,7 +224,8 @@ def test_a_record_that_a_full_disk_cut_is_no_longer_in_the_log_when_the_loop_goe
 # again. Only this script imports PyTorch; the others are its copies.
 ONE_OF_TWO = """
 import functools, json, os, signal, sys
-import torch._dynamo, train, runs
+import torch._dynamo, train
+from harness import runs
 import torch.distributed as dist
 meet = dist.init_process_group
 

@@ -13,22 +13,22 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import tokenizers
 from cases import make_files
 from test_evaluate import tiny, write_run
 from test_house import SHAPE
 from test_train import assert_same_run, flags
-from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 
 import corpora
-import data
 import evaluate
-import runs
 import train
-from common import BadInput, run_program
+from base.common import BadInput, run_program
+from base.tokenizer import ROLES, Tokenizer
 from corpora.files import EMPTY, SKIPPED, UNQUOTED
-from model import save
+from harness import runs
+from harness.weights import save
 
 FOLDER = tempfile.TemporaryDirectory()  # it is removed at the end of the process
 CASES = Path(FOLDER.name)
@@ -119,7 +119,8 @@ def test_w5_later_files_have_the_columns_of_the_run_in_its_order(case, columns):
     folder, _, names = case.partition("/")
     own, later = (CASES / folder / name for name in names.split(","))
     run = train.start("ntp", data=own, eval_data=later, out="run", **SMALL)
-    assert run.corpus.columns == ("en", "de") and run.held_out.columns == tuple(columns.split())
+    assert run.data.corpus.columns == ("en", "de")
+    assert run.data.held_out.columns == tuple(columns.split())
     list(run.steps())
     found = evaluate.evaluation_of(runs.open_run("run"), data=str(later)).rows.texts
     assert list(found) == list(run.rows.texts) == columns.split()
@@ -141,11 +142,11 @@ def test_w5_a_later_file_that_lacks_a_column_is_refused_by_name():
 def test_w9_the_rows_that_are_held_out_are_the_same_whatever_langs(capsys):
     data = CASES / "w9_summary/data.tsv"
     run = train.start("contrastive", data=data, langs="en,summary", out="run", **SMALL)
-    assert any("share a text with them in any column" in note for note in run.source.notes)
+    assert any("share a text with them in any column" in note for note in run.data.source.notes)
     list(run.steps())
     capsys.readouterr()
     found = evaluate.evaluation_of(runs.open_run("run"), langs=["en", "de"]).rows.texts
-    trained = {text for row in run.source.rows("train") for text in row}
+    trained = {text for row in run.data.source.rows("train") for text in row}
     assert min(map(len, found.values())) > 10
     assert not trained & {text for texts in found.values() for text in texts}
     assert "the model was trained" not in capsys.readouterr().err
@@ -168,8 +169,8 @@ def test_a_corpus_of_pairs_trains_on_every_pair_and_each_one_is_evaluated(capsys
         lines = [name.replace("-", "\t"), *map("\t".join, rows), ""]
         Path(f"{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
     run = train.start("contrastive", data="en-de.tsv,en-fr.tsv,de-es.tsv", out="run", **SMALL)
-    drawn = {run.corpus.example(row, 2, 0).columns for row in range(len(run.corpus))}
-    assert run.corpus.columns == ("en", "de", "fr", "es")
+    drawn = {run.data.corpus.example(row, 2, 0).columns for row in range(len(run.data.corpus))}
+    assert run.data.corpus.columns == ("en", "de", "fr", "es")
     assert drawn == {(0, 1), (0, 2), (1, 3)}
     *_, last = run.steps()
     found = {name.removeprefix("retrieval/xsim/") for name in last["eval"] if "xsim/" in name}
@@ -186,10 +187,10 @@ def test_a_corpus_of_pairs_trains_on_every_pair_and_each_one_is_evaluated(capsys
 @pytest.mark.parametrize("text, share", [("the cat ", ""), ("the ድመት ", "50.0%"),
                                          ("ድመት ", "100.0%")])
 def test_a_warning_tells_which_fraction_of_the_tokens_is_unknown(text, share, capsys):
-    pieces = [*data.ROLES, "the", "cat"]
-    inner = Tokenizer(WordPiece(dict(zip(pieces, range(99))), unk_token="[UNK]"))
+    pieces = [*ROLES, "the", "cat"]
+    inner = tokenizers.Tokenizer(WordPiece(dict(zip(pieces, range(99))), unk_token="[UNK]"))
     inner.pre_tokenizer = Whitespace()
-    write_run("init", tiny(vocab=len(pieces)), data.Tokenizer(inner), data="",
+    write_run("init", tiny(vocab=len(pieces)), Tokenizer(inner), data="",
               size="toy", max_length=32)
     Path("data.txt").write_text("".join(f"{text * (row + 1)}\n" for row in range(30)), "utf-8")
     words = ["--objective=mlm", "--init=init", "--data=data.txt", "--out=run", "--steps=1"]

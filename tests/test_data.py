@@ -9,8 +9,9 @@ from tokenizers import models
 
 import corpora
 import data
-from common import BadInput
-from data import Batches, Tokenizer, open_corpus
+from base.common import BadInput
+from base.tokenizer import ROLES, Tokenizer, add_special, tokenize_rows
+from data import Batches, open_corpus
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
 # 20 different first texts
@@ -48,7 +49,7 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_decodes_to_the_text(tmp_p
     for text in (*lines, "never seen: 🙂\t¼ ½", "[MASK] spelled out is text"):
         ids, = one.encode([text])
         assert one.decode(ids) == text and not np.isin(ids, one.special.ids).any()
-    assert [one.inner.id_to_token(index) for index in range(15)] == list(data.ROLES)
+    assert [one.inner.id_to_token(index) for index in range(15)] == list(ROLES)
     assert one.special.preds == tuple(range(5, 15)) and one.vocab == one.inner.get_vocab_size()
     one.inner.enable_truncation(3)
     one.save(tmp_path / "t.json")
@@ -57,8 +58,8 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_decodes_to_the_text(tmp_p
     assert read.with_tokens(["[MASK]"]) is read and more.vocab == read.vocab + 1
     assert read.hash == one.hash != more.hash
     assert more.encode(["[VIEW]"])[0].tolist() == read.encode(["[VIEW]"])[0].tolist()
-    assert data.add_special([9], one.special).tolist() == [2, 9, 3]
-    assert data.add_special([9], more.special).tolist() == [2, 7, 9]
+    assert add_special([9], one.special).tolist() == [2, 9, 3]
+    assert add_special([9], more.special).tolist() == [2, 7, 9]
 
 
 def test_the_trainer_of_a_tokenizer_gets_a_long_word_in_parts():
@@ -80,7 +81,7 @@ def test_a_text_gets_the_ids_that_the_library_gives_it_whole(toy):
         assert ids.tolist() == encoding.ids
 
 
-WORD_PIECES = (*data.ROLES[:5], "play", "##ing", "!")
+WORD_PIECES = (*ROLES[:5], "play", "##ing", "!")
 UNIGRAMS = ("<s>", "<pad>", "</s>", "<unk>", "▁play", "ing", ",", "é", "語", "<mask>")
 
 
@@ -101,9 +102,9 @@ def test_rows_keep_what_follows_a_truncated_text_and_their_openings(toy, capsys)
     tokenizer = toy.tokenizer
     ids = [ids.tolist() for ids in tokenizer.encode(["Hello, hello.", "", "a"])]
     texts = ["Hello, hello.", "", "a"]
-    assert data.tokenize_rows(tokenizer, texts) == [[2, *one, 3] for one in ids]
+    assert tokenize_rows(tokenizer, texts) == [[2, *one, 3] for one in ids]
     assert not capsys.readouterr().err
-    rows = data.tokenize_rows(tokenizer, texts, ((2, 9), (7, 3)), max_row=8, max_text=5,
+    rows = tokenize_rows(tokenizer, texts, ((2, 9), (7, 3)), max_row=8, max_text=5,
                               openings=[[2, 20, 21], [], [2]])
     assert rows == [[2, 20, 21, 9, *ids[0][:2], 7, 3], [9, 7, 3], [2, 9, *ids[2], 7, 3]]
     warning = "warning: 1 of 3 texts are longer than 8 tokens and were truncated\n"
@@ -229,7 +230,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(table, make, message):
 @pytest.fixture(scope="module")
 def line(toy):
     """100,000 tokens in sentences that begin with [CLS] and end with [SEP]."""
-    rows = [data.add_special(ids, toy.special) for row in range(600) for ids in toy._cells(row)]
+    rows = [add_special(ids, toy.special) for row in range(600)
+            for ids in toy._cells(row)]
     return np.resize(np.concatenate(rows), 100_000).astype(np.uint32)
 
 
@@ -248,7 +250,7 @@ def test_a_masking_has_its_ratio_and_spares_special_tokens(toy, line):
 @pytest.mark.parametrize("words", range(5))
 def test_at_least_and_fixed_counts_are_kept_also_where_little_is_eligible(toy, words):
     special, rng = toy.special, np.random.default_rng(0)
-    ids = data.add_special(range(20, 20 + words), special)
+    ids = add_special(range(20, 20 + words), special)
     for ratio, least in ((0, 0), (1e-9, 1)):
         chosen = data.token_mask(ids, ratio, rng, special)
         assert chosen.sum() == min(least, words) and not chosen[[0, -1]].any()

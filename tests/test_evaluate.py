@@ -15,13 +15,15 @@ from test_model import CONFIGS
 
 import corpora
 import evaluate
-import metrics
-import runs
 import train
-from common import BadInput, file_hash
+from base import metrics
+from base.common import BadInput, file_hash
+from base.tokenizer import tokenize_rows
 from corpora.overlap import without_frequent
-from data import tokenize_rows
-from model import Model, ModelConfig, Packed, save
+from data import Packed
+from harness import generation, runs, screen
+from harness.weights import save
+from model import Model, ModelConfig
 
 TEXTS = ["the cat", "", "seven dogs see the cat", "too long for the model " * 50, "the cat"]
 PAIRS = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde" for row in range(300)]
@@ -150,24 +152,24 @@ def test_examples_are_retrieved_translations(tokenizer):
         found, gold = one.rows.texts["en"][best], one.rows.texts["en"][row]
         wanted += [f"  {one.rows.texts['de'][row]}", f"    {'=' if best == row else '!'} {found}"]
         wanted += [f"    instead of {gold}"] * (best != row)
-    head, *lines = evaluate.examples(one)
+    head, *lines = screen.examples(one)
     assert head.endswith("(= right, ! wrong):") and lines == wanted
-    assert evaluate.examples(one, count=1) == wanted[:len(wanted) // 5]
+    assert screen.examples(one, count=1) == wanted[:len(wanted) // 5]
 
 
 def test_one_twin_is_followed(tokenizer):
     one = evaluation(tokenizer)
-    number = evaluate.confused_twin(one)
+    number = screen.confused_twin(one)
     text, row, kind = one.rows.reordered[number]
     embedded = one.embeddings["de"][row], one.embeddings["en"][row], one.reordered[number]
     x, right, wrong = (torch.nn.functional.normalize(each, dim=0) for each in embedded)
     assert kind == "far" and x @ wrong > x @ right  # the untrained model prefers the twin
-    sentence, first, second = evaluate.twin_lines(one, number)
+    sentence, first, second = screen.twin_lines(one, number)
     assert sentence.strip() == one.rows.texts["de"][row]
     assert first.split()[:2] == [f"{x @ right:.4f}", "translation"]
     assert second.split()[:3] == ["!", f"{x @ wrong:.4f}", "twin"] and second.endswith(text)
     one.reordered[number] = one.embeddings["en"][row]  # as in a collapsed run
-    assert all(line.split()[0][0].isdigit() for line in evaluate.twin_lines(one, number)[1:])
+    assert all(line.split()[0][0].isdigit() for line in screen.twin_lines(one, number)[1:])
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -178,8 +180,8 @@ def test_one_gap_is_filled(monkeypatch, is_right):
     middle = len(ids) // 2
     found = ids[middle] if is_right else ids[middle - 1]
     monkeypatch.setattr(run.objective, "most_likely", lambda states: torch.tensor([found]))
-    first, *rest = evaluate.gap_lines(run.objective, rows)
-    gold, guess = (run.tokenizer.decode([one]).strip() for one in (ids[middle], found))
+    first, *rest = screen.gap_lines(run.objective, rows)
+    gold, guess = (run.data.tokenizer.decode([one]).strip() for one in (ids[middle], found))
     assert first.startswith(f"      {'=' if is_right else '!'} ") and f" [{guess}] " in first
     assert rest == ([] if is_right else [f"        instead of [{gold}]"])
 
@@ -209,7 +211,7 @@ def test_generation_with_a_cache_is_greedy_decoding_by_whole_forwards(name):
     rng = np.random.default_rng(0)
     lengths = (1, 5, 2, 20, 9, 9, 24, 13, 23, 3, 6, 11)
     prompts = [rng.integers(40, size=length).tolist() for length in lengths]
-    free, _ = evaluate.generate(model, prompts, -1, 9)
+    free, _ = generation.generate(model, prompts, -1, 9)
     assert free == [slow_generate(model, prompt, -1, 9)[0] for prompt in prompts]
     often = [token for answer in free for token in answer[2:6]]
     stop = max(range(40), key=often.count)
@@ -220,7 +222,7 @@ def test_generation_with_a_cache_is_greedy_decoding_by_whole_forwards(name):
     assert len(wanted[3][0]) <= 4  # four tokens are left
     model.train()  # generation turns dropout off, and on again
     for tokens_per_batch in (1, 40, 100, 10_000):
-        assert list(zip(*evaluate.generate(model, prompts, stop, 9, tokens_per_batch))) == wanted
+        assert list(zip(*generation.generate(model, prompts, stop, 9, tokens_per_batch))) == wanted
     assert all(module.training for module in model.modules())
 
 
@@ -373,7 +375,7 @@ def test_a_mistake_is_one_line_that_names_it(tokenizer, refused, words, message,
 
 def test_another_module_evaluate_that_was_imported_first_is_named(tmp_path):
     (tmp_path / "evaluate.py").write_text("", encoding="utf-8")  # Hugging Face has one
-    program = f"import sys, evaluate; sys.path.insert(0, {runs.__file__[:-8]!r}); import train"
+    program = f"import sys, evaluate; sys.path.insert(0, {evaluate.__file__[:-12]!r}); import train"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True,
                           text=True)
     assert "another module `evaluate` is imported already" in done.stderr.splitlines()[-1]

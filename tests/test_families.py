@@ -12,11 +12,12 @@ from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import train
-from common import BadInput
-from data import ROLES, Example, Tokenizer
+from base.common import BadInput
+from base.tokenizer import ROLES, Tokenizer
+from data import Example, Packed
 from interop import huggingface
 from interop.families import copy_in, copy_out, read_config, write_config
-from model import Model, Packed
+from model import Model
 from objectives import Ntp
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import BadInput
+from base.common import BadInput
 from corpora import evaluation_rows, files, open_text, overlap, store
 from data import open_corpus
 

@@ -10,9 +10,9 @@ import torch
 from test_evaluate import tiny, write_run
 from test_tasks import write_table
 
-from common import BadInput
+from base.common import BadInput
+from base.tokenizer import Tokenizer
 from corpora import toy
-from data import Tokenizer
 from tasks import __main__ as command
 from tasks import finetune, questions
 

@@ -21,7 +21,7 @@ from test_objectives import (
     teacher_weights,
 )
 
-from common import BadInput
+from base.common import BadInput
 
 
 def layers_of(model, packed):

@@ -20,12 +20,13 @@ from test_families import CHATS, chat_tokenizer
 from test_house import write_pairs
 
 import evaluate
-import runs
 import train
-from data import Tokenizer
+from base.tokenizer import Tokenizer
+from harness import runs
+from harness.weights import save
 from interop import __main__ as program
 from interop import huggingface
-from model import DECODER, save
+from model import DECODER
 
 TEXTS = ["Nobody sells 7 boats at noon.", " THE TALL Sailor ", "no  no\nno", "ein Äpfel 你好",
          *(" ".join(make_models.SENTENCES[:count]) for count in (9, 60))]

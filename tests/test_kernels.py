@@ -15,9 +15,10 @@ from test_model import LAYOUTS, oracle, segment, visible
 from test_objectives import SHAPE, batch_of, build
 
 import kernels
+from data import Packed, each_tensor
 from kernels import attention, schedule
 from kernels.schedule import TILES
-from model import DECODER, Model, ModelConfig, Packed, each_tensor, set_attention
+from model import DECODER, Model, ModelConfig, set_attention
 from objectives import OBJECTIVES
 
 ROOT = Path(__file__).parent.parent

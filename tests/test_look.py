@@ -16,9 +16,8 @@ from matplotlib.transforms import Bbox
 from test_house import ROOT, write_pairs
 from test_train import assert_same_run
 
-import evaluate
-import runs
 import train
+from harness import runs, screen
 from look import batch, compare, panels, plots, report, seen
 from look.__main__ import main
 
@@ -159,7 +158,7 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
     x, y = figures["loss"].axes[0].lines[0].get_data()
     assert [*x] == [1, 2, 3, 4] and [*y] == losses
     for name, value in log[-1]["eval"].items():
-        if name in evaluate.METRICS or name.startswith("validation/"):
+        if name in screen.METRICS or name.startswith("validation/"):
             assert compare.mean_std([value]) in page.words, name
     assert why in page.words and ("Left out" in page.words) == bool(why)
 

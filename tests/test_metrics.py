@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import evaluate
-import metrics
+from base import metrics
+from harness import screen
 
 
 def normal(rows, width, seed=0):
@@ -98,12 +98,12 @@ def test_uniformity(z, wanted):
 def test_the_verdict_names_what_is_wrong(x, y, verdict):
     scores = metrics.geometry({"x": x} if y is None else {"x": x, "y": y})
     results = {f"geometry/{name}": value for name, value in scores.items()}
-    alone = evaluate.verdict(results)  # an objective that never sees translations
+    alone = metrics.verdict(results)  # an objective that never sees translations
     assert alone == ("ok" if "translations" in verdict else verdict)
     if y is not None:
-        assert evaluate.verdict({"retrieval/xsim": 50.0, **results}) == verdict
-    columns = dict.fromkeys(evaluate.PROGRESS.keys() - {"generate/exact"}, 50.0)
-    line = evaluate.headline(columns | results, 1)
+        assert metrics.verdict({"retrieval/xsim": 50.0, **results}) == verdict
+    columns = dict.fromkeys(screen.columns(screen.METRICS).keys() - {"generate/exact"}, 50.0)
+    line = screen.headline(columns | results, 1)
     assert line.endswith(f"  {verdict.partition(' (')[0]}") and len(line) <= 100
 
 

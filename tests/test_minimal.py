@@ -14,7 +14,7 @@ import torch
 from test_objectives import make_special
 from torch.nn.utils.rnn import pad_sequence
 
-import metrics
+from base import metrics
 from corpora import toy
 from data import Example
 from model import Model, ModelConfig

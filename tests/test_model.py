@@ -11,21 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import kernels
-from common import BadInput
+from base.common import BadInput
+from data import Packed, Segment
+from harness.weights import add_lora, add_tokens, load, save
 from kernels.cross_entropy import linear_cross_entropy
-from model import (
-    DECODER,
-    SIZES,
-    Model,
-    ModelConfig,
-    Packed,
-    Segment,
-    add_lora,
-    add_tokens,
-    load,
-    save,
-    set_attention,
-)
+from model import DECODER, SIZES, Model, ModelConfig, set_attention
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, ffn_dim=32, max_positions=64, dropout=0.0)

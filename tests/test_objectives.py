@@ -13,8 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 import data
 import objectives
-from common import BadInput
-from model import Model, ModelConfig, each_tensor
+from base.common import BadInput
+from base.tokenizer import Chat, Special
+from data import each_tensor
+from harness.settings import find_objective
+from model import Model, ModelConfig
 from objectives import (
     IN_BATCH,
     OBJECTIVES,
@@ -29,14 +32,13 @@ from objectives import (
     Teacher,
     align,
     draw_blocks,
-    find_objective,
     koleo,
 )
 
 
 def make_special(vocab, pad=0, cls=2, sep=3, mask=4, preds=(), ids=range(5)):
-    return data.Special(pad, cls, sep, mask, preds, vocab, np.array(ids), (cls,), (sep,),
-                        data.Chat((cls,), (), (), (sep,), ()))
+    return Special(pad, cls, sep, mask, preds, vocab, np.array(ids), (cls,), (sep,),
+                        Chat((cls,), (), (), (sep,), ()))
 
 
 SPECIAL = make_special(60, preds=(57, 58, 59), ids=[0, 1, 2, 3, 4, 57, 58, 59])
@@ -569,7 +571,7 @@ def test_monolingual_rows_have_two_sentences_of_one_language():
                     [2, 12, 3], [2, 10, 3]]
 
 
-CHAT = SPECIAL._replace(chat=data.Chat((1,), (7,), (8, 9), (10,), (11,)))
+CHAT = SPECIAL._replace(chat=Chat((1,), (7,), (8, 9), (10,), (11,)))
 
 
 @pytest.mark.parametrize("objective_class, options, special, expected", [

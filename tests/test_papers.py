@@ -18,6 +18,7 @@ from test_objectives import (
 )
 
 import data
+from harness.presets import presets_of
 from objectives import OBJECTIVES, Bepa, Hybrid, Mexma, Mlm
 
 # {objective: {source: values}}. Sections and tables are the paper's. "code": the paper does not say
@@ -112,8 +113,10 @@ def test_every_value_at_paper_scale_is_the_one_that_its_source_states(name):
     objective_class = OBJECTIVES[name]
     options = {field.name: field.default for field in fields(objective_class.Config)}
     assert options | objective_class.paper == pytest.approx(flat(PAPERS[name]))
-    assert objective_class.presets.keys() == {preset for one, preset in PRESETS if one == name}
-    for preset, (paper, _) in objective_class.presets.items():
+    presets = presets_of(objective_class)
+    assert presets.keys() == {preset for one, preset in PRESETS if one == name}
+    assert presets_of(type("Extended", (objective_class,), dict(name="mine"))) == presets
+    for preset, (paper, _) in presets.items():
         expected = flat(PRESETS[name, preset])
         assert paper == pytest.approx({key: expected[key] for key in paper})
         assert expected.keys() - paper.keys() <= options.keys()  # a default of the class

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import BadInput
+from base.common import BadInput
 from kernels import attention, bench
 from results import gpu, peers
 from results.__main__ import main

@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-import settings
+from harness import settings
 from results.compare import ROOT
 from results.run import EXPERIMENTS, jobs_of
 

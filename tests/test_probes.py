@@ -8,8 +8,8 @@ from test_evaluate import tiny
 from test_tasks import NO_ROWS, flags_with, results_of, write_table
 
 import evaluate
-from common import BadInput
-from data import Tokenizer
+from base.common import BadInput
+from base.tokenizer import Tokenizer
 from model import Model
 from tasks import analysis, probes
 from tasks.probes import measure

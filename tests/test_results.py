@@ -16,8 +16,8 @@ from scipy import stats
 from test_house import write_pairs
 
 import evaluate
-import settings
 import train
+from harness import settings
 from results import compare, flops, plots, run, show
 from results.__main__ import main
 from tasks import finetune

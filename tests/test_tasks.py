@@ -13,9 +13,9 @@ from test_evaluate import evaluation as evaluation_of
 from test_evaluate import tiny, write_rows, write_run
 
 import evaluate
-import runs
-from common import BadInput
+from base.common import BadInput
 from corpora import EvaluationRows
+from harness import runs
 from tasks import mining, probes, sets
 from tasks import protocols as command
 from tasks.__main__ import main

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from base.tokenizer import Tokenizer
 from corpora import toy
 from corpora.toy import LANGUAGES, Meaning
-from data import Tokenizer
 
 MEANING = Meaning("nurse", "old", "red", "see", "present", 0, "guest", "young", "blue", "park",
                   "today")

@@ -46,11 +46,12 @@ import data
 import evaluate
 import model
 import objectives
-import runs
-import settings
 import train
-from common import BadInput, check_shard, file_hash, run_program
+from base.common import BadInput, file_hash, run_program
+from base.processes import check_shard
+from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
+from harness import runs, screen, settings
 from objectives import OBJECTIVES, Contrastive
 
 EXTRA = {  # what else must be small
@@ -234,8 +235,8 @@ def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, va
 
 def test_what_evaluation_data_cannot_measure_is_said():
     write_rows("same.tsv", ["a cat\teine Katze"] * 30)
-    notes = started("mlm", eval_data="same.tsv").notes + started(
-        "mexma", eval_data="same.tsv").notes
+    notes = [note for name in ("mlm", "mexma")
+             for note in started(name, eval_data="same.tsv").data.notes]
     assert [note for note in notes if "no validation loss" in note and "has only 1 rows" in note]
     with pytest.raises(BadInput, match="has 1 rows to evaluate"):
         next(started("mlm", "run", eval_limit=1).steps())
@@ -270,7 +271,7 @@ def test_the_note_counts_the_values_that_help_all_shows_beside_the_papers(name, 
 
 def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
     run = started("mexma", data="toy", langs="en,de", steps=1, eval_limit=2)
-    run.untrained = {"example": 10 ** 6}
+    run.first_scores, run.example_number = {}, 10 ** 6
     assert run.evaluate()["example"] == 0 and run.example[1].split()[-1].endswith(".")
 
 
@@ -349,7 +350,7 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     ("mexma", "add --koleo-weight 1 or --align info_nce"), ("bepa", "add --align info_nce"),
     ("mlm", "FAQ.md"), ("ntp", "FAQ.md")])
 def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "verdict", lambda results: "COLLAPSING")
+    monkeypatch.setattr(screen, "verdict", lambda results: "COLLAPSING")
     words = command(name, "a folder/run", data="toy", langs="en,de", steps=1)
     assert train.main(words) == 0
     text = capsys.readouterr().out
@@ -464,7 +465,8 @@ def flipped(path):
     ("--objective=contrastive", "a different run (config.objective was mlm, is contrastive; "),
     ("--steps=1", "step 2, after --steps 1"),
     (lambda path: write_pairs(Path("pairs.tsv"), 401), "content of --data was"),
-    (lambda path: data.Tokenizer.train([], 300).save(path.with_name("tokenizer.json")), "json is"),
+    (lambda path: Tokenizer.train([], 300).save(path.with_name("tokenizer.json")),
+     "json is"),
     # A trained model without its checkpoint is not replaced by a new one.
     (Path.unlink, "model.pt, but no train.pt"),
     (lambda path: path.write_bytes(b"cos\nmkdir\n(S'executed'\ntR."), "train.pt"),  # a program
@@ -698,10 +700,11 @@ def test_two_processes_train_as_one_with_twice_the_batch(name, two, refused, mon
 def test_two_processes_with_masks_train_as_one_that_gets_both_halves(name, two):
     """Each process draws the masks of its own half of the batch."""
     run = started(name, **TWO)
-    ranks = [replace(run.batches, batch=8, seed=3, rank=rank, world=2) for rank in (0, 1)]
+    ranks = [replace(run.data.batches, batch=8, seed=3, rank=rank, world=2) for rank in (0, 1)]
     for step in range(2):
         micro_batches = []
-        for run.batches in ranks:
+        for batches in ranks:
+            run.data = run.data._replace(batches=batches)
             micro_batches += run.make_batch(step)
         run.train_step(micro_batches, run.objective.train())
         run.step += 1
@@ -782,7 +785,7 @@ def test_pooling_and_lengths_come_from_the_model_of_init(starts):
     for given, length, pool in ({}, 38, "max"), (dict(max_length=30, pool="cls"), 30, "cls"):
         run = started("contrastive", init="first", **given)
         config = run.model.config
-        assert (run.train.max_length, config.pool) == (length, pool)
+        assert (run.settings.max_length, config.pool) == (length, pool)
         assert config.normalize and config.dropout == run.model.dropout.p == 0.3
 
 
@@ -832,7 +835,7 @@ def test_a_class_trains_without_a_folder_in_any_thread(tmp_path, monkeypatch):
     thread = threading.Thread(target=lambda: records.extend(run.steps(every=2)))
     thread.start()
     thread.join(60)
-    assert [record["step"] for record in records] == [0, 2, 4, 4] and run.train.lr == 1e-3
+    assert [record["step"] for record in records] == [0, 2, 4, 4] and run.settings.lr == 1e-3
     assert "align" in records[1] and run.scores() == records[-1]["eval"]
     assert run.encode(["sun moon", "fish"]).norm(dim=1).tolist() == pytest.approx([1, 1])
     assert set(tmp_path.iterdir()) == before and signal.getsignal(signal.SIGINT) is handler

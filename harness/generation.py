@@ -1,0 +1,100 @@
+"""Greedy generation, with the keys and values of all earlier tokens in a cache.
+
+The model knows nothing of it: its layers call `attend` of the batch that they read, and the two
+kinds of batches in this file keep what a layer attends to.
+"""
+
+import torch
+from tqdm import tqdm
+
+from data import Packed, token_batches
+from kernels import uncompiled
+from kernels.padded import sdpa
+from model import in_eval_mode
+
+
+class Prompts:
+    """Whole prompts of R rows, which will have at most M tokens. `cache` gets {layer: its keys and
+    values (R, 2 Hkv, M, K)}. Token i of a row is at index i, so nothing is padded."""
+
+    def __init__(self, packed, longest):
+        self.packed = packed
+        self.tokens, self.positions = packed.tokens, packed.positions
+        self.longest = longest  # M
+        self.cache = {}
+
+    def attend(self, layer, qkv):
+        uncompiled(self.keep)(layer, qkv)
+        return self.packed.attend(layer, qkv)
+
+    def keep(self, layer, qkv):
+        kv = qkv.unflatten(1, (-1, layer.head_dim))[:, layer.heads:]  # (T, 2 Hkv, K)
+        # Zeros: masked slots must be finite, because 0 * NaN is NaN.
+        self.cache[layer] = kv.new_zeros(len(self.packed), kv.shape[1], self.longest, kv.shape[2])
+        self.cache[layer][self.packed.row_of_token(), :, self.positions] = kv
+
+
+class NextTokens:
+    """One new token (R,) for each of R rows that are in the cache, at positions (R,)."""
+
+    def __init__(self, tokens, positions, cache):
+        self.tokens, self.positions, self.cache = tokens, positions, cache
+        self.row = torch.arange(len(tokens), device=tokens.device)
+        self.longest = int(positions.max()) + 1  # M
+        self.mask = None  # or (R, 1, 1, M) bool: a token attends to all up to itself
+        if int(positions.min()) + 1 < self.longest:
+            keys = torch.arange(self.longest, device=tokens.device)
+            self.mask = (keys <= positions[:, None])[:, None, None]
+
+    def attend(self, layer, qkv):
+        return uncompiled(self.look_back)(layer, qkv)
+
+    def look_back(self, layer, qkv):
+        heads = [layer.heads, 2 * layer.kv_heads]
+        q, kv = qkv.unflatten(1, (-1, layer.head_dim)).split(heads, 1)
+        cache = self.cache[layer]  # (R, 2 Hkv, M', K)
+        cache[self.row, :, self.positions] = kv
+        k, v = cache[:, :, :self.longest].chunk(2, 1)  # (R, Hkv, M, K) each
+        return sdpa(q[:, :, None], k, v, self.mask, layer.softcap).flatten(1)
+
+
+def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
+    """Continue R rows of ids greedily by at most max_new tokens. Return the new ids of each row, up
+    to the stop token, and whether it came."""
+    rows = [list(prompt) for prompt in prompts]
+    limits = [min(len(row) + max_new, model.config.max_positions) for row in rows]
+    batches = token_batches(limits, tokens_per_batch)
+    # Without autograd's bookkeeping a step of one row takes 0.9 of the time.
+    with in_eval_mode(model), torch.inference_mode():
+        for batch in tqdm(batches, "generate", leave=False, disable=None):
+            batch = [i for i in batch if len(rows[i]) < limits[i]]
+            if batch:
+                extend([rows[i] for i in batch], [limits[i] for i in batch], stop, model)
+    answers = [row[len(prompt):] for row, prompt in zip(rows, prompts)]
+    stopped = [stop in answer for answer in answers]
+    return [answer[:len(answer) - ended] for answer, ended in zip(answers, stopped)], stopped
+
+
+def extend(rows, limits, stop, model):
+    """Append to rows, lists of ids, what the model continues them with: up to the stop token, or to
+    a limit of each row's length."""
+    device = next(model.parameters()).device
+    packed = Packed.of(rows, causal=True).to(device)
+    prompts = Prompts(packed, max(limits))
+    states = model(prompts, at=model.pool_index(packed, "last"))  # (R, D)
+    cache = prompts.cache
+    while True:
+        logits = model.logits(states)  # (R, V)
+        for row, token in zip(rows, logits.argmax(1).tolist()):
+            row.append(token)
+        unfinished = [i for i, (row, limit) in enumerate(zip(rows, limits))
+                      if row[-1] != stop and len(row) < limit]
+        if not unfinished:
+            break
+        if len(unfinished) < len(rows):
+            rows = [rows[i] for i in unfinished]
+            limits = [limits[i] for i in unfinished]
+            cache = {layer: kept[unfinished] for layer, kept in cache.items()}
+        tokens = torch.tensor([row[-1] for row in rows], device=device)
+        positions = torch.tensor([len(row) - 1 for row in rows], device=device)
+        states = model(NextTokens(tokens, positions, cache))  # (R, D)
