@@ -77,7 +77,7 @@ class Run:
         settings, self.options, shape, self.notes = resolve_config(objective_class, given, init)
         self.settings = settings
         self.objective_class = objective_class
-        self.init = init and weights.adapt_init(init, objective_class, self.options)
+        self.init = init and weights.adapt_init(init, objective_class, self.options, shape)
         self.command = command
         self.rank, self.world, self.device = join_processes(usable_device(settings.device))
         self.folder = Path(settings.out)
@@ -95,8 +95,8 @@ class Run:
                               self.world)
 
         torch.manual_seed(settings.seed)  # all processes start from the same weights
-        self.model = weights.make_model(settings, shape, self.init,
-                                        self.data.tokenizer.special)
+        self.model = weights.make_model(settings, shape, self.init, self.data.tokenizer.special,
+                                        objective_class.masks)
         self.init = self.init and self.init._replace(model=None)  # which needs memory
         self.objective = objective_class(self.model, self.options)
         for module in self.objective.modules():
@@ -212,16 +212,19 @@ class Run:
     def make_batch(self, step, training=True):
         """Return the micro-batches of a step, a list of what collate returns: of training rows, or
         of held-out ones. With equal settings and data they depend on (seed, step, rank) alone."""
-        batches, options = self.data.batches, self.options
+        batches, options, settings = self.data.batches, self.options, self.settings
         if not training:
             batches = self.data.validation
             options = replace(options, **self.objective_class.eval_overrides)
         examples = batches.examples(step)
         rng = batches.rng(step)  # for collate; `examples` draws from generators of its own
-        size = self.settings.batch // self.settings.accumulate
+        size = settings.batch // settings.accumulate
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.data.tokenizer.special)
                          for first in range(0, len(examples), size)]
+        if settings.causal:  # an encoder keeps the mask of the decoder that it was
+            micro_batches = [{name: part.as_causal() if isinstance(part, Packed) else part
+                              for name, part in one.items()} for one in micro_batches]
         # Prepare attention here, in the background thread, and not in the first layer.
         for batch in micro_batches:
             for packed in batch.values():
