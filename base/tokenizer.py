@@ -183,8 +183,8 @@ class Tokenizer:
             file.write(self.inner.to_str(pretty=True).encode())
 
     def with_tokens(self, names, chats=None):
-        """Return a tokenizer that has these special tokens, and `chats` unless it is None: this one,
-        if nothing changes."""
+        """Return a tokenizer that has these special tokens, and `chats` (None: as before). It is
+        this one if nothing changes."""
         chats = self.chats if chats is None else chats
         new = [name for name in names if self.inner.token_to_id(name) is None]
         if not new and chats == self.chats:

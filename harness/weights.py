@@ -67,9 +67,9 @@ def make_model(train, shape, init, special, masks=True):
 
 
 def adapt_init(init, objective_class, options, shape):
-    """Return the run of --init with embeddings for the objective's special tokens, and for [MASK] if
-    its decoder becomes bidirectional. shape: the new ModelConfig. Raises BadInput if the model is
-    none for this objective."""
+    """Return the run of --init with embeddings for the objective's special tokens, and for [MASK]
+    if a decoder becomes bidirectional. shape: the new ModelConfig. Raises BadInput if the objective
+    cannot use the model."""
     name = objective_class.name
     own, special = init.model.config, init.tokenizer.special
     if objective_class.causal and not own.causal:

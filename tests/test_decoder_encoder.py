@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import make_models
 from sentence_transformers import SentenceTransformer
+from test_families import SHAPES, SPECIAL, make
 
 import evaluate
 import train
@@ -16,10 +17,9 @@ from base.tokenizer import Tokenizer
 from data import Example, Packed, Segment
 from harness import runs
 from harness.settings import bidirectional_notes
-from interop import families, huggingface
 from interop import __main__ as interop
+from interop import families, huggingface
 from objectives import Mlm
-from test_families import SHAPES, SPECIAL, make
 
 LIMITS = dict(init="decoder", data="pairs.tsv", langs="a,b", steps=2, batch=4, eval_limit=8,
               max_length=30, device="cpu", precision="float32")

@@ -91,7 +91,8 @@ PAPERS = {
                           weight_decay=0.01, max_length=512 - 2),
         "BERT, sec. 3.1": dict(mask_ratio=0.15),
         "BERT, code": dict(clip=1.0),
-        "ours: eq. 9 of hybrid's paper is for the preset alone": dict(regressor=False)},
+        "ours: eq. 9 of hybrid's paper is for the preset alone": dict(regressor=False),
+        "ours: LLM2Vec's masked next-token prediction is for decoders": dict(predict_from="own")},
 }
 PRESETS = {
     ("mlm", "hybrid"): TABLE_1 | {"eq. 9": dict(regressor=True)},
@@ -125,7 +126,7 @@ def test_every_value_at_paper_scale_is_the_one_that_its_source_states(name):
 # {objective: {option: its second value, or that and what the option needs to have an effect}}
 PAIRS = {"align": "vicreg", "temperature": (0.5, dict(align="info_nce"))}
 SECOND = {
-    "mlm": {"mask_ratio": 0.6, "regressor": True},
+    "mlm": {"mask_ratio": 0.6, "regressor": True, "predict_from": "previous"},
     "contrastive": {"temperature": 0.5, "intra_language_negatives": True},
     "ntp": {"labels": "all"},
     "mexma": PAIRS | {
