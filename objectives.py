@@ -383,10 +383,8 @@ class Mlm(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(example.views[0], special) for example in examples]
-        if config.predict_from == "own":
-            rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
-        else:
-            rows, positions, targets = mask_after_first(clean, config.mask_ratio, rng, special)
+        mask = mask_rows if config.predict_from == "own" else mask_after_first
+        rows, positions, targets = mask(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
     def forward(self, batch):

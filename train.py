@@ -212,23 +212,22 @@ class Run:
     def make_batch(self, step, training=True):
         """Return the micro-batches of a step, a list of what collate returns: of training rows, or
         of held-out ones. With equal settings and data they depend on (seed, step, rank) alone."""
-        batches, options, settings = self.data.batches, self.options, self.settings
+        batches, options = self.data.batches, self.options
         if not training:
             batches = self.data.validation
             options = replace(options, **self.objective_class.eval_overrides)
         examples = batches.examples(step)
         rng = batches.rng(step)  # for collate; `examples` draws from generators of its own
-        size = settings.batch // settings.accumulate
+        size = self.settings.batch // self.settings.accumulate
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.data.tokenizer.special)
                          for first in range(0, len(examples), size)]
-        if settings.causal:  # an encoder keeps the mask of the decoder that it was
-            micro_batches = [{name: part.as_causal() if isinstance(part, Packed) else part
-                              for name, part in one.items()} for one in micro_batches]
         # Prepare attention here, in the background thread, and not in the first layer.
         for batch in micro_batches:
-            for packed in batch.values():
+            for name, packed in batch.items():
                 if isinstance(packed, Packed):
+                    if self.settings.causal:  # an encoder keeps the mask of its decoder
+                        packed = batch[name] = packed.as_causal()
                     for layout, window in self.layouts:
                         packed.within(window).plan(layout, self.device)
         return micro_batches

@@ -76,8 +76,7 @@ def adapt_init(init, objective_class, options, shape):
         raise BadInput(f"--init {init.folder}: {name} needs a causal model: choose another run")
     if objective_class.needs_cls and not special.before:
         raise BadInput(f"--init {init.folder}: {name} needs a token such as [CLS] before each text,"
-                       " and this model's tokenizer adds none: use contrastive or mlm, or another "
-                       "model")
+                       " and this tokenizer adds none: use contrastive or mlm, or another model")
     names = objective_class.special_tokens(options)
     if own.causal and not shape.causal and special.mask is None:
         names += ("[MASK]",)

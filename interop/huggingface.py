@@ -361,8 +361,8 @@ def export(name, folder):
     run = runs.open_run(name)
     config = run.model.config
     if run.config.get("mlm", {}).get("predict_from") == "previous":
-        warn("fill-mask reads the state of the mask itself, and this run was trained to predict "
-             "from the one before it (--predict-from previous): its words will be wrong")
+        warn("fill-mask reads the state of the mask, and --predict-from previous trained the state "
+             "before it: its words will be wrong")
     with new_folder(folder, f"cannot export {shown(name)}") as part:
         their_config = write_config(config, run.tokenizer.special)
         kind = transformers.AutoModelForCausalLM if config.causal else (
