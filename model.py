@@ -104,6 +104,7 @@ class ModelConfig(Checked):
 
     @property
     def is_decoder(self):
+        """Whether the model writes answers."""
         return self.causal and not self.encodes
 
 

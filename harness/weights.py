@@ -50,7 +50,7 @@ def load(path, device="cpu", mmap=False):
 # ---- starting from another run (--init)
 
 
-def make_model(train, shape, init, special, masks=True):
+def make_model(train, shape, init, special, masks):
     """Return a new model, or the one of --init with the objective's vocabulary head and LoRA.
     masks: the objective masks tokens."""
     model = Model(replace(shape, vocab=max(special.vocab, shape.vocab)))
