@@ -7,7 +7,7 @@ import torch
 
 from base.common import AtLeast1, BadInput, NotNegative
 from model import MLP
-from objectives import Objective, Packed, add_special, align, token_targets
+from objectives import Objective, Packed, add_special, alignment_loss, token_targets
 
 
 class Nitp(Objective):
@@ -69,7 +69,7 @@ class Nitp(Objective):
         target = layers[c.target_layer - 1][index + int(c.shift)]  # (N, D)
         if not c.target_gradient:
             target = target.detach()
-        latent = align(c.align, self.projector(states[index]), target)
+        latent = alignment_loss(c.align, self.projector(states[index]), target)
         latent = latent * (len(index) / batch["loss_denominators"][0])  # of this micro-batch
         loss = ntp + c.latent_weight * latent
         return loss, {"ntp": ntp.detach(), "latent": latent.detach()}

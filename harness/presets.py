@@ -14,9 +14,9 @@ CLS = dict(PAIRS_TOY, optimizer="muon", embedding_lr=1.0, layers=3, pool="cls", 
 PRESETS = {
     "mexma": {
         "from-bag": ({}, dict(FROM_BAG | MEXMA_TOY, lr=5e-4, embedding_lr=20.0, steps=340,
-                              mask_first=0.95, mask_second=0.95, head_layers=1)),
-        "cls": ({}, dict(CLS | MEXMA_TOY, lr=4e-3, steps=300, mask_first=0.4, mask_second=0.4,
-                         head_layers=2))},
+                              eval_every=150, mask_first=0.95, mask_second=0.95, head_layers=1)),
+        "cls": ({}, dict(CLS | MEXMA_TOY, lr=4e-3, steps=300, eval_every=150, mask_first=0.4,
+                         mask_second=0.4, head_layers=2))},
     "bepa": {"cls": ({}, dict(CLS, lr=4e-3, steps=500, schedule="linear", cls_view="clean"))},
     "contrastive": {
         "from-bag": ({}, dict(FROM_BAG, lr=1e-3, embedding_lr=10.0, steps=700)),

@@ -42,7 +42,7 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
 
 
 @pytest.mark.parametrize("objective, part", [
-    ("mexma", "head_packed"), ("llm-jepa", "packed"), ("hybrid", "predict")])
+    ("mexma", "head_packed"), ("llm-jepa", "packed"), ("hybrid", "predictor_packed")])
 def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     langs = "en" if objective == "hybrid" else "en,de"
     main(f"batch --objective {objective} --part {part} --langs {langs} --vocab 300 "
@@ -51,7 +51,7 @@ def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     batch = train.batch(objective, 2, 0, data="pairs.tsv", vocab=300, langs=langs)
     rows = text.partition("ROWS")[2].partition("\n")[2].partition("\nMASK")[0]
     assert len(set(re.findall(r"^ {3}\d ", rows, re.M))) == len(batch[part])
-    targets = batch["mask_index"] if part == "predict" else batch["target_positions"]
+    targets = batch["block_to"] if part == "predictor_packed" else batch["target_positions"]
     assert rows.count("→") == len(targets)
     cells = [list(one) for one in re.findall(r" ([#.]+)$", text, re.M)]
     assert np.array_equal(np.array(cells) == "#", batch[part].mask(0))
