@@ -8,6 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from base.common import BadInput, atomic_file, read_torch, uninterrupted
+from kernels.linear import in_whole_tiles
 from model import Model, ModelConfig
 
 # ---- the file
@@ -119,6 +120,9 @@ class LowRank(nn.Module):
         return self.linear.weight + torch.cat(updates) * LORA_SCALE
 
     def forward(self, x):
+        return in_whole_tiles(self.updated, x)
+
+    def updated(self, x):
         updates = [F.linear(F.linear(self.dropout(x), a), b) for a, b in zip(self.a, self.b)]
         return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
 
