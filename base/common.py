@@ -173,6 +173,7 @@ def comments(config):
     """Return {field: help text} of a dataclass: the comment after the field, or the line above; a
     field without one has that of the base class."""
     notes = {}
+    # The pattern matches lines such as `    clip: NotNegative = 1.0  # gradient clipping`.
     for base in reversed(config.__mro__[:-1]):
         try:
             lines = inspect.getsource(base).splitlines()
@@ -241,20 +242,27 @@ class Checked:
             rule, fits = "", None
             if typing.get_origin(kind) is Annotated:
                 kind, rule, fits = typing.get_args(kind)
-            types = typing.get_args(kind) or (kind,)
             if typing.get_origin(kind) is typing.Literal:
-                if value not in types:
-                    raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
-                                   f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
+                check_choice(name, value, typing.get_args(kind))
             elif typing.get_origin(kind) is not tuple:
-                # bool is a subclass of int, and every int is a float here.
-                if not (type(value) in types or type(value) is int and float in types):
-                    names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
-                    raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
-                if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
-                    raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
+                check_type(name, value, typing.get_args(kind) or (kind,))
             if rule and not fits(value):
                 raise BadInput(f"{name} is {value}: it must be {rule}")
+
+
+def check_choice(name, value, choices):
+    if value not in choices:
+        raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
+                       f"{', '.join(map(str, choices))}{did_you_mean(value, choices)}")
+
+
+def check_type(name, value, types):
+    # bool is a subclass of int, and every int is a float here.
+    if not (type(value) in types or type(value) is int and float in types):
+        names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
+        raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
+    if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
+        raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
 
 
 # ---- files that are complete or absent

@@ -272,6 +272,27 @@ SKIPPED = "rows are skipped: too little text, or a repeated header"
 OFTEN = 'held-out rows share a frequent text, such as "Yes.", with rows that are trained on'
 
 
+def read_schema(names, rows, langs, like, codes, path):
+    """Return the Schema of files, given the names of all columns and the first rows. Raises
+    BadInput, which names the first file, `path`."""
+    # "text" is also our name for lines without a name.
+    like = () if like == ("text",) and "text" not in names else like
+    if not langs and not {*like} <= {*names}:
+        missing = shown(", ".join(name for name in like if name not in names))
+        raise at_line(path, 1, f"the run reads {shown(', '.join(like))}, and there is no {missing} "
+                      f"among the columns {shown(', '.join(names))}: rename them, or choose with "
+                      "--langs")
+    schema = choose(names, rows, langs, like, codes)
+    if schema.columns:
+        return schema
+    kinds = {} if langs else schema.unread
+    with_kinds = [f"{name} ({kinds[name]})" if kinds.get(name) else name for name in names]
+    if not langs and known_names(names):
+        raise at_line(path, 1, "fewer than two languages have texts among the columns "
+                      f"{shown(', '.join(with_kinds))}: choose with --langs")
+    raise no_columns(path, 1, with_kinds, langs)
+
+
 class TextFiles:
     """Rows of text from one or more files. Raises BadInput.
 
@@ -296,22 +317,8 @@ class TextFiles:
             raise BadInput(f"{shown(paths[0])} has no rows")
         self.state = self._state()
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
-        # "text" is also our name for lines without a name.
-        like = () if like == ("text",) and "text" not in self.known else like
-        if not langs and not {*like} <= {*self.known}:
-            missing = shown(", ".join(name for name in like if name not in self.known))
-            raise at_line(paths[0], 1, f"the run reads {shown(', '.join(like))}, and there is no "
-                          f"{missing} among the columns {shown(', '.join(self.known))}: rename "
-                          "them, or choose with --langs")
-        schema = choose([*self.known], rows, langs, like, codes)
-        if not schema.columns:
-            kinds = {} if langs else schema.unread
-            names = [f"{name} ({kinds[name]})" if kinds.get(name) else name for name in self.known]
-            if not langs and known_names([*self.known]):
-                raise at_line(paths[0], 1, "fewer than two languages have texts among the columns "
-                              f"{shown(', '.join(names))}: choose with --langs")
-            raise no_columns(paths[0], 1, names, langs)
-        self.schema, self.columns = schema, schema.columns
+        self.schema = schema = read_schema([*self.known], rows, langs, like, codes, paths[0])
+        self.columns = schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
         self.repeats = list(filter(None, (repeated_text(rows, name)
                                           for name in self.columns[:self.num_text_columns])))
