@@ -44,7 +44,6 @@ from base.common import BadInput, digest, shown
 from base.tokenizer import SPELLINGS, Tokenizer
 from corpora import EMBEDDED_VOCAB, open_text
 from corpora.overlap import EVAL, TRAIN
-from corpora.store import encoded
 
 # ---- a batch is one line of tokens, and every token knows which keys it may attend to
 
@@ -296,6 +295,7 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         tokens, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
         identity = digest(texts)
     else:
+        from corpora.store import encoded  # here, because only files have stored tokens
         stored = encoded(source, tokenizer, holdout)
         tokens, offsets, kinds, identity = stored.tokens, stored.offsets, stored.kinds, stored.hash
         source.hashes, source.kinds, source.counts = stored.hashes, kinds, stored.counts

@@ -38,7 +38,6 @@ class Tiles(NamedTuple):
         return Tiles(numbers[:3], numbers[3:7], numbers[7:11], numbers[11:])
 
 
-HEAD_SIZES = (16, 32, 64, 128)
 # {(GPU, bytes of a number, largest head size): (medium rows, long rows)}. The numbers are fixed:
 # with tuning during training, results would depend on what else the machine does. We found them by
 # building every row for its GPUs (tests/build.py: no register spills, tensor cores in use). "other"
@@ -100,7 +99,7 @@ class Segments(NamedTuple):
 
 def segments(key_ranges):
     """Find the Segments of a mask key_ranges (T, 4). Raises ValueError if it has other rules than
-    those of model.Segment."""
+    those of data.Segment."""
     tokens = len(key_ranges)
     if key_ranges.min() < 0 or key_ranges.max() > tokens:
         raise ValueError(f"an interval of key_ranges leaves the line of {tokens} tokens")

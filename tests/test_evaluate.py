@@ -234,7 +234,7 @@ def test_the_scores_of_known_answers(tokenizer, monkeypatch):
         texts = ["  Katze\n", "Hunde sieben", "Katze sieht", ""]
         return [ids.tolist() for ids in tokenizer.encode(texts)], [True, False, False, True]
 
-    monkeypatch.setattr(evaluate, "generate", generate)
+    monkeypatch.setattr(generation, "generate", generate)
     golds = ["Katze", "Hunde", "Katze sieht", "sieben"]
     texts = {"user": ["the cat", "seven dogs", "the cat sees", "dogs " * 100], "assistant": golds}
     one = evaluation(tokenizer, tiny("last", causal=True), corpora.EvaluationRows("x", texts))
@@ -338,22 +338,14 @@ def test_without_a_record_of_its_texts_a_run_says_that_the_overlap_is_unknown(
     assert "unknown" not in command(child).err  # it has its own copy
 
 
-@pytest.mark.parametrize("version, data, eval_data, message", [
-    (6, "data.tsv", "", "by another version of nanoJEPA (its log has format 6"),
-    (9, "data.tsv", "", "by another version of nanoJEPA (its log has format 9"),
-    (7, "toy", "", "different language: use that version"),  # a run on a file is evaluated
-    (7, "documents", "", "different language"), (7, "data.tsv", "toy", "different language"),
-    (7, "data.tsv", "", "")])
-def test_a_run_of_another_version_or_on_its_language_is_refused(
-        version, data, eval_data, message, own, command, tokenizer, refused):
-    folder = write_run("old", tiny(), tokenizer, data, eval_data=eval_data)
+@pytest.mark.parametrize("version", [7, 9])
+def test_a_run_of_another_version_is_refused(version, tokenizer, refused):
+    folder = write_run("old", tiny(), tokenizer, "data.tsv")
     log = (folder / "log.jsonl").read_text()
     assert f'"format": {runs.FORMAT}' in log
     (folder / "log.jsonl").write_text(log.replace(f": {runs.FORMAT}", f": {version}", 1))
-    if message:
-        assert message in refused(evaluate.main, "old")
-    else:
-        assert "geometry/rankme" in command(folder).out
+    assert (f"by another version of nanoJEPA (its log has format {version}, this version reads "
+            f"{runs.FORMAT}): train again with this version") in refused(evaluate.main, "old")
 
 
 @pytest.mark.parametrize("words, message, damage", [
