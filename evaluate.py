@@ -194,16 +194,14 @@ class Evaluation:
     @functools.cached_property
     def embeddings(self):
         """{column: (N, D)}, NaN for a text that a row lacks."""
-        filled = {column: [row for row, text in enumerate(texts) if text]
-                  for column, texts in self.texts.items()}
+        cells = [(column, row) for column, texts in self.texts.items()
+                 for row, text in enumerate(texts) if text]
         # In one call, because the last bits of an embedding depend on the rows of its batch.
-        found = embed(self.model, [self.rows.ids[column][row] for column, rows in filled.items()
-                                   for row in rows], self.pool)
-        parts = found.split([len(rows) for rows in filled.values()])
-        embeddings = {}
-        for (column, rows), part in zip(filled.items(), parts):
-            embeddings[column] = found.new_full((self.rows.count, found.shape[1]), math.nan)
-            embeddings[column][rows] = part
+        found = embed(self.model, [self.rows.ids[column][row] for column, row in cells], self.pool)
+        missing = found.new_full((self.rows.count, found.shape[1]), math.nan)
+        embeddings = {column: missing.clone() for column in self.texts}
+        for (column, row), z in zip(cells, found):
+            embeddings[column][row] = z
         return embeddings
 
     @functools.cached_property
@@ -352,7 +350,7 @@ def rows_of(opened, data, langs, split, limit):
 
 
 def read_rows(opened, data, langs, split, limit):
-    """Return the corpora.EvaluationRows of these values. Warn if the model was trained on them."""
+    """Return these corpora.EvaluationRows. Warn if the model was trained on some of them."""
     config = opened.config
     source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()))
     # A run that was trained with system texts can also be evaluated without them.

@@ -258,7 +258,7 @@ def check_choice(name, value, choices):
 
 
 def check_type(name, value, types):
-    """Raise BadInput for a value of another type, and for a number that is infinite or huge."""
+    """Raise BadInput for a value of another type, or a number that is not finite."""
     # bool is a subclass of int, and every int is a float here.
     if not (type(value) in types or type(value) is int and float in types):
         names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")

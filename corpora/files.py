@@ -419,9 +419,7 @@ class TextFiles:
 
 
 def read_schema(path, names, rows, langs, like, codes):
-    """Return the corpora.columns.Schema of the first rows, whose columns have these names: which
-    columns are texts, and which of them are read. Raises BadInput, about this path, if there are
-    none."""
+    """Return the Schema of columns with these names. Raises BadInput if none can be read."""
     # "text" is also our name for lines without a name.
     like = () if like == ("text",) and "text" not in names else like
     if not langs and not {*like} <= {*names}:

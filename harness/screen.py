@@ -149,19 +149,16 @@ METRICS = {
 UNKNOWN = Metric("")  # a number that METRICS lacks
 
 
-def chosen(results, most=None):
-    """Return the names of the numbers to print: those of METRICS, or the first `most` of them; then
-    the first numbers of each task of which METRICS has none, so such a task returns the numbers
-    that matter first."""
-    names = [name for name in METRICS if name in results]
-    tasks = {name.partition("/")[0] for name in names}
-    others = [name for name in results if name.partition("/")[0] not in tasks]
-    return names[:most] + others[:20]
+def others(results):
+    """Return the names of 20 numbers of the tasks of which METRICS has none. So a task of your own
+    returns the numbers that matter first."""
+    tasks = {name.partition("/")[0] for name in results if name in METRICS}
+    return [name for name in results if name.partition("/")[0] not in tasks][:20]
 
 
 def table(results):
-    """Format the chosen results as aligned lines."""
-    names = chosen(results)
+    """Format the results that METRICS explains as aligned lines, and some others."""
+    names = [name for name in results if name in METRICS] + others(results)
     width = max(map(len, names))
     lines = []
     for name in names:
@@ -182,9 +179,9 @@ def number_text(value, digits):
 
 
 def summary(results, before, start="untrained"):
-    """Format the most important results of a run, and those before its first step in a column with
-    the title `start`."""
-    names = chosen(results, most=8)
+    """Format the eight most important results of a run and some others, and those before its first
+    step in a column with the title `start`."""
+    names = [name for name in METRICS if name in results][:8] + others(results)
     titles = [METRICS.get(name, UNKNOWN).title or name for name in names]
     width = max(map(len, titles)) + 2
     lines = [f"{'':{width}} {start:>9} {'trained':>9}"]
