@@ -45,7 +45,6 @@ from base.common import BadInput, digest, shown
 from base.tokenizer import SPELLINGS, Tokenizer
 from corpora import EMBEDDED_VOCAB, open_text
 from corpora.overlap import EVAL, TRAIN
-from corpora.store import encoded
 
 # ---- a batch is one line of tokens, and every token knows which keys it may attend to
 
@@ -317,6 +316,7 @@ def embedded_ids(source, tokenizer, split, holdout):
 
 def stored_ids(source, tokenizer, split, holdout):
     """Return the same of text files, with what each row is for, (N,) or None without `holdout`."""
+    from corpora.store import encoded  # here, because only files have stored tokens
     stored = encoded(source, tokenizer, holdout)
     source.hashes, source.kinds, source.counts = stored.hashes, stored.kinds, stored.counts
     identity = stored.hash + split if holdout else stored.hash

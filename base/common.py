@@ -181,6 +181,7 @@ def comments(config):
             continue
         above = []
         for line in lines:
+            # "    lr: Positive = 1e-4  # peak learning rate" has the field lr and this note.
             if field := re.match(r" +(\w+): [^#]*(?:# *(.+))?$", line):
                 name, note = field.groups()
                 notes[name] = note or " ".join(above) or notes.get(name, "")
@@ -251,12 +252,14 @@ class Checked:
 
 
 def check_choice(name, value, choices):
+    """Raise BadInput for a value that is none of the choices of a Literal."""
     if value not in choices:
         raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
                        f"{', '.join(map(str, choices))}{did_you_mean(value, choices)}")
 
 
 def check_type(name, value, types):
+    """Raise BadInput for a value of another type, or a number that is not finite."""
     # bool is a subclass of int, and every int is a float here.
     if not (type(value) in types or type(value) is int and float in types):
         names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
@@ -392,6 +395,3 @@ def usable_precision(name, device):
         return "bfloat16" if has_bfloat16 else "float16"
     can = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"
-
-
-# ---- --shard: each process keeps a part of every tensor, by PyTorch's FSDP2

@@ -272,27 +272,6 @@ SKIPPED = "rows are skipped: too little text, or a repeated header"
 OFTEN = 'held-out rows share a frequent text, such as "Yes.", with rows that are trained on'
 
 
-def read_schema(names, rows, langs, like, codes, path):
-    """Return the Schema of files, given the names of all columns and the first rows. Raises
-    BadInput, which names the first file, `path`."""
-    # "text" is also our name for lines without a name.
-    like = () if like == ("text",) and "text" not in names else like
-    if not langs and not {*like} <= {*names}:
-        missing = shown(", ".join(name for name in like if name not in names))
-        raise at_line(path, 1, f"the run reads {shown(', '.join(like))}, and there is no {missing} "
-                      f"among the columns {shown(', '.join(names))}: rename them, or choose with "
-                      "--langs")
-    schema = choose(names, rows, langs, like, codes)
-    if schema.columns:
-        return schema
-    kinds = {} if langs else schema.unread
-    with_kinds = [f"{name} ({kinds[name]})" if kinds.get(name) else name for name in names]
-    if not langs and known_names(names):
-        raise at_line(path, 1, "fewer than two languages have texts among the columns "
-                      f"{shown(', '.join(with_kinds))}: choose with --langs")
-    raise no_columns(path, 1, with_kinds, langs)
-
-
 class TextFiles:
     """Rows of text from one or more files. Raises BadInput.
 
@@ -317,14 +296,14 @@ class TextFiles:
             raise BadInput(f"{shown(paths[0])} has no rows")
         self.state = self._state()
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
-        self.schema = schema = read_schema([*self.known], rows, langs, like, codes, paths[0])
-        self.columns = schema.columns
+        self.schema = read_schema(paths[0], [*self.known], rows, langs, like, codes)
+        self.columns = self.schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
         self.repeats = list(filter(None, (repeated_text(rows, name)
                                           for name in self.columns[:self.num_text_columns])))
         # All of these are read, so that the same rows are held out whatever --langs chooses.
-        self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
-        self.compared = [name for name in schema.texts if name != "system"]
+        self.names = tuple(dict.fromkeys((*self.columns, *self.schema.texts)))
+        self.compared = [name for name in self.schema.texts if name != "system"]
         self.hashes = self.kinds = None  # of each row, once they are known
         self.often = 0
         self.counts = Counter()  # {what: how many} of the last reading
@@ -437,6 +416,26 @@ class TextFiles:
         size = len(self.columns)
         rows = (tuple(texts[:size]) for texts, is_enough in self._read() if is_enough)
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))
+
+
+def read_schema(path, names, rows, langs, like, codes):
+    """Return the Schema of columns with these names. Raises BadInput if none can be read."""
+    # "text" is also our name for lines without a name.
+    like = () if like == ("text",) and "text" not in names else like
+    if not langs and not {*like} <= {*names}:
+        missing = shown(", ".join(name for name in like if name not in names))
+        raise at_line(path, 1, f"the run reads {shown(', '.join(like))}, and there is no {missing} "
+                      f"among the columns {shown(', '.join(names))}: rename them, or choose with "
+                      "--langs")
+    schema = choose(names, rows, langs, like, codes)
+    if not schema.columns:
+        why = {} if langs else schema.unread
+        named = [f"{name} ({why[name]})" if why.get(name) else name for name in names]
+        if not langs and known_names(names):
+            raise at_line(path, 1, "fewer than two languages have texts among the columns "
+                          f"{shown(', '.join(named))}: choose with --langs")
+        raise no_columns(path, 1, named, langs)
+    return schema
 
 
 def repeated_text(rows, name):

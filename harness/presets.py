@@ -10,7 +10,8 @@ from objectives import HYBRID, HYBRID_TOY, MEXMA_TOY, PAIRS_TOY
 FROM_BAG = dict(PAIRS_TOY, optimizer="adamw", layers=2, pool="mean", zero_init=True)
 CLS = dict(PAIRS_TOY, optimizer="muon", embedding_lr=1.0, layers=3, pool="cls", zero_init=False)
 
-# {objective: {preset: (values on top of its `paper`, values on top of its `toy`)}}
+# {objective: {preset: (values on top of its `paper`, values on top of its `toy`)}}. In
+# dict(A | B, name=value), B overrides A, and the named values override both.
 PRESETS = {
     "mexma": {
         "from-bag": ({}, dict(FROM_BAG | MEXMA_TOY, lr=5e-4, embedding_lr=20.0, steps=340,

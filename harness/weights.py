@@ -51,14 +51,14 @@ def load(path, device="cpu", mmap=False):
 # ---- starting from another run (--init)
 
 
-def make_model(train, shape, init, special):
+def make_model(settings, shape, init, special):
     """Return a new model, or the one of --init with the objective's vocabulary head and LoRA."""
     model = Model(replace(shape, vocab=max(special.vocab, shape.vocab)))
     if init:  # strict=False: only the vocabulary head may be new or unused
         model.load_state_dict(init.model.state_dict(), strict=False, assign=True)
-    if train.lora_rank:
+    if settings.lora_rank:
         # The embeddings of new [PRED] tokens have no meaning yet, so they are trained too.
-        add_lora(model, train.lora_rank, special.preds)
+        add_lora(model, settings.lora_rank, special.preds)
     return model
 
 

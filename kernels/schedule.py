@@ -38,7 +38,6 @@ class Tiles(NamedTuple):
         return Tiles(numbers[:3], numbers[3:7], numbers[7:11], numbers[11:])
 
 
-HEAD_SIZES = (16, 32, 64, 128)
 # {(GPU, bytes of a number, largest head size): (medium rows, long rows)}. The numbers are fixed:
 # with tuning during training, results would depend on what else the machine does. We found them by
 # building every row for its GPUs (tests/build.py: no register spills, tensor cores in use). "other"

@@ -163,6 +163,11 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
     assert why in page.words and ("Left out" in page.words) == bool(why)
 
 
+def test_a_metric_with_a_range_has_a_curve_and_a_column():
+    drawn = {name for name, about in screen.METRICS.items() if about.range is not None}
+    assert drawn == {*panels.DRAWN} - {"lr", "grad_norm"} == {*compare.SHOWN} - {"step", "seconds"}
+
+
 def test_a_page_is_one_file_with_unique_ids_and_no_address(pages):
     text, _ = pages[ENCODER]
     page = Page(text)
