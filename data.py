@@ -299,6 +299,7 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         stored = encoded(source, tokenizer, holdout)
         tokens, offsets, kinds, identity = stored.tokens, stored.offsets, stored.kinds, stored.hash
         source.hashes, source.kinds, source.counts = stored.hashes, kinds, stored.counts
+        source.held = stored.held
     if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
     if block:  # a row is the next `block` tokens

@@ -319,6 +319,7 @@ class TextFiles:
         self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
         self.compared = [name for name in schema.texts if name != "system"]
         self.hashes = self.kinds = None  # of each row, once they are known
+        self.held = None  # the held-out rows, if the cache has them
         self.often = 0
         self.counts = Counter()  # {what: how many} of the last reading
 
@@ -427,6 +428,8 @@ class TextFiles:
     def rows(self, split):
         """Return an iterator of tuples of texts: of "all" rows, of those to "train" on, or of those
         held out, for which "valid" and "test" are two names."""
+        if self.held and split in ("valid", "test"):
+            return iter(self.held)
         size = len(self.columns)
         rows = (tuple(texts[:size]) for texts, is_enough in self._read() if is_enough)
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))

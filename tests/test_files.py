@@ -7,6 +7,7 @@ import lzma
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -332,6 +333,9 @@ def test_held_out_rows_are_the_same_for_any_columns_and_order_of_the_file():
                                              (f"de {i}", f"en {i}"))], 100, 100, 0),
     ([(f"Ähre  {i}", f"ﬁ {i}") for i in range(100)]                     # case, spaces and
      + [(f"A\u0308hre {i}", f"FI {i}") for i in range(100)], 10, 10, 0),   # Unicode forms
+    (PAIRS + [tuple(text.replace("a", f"{hidden}a") for text in pair)   # nobody sees these
+              for pair, hidden in zip(PAIRS, "\u200b\xad\ufeff\u200e\ufe0f\U000e0101\u2060" * 9)],
+     4, 4, 0),
     (PAIRS[:20], 2, 0, 0)])
 def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, often):
     source = open_text(tsv("a.tsv", table, "src\ttgt\n"))
@@ -350,6 +354,13 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, ofte
         assert not texts[0] & texts[1]
 
 
+def test_all_characters_of_category_cf_are_invisible():
+    every = "".join(map(chr, range(sys.maxunicode)))
+    hidden = {*overlap.INVISIBLE.findall(every)}
+    assert {c for c in every if unicodedata.category(c) == "Cf"} <= hidden
+    assert {unicodedata.category(c) for c in hidden} == {"Cf", "Mn", "Lo", "Cn"}
+
+
 def test_a_text_that_was_trained_on_is_found_wherever_it_is():
     table = [(a, b, f"{i} cats are sleeping here") for i, (a, b) in enumerate(PAIRS)]
     path = tsv("a.tsv", [*table, ("", "nur", "")] + [(f"ok {i}", "Ja.", "") for i in range(20)],
@@ -361,7 +372,7 @@ def test_a_text_that_was_trained_on_is_found_wherever_it_is():
         hashes = np.array([list(map(overlap.text_hash, row)) for row in texts], np.uint64)
         return int(overlap.share_a_text(hashes, known).sum())
 
-    near = [(b.replace(" ", "  ").replace("ä", "a\u0308"), f" {a.upper()}") for a, b in train]
+    near = [(b.replace(" ", "  ").replace("ä", "a\xad\u0308"), f" {a.upper()}") for a, b in train]
     for same in (train, near[::-1], [(a, "") for a, _ in train], [("new", a) for a, _ in train]):
         assert count(same) == len(train) > 40
     assert count(test) == 0 < len(test)
@@ -385,7 +396,7 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
     expected = tokenizer.encode([text for pair in PAIRS for text in pair])
 
     def check(opened):
-        tokens, offsets, kinds, hashes, counts, content, _ = store.encoded(opened, tokenizer)
+        tokens, offsets, kinds, hashes, _, counts, content, _ = store.encoded(opened, tokenizer)
         assert counts[files.SKIPPED] == 2
         assert hashes.shape == (40, 2)
         assert np.array_equal(tokens, np.concatenate(expected)) and offsets[-1] == len(tokens)
