@@ -626,14 +626,15 @@ class Mexma(Objective):
         aligned = align(c.align, all_gather_with_grad(aligned_a), all_gather_with_grad(b),
                         c.temperature, c.intra_language_negatives)
 
-        # As released, KoLeo compares the embeddings of one process.
-        spread = torch.zeros_like(mlm)
+        loss = c.align_weight * aligned + c.mlm_weight * mlm
+        terms = {"mlm": mlm.detach(), "align": aligned.detach()}
         if c.koleo_weight:
+            # As released, KoLeo compares the embeddings of one process.
             unit = c.koleo_input == "unit"
             spread = (koleo(a, unit) + koleo(b, unit)) / 2
-
-        loss = c.align_weight * aligned + c.mlm_weight * mlm + c.koleo_weight * spread
-        return loss, {"mlm": mlm.detach(), "align": aligned.detach(), "koleo": spread.detach()}
+            loss = loss + c.koleo_weight * spread
+            terms["koleo"] = spread.detach()
+        return loss, terms
 
     def encode(self, batch):
         """Return the states of the masked rows (T', D), and the embeddings of the clean rows."""

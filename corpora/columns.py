@@ -32,8 +32,10 @@ def language(name):
     # macOS writes some letters, such as the ñ of "español", as two characters.
     words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", name))
     codes = [re.sub(r"\d{1,2}$", "", word.lower()) for word in words]
-    places = [place for place, code in enumerate(codes) if code in LANGUAGES]
-    if not places:
+    # "It is" and "So sei es" are sentences, and "de-000000093" is the id of one.
+    places = [place for place, code in enumerate(codes) if code in LANGUAGES
+              and (len(code) > 2 or " " not in name or words[place].isupper())]
+    if not places or re.search(r"\d{5}", name):
         return "", ""
     if places[0] == 0 and (len(places) == len(words) or REGION.fullmatch(words[1])):  # toba_batak
         return codes[0], ""
@@ -95,6 +97,25 @@ def parallel_names(paths):
                     only_this or all(map(names_a_text, parts))):
                 return parts
     return ()
+
+
+def parallel_corpora(paths):
+    """Return the columns of parallel files, as `parallel_names`, and for each corpus, such as a.de
+    a.en b.de b.en have two, the numbers of its files, in the order of the columns."""
+    if names := parallel_names(paths):
+        return names, [range(len(paths))]
+    for separators in ("[.]", "[.-]", "[._-]"):
+        corpora = {}  # {the other parts of the names: numbers of files}
+        for number, path in enumerate(paths):
+            parts = re.split(separators, path.name)
+            rest = tuple(part for part in parts if not names_a_text(part))
+            corpora.setdefault(rest, []).append(number)
+        found = [dict(zip(parallel_names([paths[number] for number in part]), part))
+                 for part in corpora.values()]
+        names = tuple(found[0])
+        if names and all(part.keys() == found[0].keys() for part in found):
+            return names, [[part[name] for name in names] for part in found]
+    return (), ()
 
 
 # ---- content

@@ -24,22 +24,27 @@ import numpy as np
 from tqdm import tqdm
 
 from base.common import BadInput, shown
-from corpora.columns import NESTED, choose, known_names, languages, parallel_names
+from corpora.columns import NESTED, choose, known_names, languages, parallel_corpora
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
-csv.field_size_limit(10 ** 6)  # characters of a cell
+csv.field_size_limit(10 ** 8)  # characters of a cell, such as a book
 
 # ---- lines
 
 DECOMPRESSORS = {b"BZh": bz2.BZ2Decompressor, b"\xfd7zXZ\0": lzma.LZMADecompressor}
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
+UNPACK = "unpack it, or write it as TSV or JSON Lines"
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
-    rb"%PDF|.{,3}\0.?\0|\xff\xfe|\xfe\xff":
+    rb".{,3}\0.?\0|\xff\xfe|\xfe\xff":
         "a binary file or UTF-16: save UTF-8 (iconv -f utf-16) or CSV",
     # TMX, XLIFF, HTML, the files of IWSLT and of WMT: the first line begins and ends with a tag.
     rb"(?i)(\xef\xbb\xbf)?\s*<([?!]|html|[a-z][^\n]*>\s*(\n|$))":
-        "markup: extract its text, line by line"}
+        "markup: extract its text, line by line",
+    rb"PK[\1-\10]": f"a zip archive or a spreadsheet: {UNPACK}",
+    rb"7z\xbc|\(\xb5/\xfd|Rar!\x1a|(?s:.{257})ustar": f"an archive: {UNPACK}",
+    rb"(?s)PAR1.*\0|ARROW1\0|\xff{4}": f"a Parquet or Arrow table: {UNPACK}",
+    rb"(?s)%PDF|.*\0": f"a binary file: {UNPACK}"}
 
 
 def at_line(path, number, text):
@@ -104,11 +109,12 @@ def read_lines(path):
                     raise at_line(path, 1, f"this is {advice}")
             for number, line in enumerate(file, 1):
                 if b"\0" in line:
-                    raise at_line(path, number, "there is a NUL character: remove it (tr -d '\\0')")
+                    raise at_line(path, number, f"a NUL, as in a binary file: {UNPACK}")
                 # `cat` can leave byte order marks, \ufeff, at the start of any line.
                 yield number, line.decode().removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise at_line(path, number, "this is not UTF-8: convert it (iconv -f latin1)") from None
+        raise at_line(path, number, "this is not UTF-8: convert it (iconv -f ENCODING, "
+                      "such as latin1 or gbk)") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise at_line(path, number + 1, f"the file cannot be read further ({error}): it is "
                       "damaged, cut short or followed by other bytes") from None
@@ -130,7 +136,7 @@ def no_columns(path, number, names, langs=(), delimiter="<TAB>"):
                    f"one, such as src{delimiter}tgt")
 
 
-def read_text(path, langs=(), counts=None):
+def read_text(path, langs, counts):
     """Yield a row for each line that is not blank. A first line with tabs is a table's header."""
     if has_tab(path):
         yield from read_table(path, langs, counts)
@@ -179,7 +185,7 @@ def csv_reader(lines, delimiter, is_csv, **options):
     return csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting, **options)
 
 
-def read_table(path, langs=(), counts=None):
+def read_table(path, langs, counts):
     """Yield the rows of a table whose first line names the columns; {} for a repeated header. By
     the rules of CSV a cell in quotes can have several lines."""
     lines = read_lines(path)
@@ -212,12 +218,11 @@ def unquoted(cell, counts):
     with marks inside, and double these; a quotation has single ones."""
     if not CSV_QUOTES.fullmatch(cell):
         return cell
-    if counts is not None:
-        counts[UNQUOTED] += 1
+    counts[UNQUOTED] += 1
     return cell[1:-1].replace('""', '"')
 
 
-def read_jsonl(path, langs=(), counts=None):
+def read_jsonl(path, langs, counts):
     """Yield the rows of JSON Lines: {"en": ..., "de": ...}, the same in another object such as
     {"translation": {...}}, or a chat, {"messages": [{"role": ..., "content": ...}, ...]}."""
     for number, line in read_lines(path):
@@ -234,7 +239,13 @@ def read_jsonl(path, langs=(), counts=None):
                 inner = row.pop(nested[0])
                 row |= {key: value for key, value in inner.items() if key not in row}
             if isinstance(row.get("messages"), list):
-                turns = [(turn["role"], turn["content"]) for turn in row.pop("messages")]
+                turns = []
+                for turn in row.pop("messages"):
+                    more = [key for key in turn if key not in ("role", "content") and turn[key]]
+                    content = turn.get("content") if more else turn["content"]
+                    turns.append((turn["role"], content))
+                    counts.update(f"turns have {shown(key)}, which is not read"
+                                  f"{', and no content' * (not content)}" for key in more)
                 roles = sorted(role for role, _ in turns)
                 if roles not in (["assistant", "user"], ["assistant", "system", "user"]):
                     raise ValueError("a chat has one turn of the user, one of the assistant, "
@@ -246,7 +257,7 @@ def read_jsonl(path, langs=(), counts=None):
         yield number, row
 
 
-def read_moses(paths, names, counts=None):
+def read_moses(paths, names, counts):
     """Yield rows from several files: line N of each is row N in another language."""
     for lines in itertools.zip_longest(*map(read_lines, paths)):
         if None in lines:
@@ -286,11 +297,12 @@ class TextFiles:
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
-        codes = parallel_names(plain) if {*readers} == {read_text} else ()
+        codes, corpora = parallel_corpora(plain) if {*readers} == {read_text} else ((), ())
         if all(path.suffix.lower() == ".txt" and has_tab(file) for path, file in zip(plain, paths)):
             codes = ()  # tables, such as en-de.txt and en-fr.txt
-        self.readers = [partial(read_moses, paths, codes)] if codes else [
-            partial(read, path, langs or like) for path, read in zip(paths, readers)]
+        parts = [[paths[number] for number in part] for part in corpora]
+        self.readers = {part[0]: partial(read_moses, part, codes) for part in parts} if codes else {
+            path: partial(read, path, langs or like) for path, read in zip(paths, readers)}
         rows = self._sample()
         if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
@@ -313,8 +325,8 @@ class TextFiles:
             raise no_columns(paths[0], 1, names, langs)
         self.schema, self.columns = schema, schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
-        self.repeats = list(filter(None, (repeated_text(rows, name)
-                                          for name in self.columns[:self.num_text_columns])))
+        self.repeats = [note for name in self.columns[:self.num_text_columns]
+                        for note in odd_texts(rows, name, {*readers} == {read_text})]
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
         self.compared = [name for name in schema.texts if name != "system"]
@@ -329,7 +341,7 @@ class TextFiles:
         def start(cell):
             return NESTED if isinstance(cell, (list, dict)) else as_text(cell)[:1000]
 
-        return [{name: start(cell) for name, cell in row.items()} for read in self.readers
+        return [{name: start(cell) for name, cell in row.items()} for read in self.readers.values()
                 for _, row in itertools.islice(read(counts=Counter()), 10_000)]
 
     def _state(self):
@@ -357,8 +369,9 @@ class TextFiles:
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
-            notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} rows that share "
-                         "a text with them in any column are not trained on")
+            shared = (f"{excluded:,} rows that share a text with them in any column are not "
+                      "trained on") if excluded else "no other row is a copy of one of them"
+            notes.append(f"{held:,} rows are held out for evaluation; {shared}")
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):
@@ -367,7 +380,7 @@ class TextFiles:
         self.counts = counts = Counter({EMPTY: 0, SKIPPED: 0, OFTEN: self.often})
         size, chosen = self.num_text_columns, len(self.columns)
         found = False
-        for path, read in zip(self.paths, self.readers):
+        for path, read in self.readers.items():
             for number, row in read(counts=counts):
                 self.known.update(dict.fromkeys(row))
                 texts = [row.get(name) for name in self.names]
@@ -435,14 +448,24 @@ class TextFiles:
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))
 
 
-def repeated_text(rows, name):
-    """Return a note of a text that fills at least 5 cells and 5 % of a column, or None."""
+# What lines can have beside a text, and how to get the text alone.
+LAYOUTS = {r"[^\t]*\t.*": "a tab: if an id or a label is beside the text, cut it off (cut -f 2)",
+           r".*\S \|\|\| \S.*": "two texts: write a table (sed 's/ ||| /\\t/')",
+           r"\S+ .*(\bO|[BIES]-\S+)": "one token each (CoNLL): write one sentence a line"}
+
+
+def odd_texts(rows, name, are_lines):
+    """Yield a note of a text that fills at least 5 cells and 5 % of a column, and one if most
+    lines have more than a text."""
     cells = [row[name] for row in rows if row.get(name)]
     [(text, count)] = Counter(cells).most_common(1) or [("", 0)]
     if count >= 5 and count >= 0.05 * len(cells):
-        return (f"{count:,} of the first {len(cells):,} texts of {shown(name)} are "
-                f"{shown(text[:50])!r}: if this stands for no text, empty these cells")
-    return None
+        yield (f"{count:,} of the first {len(cells):,} texts of {shown(name)} are "
+               f"{shown(text[:50])!r}: if this stands for no text, empty these cells")
+    for pattern, about in LAYOUTS.items() if are_lines else ():
+        count = sum(re.fullmatch(pattern, cell) is not None for cell in cells)
+        if count > len(cells) / 2:
+            yield f"{count:,} of the first {len(cells):,} lines of {shown(name)} have {about}"
 
 
 def as_text(cell):

@@ -173,6 +173,36 @@ def test_files_are_parallel_if_their_names_tell_it(names, columns):
     assert list(source.rows("all")) == wanted
 
 
+def test_parallel_files_of_several_corpora_are_read_one_corpus_after_the_other():
+    for name in ("euro.de", "news.de", "euro.en", "news.en"):
+        write(name, f"{name} 1\n{name} 2\n")
+    for spec in ("euro.de,euro.en,news.de,news.en", "euro.de,news.de,euro.en,news.en"):
+        source = open_text(spec)
+        assert source.columns == ("de", "en") and not source.notes
+        assert list(source.rows("all")) == [(f"{name}.de {line}", f"{name}.en {line}")
+                                            for name in ("euro", "news") for line in (1, 2)]
+
+
+@pytest.mark.parametrize("line, note", [
+    ("de-000000{}\tEin Hund.", "40 of the first 40 lines of de have a tab: if an id or a label is"),
+    ("A dog {}. ||| Ein Hund.", "lines of de have two texts: write a table (sed 's/ ||| /\\t/')"),
+    ("dog{} NN B-NP O", "lines of de have one token each (CoNLL): write one sentence a line")])
+def test_lines_with_more_than_a_text_are_said(line, note):
+    for name in ("a.de", "a.en"):
+        write(name, "".join(f"{line.format(10 + row)}\n" for row in range(40)))
+    assert any(note in text for text in open_text("a.de,a.en").notes)
+
+
+def test_fields_of_a_turn_that_are_not_read_are_counted():
+    turns = [{"role": "user", "content": "u"},
+             {"role": "assistant", "content": "a", "thinking": "t", "name": ""}]
+    calls = [turns[0], {"role": "assistant", "tool_calls": [{"id": 1}]}]
+    source = open_text(write("a.jsonl", lines(*[{"messages": turns}] * 2, {"messages": calls})))
+    assert list(source.rows("all")) == [("u", "a")] * 2
+    assert source.notes[-2:] == ["a: 2 turns have thinking, which is not read",
+                                 "a: 1 turns have tool_calls, which is not read, and no content"]
+
+
 def test_a_file_that_is_named_twice_keeps_its_first_place():
     """The first column is the pivot, and what a decoder starts from."""
     for name in ("de", "en"):
@@ -219,7 +249,12 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
      "a.jsonl:2: not JSON Lines ('content'): write one object of texts, or one chat,"),
     ("a.tmx", '<tmx version="1.4">\n<header/>\n', "a.tmx:1: this is markup: extract its text"),
     ("a.en", "<url>http://x.org</url>\nA cat.\n", "a.en:1: this is markup: extract its text"),
-    ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: there is a NUL character: remove"),
+    ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: a NUL, as in a binary file: u"),
+    ("a.zip", b"PK\3\4\x14\0\0\0", "a.zip:1: this is a zip archive or a spreadsheet: unpack it"),
+    ("a.txt.gz", gzip.compress(b"a/b.de".ljust(257, b"\0") + b"ustar"), "is an archive: unpack"),
+    ("a.parquet", b"PAR1\x15\4\x15\n\0", "is a Parquet or Arrow table: unpack it"),
+    ("a.tsv", "It is\tEs ist\nAs is\tSo sei es\n", "a.tsv:1: no known names among the columns It"),
+    ("a.tsv", "de-000000093\ten-000000027\n", "a.tsv:1: no known names among the columns de-0"),
     ("a.txt", "A cat.\n".encode("utf-16-le"), "a.txt:1: this is a binary file or UTF-16: save"),
     ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ('list' object is not a mapping)"),
     ("toyy", None, "'toyy' is neither a file nor one of toy, documents, regex; did you mean toy"),
@@ -343,8 +378,9 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, ofte
     kinds = np.bincount(source.kinds, minlength=3)
     assert kinds.tolist() == [len(train), held_out, excluded] and kinds.sum() == len(table)
     *notes, last = source.notes
-    assert last == (f"a: {held_out:,} rows are held out for evaluation; {excluded:,} rows that "
-                    "share a text with them in any column are not trained on")
+    assert last.startswith(f"a: {held_out:,} rows are held out for evaluation; ")
+    assert last.endswith(f"; {excluded:,} rows that share a text with them in any column are not "
+                         "trained on" if excluded else "; no other row is a copy of one of them")
     if often:  # and only a frequent text
         assert notes[-1] == f"a: {often} {files.OFTEN}"
     else:
