@@ -99,25 +99,6 @@ def parallel_names(paths):
     return ()
 
 
-def parallel_corpora(paths):
-    """Return the columns of parallel files, as `parallel_names`, and for each corpus, such as a.de
-    a.en b.de b.en have two, the numbers of its files, in the order of the columns."""
-    if names := parallel_names(paths):
-        return names, [range(len(paths))]
-    for separators in ("[.]", "[.-]", "[._-]"):
-        corpora = {}  # {the other parts of the names: numbers of files}
-        for number, path in enumerate(paths):
-            parts = re.split(separators, path.name)
-            rest = tuple(part for part in parts if not names_a_text(part))
-            corpora.setdefault(rest, []).append(number)
-        found = [dict(zip(parallel_names([paths[number] for number in part]), part))
-                 for part in corpora.values()]
-        names = tuple(found[0])
-        if names and all(part.keys() == found[0].keys() for part in found):
-            return names, [[part[name] for name in names] for part in found]
-    return (), ()
-
-
 # ---- content
 
 FEW, NO_TEXTS = "few values", "no texts"

@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from base.common import BadInput, shown
-from corpora.columns import NESTED, choose, known_names, languages, parallel_corpora
+from corpora.columns import NESTED, choose, known_names, languages, parallel_names
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
 csv.field_size_limit(10 ** 8)  # characters of a cell, such as a book
@@ -297,12 +297,11 @@ class TextFiles:
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
         self.name = shown("+".join(dict.fromkeys(path.stem for path in plain)))[:80]
         readers = [READERS.get(path.suffix.lower(), read_text) for path in plain]
-        codes, corpora = parallel_corpora(plain) if {*readers} == {read_text} else ((), ())
+        codes = parallel_names(plain) if {*readers} == {read_text} else ()
         if all(path.suffix.lower() == ".txt" and has_tab(file) for path, file in zip(plain, paths)):
             codes = ()  # tables, such as en-de.txt and en-fr.txt
-        parts = [[paths[number] for number in part] for part in corpora]
-        self.readers = {part[0]: partial(read_moses, part, codes) for part in parts} if codes else {
-            path: partial(read, path, langs or like) for path, read in zip(paths, readers)}
+        self.readers = [partial(read_moses, paths, codes)] if codes else [
+            partial(read, path, langs or like) for path, read in zip(paths, readers)]
         rows = self._sample()
         if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
@@ -341,7 +340,7 @@ class TextFiles:
         def start(cell):
             return NESTED if isinstance(cell, (list, dict)) else as_text(cell)[:1000]
 
-        return [{name: start(cell) for name, cell in row.items()} for read in self.readers.values()
+        return [{name: start(cell) for name, cell in row.items()} for read in self.readers
                 for _, row in itertools.islice(read(counts=Counter()), 10_000)]
 
     def _state(self):
@@ -364,14 +363,14 @@ class TextFiles:
             notes.append(f"columns not read: {columns}: choose with --langs")
         if len(self.columns) == 1 and len(self.readers) > 1:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
-                         "parallel files are named corpus.de,corpus.en")
+                         "parallel files are named corpus.de,corpus.en (of several corpora, make "
+                         "one: cat a.de b.de > ab.de; cat a.en b.en > ab.en)")
         notes += self.repeats
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
-            shared = (f"{excluded:,} rows that share a text with them in any column are not "
-                      "trained on") if excluded else "no other row is a copy of one of them"
-            notes.append(f"{held:,} rows are held out for evaluation; {shared}")
+            notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} other rows share "
+                         "a text with them in any column, and are left out of training")
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):
@@ -380,7 +379,7 @@ class TextFiles:
         self.counts = counts = Counter({EMPTY: 0, SKIPPED: 0, OFTEN: self.often})
         size, chosen = self.num_text_columns, len(self.columns)
         found = False
-        for path, read in self.readers.items():
+        for path, read in zip(self.paths, self.readers):
             for number, row in read(counts=counts):
                 self.known.update(dict.fromkeys(row))
                 texts = [row.get(name) for name in self.names]

@@ -28,12 +28,12 @@ def open_data(settings, objective_class, options, tokenizer=None, rank=0, world=
     source = corpora.open_text(settings.data, settings.langs)
     try:
         return read_rows(source, settings, objective_class, options, tokenizer, rank, world)
-    except BadInput as error:  # which a note can explain, and nobody has printed them yet
+    except BadInput as error:  # a note can explain it, and none is printed yet
         raise BadInput("; ".join([str(error), *source.notes])) from None
 
 
 def read_rows(source, settings, objective_class, options, tokenizer, rank, world):
-    """Return the Data of a run that trains on an open source."""
+    """Return the Data of a run on the rows of `source`."""
     eval_source = source
     columns = source.columns[:source.num_text_columns]
     if settings.eval_data:

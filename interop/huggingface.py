@@ -47,7 +47,6 @@ WEIGHTS = LOCAL | {"use_safetensors": True, "dtype": torch.float32, "attn_implem
 HARMLESS = {"add_pooling_layer", "dtype", "model_max_length", "padding_side", "text", "torch_dtype",
             "split_special_tokens", "trust_remote_code", "use_cache", "use_fast"}
 DOWNLOADS = ("*.json", "*model*.safetensors", "*.jinja", "*.txt", "*.model")
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "[!.]*.model")
 POOLS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs: ours
 OLDER_POOLS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens",
                "max": "pooling_mode_max_tokens", "last": "pooling_mode_lasttoken"}
@@ -212,10 +211,10 @@ def import_model(name, folder):
         if inside != path and (path / "tokenizer.json").is_file():  # one of our exports, see above
             source = transformers.AutoTokenizer.from_pretrained(path, **LOCAL)
         inner = tokenizers.Tokenizer.from_str(source.backend_tokenizer.to_str())
-        # Without a vocabulary, transformers makes a tokenizer to which every word is unknown.
-        if 2 * inner.get_vocab_size() < config.vocab:
-            raise BadInput(f"the tokenizer has {inner.get_vocab_size():,} tokens, and the model "
-                           f"{config.vocab:,}: save the model's own tokenizer into the folder")
+        # For a folder without a tokenizer, transformers makes one of special tokens alone.
+        if (size := inner.get_vocab_size()) < config.vocab / 2:
+            raise BadInput(f"the tokenizer has {size:,} tokens, and the model {config.vocab:,}: "
+                           "save the model's tokenizer into the folder")
         around = special_tokens_around(inner)
         frame = special_tokens_around(library.tokenizer.backend_tokenizer)
         tokenizer = Tokenizer(inner, around, chats=config.causal)
@@ -261,7 +260,8 @@ def find_model(name):
         check_inside(path, [inside])
         for file in inside.glob("[!.]*.json"):  # the folder can be deeper
             check_settings(file)
-    if not any(any(inside.glob(name)) for name in VOCABULARIES):
+    if not any(re.fullmatch(r"tokenizer\.json|vocab\..*|tekken\.json|[^.].*\.model", file.name)
+               for file in inside.iterdir()):
         raise BadInput(f"{inside} has no tokenizer: save it there, tokenizer.save_pretrained()")
     for file in inside.glob("*.index.json"):
         parts = json.loads(file.read_bytes())["weight_map"].values()
@@ -282,8 +282,8 @@ def find_model(name):
 
 
 def check_inside(path, files):
-    """Raise BadInput if a file leads out of a model's folder, as a link or by its name: then any
-    file of yours could be copied into the run, and from there into an export."""
+    """Raise BadInput if a file leads out of a model's folder, as a link or by its name: a run and
+    its exports could get any file of yours."""
     homes = [path.resolve()]
     hub = homes[0].parent.parent
     if hub.name.startswith("models--") and homes[0].parent == hub / "snapshots":

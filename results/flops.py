@@ -69,20 +69,17 @@ def matching_steps(flops, words):
 
 
 def run_flops(folder, named):
-    """Return all FLOPs of a run until now, counted again from the settings in its log. `named`: the
-    objective of this command, the only one that can be in a file. Raises BadInput."""
+    """Return all FLOPs of a run until now, counted again with the settings in its log. `named`: the
+    objective of this command, because a file that a log names is not run. Raises BadInput."""
     first = runs.read_first(folder)
     config = first["config"]
-    name = config.get("objective", "none")
-    # A log can be somebody else's, so the file that it names is not run.
-    objective_class = OBJECTIVES.get(name) or (named if named.name == name else None)
+    name = config.get("objective")
+    objective_class = named if name == named.name else OBJECTIVES.get(name)
     if not objective_class:
-        raise BadInput(f"{shown(folder)} was trained with the objective {shown(name)}, which is "
-                       "not one of ours, and the file that its log names is not run: name the file "
-                       "of this objective, --objective FILE")
-    # What --init brings cannot be given too.
+        raise BadInput(f"{folder} has the objective {shown(name)}, which is not one of ours: name "
+                       "its file with --objective FILE, because the one in a log is not run")
     known = {field.name for one in (settings.TrainConfig, objective_class.Config)
-             for field in fields(one)} | {*settings.SHAPE}
+             for field in fields(one)}.union(settings.SHAPE)
     known -= settings.FIXED_BY_INIT if config.get("init") else set()
     values = config | config["model"] | config[name]
     given = {name: value for name, value in values.items() if name in known and value is not None}

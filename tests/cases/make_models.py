@@ -204,9 +204,9 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
     "x15_no_tokenizer": (lambda folder: (bert(folder) / "tokenizer.json").unlink(),
                          "theirs has no tokenizer: save it there"),
     "x15_special_tokens_alone": (lambda folder: save(
-        folder, "bert", template(Tokenizer(models.WordLevel(
-            dict(zip(BERT_ROLES.values(), range(5))), "[UNK]")), "[CLS] $A [SEP]"), BERT_ROLES,
-        vocab_size=99), "the tokenizer has 5 tokens, and the model 99: save the model's own"),
+        folder, "bert", template(Tokenizer(models.WordLevel(dict(zip(
+            BERT_ROLES.values(), range(5))))), "[CLS] $A [SEP]"), BERT_ROLES, vocab_size=99),
+        "the tokenizer has 5 tokens, and the model 99: save the model's"),
     "x16_relative_positions": (lambda folder: configure(
         bert(folder), position_embedding_type="relative_key"),
         "position_embedding_type is 'relative_key': our model has 'absolute' only"),
