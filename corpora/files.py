@@ -136,7 +136,7 @@ def no_columns(path, number, names, langs=(), delimiter="<TAB>"):
                    f"one, such as src{delimiter}tgt")
 
 
-def read_text(path, langs, counts):
+def read_text(path, langs=(), counts=None):
     """Yield a row for each line that is not blank. A first line with tabs is a table's header."""
     if has_tab(path):
         yield from read_table(path, langs, counts)
@@ -185,7 +185,7 @@ def csv_reader(lines, delimiter, is_csv, **options):
     return csv.reader(lines, strict=True, delimiter=delimiter, quoting=quoting, **options)
 
 
-def read_table(path, langs, counts):
+def read_table(path, langs=(), counts=None):
     """Yield the rows of a table whose first line names the columns; {} for a repeated header. By
     the rules of CSV a cell in quotes can have several lines."""
     lines = read_lines(path)
@@ -218,11 +218,12 @@ def unquoted(cell, counts):
     with marks inside, and double these; a quotation has single ones."""
     if not CSV_QUOTES.fullmatch(cell):
         return cell
-    counts[UNQUOTED] += 1
+    if counts is not None:
+        counts[UNQUOTED] += 1
     return cell[1:-1].replace('""', '"')
 
 
-def read_jsonl(path, langs, counts):
+def read_jsonl(path, langs=(), counts=None):
     """Yield the rows of JSON Lines: {"en": ..., "de": ...}, the same in another object such as
     {"translation": {...}}, or a chat, {"messages": [{"role": ..., "content": ...}, ...]}."""
     for number, line in read_lines(path):
@@ -244,8 +245,9 @@ def read_jsonl(path, langs, counts):
                     more = [key for key in turn if key not in ("role", "content") and turn[key]]
                     content = turn.get("content") if more else turn["content"]
                     turns.append((turn["role"], content))
-                    counts.update(f"turns have {shown(key)}, which is not read"
-                                  f"{', and no content' * (not content)}" for key in more)
+                    for key in more if counts is not None else ():
+                        counts[f"turns have {shown(key)}, which is not read"
+                               f"{', and no content' * (not content)}"] += 1
                 roles = sorted(role for role, _ in turns)
                 if roles not in (["assistant", "user"], ["assistant", "system", "user"]):
                     raise ValueError("a chat has one turn of the user, one of the assistant, "
@@ -257,7 +259,7 @@ def read_jsonl(path, langs, counts):
         yield number, row
 
 
-def read_moses(paths, names, counts):
+def read_moses(paths, names, counts=None):
     """Yield rows from several files: line N of each is row N in another language."""
     for lines in itertools.zip_longest(*map(read_lines, paths)):
         if None in lines:
@@ -369,8 +371,8 @@ class TextFiles:
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
-            notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} other rows share "
-                         "a text with them in any column, and are left out of training")
+            notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} other rows share"
+                         " a text with them in any column, and are left out of training")
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):

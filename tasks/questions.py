@@ -94,7 +94,7 @@ def read_questions(name, folder, split):
     if not path:
         raise sets.Missing(f"{folder}/{name}_{split}.jsonl")
     questions = []
-    for number, row in read_jsonl(path, (), Counter()):
+    for number, row in read_jsonl(path):
         try:
             first = row["answers"][0]
             questions.append(Question(
