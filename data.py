@@ -240,11 +240,12 @@ class Corpus:
         return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
 
     def count_truncated(self, max_length, system=False):
-        """Return how many texts have more than max_length tokens, and how many texts there are.
-        `system`: count system turns too."""
+        """Return how many texts have more than max_length tokens, how many texts there are, and
+        the fraction of all tokens that truncation leaves out. `system`: count system turns too."""
         lengths = np.diff(self.offsets).reshape(-1, len(self.columns))  # of all cells
         lengths = lengths[self.rows, :self.num_text_columns + system]
-        return int((lengths > max_length).sum()), int((lengths > 0).sum())
+        lost = (lengths - max_length).clip(0).sum() / max(1, lengths.sum())
+        return int((lengths > max_length).sum()), int((lengths > 0).sum()), float(lost)
 
     def example(self, row, views, choice, pairs="pivot", max_length=None, system=False):
         """Return the Example of a row: one or two views, selected by the random number `choice`,
@@ -319,6 +320,7 @@ def stored_ids(source, tokenizer, split, holdout):
     from corpora.store import encoded  # here, because only files have stored tokens
     stored = encoded(source, tokenizer, holdout)
     source.hashes, source.kinds, source.counts = stored.hashes, stored.kinds, stored.counts
+    source.held = stored.held
     identity = stored.hash + split if holdout else stored.hash
     return stored.tokens, stored.offsets, stored.kinds, identity
 

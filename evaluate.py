@@ -301,8 +301,11 @@ def run(evaluation, names=None, tasks=TASKS):
             raise BadInput(f"there is no task {shown(name)!r} among {', '.join(tasks)}{near}")
     results = {}
     for name in names or tasks:
-        # By default these run only for objectives that are trained on pairs.
+        # By default these run only for objectives that are trained on pairs, and a decoder, which
+        # learns to answer, searches no translations.
         if not names and name in ("retrieval", "generate") and evaluation.views < 2:
+            continue
+        if not names and name == "retrieval" and evaluation.can_answer:
             continue
         try:
             scores = tasks[name](evaluation)

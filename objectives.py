@@ -627,14 +627,15 @@ class Mexma(Objective):
                                temperature=c.temperature,
                                intra_side_negatives=c.intra_language_negatives)
 
-        # As released, KoLeo compares the embeddings of one process.
-        koleo_ab = torch.zeros_like(mlm)
+        loss = c.align_weight * align + c.mlm_weight * mlm
+        terms = {"mlm": mlm.detach(), "align": align.detach()}
         if c.koleo_weight:
+            # As released, KoLeo compares the embeddings of one process.
             unit = c.koleo_input == "unit"
             koleo_ab = (koleo(a, unit) + koleo(b, unit)) / 2
-
-        loss = c.align_weight * align + c.mlm_weight * mlm + c.koleo_weight * koleo_ab
-        return loss, {"mlm": mlm.detach(), "align": align.detach(), "koleo": koleo_ab.detach()}
+            loss = loss + c.koleo_weight * koleo_ab
+            terms["koleo"] = koleo_ab.detach()
+        return loss, terms
 
     def encode(self, batch):
         """Return the states of the masked rows (T', D), and the embeddings of the clean rows."""

@@ -50,7 +50,7 @@ def did_you_mean(word, known, otherwise=""):
     """Return "; did you mean X?" for the nearest known word, or `otherwise`."""
     word, known = str(word), [str(one) for one in known]
     near = [one for one in known if one.startswith(word)]
-    near = near or difflib.get_close_matches(word, known, 1, cutoff=0.55)
+    near = near or difflib.get_close_matches(word, known, 1, cutoff=0.65)
     return f"; did you mean {near[0]}?" if near else otherwise
 
 

@@ -75,7 +75,7 @@ def open_text(spec, langs=(), count=20_000, like=()):
         folder = paths[0]
         # Names that begin with a dot, such as ._CODE.devtest, are macOS's own files.
         paths = sorted(folder.glob("[!.]*.devtest*")) or sorted(folder.glob("[!.]*.dev*"))
-        paths.sort(key=lambda path: not path.name.startswith("eng_Latn"))
+        paths.sort(key=lambda path: not path.name.startswith("eng"))
         if not paths:
             raise BadInput(f"{shown(folder)} is a folder without files CODE.devtest or CODE.dev: "
                            "name its files, as in --data corpus.de,corpus.en")

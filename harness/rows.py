@@ -25,7 +25,16 @@ class Data(NamedTuple):
 
 def open_data(settings, objective_class, options, tokenizer=None, rank=0, world=1):
     """Return the Data that the settings name. Without a tokenizer, one is trained."""
-    source = eval_source = corpora.open_text(settings.data, settings.langs)
+    source = corpora.open_text(settings.data, settings.langs)
+    try:
+        return read_rows(source, settings, objective_class, options, tokenizer, rank, world)
+    except BadInput as error:  # a note can explain it, and none is printed yet
+        raise BadInput("; ".join([str(error), *source.notes])) from None
+
+
+def read_rows(source, settings, objective_class, options, tokenizer, rank, world):
+    """Return the Data of a run on the rows of `source`."""
+    eval_source = source
     columns = source.columns[:source.num_text_columns]
     if settings.eval_data:
         eval_source = corpora.open_text(settings.eval_data, settings.langs, like=columns)

@@ -232,10 +232,11 @@ def introduce(run, say):
         columns += ", system" if settings.chat == "system" else " (not system: --chat plain)"
     say(f"data {rows.corpus.name}: {len(rows.corpus):,} rows of {columns}, and "
         f"{len(rows.held_out):,} {'in --eval-data' if settings.eval_data else 'held out'}")
-    truncated, count = rows.corpus.count_truncated(settings.max_length, settings.chat == "system")
+    truncated, count, lost = rows.corpus.count_truncated(settings.max_length,
+                                                         settings.chat == "system")
     if truncated:
         say(f"{truncated:,} of {count:,} texts are longer than --max-length {settings.max_length} "
-            "and will be truncated")
+            f"and will be truncated, which leaves out {lost:.0%} of all tokens")
     if (settings.eval_data or settings.init) and not rows.eval_source.embedded:
         hashes = rows.eval_source.find_hashes("all" if settings.eval_data else "valid",
                                              rows.held_out.columns)

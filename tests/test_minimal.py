@@ -253,5 +253,11 @@ def test_the_bag_prints_numbers_of_tables_and_of_scenes(small, monkeypatch, caps
     assert len(line) <= 100
     assert run(*OWN).startswith("words    twins: exchange ")
     Path("short.tsv").write_text("en\tde\na dog\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="shorter"):
-        run("--train", "short.tsv")
+    for words, said in (("--train short.tsv", "shorter"), ("--train no.tsv", "no.tsv"),
+                        ("--test table.tsv", "needs --edits"),
+                        ("--rate nan", "a number above 0"), ("--epochs 1", "--epochs"),
+                        ("--train edits.json", "--train needs 8 rows")):
+        with pytest.raises(SystemExit, match="^2$"):
+            run(*words.split())
+        line = capsys.readouterr().err
+        assert line.startswith("error: ") and said in line and line.count("\n") == 1

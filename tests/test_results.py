@@ -18,6 +18,7 @@ from test_house import write_pairs
 import evaluate
 import train
 from harness import settings
+from objectives import Mexma
 from results import compare, flops, plots, run, show
 from results.__main__ import main
 from tasks import finetune
@@ -365,7 +366,7 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     first, second = compare.read_records("mini")
     assert (first["label"], first["seed"], first["steps"]) == ("ntp", 3, 4)
     assert first["last"]["loss"] > 0 and "validation/loss" in first["last"]
-    assert flops.run_flops("out/mini-ntp-3") == pytest.approx(
+    assert flops.run_flops("out/mini-ntp-3", Mexma) == pytest.approx(
         second["steps"] * flops.step_flops(second["train"].split()[2:])[0], rel=0.2)
     assert 1 <= second["steps"] < 4 and f"--steps {second['steps']} " in second["train"]
     assert "a/geometry/rankme" in second["eval"] and "generate/exact" in first["eval"]
@@ -394,6 +395,23 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
     ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words)
+
+
+def test_the_file_that_a_log_names_is_not_run_to_count_flops(pairs, capsys, refused):
+    """Neither to find the class of the run, nor as a flag of its command."""
+    Path("own.py").write_text("from objectives import Ntp\nopen('executed', 'w')\n"
+                              "class Own(Ntp):\n    name = 'own'\n")
+    for name, out in (("own.py", "own"), ("ntp", "ntp")):
+        assert not train.main(f"--objective {name} {TINY} --steps 2 --out {out}".split())
+    log = Path("ntp/log.jsonl")
+    log.write_text(log.read_text().replace("--objective ntp", "--objective own.py"))
+    Path("executed").unlink()
+    assert "--objective FILE" in refused(main, "flops --match own --objective mlm")
+    capsys.readouterr()
+    assert not main("flops --match ntp --objective mlm".split()) and not Path("executed").exists()
+    assert "steps have the compute of ntp" in capsys.readouterr().out
+    assert not main(f"flops --match own --objective own.py {TINY}".split())
+    assert capsys.readouterr().out.startswith("2 steps have the compute of own")
 
 
 def test_flops_of_next_token_prediction_are_those_of_its_sizes(pairs):

@@ -210,7 +210,7 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
 @pytest.mark.parametrize("words, value", [
     ("--obj mlm", "did you mean --objective?"), ("--max_length 8", "did you mean --max-length?"),
     ("--data a.tsv b.tsv", "commas between several"),
-    ("--size tiny", "did you mean toy?"), ("--steps 0", "steps is 0"),
+    ("--deepspeed x", "unknown flag --deepspeed: see"), ("--steps 0", "steps is 0"),
     ("--koleo-weight inf", "inf"), ("--preset nope", "'nope'"),
     ("--batch 10 --accumulate 3", "batch 10"), ("--batch 4 --accumulate 4", "batch 4"),
     ("--device cuda:77", "cuda:77"),
