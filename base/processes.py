@@ -1,29 +1,115 @@
 """Several processes (torchrun): how they meet, average and gather; --shard by PyTorch's FSDP2."""
 
+import contextlib
 import copy
 import datetime
+import functools
+import json
 import os
+import socket
+import time
 import warnings
 
 import torch
 import torch.distributed as dist
 
-from base.common import BadInput
+from base.common import BadInput, differences
+
+# All others wait while rank 0 evaluates or saves, which can take hours. By default NCCL gives up
+# after ten minutes.
+PATIENCE = datetime.timedelta(days=1)
+
+
+def rank_and_world():
+    """Return this process's rank and the number of processes; 0 and 1 without torchrun."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+@functools.cache
+def meeting_place():
+    """Return the store of torchrun, in which processes leave notes for each other."""
+    return next(dist.rendezvous("env://", timeout=PATIENCE))[0]
 
 
 def join_processes(device):
-    """Return this process's rank, the number of processes and the device; 0 and 1 without
-    torchrun."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    """Let the processes exchange tensors. Return the rank, the number of processes, the device."""
+    rank, world = rank_and_world()
     if world > 1:
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-        # All others wait while rank 0 evaluates, saves or reads data, which can take hours. By
-        # default NCCL gives up after ten minutes.
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                                timeout=datetime.timedelta(days=1))
-    return int(os.environ.get("RANK", 0)), world, device
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE,
+                                store=meeting_place(), rank=rank, world_size=world)
+    return rank, world, device
+
+
+def leave_processes():
+    """Undo `join_processes`."""
+    if num_processes() > 1:
+        dist.destroy_process_group()
+    meeting_place.cache_clear()
+
+
+# ---- before the first step: a mistake on one node ends all
+
+
+class Everywhere(BadInput):
+    """A mistake of one process that all of them know."""
+
+
+@contextlib.contextmanager
+def together():
+    """Run a block in all processes. If it fails in one, all end, with one line on each machine."""
+    try:
+        yield
+    except Everywhere:
+        raise
+    except Exception as error:
+        meet(error=error)
+        raise
+    meet()
+
+
+def meet(facts=None, error=None):
+    """Wait for all processes. Raise Everywhere if one of them comes with an error, or if their
+    facts, {name: value}, differ; of each machine, all but one process end without a word."""
+    rank, world = rank_and_world()
+    if world == 1:
+        return
+    store = meeting_place()
+    number = store.add(f"meetings of {rank}", 1)
+    said = error and (str(error) if isinstance(error, BadInput) else repr(error))
+    store.set(f"{number} {rank}", json.dumps([said, facts or {}, socket.gethostname()]))
+    keys = [f"{number} {other}" for other in range(world)]
+    while not store.check(keys):
+        time.sleep(0.02)  # unlike store.get, Ctrl-C ends it
+    notes = [json.loads(store.get(key)) for key in keys]
+    if mistake := first_mistake(notes):
+        store.add(f"{number} read", 1)
+        while rank == 0 and store.add(f"{number} read", 0) < world:
+            time.sleep(0.02)  # the store can end with this process
+        if error and not isinstance(error, BadInput):
+            raise error
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            raise SystemExit(2)
+        raise Everywhere(mistake)
+
+
+def first_mistake(notes):
+    """Return what is wrong with the notes of all processes, [(error, facts, host)], or ""."""
+    for rank, (error, facts, host) in enumerate(notes):
+        where = f"process {rank} on {host}"
+        if error:
+            return error if all(note[0] for note in notes) else f"{where}: {error}"
+        found = [text for _, text in differences(notes[0][1], facts, "{} is {}, here {}")]
+        if found:
+            return (f"{where} differs from process 0 ({'; '.join(found[:3])}): start the same "
+                    "command on all nodes, with the same files, and with --out on a disk that they "
+                    "share")
+    return ""
+
+
+# ---- tensors of all processes
 
 
 def num_processes():

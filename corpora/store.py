@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch.distributed as dist
 from tqdm import tqdm
 
 from base.common import atomic_file, digest, make_folder
+from base.processes import meet, num_processes
 
 LAYOUT = 13  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
@@ -53,21 +53,13 @@ def remove_dead_parts(folder, pattern):
 def first_of_machine():
     """Run the block in the first process of each machine, and then in the others. Yield whether
     this is the first one."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    is_alone = world == 1 or not dist.is_initialized()
+    is_alone = num_processes() == 1
     is_first = is_alone or os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def wait():
-        if not is_alone:
-            dist.all_gather_object([None] * world, None)
-
     if not is_first:
-        wait()
-    try:
-        yield is_first
-    finally:
-        if is_first:
-            wait()
+        meet()
+    yield is_first
+    if is_first and not is_alone:  # an error goes to `together`, which meets the others with it
+        meet()
 
 
 def encoded(source, tokenizer, holdout=True):

@@ -253,6 +253,8 @@ def introduce(run, say):
         say("this run is finished, and is evaluated again")
     elif run.step:
         say(f"resuming at step {run.step} of {settings.steps}")
+    if run.new_schedule:
+        say(run.new_schedule)
 
 
 def show_evaluation(run, record, say):
