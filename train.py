@@ -60,6 +60,7 @@ from base.processes import (
     join_processes,
     leave_processes,
     mean_over_ranks,
+    rank_and_world,
     shard,
     together,
     whole,
@@ -80,6 +81,7 @@ class Run:
         with together():
             saved = self.read(objective_class, given, writes, command)
             runs.agree(self, saved)
+        self.device = join_processes(self.device)
         settings = self.settings
         dtype = getattr(torch, self.precision)
         self.layouts = set_attention(self.objective, settings.attention, self.device,
@@ -120,7 +122,8 @@ class Run:
         self.objective_class = objective_class
         self.init = init and weights.adapt_init(init, objective_class, self.options)
         self.command = command
-        self.rank, self.world, self.device = join_processes(usable_device(settings.device))
+        self.rank, self.world = rank_and_world()
+        self.device = usable_device(settings.device)
         self.folder = Path(settings.out)
         self.writes = writes and self.rank == 0
         saved = runs.read_checkpoint(self.folder) if writes else None

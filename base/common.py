@@ -172,7 +172,8 @@ class Parser(argparse.ArgumentParser):
                            "commas between several, as in --langs en,de")
         # Without dashes, which would make all flags alike.
         flags = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
-        near = did_you_mean(word.strip("-"), flags, f": see {self.prog} --help")
+        name = "steps" if "epochs" in word else word.strip("-")
+        near = did_you_mean(name, flags, f": see {self.prog} --help")
         raise BadInput(f"unknown flag {shown(word)}{near.replace('mean ', 'mean --')}")
 
 

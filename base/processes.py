@@ -6,7 +6,6 @@ import datetime
 import functools
 import json
 import os
-import socket
 import time
 import warnings
 
@@ -31,8 +30,13 @@ def meeting_place():
     return next(dist.rendezvous("env://", timeout=PATIENCE))[0]
 
 
+def is_alone():
+    """Return whether no other process takes part in what this one does."""
+    return not meeting_place.cache_info().currsize
+
+
 def join_processes(device):
-    """Let the processes exchange tensors. Return the rank, the number of processes, the device."""
+    """Wait for all processes, and let them exchange tensors. Return the device of this one."""
     rank, world = rank_and_world()
     if world > 1:
         if device.type == "cuda":
@@ -40,7 +44,7 @@ def join_processes(device):
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE,
                                 store=meeting_place(), rank=rank, world_size=world)
-    return rank, world, device
+    return device
 
 
 def leave_processes():
@@ -59,7 +63,9 @@ class Everywhere(BadInput):
 
 @contextlib.contextmanager
 def together():
-    """Run a block in all processes. If it fails in one, all end, with one line on each machine."""
+    """Run a block in all processes. An error in one of them ends all."""
+    if rank_and_world()[1] > 1:
+        meeting_place()
     try:
         yield
     except Everywhere:
@@ -71,18 +77,18 @@ def together():
 
 
 def meet(facts=None, error=None):
-    """Wait for all processes. Raise Everywhere if one of them comes with an error, or if their
-    facts, {name: value}, differ; of each machine, all but one process end without a word."""
-    rank, world = rank_and_world()
-    if world == 1:
+    """Wait for all processes. If one comes with an error, or their facts, {name: value}, differ,
+    raise Everywhere in one process of each machine, and end the others."""
+    if is_alone():
         return
+    rank, world = rank_and_world()
     store = meeting_place()
     number = store.add(f"meetings of {rank}", 1)
     said = error and (str(error) if isinstance(error, BadInput) else repr(error))
-    store.set(f"{number} {rank}", json.dumps([said, facts or {}, socket.gethostname()]))
+    store.set(f"{number} {rank}", json.dumps([said, facts or {}]))
     keys = [f"{number} {other}" for other in range(world)]
     while not store.check(keys):
-        time.sleep(0.02)  # unlike store.get, Ctrl-C ends it
+        time.sleep(0.02)  # Ctrl-C ends this, but not a waiting store.get
     notes = [json.loads(store.get(key)) for key in keys]
     if mistake := first_mistake(notes):
         store.add(f"{number} read", 1)
@@ -96,16 +102,13 @@ def meet(facts=None, error=None):
 
 
 def first_mistake(notes):
-    """Return what is wrong with the notes of all processes, [(error, facts, host)], or ""."""
-    for rank, (error, facts, host) in enumerate(notes):
-        where = f"process {rank} on {host}"
+    """Return what is wrong with the notes of all processes, [(error, facts)], or ""."""
+    for rank, (error, facts) in enumerate(notes):
         if error:
-            return error if all(note[0] for note in notes) else f"{where}: {error}"
-        found = [text for _, text in differences(notes[0][1], facts, "{} is {}, here {}")]
-        if found:
-            return (f"{where} differs from process 0 ({'; '.join(found[:3])}): start the same "
-                    "command on all nodes, with the same files, and with --out on a disk that they "
-                    "share")
+            return f"process {rank}: {error}"
+        for _, text in differences(notes[0][1], facts, "{} ({} and {})"):
+            return (f"process 0 and process {rank} differ in {text}: start the same command on all "
+                    "nodes, with the same files, and with --out on a disk that they share")
     return ""
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from base.common import atomic_file, digest, make_folder
-from base.processes import meet, num_processes
+from base.processes import is_alone, meet
 
 LAYOUT = 13  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
@@ -53,12 +53,11 @@ def remove_dead_parts(folder, pattern):
 def first_of_machine():
     """Run the block in the first process of each machine, and then in the others. Yield whether
     this is the first one."""
-    is_alone = num_processes() == 1
-    is_first = is_alone or os.environ.get("LOCAL_RANK", "0") == "0"
+    is_first = is_alone() or os.environ.get("LOCAL_RANK", "0") == "0"
     if not is_first:
         meet()
     yield is_first
-    if is_first and not is_alone:  # an error goes to `together`, which meets the others with it
+    if is_first:  # after an error, `together` meets the others with it
         meet()
 
 

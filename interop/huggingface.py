@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,7 @@ def new_folder(folder, what):
     folder = Path(folder).absolute()
     if os.path.lexists(folder):
         raise BadInput(f"{shown(folder)} exists already: name a new folder")
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     remove_dead_parts(part.parent, f".{glob.escape(folder.name)}.*.part")
     try:
         part.mkdir(parents=True)

@@ -30,7 +30,8 @@ def batch_flops(objective, batch):
         nonlocal attention
         config, packed = block.config, arguments[1]
         factor = 12 if torch.is_grad_enabled() else 4
-        attention += factor * config.heads * config.key_dim * packed.visible_pairs()
+        visible = packed.within(block.attention.window).visible_pairs()
+        attention += factor * config.heads * config.key_dim * visible
 
     nothing = {op: lambda *shapes, **options: 0 for op in flop_registry if "attention" in str(op)}
     hooks = [module.register_forward_pre_hook(count_attention) for module in objective.modules()
@@ -81,7 +82,7 @@ def flops_command(words):
     parser.add_argument("--match", metavar="RUN", help="print the number of steps that has the "
                         "compute of this run")
     options, words = parser.parse_known_args(words)
-    if options.match:
+    if options.match is not None:
         flops = run_flops(options.match)
         print(f"{matching_steps(flops, words)} steps have the compute of {options.match}, "
               f"{flops / 1e12:.2f} TFLOP")
