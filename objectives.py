@@ -218,6 +218,10 @@ class Objective(nn.Module):
     batches.
 
     `forward(batch)` returns the loss () and {term: ()}, detached, with the same terms every time.
+
+    A checkpoint has all parameters and buffers, and no other attributes. `self.model` is what is
+    evaluated and saved; it can be a frozen EMA copy of what is trained. Evaluations do not call
+    `collate`: they read each text alone, under the full or the causal mask and --window.
     """
     name = ""  # also the folder of its runs
     views = 1  # texts in an example

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from base.common import BadInput, shown
+from base.common import BadInput, file_state, shown
 from corpora.columns import NESTED, choose, known_names, languages, parallel_names
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
@@ -307,7 +307,7 @@ class TextFiles:
         rows = self._sample()
         if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
-        self.state = self._state()
+        self.state = [*map(file_state, self.paths)]
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
         self.schema = read_schema(paths[0], [*self.known], rows, langs, like, codes)
         self.columns = self.schema.columns
@@ -330,11 +330,6 @@ class TextFiles:
 
         return [{name: start(cell) for name, cell in row.items()} for read in self.readers
                 for _, row in itertools.islice(read(counts=Counter()), 10_000)]
-
-    def _state(self):
-        """Return path, size and time of each file, which change if somebody writes into it."""
-        return [(os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns)
-                for path in self.paths]
 
     @property
     def notes(self):
@@ -382,7 +377,7 @@ class TextFiles:
                 found = found or is_enough
                 counts[SKIPPED] += not is_enough
                 yield texts, is_enough
-        if self._state() != self.state:
+        if [*map(file_state, self.paths)] != self.state:
             raise BadInput(f"{self.name} changed while it was read: start again when it is "
                            "complete")
         if not found:

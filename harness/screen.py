@@ -2,6 +2,7 @@
 itself. Nothing here computes a number that is not printed."""
 
 import itertools
+import os
 import shlex
 from dataclasses import replace
 from typing import NamedTuple
@@ -241,10 +242,16 @@ def introduce(run, say):
         hashes = rows.eval_source.find_hashes("all" if settings.eval_data else "valid",
                                              rows.held_out.columns)
         runs.warn_of_overlap(share_a_text(hashes, run.trained), rows.eval_source.name)
+    load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count()
+    if run.device.type == "cpu" and load > cores and torch.get_num_threads() > 1:
+        say(f"other programs use this machine (load {load:.0f}, {cores} cores): one thread can be "
+            "faster (OMP_NUM_THREADS=1)")
     if run.step == settings.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:
         say(f"resuming at step {run.step} of {settings.steps}")
+    if run.new_schedule:
+        say(run.new_schedule)
 
 
 def show_evaluation(run, record, say):

@@ -55,7 +55,8 @@ def make_model(settings, shape, init, special):
     """Return a new model, or the one of --init with the objective's vocabulary head and LoRA."""
     model = Model(replace(shape, vocab=max(special.vocab, shape.vocab)))
     if init:  # strict=False: only the vocabulary head may be new or unused
-        model.load_state_dict(init.model.state_dict(), strict=False, assign=True)
+        # A copy: init.model can be pages of a file, into which another program may write.
+        model.load_state_dict(init.model.state_dict(), strict=False)
     if settings.lora_rank:
         # The embeddings of new [PRED] tokens have no meaning yet, so they are trained too.
         add_lora(model, settings.lora_rank, special.preds)

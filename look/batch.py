@@ -53,6 +53,8 @@ def batch_command(words):
     if options.part not in parts:
         raise BadInput(f"--part {options.part}: this batch has {', '.join(parts)}")
     packed = batch[options.part]
+    if options.part in ("packed", "clean"):  # what the model reads, maybe with a window
+        packed = packed.within(min(run.model.config.windows, default=0))
     if not 0 <= options.row < len(packed):
         raise BadInput(f"--row {options.row}: {options.part} has rows 0 to {len(packed) - 1}")
     rows = token_rows(batch, options.part, run.data.tokenizer)

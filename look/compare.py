@@ -142,5 +142,9 @@ def compare_command(words):
         print("", *lines(heads, tests), sep="\n")
     elif others:
         print("\nno t-test: it needs two seeds that both rows have")
+    for one in every:
+        for record in one.records:
+            if record.get("warning", "").startswith("--steps"):
+                print(shown(f"\n{one.name}, step {record['step']}: {record['warning']}"))
     if others := differences(groups):
         print(f"\nthe rows also differ in: {', '.join(others)}")

@@ -9,7 +9,7 @@ import json
 import lzma
 from pathlib import Path
 
-from base.common import atomic_file
+from base.common import atomic_file, locked
 from look.compare import aligned, mean_std, paired_test
 
 ROOT = Path(__file__).parent.parent
@@ -23,15 +23,17 @@ SEEDS = 3  # a claim with fewer common seeds is not tested
 
 
 @functools.cache
-def parsed(path, time):
-    """Return the records of a file. `time`, when it was modified, makes the cache read it again."""
+def parsed(path, state):
+    """Return the records of a file. Its `state`, when it was written, makes the cache read it
+    again."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         return list(map(json.loads, file))
 
 
 def read_records(experiment=None):
     """Return the recorded runs, all or those of one experiment, in the order of its jobs."""
-    records = parsed(RECORDS, RECORDS.stat().st_mtime_ns)
+    state = RECORDS.stat()
+    records = parsed(RECORDS, (state.st_ino, state.st_mtime_ns))
     if experiment is None:
         return records
     records = [record for record in records if record["experiment"] == experiment]
@@ -42,12 +44,13 @@ def read_records(experiment=None):
 def keep_records(new):
     """Add records to the file, each in place of one of the same experiment, label and seed; a table
     of times only in place of one of the same device."""
-    kept = {(one["experiment"], one["label"], one["seed"], "table" in one and one["device"]): one
-            for one in [*read_records(), *new]}
-    ordered = sorted(kept.values(), key=lambda record: record["experiment"])
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
-    with atomic_file(RECORDS) as file:
-        file.write(lzma.compress(text.encode(), preset=9))
+    with locked(RECORDS.parent):  # several experiments can run at once
+        kept = {(one["experiment"], one["label"], one["seed"], "table" in one and one["device"]):
+                one for one in [*read_records(), *new]}
+        ordered = sorted(kept.values(), key=lambda record: record["experiment"])
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
+        with atomic_file(RECORDS) as file:
+            file.write(lzma.compress(text.encode(), preset=9))
 
 
 def by_label(records, metric):

@@ -30,7 +30,8 @@ def batch_flops(objective, batch):
         nonlocal attention
         config, packed = block.config, arguments[1]
         factor = 12 if torch.is_grad_enabled() else 4
-        attention += factor * config.heads * config.key_dim * packed.visible_pairs()
+        visible = packed.within(block.attention.window).visible_pairs()
+        attention += factor * config.heads * config.key_dim * visible
 
     nothing = {op: lambda *shapes, **options: 0 for op in flop_registry if "attention" in str(op)}
     hooks = [module.register_forward_pre_hook(count_attention) for module in objective.modules()

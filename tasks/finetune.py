@@ -236,6 +236,8 @@ def parse_flags(words):
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
     flags = parser.parse_args(words)
+    if not flags.task:
+        raise BadInput("--task is empty: python -m tasks finetune --help names the tasks")
     if "glue" in flags.task:
         flags.task = list(dict.fromkeys([*flags.task, *GLUE]))
         flags.task.remove("glue")

@@ -622,10 +622,9 @@ def one_of_two(rank, folder, jobs):
     assert not {"torch.distributed.fsdp", "torch.distributed.tensor"} & {*sys.modules}
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    meet = functools.partial(dist.init_process_group, rank=rank, world_size=2)
-    for number, words in enumerate(jobs):  # two processes can meet at one address only once
-        dist.init_process_group = functools.partial(meet,
-                                                    init_method=f"file://{folder}/{number}")
+    for number, words in enumerate(jobs):
+        store = dist.FileStore(f"{folder}/{number}", 2)
+        dist.rendezvous = lambda *_, store=store, **__: iter([(store, rank, 2)])
         with (pytest.MonkeyPatch.context() as patch, open(f"stdout{rank}", "a") as file,
               contextlib.redirect_stdout(file)):
             if "--mask-ratio=1.0" in words:
@@ -654,7 +653,7 @@ def two(tmp_path_factory):
 def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
     seeds = set()
     for rank in range(2):
-        monkeypatch.setattr(train, "join_processes", lambda device, rank=rank: (rank, 2, device))
+        monkeypatch.setattr(train, "rank_and_world", lambda rank=rank: (rank, 2))
         started("mlm")
         seeds.add(torch.initial_seed())
     assert len(seeds) == 2
@@ -782,7 +781,9 @@ def test_lora_trains_beside_the_heads_of_an_objective_and_resumes_exactly(name, 
     list(started(name, "parts", **more).steps())
     assert_same_run("whole", "parts")
     saved = checkpoint("whole")["weights"]
-    assert any(".a." in key for key in saved) and "model.embed.embedding.weight" not in saved
+    assert any(".a." in key for key in saved)
+    # --init has what LoRA froze, but hybrid's after_step could have moved it.
+    assert ("model.embed.embedding.weight" in saved) == (name == "hybrid")
     before, after = weights(start), weights("whole")
     changed = [key for key in before if key in after and not torch.equal(before[key], after[key])]
     assert any("qkv" in key for key in changed) and not any("norm" in key for key in changed)
