@@ -143,9 +143,9 @@ SECOND = {
     "hybrid": {
         "mask_ratio": 0.6, "align": "mse", "balance": ("fixed", dict(balance_start=0.7)),
         "balance_start": (0.8, dict(balance="fixed")),
-        "balance_end": (0.9, dict(balance="scheduled")), "target_blocks": 3, "target_low": 0.24,
-        "target_high": 0.4, "context_low": 0.84, "context_high": 0.99, "min_keep": 9,
-        "allow_overlap": True, "momentum": 0.3,
+        "balance_end": (0.9, dict(balance="scheduled", balance_start=0.3)), "target_blocks": 3,
+        "target_low": 0.24, "target_high": 0.4, "context_low": 0.84, "context_high": 0.99,
+        "min_keep": 9, "allow_overlap": True, "momentum": 0.3,
         "teacher_norm": True, "predictor_width": 24, "predictor_layers": 1, "predictor_heads": 2},
 }
 INITIAL = {"predictor_std"}  # options of the initial weights alone
