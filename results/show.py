@@ -23,13 +23,6 @@ def tables_of(name):
     return EXPERIMENTS[name].get("tables", [{"columns": DATA["columns"]}])
 
 
-def has_more(name, part):
-    """Return whether `show --PART` can print something that `show` alone does not."""
-    if part == "tests":
-        return len(EXPERIMENTS[name].get("tested", ())) > 2
-    return part != "tables" or sum(len(table["columns"]) for table in tables_of(name)) > 7
-
-
 def table_of(records, columns, rows, published=None):
     """Return the heads and the rows of a table, of mean ± std over seeds; None if it is empty.
 
@@ -101,8 +94,7 @@ def show(name, parts=()):
     blocks.append(aligned(heads, rows) if rows else [])
     if "commands" in parts:
         blocks.append(command_lines(name, records))
-    blocks.append([f"{name} has no more {part}." for part in parts if not has_more(name, part)])
-    if more := [f"--{part}" for part in PARTS if part not in parts and has_more(name, part)]:
+    if more := [f"--{part}" for part in PARTS if part not in parts]:
         blocks.append([f"More: {', '.join(more)}"])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
@@ -151,8 +143,8 @@ def board_lines():
              mean_std(one["ours"].values()), str(len(one["ours"])),
              p_text(one["holm"]) if one["test"] else "-", one["verdict"], one["bag"]])
     rows = [row for paper, its in papers.items() for row in ([paper, *[""] * 6], *its)]
-    return aligned(["", "baseline", "method", "seeds", "p (Holm)", "verdict", "bag; method better?"],
-                   rows)
+    heads = ["", "baseline", "method", "seeds", "p (Holm)", "verdict", "bag; method better?"]
+    return aligned(heads, rows)
 
 
 def numbers(seeds):

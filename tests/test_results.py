@@ -124,9 +124,7 @@ def test_an_experiment_is_one_sentence_a_table_of_nine_columns_and_tests_of_two_
     heads = re.findall("^run  .*", text, re.M)
     assert all(len(re.split("  +", head)) <= 9 for head in heads)
     assert len(heads) == bool(records) or "table" in records[0]
-    for part in ("tables", "tests"):  # each is offered, or there are no more
-        more = show.show(name, (part,))
-        assert (f"{name} has no more {part}." in more) != (f"--{part}" in text.splitlines()[-1])
+    assert text.endswith("More: --tables, --tests, --commands, --about\n")
     metrics = [metric for metric in experiment.get("tested", ()) if f"  {metric}  " in text]
     assert set(metrics) <= set(experiment.get("tested", ())[:2]) and "train.py" not in text
     for record in records:  # one command for all seeds
@@ -237,7 +235,7 @@ def test_plot_replaces_pictures_that_it_made_and_no_file_of_somebody_else(monkey
 # ---- the pages
 
 NUMBER = re.compile(r"(?<![\w.])(?<!PyTorch )-?\d[\d,]*\.\d+")
-EXEMPT = {"paper", "table or figure", "command"}  # columns
+EXEMPT = {"paper", "released code", "table or figure", "command"}  # columns
 
 
 def own_numbers(section):
@@ -280,7 +278,7 @@ def sections_of(name):
 
 
 @pytest.mark.parametrize("name", ["README.md", "results/README.md", "results/LEDGER.md",
-                                  "results/REPRODUCE.md"])
+                                  "results/PAPERS.md", "results/REPRODUCE.md"])
 def test_a_command_named_in_its_section_prints_every_number_of_a_page(name):
     assert {section[:60]: found for section in sections_of(name)
             if (found := unprinted(section))} == {}
@@ -307,6 +305,21 @@ def test_pages_are_those_that_readme_writes_and_stay_small():
         assert show.filled(text) == text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
         assert table.count("\n") <= 10 and table.partition("\n")[0].count("|") <= 8
+
+
+def test_the_differences_from_the_papers_name_flags_of_their_objectives_and_commands():
+    text = (ROOT / "results/PAPERS.md").read_text(encoding="utf-8")
+    rows = 0
+    for part in text.split("\n## ")[1:]:
+        one, = re.findall(r"\(`([\w-]+)`\)", part.partition("\n")[0])
+        for line in re.findall(r"(?m)^\| (?!paper|---).*", part):
+            rows += 1
+            for words in re.findall("`(--[^`]+)`", line.split("|")[3]):
+                own = "" if "--objective" in words else f"--objective {one} "
+                settings.parse((own + words).split())
+            for name in re.findall("`show ([^`]+)`", line):
+                assert compare.read_records(name), name
+    assert rows == 20
 
 
 def test_reproduce_names_claims_and_experiments():
