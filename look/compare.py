@@ -84,10 +84,12 @@ def test_table(scores, pairs):
         for label, baseline in pairs.items():
             test = paired_test(values.get(label, {}), values.get(baseline, {}))
             if test:
-                rows.append([f"{label} against {baseline}", metric, f"{test['difference']:+.3g}",
+                seeds = values[label].keys() & values[baseline].keys()
+                rows.append([f"{label} against {baseline}", metric, str(len(seeds)),
+                             f"{test['difference']:+.3g}",
                              f"{test['low']:+.3g} to {test['high']:+.3g}", p_text(test["p"])])
-    return ["paired t-test, without a correction", "metric", "difference", "95 % interval",
-            "p"], rows
+    return ["paired t-test, without a correction", "metric", "seeds", "difference",
+            "95 % interval", "p"], rows
 
 
 def markdown(heads, rows):
