@@ -963,6 +963,10 @@ class Hybrid(Objective):
             if self.balance == "learned" and self.balance_start in (0, 1):
                 raise BadInput(f"balance_start is {self.balance_start}: a learned lambda must "
                                "start between 0 and 1; use --balance fixed for 0 or 1")
+            if self.balance == "scheduled" and self.balance_start == self.balance_end:
+                raise BadInput(f"balance is scheduled from {self.balance_start} to "
+                               f"{self.balance_end}, which is constant: add --balance-end, such as "
+                               "0.8, or use --balance fixed")
 
     def __init__(self, model, config):
         super().__init__(model, config)

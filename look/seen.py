@@ -81,6 +81,14 @@ def settings_of(header):
     return {name: value for name, value in flat.items() if name not in IGNORED}
 
 
+def loss_of(one, total=True):
+    """Return the settings that say which loss a run minimizes; of a term of it, without the weights
+    of the terms. Numbers of different losses are not comparable."""
+    return tuple((name, str(value)) for name, value in sorted(settings_of(one.header).items())
+                 if name in ("objective", "align", "temperature")
+                 or total and name.endswith("_weight"))
+
+
 def differing(every):
     """Return the names of the settings that are not equal in all dictionaries."""
     names = dict.fromkeys(name for one in every for name in one)

@@ -7,6 +7,7 @@ import collections
 import functools
 import json
 import lzma
+import statistics
 from pathlib import Path
 
 from base.common import atomic_file, locked
@@ -94,13 +95,23 @@ def equivalence_p(test, seeds, margin):
     return float(stats.t.sf((margin - abs(test["difference"])) / error, seeds - 1))
 
 
+def welch_p(ours, baseline):
+    """Return the p value of Welch's t-test, two-sided: of two rows {seed: number} with at least two
+    runs each, which it does not pair. [Welch 1947]"""
+    from scipy import stats
+    facts = [fact for one in (ours, baseline) for fact in (
+        statistics.fmean(one.values()), statistics.stdev(one.values()), len(one))]
+    return float(stats.ttest_ind_from_stats(*facts, equal_var=False).pvalue)
+
+
 # ---- the board: what the papers claim, and what we measured
 
 
 def judge():
-    """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict", "bag"}}.
+    """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict", "bag", "all"}}.
 
-    The baseline is another row, by the same metric or by "baseline_metric". Holm's correction is
+    Both sides are {seed: number} of the seeds that both have; "all" has those of all runs. The
+    baseline is another row, by the same metric or by "baseline_metric". Holm's correction is
     over the claims of the same "family" (papers: the four papers'; newer: newer papers'; decoder: a
     decoder that retrieves; order: that of captions; controls: ours, which no paper has). A claim is
     not tested if there is no baseline or there are fewer than three common seeds. "bag" is what
@@ -112,6 +123,7 @@ def judge():
         scores = by_label(records, claim["metric"])
         theirs = by_label(records, claim.get("baseline_metric", claim["metric"]))
         ours, baseline = scores.get(claim["ours"], {}), theirs.get(claim.get("baseline"), {})
+        every = {"ours": ours, "baseline": baseline}
         if "baseline" in claim:  # everything is over the seeds that both have
             seeds = ours.keys() & baseline.keys()
             ours, baseline = ({seed: one[seed] for seed in seeds} for one in (ours, baseline))
@@ -121,7 +133,7 @@ def judge():
         if test:
             families.setdefault(claim["family"], {})[claim["id"]] = test["p"]
         judged[claim["id"]] = {"baseline": baseline, "ours": ours, "test": test,
-                               "bag": against_bag(claim, scores)}
+                               "bag": against_bag(claim, scores), "all": every}
     corrected = collections.ChainMap(*map(holm, families.values()))
     for claim in DATA["claims"]:
         one = judged[claim["id"]]

@@ -187,11 +187,10 @@ ROWS, MEANINGS = toy.toy("test", 150), toy.meanings("test", 150)
 
 @pytest.mark.parametrize("mode", bag.MODES)
 def test_a_bag_has_the_errors_of_metrics_and_cannot_see_far_twins(mode, monkeypatch):
-    monkeypatch.setattr(bag, "BATCH", 32)
     monkeypatch.setattr(bag, "BUCKETS", 2 ** 12)
     torch.manual_seed(0)
     random.seed(0)
-    encode = bag.train(ROWS, mode, distance=99, steps=20)
+    encode = bag.train(ROWS, mode, distance=99, steps=20, batch=32)
     copies = toy.twins(MEANINGS, "en")
     found = bag.evaluate(encode, ROWS, copies)
     texts = {name: [row[name] for row in ROWS] for name in ROWS[0]}
@@ -244,8 +243,9 @@ def test_the_bag_prints_numbers_of_tables_and_of_scenes(small, monkeypatch, caps
 
     numbers = json.loads(run("--split", "test", "--json"))
     assert numbers["retrieval/order"] == 50 and numbers["thread_seconds"] > 0
-    assert len({json.loads(run("--json", "--only", "pairs", "--seed", seed))["retrieval/order/near"]
-                for seed in "01"}) == 2
+    assert len({json.loads(run("--json", "--only", "pairs", "--steps", "9", *words))[
+        "retrieval/order/near"] for words in ([], ["--seed", "1"], ["--batch", "4"],
+                                              ["--temperature", "1"])}) == 4
     assert {*json.loads(run(*OWN, "--json"))} == {"thread_seconds", "retrieval/xsim",
                                                   "retrieval/order", "retrieval/order/exchange"}
     [line] = run().splitlines()
