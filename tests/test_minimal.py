@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_objectives import make_special
+from test_objectives import check_equal, differs, make_special
 from torch.nn.utils.rnn import pad_sequence
 
 from base import metrics
@@ -75,18 +75,19 @@ def assert_equal(page, page_loss, objective, batch, names):
     the same loss and gradients. names: {of weights on the page: of weights in the class}."""
     weights = dict(objective.named_parameters())
     ours = {name_in_class(name, names): weight for name, weight in page.named_parameters()}
-    assert ours.keys() == weights.keys()
+    file = f"{type(page).__module__.replace('.', '/')}.py"
+    if names := ours.keys() ^ weights.keys():
+        differs(objective, file, f"weights are not those of {file}: {', '.join(sorted(names))}")
     with torch.no_grad():
         for name, weight in weights.items():
             torch.nn.init.normal_(ours[name], std=0.1)
             weight.copy_(ours[name])
-    one, other = page_loss(), objective(batch)[0]
-    assert abs(one - other) < 1e-9
+    one, other = objective(batch)[0], page_loss()
     one.backward()
     other.backward()
-    for name, weight in weights.items():
-        if weight.requires_grad:
-            assert (ours[name].grad - weight.grad).abs().max() < 1e-9, name
+    trained = [name for name, weight in weights.items() if weight.requires_grad]
+    check_equal(objective, file, (one, *(weights[name].grad for name in trained)),
+                (other, *(ours[name].grad for name in trained)))
 
 
 @pytest.fixture
