@@ -1,5 +1,5 @@
 """The loss of every file of gallery/, by hand, on three rows in float64. That these objectives keep
-the promises of all objectives is in test_objectives.py."""
+the promises of all objectives is in test_any_objective.py."""
 
 import pytest
 import torch
