@@ -90,6 +90,7 @@ def main():
                               train="", test="", edits="").items():
         parser.add_argument(f"--{name}", default=default, type=type(default))
     flags = parser.parse_args()
+    print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)
     torch.set_num_threads(1)
     rows = read_table(flags.train) if flags.train else toy("train", 20_000)
     test = read_table(flags.test) if flags.test else toy(flags.split, 1000)
@@ -104,7 +105,6 @@ def main():
         orders = [f"{k.split('/')[2]} {scores[k]:4.1f} %" for k in scores if "order/" in k]
         print(json.dumps(scores) if flags.json else f"{mode:8} twins: {'  '.join(orders)}   wrong "
               f"translation: {scores['retrieval/xsim']:.1f} %   {scores['thread_seconds']:.0f} s")
-    print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)
 
 if __name__ == "__main__":
     main()
