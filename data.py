@@ -10,8 +10,8 @@ Axes: T tokens of the packed line     R rows (sentences, pairs, documents)     n
 
 A batch is one line of T tokens: its rows one after the other, without padding. So every layer of
 a model computes real tokens only, and nothing but attention has to know where a row ends. What a
-token may attend to is four integers, its `key_ranges`. A row of three segments, of which the answer
-also sees the first two tokens of the text:
+token may attend to is four integers, its `key_ranges`; print(batch["packed"]) draws them. A row of
+three segments, of which the answer also sees the first two tokens of the text:
 
     [Segment(text, causal=True), Segment(answer, causal=True, prefix=(0, 2)), Segment(code)]
 
@@ -72,8 +72,8 @@ class Packed:
     positions: torch.Tensor  # (T,) int64, of each token in its own segment
     key_ranges: torch.Tensor  # (T, 4) int32; 0, 0 without a prefix
     cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts, and T
-    plans: dict = field(default_factory=dict, repr=False)  # {layout: what `plan` returned}
-    windows: dict = field(default_factory=dict, repr=False)  # {window: what `narrowed` returned}
+    plans: dict = field(default_factory=dict)  # {layout: what `plan` returned}
+    windows: dict = field(default_factory=dict)  # {window: what `narrowed` returned}
 
     @staticmethod
     def of(rows, causal=False):
@@ -112,9 +112,31 @@ class Packed:
         arrays = (tokens.astype(np.int64), positions, key_ranges, cu_seqlens)
         return Packed(*map(torch.from_numpy, arrays))
 
+    def __repr__(self):
+        return f"Packed(rows={len(self)}, tokens={len(self.tokens)})"
+
+    def __str__(self):
+        """Return the table at the head of this file, of at most the first 48 tokens."""
+        length = min(48, len(self.tokens))
+        columns = self.row_of_token(), self.tokens, self.positions, *self.key_ranges.T
+        table = torch.stack([column[:length].long() for column in columns], 1)  # (length, 7)
+        sees = "".join(str(key % 10) for key in range(length))
+        lines = [repr(self), f"index row  token position  sees {sees}  key_ranges"]
+        for index, (numbers, mask) in enumerate(zip(table.tolist(), self.visible(0, length))):
+            row, token, position, *ranges = numbers
+            crosses = "".join("x" if seen else "." for seen in mask)
+            lines.append(f"{index:5} {row:3} {token:6} {position:8}       {crosses}  "
+                         "{:3} {:3}  {:3} {:3}".format(*ranges))
+        if length < len(self.tokens):
+            lines.append(f"the first {length} of {len(self.tokens)} tokens")
+        return "\n".join(lines)
+
     def mask(self, row):
         """Return the mask of a row, (L, L) bool: may its token i attend to its token j?"""
-        start, end = self.cu_seqlens[row:row + 2].tolist()
+        return self.visible(*self.cu_seqlens[row:row + 2].tolist())
+
+    def visible(self, start, end):
+        """Return the mask of the tokens start to end - 1 of the line, (L, L) bool."""
         key = torch.arange(start, end, device=self.key_ranges.device)
         first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
         return (first <= key) & (key < last) | (first2 <= key) & (key < last2)

@@ -95,8 +95,10 @@ def main():
         parser.add_argument(f"--{name}", default=default, type=type(default))
     parser.error = fail
     flags = parser.parse_args()
-    if not (0 < flags.rate < 10 and flags.steps > 0 and flags.split in ("train", "valid", "test")):
-        fail("--rate is a number above 0, --steps at least 1, --split train, valid or test")
+    if not (0 < flags.rate < 10 and flags.temperature > 0 and flags.steps > 0 and flags.batch > 1):
+        fail("--rate and --temperature are above 0, --steps at least 1, --batch at least 2")
+    if flags.split not in ("train", "valid", "test"):
+        fail("--split is train, valid or test")
     if flags.test and not flags.edits:
         fail("--test needs --edits")
     torch.set_num_threads(1)
@@ -107,8 +109,10 @@ def main():
                   else twins(meanings(flags.split, 1000), "en"))
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         fail(f"a file of --train, --test or --edits: {type(error).__name__}: {error}")
-    if len(rows) < BATCH or len(test) < 4 or len(rows[0]) < 2 or len(test[0]) < 2 or not copies:
-        fail(f"--train needs {BATCH} rows, --test 4, both 2 columns, --edits a reordered copy")
+    if (len(rows) < flags.batch or len(test) < 4 or len(rows[0]) < 2 or len(test[0]) < 2
+            or not copies):
+        fail(f"--train needs {flags.batch} rows, --test 4, both 2 columns, --edits a copy")
+    print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)
     for mode in [flags.only] if flags.only else MODES:
         torch.manual_seed(flags.seed)
         random.seed(flags.seed)
@@ -119,7 +123,6 @@ def main():
         orders = [f"{k.split('/')[2]} {scores[k]:4.1f} %" for k in scores if "order/" in k]
         print(json.dumps(scores) if flags.json else f"{mode:8} twins: {'  '.join(orders)}   wrong "
               f"translation: {scores['retrieval/xsim']:.1f} %   {scores['thread_seconds']:.0f} s")
-    print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)
 
 if __name__ == "__main__":
     main()

@@ -41,6 +41,17 @@ if find_spec("triton") is None:  # it exists for Linux alone
     collect_ignore += ["test_kernels.py", "test_peers.py"]
 
 
+def pytest_addoption(parser):
+    parser.addoption("--objective", metavar="FILE", help="file of an objective, or a name: what "
+                     "test_any_objective.py tests")
+
+
+def pytest_configure(config):
+    if config.getoption("objective"):
+        config.option.verbose = 1  # a line for each promise
+        config.option.reportchars += "s"  # and the reason if one is not given
+
+
 def pytest_report_header():
     if MISSING:
         return (f"{', '.join(MISSING)} of requirements-dev.txt cannot be imported, so these files "

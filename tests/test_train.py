@@ -42,10 +42,8 @@ from test_evaluate import write_rows
 from test_house import ROOT, SHAPE, SMALL, write_pairs
 
 import corpora
-import data
 import evaluate
 import model
-import objectives
 import train
 from base.common import BadInput, file_hash, run_program
 from base.optimizer import learning_rate
@@ -555,7 +553,7 @@ def test_weights_that_are_not_finite_are_not_saved():
     assert not os.path.exists("run/train.pt") and not os.path.exists("run/model.pt")
 
 
-# ---- masks, compile, accumulation, GPU
+# ---- compile, GPU
 
 
 def test_a_compiled_run_has_the_same_losses(monkeypatch):
@@ -567,15 +565,6 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
         found.append(losses(started("mlm", steps=2, dropout=0.0, compile=asked)))
         assert compiled.called == asked
     assert found[0] == pytest.approx(found[1], abs=1e-4)
-
-
-def test_accumulation_takes_the_steps_of_the_whole_batch():
-    """Of an objective that draws nothing, whose micro-batches have different numbers of tokens. The
-    optimizers and clipping hide a factor of the gradient, so its norm is compared, too."""
-    same = dict(steps=2, dropout=0.0, lr=0.01, precision="float32")
-    whole, parts = ([(record["loss"], record["grad_norm"]) for record in started(
-        "ntp", accumulate=count, **same).steps(every=1) if "loss" in record] for count in (1, 4))
-    assert torch.allclose(torch.tensor(whole), torch.tensor(parts), rtol=1e-4)
 
 
 @pytest.mark.gpu
@@ -600,20 +589,11 @@ def test_a_step_on_a_gpu_never_waits_for_it(name):
 # AdamW: Muon's matrices are bfloat16, which rounds differently.
 TWO = dict(steps=2, dropout=0.0, optimizer="adamw", lr=0.01, embedding_lr=1, seed=3,
            precision="float32")
-# These draw nothing, so one process with twice the batch takes the same steps: bepa replaces every
-# token by [MASK].
-DRAWN = {"contrastive": {}, "bepa": dict(order="given", mask_ratio=1.0),
-         "llm-jepa": dict(align="info_nce")}
-
-
 # What is trained with and without --shard. hybrid has an EMA teacher; dropout draws numbers.
 SHARDED = {"mexma": ("mexma", dict(accumulate=2, dropout=0.1, eval_every=1)),
            "hybrid": ("hybrid", dict(balance="fixed", accumulate=2, clip=0.1)),
            "llm-jepa": ("llm-jepa", dict(gradient_checkpointing=True)),
            "lora": ("llm-jepa", dict(init="ntp", lora_rank=2, dropout=0.1))}
-
-
-only_masks = functools.partial(data.apply_bert_masking, mask=1.0)
 
 
 def one_of_two(rank, folder, jobs):
@@ -625,10 +605,7 @@ def one_of_two(rank, folder, jobs):
     for number, words in enumerate(jobs):
         store = dist.FileStore(f"{folder}/{number}", 2)
         dist.rendezvous = lambda *_, store=store, **__: iter([(store, rank, 2)])
-        with (pytest.MonkeyPatch.context() as patch, open(f"stdout{rank}", "a") as file,
-              contextlib.redirect_stdout(file)):
-            if "--mask-ratio=1.0" in words:
-                patch.setattr(objectives, "apply_bert_masking", only_masks)
+        with open(f"stdout{rank}", "a") as file, contextlib.redirect_stdout(file):
             assert train.main(words) == 0
 
 
@@ -637,7 +614,7 @@ def two(tmp_path_factory):
     """Return a folder with runs of two processes, which train them one after the other."""
     folder = tmp_path_factory.mktemp("two")
     write_pairs(folder / "pairs.tsv", 400)
-    jobs = [command(name, name, **TWO, **DRAWN.get(name, {})) for name in OBJECTIVES]
+    jobs = [command("ntp", "ntp", **TWO)]  # lora starts from it
     for name, (objective, given) in SHARDED.items():
         jobs += [command(objective, f"{kind}-{name}", **TWO | given, shard=kind == "sharded")
                  for kind in ("ddp", "sharded")]
@@ -666,35 +643,6 @@ def assert_close(one, two):
             assert (weight - two[name]).abs().max() < 1e-5, name
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_two_processes_train_as_one_with_twice_the_batch(name, two, refused, monkeypatch):
-    """In-batch losses gather the embeddings of all processes with gradients, so the weights after
-    two steps agree. One process cannot resume the run of two."""
-    more = TWO | DRAWN[name]
-    monkeypatch.setattr(objectives, "apply_bert_masking", only_masks)
-    list(started(name, "one", **more | dict(batch=16)).steps())
-    one, other = checkpoint("one"), checkpoint(two / name)
-    assert one["tokens"] == other["tokens"]
-    assert_close(one["weights"], other["weights"])
-    assert "processes was 2, is 1" in refused(command(name, two / name, **more))
-
-
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name not in DRAWN])
-def test_two_processes_with_masks_train_as_one_that_gets_both_halves(name, two):
-    """Each process draws the masks of its own half of the batch."""
-    run = started(name, **TWO)
-    ranks = [replace(run.data.batches, batch=8, seed=3, rank=rank, world=2) for rank in (0, 1)]
-    for step in range(2):
-        micro_batches = []
-        for batches in ranks:
-            run.data = run.data._replace(batches=batches)
-            micro_batches += run.make_batch(step)
-        run.train_step(micro_batches, run.objective.train())
-        run.step += 1
-        run.objective.after_step(run.step / 2)
-    assert_close(run.objective.state_dict(), checkpoint(two / name)["weights"])
-
-
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_sharded_run_trains_is_evaluated_and_saved_like_one_that_is_not(name, two):
     folders = [two / f"{kind}-{name}" for kind in ("ddp", "sharded")]
@@ -715,10 +663,13 @@ def test_a_sharded_run_trains_is_evaluated_and_saved_like_one_that_is_not(name, 
     assert logs[0] == pytest.approx(logs[1], rel=1e-4, abs=1e-5) and "1 loss" in logs[0]
 
 
-def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeypatch, capsys):
+def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeypatch, capsys,
+                                                                    refused):
     assert_close(checkpoint(two / "moved")["weights"], checkpoint(two / "stayed")["weights"])
     assert "2 steps of 8 examples x 2 processes" in (two / "stdout0").read_text()
     monkeypatch.chdir(two)
+    more = TWO | dict(schedule="constant", steps=3)
+    assert "processes was 2, is 1" in refused(command("mexma", "stayed", **more))
     capsys.readouterr()
     assert not evaluate.main(["sharded-mexma", "--json"])
     assert json.loads(capsys.readouterr().out)
