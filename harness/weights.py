@@ -8,6 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from base.common import BadInput, atomic_file, read_torch, uninterrupted
+from kernels.linear import in_whole_tiles
 from model import Model, ModelConfig
 
 # ---- the file
@@ -50,19 +51,20 @@ def load(path, device="cpu", mmap=False):
 # ---- starting from another run (--init)
 
 
-def make_model(train, shape, init, special, masks):
+def make_model(settings, shape, init, special, masks):
     """Return a new model, or the one of --init with the objective's vocabulary head and LoRA.
     masks: the objective masks tokens."""
     model = Model(replace(shape, vocab=max(special.vocab, shape.vocab)))
     if init:  # strict=False: only the vocabulary head may be new or unused
-        model.load_state_dict(init.model.state_dict(), strict=False, assign=True)
-    if train.lora_rank:
+        # A copy: init.model can be pages of a file, into which another program may write.
+        model.load_state_dict(init.model.state_dict(), strict=False)
+    if settings.lora_rank:
         # The embeddings of new tokens have no meaning yet, so they are trained too: those of [PRED]
         # tokens, and of [MASK] in an encoder that was a decoder.
         new_ids = special.preds
         if masks and init.model.config.causal and not shape.causal:
             new_ids += (special.mask,)
-        add_lora(model, train.lora_rank, new_ids)
+        add_lora(model, settings.lora_rank, new_ids)
     return model
 
 
@@ -131,6 +133,9 @@ class LowRank(nn.Module):
         return self.linear.weight + torch.cat(updates) * LORA_SCALE
 
     def forward(self, x):
+        return in_whole_tiles(self.updated, x)
+
+    def updated(self, x):
         updates = [F.linear(F.linear(self.dropout(x), a), b) for a, b in zip(self.a, self.b)]
         return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
 

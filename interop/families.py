@@ -50,7 +50,8 @@ def read_config(theirs):
     needed = {"hidden_activation" if gemma or modern else "hidden_act":
               "gelu" if bert or modern else "gelu_pytorch_tanh" if gemma else "silu",
               "is_decoder": False, "attention_bias": False, "mlp_bias": False, "norm_bias": False,
-              "classifier_activation": "gelu", "classifier_bias": False, "decoder_bias": True}
+              "classifier_activation": "gelu", "classifier_bias": False, "decoder_bias": True,
+              "position_embedding_type": "absolute"}
     for name, value in needed.items():
         found = getattr(theirs, name, value)
         if found != value:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,11 +71,18 @@ def jobs_of(name, seeds=None):
 def call(command, files):
     """Run a command with one thread and return its stdout. Raises BadInput if it fails."""
     words = command.replace("FILES", str(files)).split()
-    done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
-    if done.returncode:
-        raise BadInput(f"{command} ended with status {done.returncode}")
-    return done.stdout
+    child = subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, text=True,
+                             stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        printed, _ = child.communicate()
+    except KeyboardInterrupt as stop:
+        # It saves its last step. Ctrl-C in a terminal reaches it without us, and kill does not.
+        child.send_signal(stop.args[0] if stop.args else signal.SIGINT)
+        child.communicate()
+        raise
+    if child.returncode:
+        raise BadInput(f"{command} ended with status {child.returncode}")
+    return printed
 
 
 def with_steps(job, jobs, files):

@@ -2,6 +2,7 @@
 LoRA, files."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import data
 import kernels
 from base.common import BadInput
 from data import Packed, Segment
@@ -107,6 +109,20 @@ def test_the_mask_of_a_row_is_what_its_segments_say():
     assert packed.key_ranges[7].tolist() == [6, 8, 3, 5]
     assert packed.positions.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
     assert packed.visible_pairs() == sum(int(packed.mask(row).sum()) for row in (0, 1))
+
+
+def test_a_printed_batch_is_the_table_at_the_head_of_data():
+    row = [segment(3, True), segment(2, True, prefix=(0, 2)), segment(2)]
+    packed = Packed.of_segments([row, [segment(50)]])
+    drawn = [line.split()[2:] for line in re.findall("\n    [0-6]  .*", data.__doc__)]
+    first, _, *printed, last = str(packed).splitlines()
+    assert len(drawn) == 7 and len(printed) == 48 and last == "the first 48 of 57 tokens"
+    for index, (line, (*sees, a, b, c, d)) in enumerate(zip(printed, drawn)):
+        mask = "".join(sees).ljust(48, ".")
+        position = str(packed.positions[index].item())
+        assert line.split() == [str(index), "0", "0", position, mask, a, b, c, d]
+    assert max(map(len, printed)) <= 100 and first == repr(packed)
+    assert repr({"packed": packed}) == "{'packed': Packed(rows=2, tokens=57)}"
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -264,11 +280,13 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
     (lambda: Packed.of([[5, 6], []]), "empty"), (lambda: replace(LLAMA, head_dim=5), "rotary"),
     (lambda: replace(LLAMA, causal=True, windows=(3, 0)), "windows need a bidirectional model"),
     (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7"),
+    (lambda: Model(TINY).pool(torch.ones(2, 16), Packed.of([[5, 6]]), "median"), "is 'median'"),
     # The mean of a row that has masks of the other sentence.
     (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
                   Bepa.Config(cls_view="masked")), "use --pool cls instead of mean"),
     (lambda: LlmJepa(None, LlmJepa.Config(align="info_nce", jepa_dropout=.5)), "a single process"),
-    (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0")])
+    (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0"),
+    (lambda: Hybrid.Config(balance="scheduled"), "from 0.5 to 0.5, which is constant: add")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, name, monkeypatch):
     monkeypatch.setattr("objectives.num_processes", lambda: 2)
     with pytest.raises(BadInput, match=f"^[^\n]*{name}[^\n]*$"):
