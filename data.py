@@ -149,6 +149,13 @@ class Packed:
             self.windows[window] = kernels.uncompiled(narrowed)(self, window)
         return self.windows.get(window) or self
 
+    def as_causal(self):
+        """Return the batch as a decoder reads it: a token attends to no later token."""
+        key_ranges = self.key_ranges.clone()
+        ends = torch.arange(1, len(self.tokens) + 1, dtype=torch.int32)  # of the keys up to itself
+        key_ranges[:, 1] = key_ranges[:, 1].minimum(ends)
+        return replace(self, key_ranges=key_ranges, plans={}, windows={})
+
     def attend(self, layer, qkv):
         """Attend in a model.Attention under this mask: (T, (H + 2 Hkv) K) -> (T, H K)."""
         return kernels.packed_attention(qkv, layer.heads, layer.kv_heads, self.within(layer.window),

@@ -212,7 +212,7 @@ class Evaluation:
 
     @property
     def can_answer(self):
-        return self.model.config.causal and len(self.rows.texts) == 2
+        return self.model.config.is_decoder and len(self.rows.texts) == 2
 
     @functools.cached_property
     def answers(self):

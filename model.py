@@ -70,6 +70,7 @@ class ModelConfig(Checked):
     head: Literal["none", "transform"] = "none"
     dropout: Fraction = 0.1  # dropout on embeddings and sublayer outputs; never inside attention
     causal: bool = False  # the model was trained left to right
+    encodes: bool = False  # a causal model that was trained as an encoder, which writes no answers
     pool: Literal[POOLS] = "cls"  # which hidden states make the sentence embedding
     normalize: bool = False  # L2-normalize sentence embeddings at inference (not during training)
     truncate_dim: AtLeast0 = 0  # dimensions of a sentence embedding at inference; 0: all
@@ -95,6 +96,11 @@ class ModelConfig(Checked):
     def key_dim(self):
         """K"""
         return self.head_dim or self.width // self.heads
+
+    @property
+    def is_decoder(self):
+        """Whether the model writes answers."""
+        return self.causal and not self.encodes
 
 
 # Llama's choices.

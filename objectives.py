@@ -227,6 +227,8 @@ class Objective(nn.Module):
     views = 1  # texts in an example
     texts_per_row = 1  # how many of them a row can hold
     causal = False  # tokens see only themselves and earlier tokens
+    masks = True  # collate masks tokens, so --causal is refused
+    needs_cls = False  # the loss needs a special token, such as [CLS], before each text
     head = "none"  # the model's vocabulary head: none, or BERT's transform
     pool = "cls"  # the state that is the sentence embedding, one of model.POOLS
     paper = {}  # settings and options of the paper; those that are missing have defaults
@@ -372,6 +374,10 @@ class Mlm(Objective):
     @dataclass(frozen=True)
     class Config(MaskConfig):
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
+        # the state that predicts a masked token: its own (BERT), or, as in a decoder, that of the
+        # token before it (previous: LLM2Vec's masked next-token prediction); then the first token
+        # of a row is never masked
+        predict_from: Literal["own", "previous"] = "own"
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -386,7 +392,8 @@ class Mlm(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(example.views[0], special) for example in examples]
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
+        mask = mask_rows if config.predict_from == "own" else mask_after_first
+        rows, positions, targets = mask(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
     def forward(self, batch):
@@ -395,11 +402,24 @@ class Mlm(Objective):
         return loss, {"mlm": loss.detach()}
 
 
+def mask_after_first(rows, ratio, rng, special):
+    """Mask tokens as mask_rows does, but never the first one of a row. Return the masked rows, the
+    positions (N,) in their line of the tokens *before* the masked ones, and the targets (N,)
+    [LLM2Vec, arXiv 2404.05961, sec. 2.1]."""
+    rests, positions, targets = mask_rows([row[1:] for row in rows], ratio, rng, special)
+    ends = np.cumsum([len(rest) for rest in rests])
+    # In the line of whole rows, a token of row r comes r + 1 positions later than in that of the
+    # rests, and the token before it r positions later.
+    row = np.searchsorted(ends, positions, side="right")
+    return [concat_ids(row[:1], rest) for row, rest in zip(rows, rests)], positions + row, targets
+
+
 class Contrastive(Objective):
     """A bi-encoder, trained with symmetric InfoNCE on translation pairs (like LaBSE, without its
     additive margin; the baseline of MEXMA's table 6)."""
     name = "contrastive"
     views = 2
+    masks = False
     paper = dict(MEXMA, batch=1200)
     toy = dict(PAIRS_TOY, optimizer="muon", lr=4e-3, steps=500, layers=2)
 
@@ -518,6 +538,7 @@ class Mexma(Objective):
     """
     name = "mexma"
     views = 2
+    needs_cls = True  # the unmasking head reads the other sentence's embedding in its place
     collapse_advice = "add --koleo-weight 1 or --align info_nce; FAQ.md"
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
@@ -675,6 +696,7 @@ class Bepa(Objective):
     name = "bepa"
     views = 2
     texts_per_row = 2
+    needs_cls = True  # it separates the two sentences of a row
     head = "transform"
     collapse_advice = "add --align info_nce; FAQ.md"
     # Ten epochs of 140,000 pairs. A pair has 256 tokens, and four of them are special.

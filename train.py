@@ -120,7 +120,7 @@ class Run:
         settings, self.options, shape, self.notes = resolve_config(objective_class, given, init)
         self.settings = settings
         self.objective_class = objective_class
-        self.init = init and weights.adapt_init(init, objective_class, self.options)
+        self.init = init and weights.adapt_init(init, objective_class, self.options, shape)
         self.command = command
         self.rank, self.world = rank_and_world()
         self.device = usable_device(settings.device)
@@ -140,8 +140,8 @@ class Run:
 
         torch.manual_seed(settings.seed)  # all processes start from the same weights
         runs.check_unchanged(self.init)  # reading a file that became shorter would end Python
-        self.model = weights.make_model(settings, shape, self.init,
-                                        self.data.tokenizer.special)
+        self.model = weights.make_model(settings, shape, self.init, self.data.tokenizer.special,
+                                        objective_class.masks)
         runs.check_unchanged(self.init)
         self.init = self.init and self.init._replace(model=None)  # which needs memory
         by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
@@ -258,8 +258,10 @@ class Run:
                          for first in range(0, len(examples), size)]
         # Prepare attention here, in the background thread, and not in the first layer.
         for batch in micro_batches:
-            for packed in batch.values():
+            for name, packed in batch.items():
                 if isinstance(packed, Packed):
+                    if self.settings.causal:  # an encoder keeps the mask of its decoder
+                        packed = batch[name] = packed.as_causal()
                     for layout, window in self.layouts:
                         packed.within(window).plan(layout, self.device)
         return micro_batches

@@ -201,14 +201,16 @@ class Tokenizer:
         with atomic_file(path) as file:
             file.write(self.inner.to_str(pretty=True).encode())
 
-    def with_tokens(self, names):
-        """Return a tokenizer that has these special tokens: this one, if it has them already."""
+    def with_tokens(self, names, chats=None):
+        """Return a tokenizer that has these special tokens, and `chats` (None: as before). It is
+        this one if nothing changes."""
+        chats = self.chats if chats is None else chats
         new = [name for name in names if self.inner.token_to_id(name) is None]
-        if not new:
+        if not new and chats == self.chats:
             return self
         inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
         inner.add_special_tokens(new)
-        return Tokenizer(inner, (self.special.before, self.special.after), self.chats)
+        return Tokenizer(inner, (self.special.before, self.special.after), chats)
 
     def encode(self, texts, may_be_empty=False, known=None):
         """Return the ids of each text, (n,) uint32, without special tokens. n is 0 for "" only, or

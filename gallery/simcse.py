@@ -20,6 +20,7 @@ class SimCse(Objective):
     validation loss: dropout is off in evaluation, so both embeddings are identical.
     """
     name = "simcse"
+    masks = False
     paper = dict(lr=3e-5, batch=64, steps=15_625, warmup=0.0, schedule="linear", weight_decay=0.0,
                  max_length=30, dropout=0.1)  # BERT-base, one epoch of a million sentences
     toy = dict(lr=1e-3, steps=300, warmup=0.1, max_length=128)

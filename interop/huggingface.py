@@ -392,6 +392,9 @@ def export(name, folder):
     BadInput if no class of theirs can express the model."""
     run = runs.open_run(name)
     config = run.model.config
+    if run.config.get("mlm", {}).get("predict_from") == "previous":
+        warn("fill-mask reads the state of the mask, and --predict-from previous trained the state "
+             "before it: its words will be wrong")
     with new_folder(folder, f"cannot export {shown(name)}") as part:
         their_config = write_config(config, run.tokenizer.special)
         kind = transformers.AutoModelForCausalLM if config.causal else (

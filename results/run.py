@@ -2,9 +2,9 @@
 
 Runs are in out/results, one thread each, one after another. An interrupted run resumes.
 
-In a command of experiments.json, RUN is the run's folder, FILES is the folder of --files, and
-MATCH[row] is the number of steps with the same compute as the run `row`. A job {"prints": COMMAND}
-has no run folder: COMMAND prints its numbers as one JSON object.
+In a command of experiments.json, RUN is the run's folder, SEED its seed, FILES is the folder of
+--files, and MATCH[row] is the number of steps with the same compute as the run `row`. A job
+{"prints": COMMAND} has no run folder: COMMAND prints its numbers as one JSON object.
 """
 
 import json
@@ -61,6 +61,7 @@ def jobs_of(name, seeds=None):
             flags = f"{job.get('train')} {experiment['flags']} --seed {seed} --out RUN"
             train = job.get("command", f"train.py {flags.strip()}")
             tests = job.get("tests", experiment.get("tests", ["evaluate.py RUN"]))
+            train = train.replace("SEED", str(seed))
             train, *tests = [re.sub(r"^(\w+: )?", r"\1python ", one).replace("RUN", str(folder))
                              for one in [train, *tests]]
             jobs.append(Job(label, seed, folder, train, " && ".join(tests)))

@@ -437,7 +437,7 @@ def slow_hybrid(objective, batch, items):
 
 # Combinations of options. test_minimal.py has those of the pages.
 VARIANTS = {
-    slow_mlm: [Mlm, {}, dict(regressor=True)],
+    slow_mlm: [Mlm, {}, dict(regressor=True), dict(predict_from="previous")],
     slow_contrastive: [
         Contrastive, {}, dict(pool="mean", intra_language_negatives=True),
         dict(pool="mean", layers=0, temperature=0.5)],

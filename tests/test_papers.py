@@ -89,7 +89,8 @@ PAPERS = {
                           weight_decay=0.01, max_length=512 - 2),
         "BERT, sec. 3.1": dict(mask_ratio=0.15),
         "BERT, code": dict(clip=1.0),
-        "ours: eq. 9 of hybrid's paper is for the preset alone": dict(regressor=False)},
+        "ours: eq. 9 of hybrid's paper is for the preset alone": dict(regressor=False),
+        "ours: LLM2Vec's masked next-token prediction is for decoders": dict(predict_from="own")},
 }
 PRESETS = {
     ("mlm", "hybrid"): TABLE_1 | {"eq. 9": dict(regressor=True)},

@@ -369,7 +369,7 @@ def test_an_experiment_has_commands_that_the_programs_understand(name, monkeypat
             objective_class, given = settings.parse(words)
             assert {"data", "optimizer", "lr", "steps"} <= given.keys()
             assert given["seed"] == 7 and given["out"] == str(job.folder)
-            given = {key: given[key] for key in given if key not in ("init", "lora_rank")}
+            given = {key: given[key] for key in given if key not in ("init", "lora_rank", "causal")}
             settings.resolve_config(objective_class, given)
 
 
