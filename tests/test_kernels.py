@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_model import LAYOUTS, oracle, segment, visible
 from test_objectives import SHAPE, batch_of, build
+from torch._dynamo.testing import CompileCounter
 
 import kernels
 from data import Packed, each_tensor
@@ -197,6 +198,17 @@ def test_the_operation_is_one_node_for_the_compiler():
     qkv = torch.randn(len(packed.tokens), 4 * 16).to(DEVICE).requires_grad_()
     torch.library.opcheck(attention.forward,
                           (qkv, 2, 1, key_ranges, *plan[:5], plan.tiles.flat()))
+
+
+def test_one_compilation_serves_every_number_of_tokens():
+    counter = CompileCounter()
+    attend = torch.compile(attention.forward, backend=counter, dynamic=True)
+    for length in (20, 25, 30):
+        packed = Packed.of([range(length)] * 3)
+        plan = plan_of(packed.key_ranges, 2)
+        qkv = torch.randn(3 * length, 4 * 16).to(DEVICE)
+        attend(qkv, 2, 1, packed.key_ranges.to(DEVICE), *plan[:5], plan.tiles.flat())
+    assert counter.frame_count == 1
 
 
 # ---- two back ends
