@@ -17,6 +17,9 @@ def join_processes(device):
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1:
         if device.type == "cuda":
+            if "LOCAL_RANK" not in os.environ:
+                raise BadInput(f"WORLD_SIZE is {world}, and LOCAL_RANK, this process's GPU, is not "
+                               "set: start the processes with torchrun")
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
         # All others wait while rank 0 evaluates, saves or reads data, which can take hours. By

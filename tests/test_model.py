@@ -183,6 +183,17 @@ def test_triton_is_refused_where_it_cannot_run_and_auto_is_sdpa(monkeypatch):
         monkeypatch.setitem(sys.modules, "triton", None)
 
 
+def test_on_a_gpu_auto_is_what_has_run_and_cudnn_is_off(monkeypatch):
+    monkeypatch.setattr(kernels, "why_not", lambda *_: "")
+    cuda = torch.device("cuda")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert kernels.choose_back_end("auto", cuda, 64) == "sdpa"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(kernels, "KERNELS_HAVE_RUN", True)
+    assert kernels.choose_back_end("auto", cuda, 64) == "auto"
+    assert kernels.choose_back_end("auto", torch.device("cpu"), 64) == "sdpa"
+
+
 # ---- the transformer
 
 
