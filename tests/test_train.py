@@ -48,7 +48,7 @@ import model
 import objectives
 import train
 from base.common import BadInput, file_hash, run_program
-from base.processes import check_shard
+from base.processes import check_shard, join_processes
 from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
 from harness import runs, screen, settings
@@ -585,6 +585,25 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
+def test_the_limit_of_compilations_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(model.Block, "compile", functools.partialmethod(
+        torch.nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(model, "MOST_COMPILATIONS", 1)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8):  # what a test after this one has
+        assert len(losses(started("mlm", steps=2, compile=True))) == 2
+    torch._dynamo.reset()
+    assert "--compile: the blocks were compiled 1 times" in capsys.readouterr().err
+
+
+def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
+    run = started("mlm")
+    run.scaler, run.clock = torch.amp.GradScaler("cpu"), 0.0
+    run.pending = [{name: torch.tensor(value) for name, value in dict(
+        loss=1.0, tokens=5.0, grad_norm=norm).items()} for norm in (math.nan, 2.0, math.inf, 4.0)]
+    assert run.flush_metrics()["grad_norm"] == 3.0
+
+
 def test_accumulation_takes_the_steps_of_the_whole_batch():
     """Of an objective that draws nothing, whose micro-batches have different numbers of tokens. The
     optimizers and clipping hide a factor of the gradient, so its norm is compared, too."""
@@ -674,6 +693,12 @@ def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
         started("mlm")
         seeds.add(torch.initial_seed())
     assert len(seeds) == 2
+
+
+def test_a_process_on_a_gpu_needs_its_number(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(BadInput, match="^WORLD_SIZE is 8, and LOCAL_RANK.*torchrun$"):
+        join_processes(torch.device("cuda"))
 
 
 def assert_close(one, two):
