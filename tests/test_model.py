@@ -15,6 +15,7 @@ from base.common import BadInput
 from data import Packed, Segment
 from harness.weights import add_lora, add_tokens, load, save
 from kernels.cross_entropy import linear_cross_entropy
+from kernels.padded import sdpa
 from model import DECODER, SIZES, Model, ModelConfig, set_attention
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
@@ -143,6 +144,20 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
     qkv = torch.randn(len(packed.tokens), (heads + 2 * kv_heads) * 8, dtype=torch.float64)
     assert_close(*both(qkv, heads, kv_heads, packed, softcap))
     assert_close(*both(qkv.float(), heads, kv_heads, packed, softcap), 1e-5)
+
+
+def test_masked_attention_of_groups_on_a_gpu_repeats_keys_and_values(monkeypatch):
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    attend, used = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, *rest, enable_gqa: (
+        used.append(k.shape[1]), attend(q, k, *rest, enable_gqa=enable_gqa))[1])
+    q, k, v = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    states = [sdpa(q.as_subclass(kind), k, v, mask) for kind in (torch.Tensor, OnGpu)]
+    sdpa(q.as_subclass(OnGpu), k, v)
+    assert used == [2, 4, 2] and torch.allclose(*states, atol=1e-6)
 
 
 @pytest.mark.parametrize("softcap", [0, 1.5])

@@ -47,7 +47,7 @@ import evaluate
 import model
 import objectives
 import train
-from base.common import BadInput, file_hash, run_program
+from base.common import BadInput, file_hash, run_program, usable_device
 from base.processes import check_shard, join_processes
 from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
@@ -629,6 +629,12 @@ def test_a_step_on_a_gpu_never_waits_for_it(name):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_a_run_in_float16_goes_on_on_a_gpu_alone(refused):
+    list(started("mlm", "run", steps=1).steps())
+    torch.save(checkpoint("run") | dict(precision="float16"), "run/train.pt")
+    assert "resume this run on one" in refused(command("mlm", steps=1, device="cpu"))
+
+
 # ---- several processes
 
 
@@ -695,10 +701,18 @@ def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
     assert len(seeds) == 2
 
 
-def test_a_process_on_a_gpu_needs_its_number(monkeypatch):
+def test_a_process_of_torchrun_touches_its_own_gpu_alone(monkeypatch):
+    used, zeros = [], torch.zeros
     monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(str(device)))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: (used.append(device), zeros(1))[1])
     with pytest.raises(BadInput, match="^WORLD_SIZE is 8, and LOCAL_RANK.*torchrun$"):
         join_processes(torch.device("cuda"))
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert join_processes(usable_device("auto"))[1:] == (8, torch.device("cuda:5"))
+    assert used == ["cuda:5", "cuda:5"]
 
 
 def assert_close(one, two):
