@@ -9,7 +9,6 @@ knows where a row ends, so the mask, bidirectional or causal, comes with the bat
 """
 
 import contextlib
-import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +24,6 @@ from base.common import (
     BadInput,
     Checked,
     Fraction,
-    warn,
 )
 from kernels.cross_entropy import upcast, whole_tiles
 
@@ -454,17 +452,9 @@ def set_attention(module, back_end, device, element_size):
 
 
 # All blocks share one code, which is compiled again for each combination of what a call can have: a
-# gradient, a selection of tokens, a plan with tables of 0, 1 or more rows. PyTorch's limit is 8.
+# gradient, a selection of tokens, a plan with tables of 0, 1 or more rows. PyTorch's limit is 8, and
+# at the limit it prints a warning and goes on uncompiled.
 MOST_COMPILATIONS = 64
-
-
-def warn_at_limit(record):
-    """Replace PyTorch's five lines about its limit of compilations by one of ours."""
-    if "recompile_limit" in map(str, record.args or ()):
-        warn(f"--compile: the blocks were compiled {MOST_COMPILATIONS} times, and other kinds of "
-             "batches now run uncompiled")
-        return False
-    return True
 
 
 def compile_blocks(module):
@@ -472,7 +462,6 @@ def compile_blocks(module):
     kernels.uncompiled."""
     from torch import _dynamo  # half a second
     _dynamo.config.recompile_limit = MOST_COMPILATIONS
-    logging.getLogger("torch._dynamo.convert_frame").addFilter(warn_at_limit)
     for block in module.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)

@@ -153,9 +153,9 @@ def sdpa(q, k, v, mask=None, softcap=0.0):
     c tanh(s / c), unless c is 0 [Gemma 2, sec. 2].
     """
     group_size = q.shape[1] // k.shape[1]
-    # On a GPU, the kernel that takes a mask takes no groups before torch 2.14, and with both,
-    # PyTorch computes all L x M scores of every head in memory.
-    if softcap or group_size > 1 and mask is not None and q.is_cuda:
+    # On a GPU, the kernel that takes a mask or float32 takes no groups before torch 2.14. With
+    # groups, PyTorch would keep all L x M scores of every head.
+    if softcap or group_size > 1 and q.is_cuda:
         k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
     if not softcap:
         grouped = q.shape[1] != k.shape[1]

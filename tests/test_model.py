@@ -146,7 +146,7 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
     assert_close(*both(qkv.float(), heads, kv_heads, packed, softcap), 1e-5)
 
 
-def test_masked_attention_of_groups_on_a_gpu_repeats_keys_and_values(monkeypatch):
+def test_attention_of_groups_on_a_gpu_repeats_keys_and_values(monkeypatch):
     class OnGpu(torch.Tensor):
         is_cuda = True
 
@@ -155,9 +155,10 @@ def test_masked_attention_of_groups_on_a_gpu_repeats_keys_and_values(monkeypatch
         used.append(k.shape[1]), attend(q, k, *rest, enable_gqa=enable_gqa))[1])
     q, k, v = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    states = [sdpa(q.as_subclass(kind), k, v, mask) for kind in (torch.Tensor, OnGpu)]
-    sdpa(q.as_subclass(OnGpu), k, v)
-    assert used == [2, 4, 2] and torch.allclose(*states, atol=1e-6)
+    for mask in (mask, None):
+        states = [sdpa(q.as_subclass(kind), k, v, mask) for kind in (torch.Tensor, OnGpu)]
+        assert torch.allclose(*states, atol=1e-6)
+    assert used == [2, 4] * 2
 
 
 @pytest.mark.parametrize("softcap", [0, 1.5])
