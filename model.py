@@ -452,8 +452,8 @@ def set_attention(module, back_end, device, element_size):
 
 
 # All blocks share one code, which is compiled again for each combination of what a call can have: a
-# gradient, a selection of tokens, a plan with tables of 0, 1 or more rows. PyTorch's limit is 8, and
-# at the limit it prints a warning and goes on uncompiled.
+# gradient, a selection of tokens, a plan with tables of 0, 1 or more rows. PyTorch's limit is 8. At
+# the limit it prints a warning, and goes on uncompiled.
 MOST_COMPILATIONS = 64
 
 

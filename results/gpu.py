@@ -1,8 +1,8 @@
 """Show on a GPU what a CPU cannot: that kernels, training and resuming are right, and how fast.
 
 It runs in parts, each in a process of its own, because after an illegal access every later call of
-CUDA fails. A part yields rows (name, cells), which the file has as soon as the part ends, also if it
-fails or is stopped. Without a GPU each part that can runs once, at its smallest size.
+CUDA fails. A part is a function below that yields rows (name, {column: value}); its docstring is
+what it shows. Without a GPU every part runs once, at its smallest size.
 """
 
 import contextlib
@@ -10,14 +10,13 @@ import functools
 import itertools
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +42,7 @@ from .compare import ROOT, aligned
 from .flops import batch_flops
 
 TOO_LARGE = "TOO LARGE"
-TINY = [(7, 0.2, 4, 9)] * 2  # see peers.SENTENCES
+PAIRS = (32, peers.SENTENCES) if GPU else (2, [(7, 0.2, 4, 9)] * 2)  # see peers.make_batch
 
 
 def compared(difference, limit):
@@ -52,25 +51,18 @@ def compared(difference, limit):
             "": "ok" if difference <= limit else TOO_LARGE}
 
 
-def largest(found, expected):
-    """Return the largest difference of two lists of losses, relative to losses above 1."""
-    pairs = zip(found, expected, strict=True)
-    return max(abs(one - other) / max(1, abs(other)) for one, other in pairs)
-
-
 def machine():
     """The card and the versions."""
-    query = "name,driver_version,clocks.sm,clocks.mem,power.limit,memory.total"
+    card = "name,driver_version,clocks.sm,clocks.mem,power.limit,memory.total"
     with contextlib.suppress(OSError):
-        done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-                              capture_output=True, text=True)
-        yield query, {"": done.stdout.strip()}
+        yield card, {"": subprocess.run(
+            ["nvidia-smi", f"--query-gpu={card}", "--format=csv,noheader"], capture_output=True,
+            text=True).stdout.strip()}
     yield "device", {"": peers.device_name()}
-    for name in ("torch", "triton", "transformers"):
-        with contextlib.suppress(ImportError):
-            yield name, {"": version(name)}
     yield "CUDA, cuDNN", {"": f"{torch.version.cuda}, {torch.backends.cudnn.version()}"}
-    yield "Python", {"": platform.python_version()}
+    for name in ("torch", "triton", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            yield name, {"": version(name)}
 
 
 # ---- the kernels
@@ -78,7 +70,7 @@ def machine():
 
 def masks():
     """Yield (kernels, rows that need them): short rows; one whose tokens see two intervals; and on
-    a GPU long ones, which have other tiles and tiles without a mask."""
+    a GPU long ones, which have other tiles, also without a mask."""
     text, answer, other, row, long = map(np.zeros, (40, 30, 9, 20, 700))
     yield "local_forward, local_backward", [[Segment(row)], [Segment(other, True)]]
     yield "forward, queries, keys", [[Segment(text, True), Segment(answer, True, (0, 35)),
@@ -88,32 +80,30 @@ def masks():
 
 
 def kernel_errors():
-    """Each kernel computes attention and its gradients as PyTorch does in float64, and two calls
-    give the same bits."""
+    """Our kernels compute attention and its gradients as PyTorch does in float64, and twice the
+    same bits."""
     for dtype, limit in bench.LIMIT.items():
-        for size in (64, 128) if GPU else (16,):
-            for names, rows in masks():
-                if not GPU and dtype == torch.bfloat16:
-                    continue  # Triton's interpreter gets it wrong
-                shape = bench.Shape(Packed.of_segments(rows).to(DEVICE), 4, 2, size)
-                errors, is_same = bench.errors(shape, dtype)
-                if not is_same:
-                    raise ValueError(f"{names}: two calls gave different bits")
-                yield (f"{names}, heads of {size}, {str(dtype)[6:]}",
-                       compared(max(errors.values()), limit))
+        for size, (names, rows) in itertools.product((64, 128) if GPU else (16,), masks()):
+            if not GPU and dtype == torch.bfloat16:
+                continue  # Triton's interpreter gets it wrong
+            shape = bench.Shape(Packed.of_segments(rows).to(DEVICE), 4, 2, size)
+            errors, is_same = bench.errors(shape, dtype)
+            if not is_same:
+                raise ValueError(f"{names}: two calls gave different bits")
+            yield (f"{names}, heads of {size}, {str(dtype)[6:]}",
+                   compared(max(errors.values()), limit))
 
 
 # ---- training
 
 SMALL = dict(data="pairs.tsv", vocab=300, width=32, layers=2, heads=2, ffn_dim=64, batch=8, steps=5,
-             eval_limit=20, dropout=0.0, optimizer="adamw", lr=1e-3)
+             eval_limit=20, dropout=0.0, optimizer="adamw", lr=1e-3, precision="float32")
 OWN = {"mexma": dict(head_layers=1, head_heads=2, head_hidden=64),
        "hybrid": dict(predictor_layers=1, predictor_width=32, predictor_heads=2)}
-WAYS = {"float32": (dict(precision="float32"), 1e-4),
-        "bfloat16": (dict(precision="bfloat16"), 0.03),
-        "bfloat16, our kernels": (dict(precision="bfloat16", attention="triton"), 0.03),
-        "float16, AdamW": (dict(precision="float16"), 0.03),
-        "float16, Muon": (dict(precision="float16", optimizer="muon"), 0.03)}
+# {precision: (options, largest difference of a loss from a CPU's in float32)}
+WAYS = {"float32": ({}, 1e-4), "bfloat16": ({}, 0.03), "float16": ({}, 0.03),
+        "float16, Muon": (dict(optimizer="muon"), 0.03),
+        "bfloat16, our kernels": (dict(attention="triton"), 0.03)}
 
 
 def small_run(name, device="cpu", **given):
@@ -124,131 +114,133 @@ def small_run(name, device="cpu", **given):
     return train.start(name, device=str(device), **SMALL | OWN.get(name, {}) | given)
 
 
-def take_steps(run):
-    """Yield the loss of each step, without evaluations."""
-    for step in range(run.settings.steps):
-        yield run.train_step(run.make_batch(step), run.objective)["loss"].item()
-        run.step += 1
-        run.objective.after_step(run.step / run.settings.steps)
+def losses(name, device="cpu", **given):
+    """Return the loss of each step of a small run."""
+    steps = small_run(name, device, eval_limit=2, **given).steps(every=1)
+    return [record["loss"] for record in steps if "loss" in record]
+
+
+def largest(found, expected):
+    """Return the largest difference of two lists of losses, relative to losses above 1."""
+    pairs = zip(found, expected, strict=True)
+    return max(abs(one - other) / max(1, abs(other)) for one, other in pairs)
 
 
 def losses_as_on_a_cpu():
     """The losses of five steps are those of a CPU in float32."""
-    for name in OBJECTIVES:
-        for way, (given, limit) in WAYS.items():
-            if GPU or way in ("float32", "bfloat16"):
-                expected = take_steps(small_run(name, **WAYS["float32"][0] | (
-                    {"optimizer": given.get("optimizer", "adamw")})))
-                found = take_steps(small_run(name, DEVICE, **given))
-                yield f"{name}, {way}", compared(largest(found, expected), limit)
+    for name, (way, (given, limit)) in itertools.product(OBJECTIVES, WAYS.items()):
+        precision = way.partition(",")[0]
+        if GPU or not given and precision != "float16":  # whose loss scaling needs CUDA
+            expected = losses(name, **given | dict(attention="sdpa"))
+            found = losses(name, DEVICE, precision=precision, **given)
+            yield f"{name}, {way}", compared(largest(found, expected), limit)
 
 
-def waits():
+def steps_without_a_wait():
     """A step never waits for the GPU."""
-    ways = {}, dict(accumulate=2, gradient_checkpointing=True), WAYS["float16, AdamW"][0]
-    for name, given in itertools.product(OBJECTIVES, ways):
-        run = small_run(name, DEVICE, **given)
-        batches = [run.make_batch(step) for step in range(4)]
-        for step, batch in enumerate(batches):
+    ways = {}, dict(accumulate=2, gradient_checkpointing=True), dict(precision="float16")
+    for name, given in itertools.product(OBJECTIVES, ways[:3 if GPU else 2]):
+        run = small_run(name, DEVICE, **dict(precision="auto") | given)
+        for step, batch in enumerate([run.make_batch(step) for step in range(4 if GPU else 1)]):
             if step == 2:  # the first steps build kernels and allocate memory
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("error")
             run.train_step(batch, run.objective)
-        torch.cuda.set_sync_debug_mode("default")
-        yield f"{name} {given}", {"": "ok"}
+        if GPU:
+            torch.cuda.set_sync_debug_mode("default")
+        yield f"{name} {given or ''}", {"": "ok" if GPU else "only CUDA can report a wait"}
+
+
+def in_processes(*calls, **environment):
+    """Run calls of functions of this file at the same time, each in a process of its own."""
+    words = [[sys.executable, "-c", f"from results import gpu; gpu.{call}"] for call in calls]
+    for process in [subprocess.Popen(one, env=os.environ | environment) for one in words]:
+        process.wait()
 
 
 def train_until(folder, device, last=None):
     """Train, and end this process by kill -9 after a step."""
-    run = small_run("hybrid", device, out=folder, steps=9, save_every=2, precision="float32")
+    run = small_run("hybrid", device, out=folder, steps=9, save_every=2)
     for record in run.steps(every=1):
         if record["step"] == last and "loss" in record:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def in_processes(*calls, **environment):
-    """Run calls of functions of this file, each in a process of its own, at the same time."""
-    words = [[sys.executable, "-c", f"from results import gpu; gpu.{call}"] for call in calls]
-    started = [subprocess.Popen(one, env=os.environ | environment) for one in words]
-    return [one.wait() for one in started]
 
 
 def logged(folder):
     return [record["loss"] for record in runs.read_log(folder)[1:] if "loss" in record]
 
 
-def resumes():
-    """A run that is killed goes on, from CPU to GPU and back, with the losses of one that is not."""
+def resumed():
+    """A run that is killed goes on, from CPU to GPU and back, as one that never stopped."""
     train_until("stayed", "cpu")
     in_processes("train_until('moved', 'cpu', 3)")
     in_processes(f"train_until('moved', '{DEVICE}', 6)")
     train_until("moved", "cpu")
-    yield ("hybrid, kill -9 on a CPU at step 3, on a GPU at step 6",
+    yield ("hybrid, kill -9 on the CPU at step 3 and on the GPU at step 6",
            compared(largest(logged("moved"), logged("stayed")), 1e-4))
 
 
 def evaluations():
-    """Embeddings, scores and generated tokens are those of a CPU."""
+    """Scores, embeddings and generated tokens are those of a CPU."""
     for name in ("mexma", "llm-jepa"):
         list(small_run(name, out=name).steps())
-        found = []
+        scores, embeddings, answers = [], [], []
         for device in ("cpu", DEVICE):
             opened = runs.open_run(name, device)
             evaluation = evaluate.evaluation_of(opened)
-            texts = [text for column in evaluation.texts.values() for text in column]
-            rows = opened.tokenizer.encode(texts[:8])
-            tokens = generate(opened.model, rows, -1, 12)[0] if opened.model.config.causal else []
-            found.append((evaluate.run(evaluation), tokens,
-                          evaluate.encode(opened.model, opened.tokenizer, texts)))
-        (scores, tokens, z), (theirs, other, z2) = found
-        yield f"{name}, embeddings", compared(bench.difference(z2, z), 1e-4)
-        yield (f"{name}, {len(scores)} measures (one text is up to 5 %)",
-               compared(max(abs(theirs[key] - scores[key]) for key in scores), 5))
-        if tokens:
-            yield f"{name}, generated tokens", compared(float(tokens != other), 0)
+            scores.append(evaluate.run(evaluation))
+            embeddings += [torch.cat([*evaluation.embeddings.values()])]
+            rows = next(iter(evaluation.rows.ids.values()))[:8]
+            if opened.model.config.causal:
+                answers.append(generate(opened.model, rows, -1, 12)[0])
+        yield f"{name}, embeddings", compared(bench.difference(*embeddings), 1e-4)
+        one, other = scores
+        yield (f"{name}, {len(one)} scores (one text is 5 %)",
+               compared(max(abs(one[key] - other[key]) for key in one), 5))
+        if answers:
+            yield f"{name}, generated tokens", compared(answers[0] != answers[1], 0)
 
 
-def two_processes_share_a_gpu():
-    """Two processes train as one with twice the batch."""
-    same = dict(precision="float32", steps=4)
-    in_processes(f"one_of_two(0, {same})", f"one_of_two(1, {same})", WORLD_SIZE="2", LOCAL_RANK="0")
-    list(small_run("ntp", out="one", **same).steps(every=1))
+def two_processes():
+    """Two processes on one GPU train as one with twice the batch."""
+    in_processes("one_of_two(0)", "one_of_two(1)", WORLD_SIZE="2", LOCAL_RANK="0")
+    list(small_run("ntp", out="one").steps(every=1))
     yield "ntp, by gloo", compared(largest(logged("two"), logged("one")), 1e-4)
 
 
-def one_of_two(rank, given):
+def one_of_two(rank):
     os.environ["RANK"] = str(rank)
-    meet = dist.init_process_group
     # NCCL refuses two processes on one GPU.
-    dist.init_process_group = lambda _, **more: meet(
-        "gloo", init_method=f"file://{Path('meet').absolute()}", rank=rank, world_size=2, **more)
-    list(small_run("ntp", DEVICE, out="two", batch=4, **given).steps(every=1))
+    dist.init_process_group = functools.partial(
+        lambda meet, _, **more: meet("gloo", init_method=f"file://{os.getcwd()}/meet", rank=rank,
+                                     world_size=2, **more), dist.init_process_group)
+    list(small_run("ntp", DEVICE, out="two", batch=4).steps(every=1))
 
 
 # ---- speed
 
 
-def compiled():
-    """--compile compiles a few times, and not for every batch."""
+def compiled_steps():
+    """The time of a step after the first ones, and the number of compilations."""
     if not GPU:  # without code, which takes a minute
         Block.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
     first, last = (20, 40) if GPU else (1, 2)
     for back_end, is_compiled in itertools.product(("sdpa", "triton")[:1 + GPU], (False, True)):
-        torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        run = small_run("mlm", DEVICE, steps=last, attention=back_end, compile=is_compiled)
+        run = small_run("mlm", DEVICE, steps=last, attention=back_end, compile=is_compiled,
+                        precision="auto")
         seconds = {record["step"]: record["seconds"] for record in run.steps(every=first)
                    if "loss" in record}
         yield f"{back_end}{', --compile' * is_compiled}", {
-            "ms a step": round(1000 * (seconds[last] - seconds[first]) / (last - first), 2),
+            "ms": round(1000 * (seconds[last] - seconds[first]) / (last - first), 2),
             "compilations": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 
 
 def operations():
-    """PyTorch's attention takes no quadratic memory."""
+    """PyTorch's attention never keeps all scores."""
     for dtype, kv_heads, masked in itertools.product(
             (torch.bfloat16, torch.float32), (8, 2), (False, True)):
-        q, k = (torch.randn(4, heads, 96, 64, device=DEVICE, dtype=dtype) for heads in (8, kv_heads))
+        q, k = (torch.randn(4, n, 96, 64, device=DEVICE, dtype=dtype) for n in (8, kv_heads))
         mask = torch.ones(4, 1, 96, 96, dtype=torch.bool, device=DEVICE).tril() if masked else None
         name = bench.operation_of(q, k, mask)
         yield (f"{str(dtype)[6:]}, {kv_heads} of 8 key heads{', a mask' * masked}",
@@ -256,13 +248,10 @@ def operations():
 
 
 def attention():
-    """(times of attention, forward and backward)"""
-    encoder, decoder = (16, 16, 64), (32, 8, 64)  # XLM-R large, Llama 1B
-    size = (64, peers.SENTENCES)
-    if not GPU:
-        encoder, decoder, size = (2, 2, 16), (2, 1, 16), (2, TINY)
-    rows = {"MEXMA": (peers.make_batch("mexma", *size)["packed"], *encoder),
-            "LLM-JEPA": (peers.make_batch("llm-jepa", *size)["packed"], *decoder)}
+    """The time of attention, forward and backward."""
+    encoder, decoder = ((16, 16, 64), (32, 8, 64)) if GPU else ((2, 2, 16), (2, 1, 16))
+    rows = {"MEXMA": (peers.make_batch("mexma", *PAIRS)["packed"], *encoder),
+            "LLM-JEPA": (peers.make_batch("llm-jepa", *PAIRS)["packed"], *decoder)}
     for count, length, *heads in ((4, 2048, *decoder), (1, 16384, 16, 16, 128)) * GPU:
         packed = Packed.of([np.zeros(length)] * count, causal=True)
         rows[f"{count} x {length} causal tokens"] = (packed, *heads)
@@ -272,32 +261,32 @@ def attention():
 
 
 LLAMA = dict(vocab=128_256, width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192,
-             max_positions=2048, rope_theta=500_000.0)
+             rope_theta=500_000.0)  # Llama 3.2 1B
 
 
-def steps():
-    """(times of a step; MFU is the share of the speed of a large matmul, measured here)"""
+def training_steps():
+    """The time of a step. MFU is its share of the speed of a large matmul on this GPU."""
     dtype = getattr(torch, usable_precision("auto", DEVICE))
     x = torch.randn(*[8192 if GPU else 128] * 2, device=DEVICE, dtype=dtype)
     peak = 2 * len(x) ** 3 / bench.milliseconds(lambda: x @ x) / 1e9  # TFLOP/s
     yield f"matmul of {len(x)}, {str(dtype)[6:]}", {"TFLOP/s": round(peak, 1)}
-    base = SIZES["base"] | dict(vocab=250_002)
-    jobs = {"mexma at the paper's size": (base, 0), "llm-jepa": (LLAMA, 16)}
-    if not GPU:
-        jobs = {name: (peers.SIZES["toy"] | dict(vocab=500), rank)
-                for name, (_, rank) in zip(("mexma", "llm-jepa"), jobs.values())}
-    for name, (shape, rank) in jobs.items():
+    tiny = peers.SIZES["toy"] | dict(vocab=peers.toy_special().vocab)
+    for name, tiny_name, shape, rank in (
+            ("mexma at the paper's size", "mexma", SIZES["base"] | dict(vocab=250_002), 0),
+            ("llm-jepa", "llm-jepa", LLAMA, 16)):
+        name, shape = (name, shape) if GPU else (tiny_name, tiny)
         kind, config, _, fields = peers.OBJECTIVES[name]
         with DEVICE:
-            model = Model(ModelConfig(**shape | fields | dict(head=kind.head_type(config))))
-        objective = kind(add_lora(model, rank) if rank else model, config).to(DEVICE)
-        batch = peers.make_batch(name, *(64, peers.SENTENCES) if GPU else (2, TINY))
-        flops = batch_flops(objective, batch)
+            model = Model(ModelConfig(**shape | fields, head=kind.head_type(config)))
+            objective = kind(add_lora(model, rank) if rank else model, config)
+        batch = peers.make_batch(name, *PAIRS)
+        autocast = torch.autocast(DEVICE.type, dtype, dtype != torch.float32)
+        with autocast:
+            flops = batch_flops(objective, batch)
         for back_end in ("sdpa", "triton")[:1 + GPU]:
             set_attention(objective, back_end, DEVICE, dtype.itemsize)
-            autocast = torch.autocast(DEVICE.type, dtype, dtype != torch.float32)
             step = peers.training_step(objective, to_device(batch, DEVICE), autocast)
-            (_, cells), = bench.interleaved({"": step}).items()
+            cells = bench.interleaved({"": step})[""]
             speed = flops / cells["ms"] / 1e9
             yield f"{name}{', LoRA' * bool(rank)}, {back_end}", cells | {
                 "tokens/s": round(1000 * len(batch["packed"].tokens) / cells["ms"]),
@@ -307,64 +296,57 @@ def steps():
 
 def idle_share(step):
     """Return in how many % of the time of five steps no kernel runs."""
-    kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         start = time.perf_counter()
         for _ in range(5):
             step()
         torch.cuda.synchronize()
         wall = 1e6 * (time.perf_counter() - start)
-    busy = sum(event.self_device_time_total for event in profile.key_averages())
+    busy = sum(event.self_device_time_total for event in profile.key_averages()
+               if not event.is_user_annotation)
     return round(100 * max(0, 1 - busy / wall))
 
 
-def padded():
-    """(times of a step of MEXMA; `ours` is --attention auto)"""
-    yield from peers.training_table(
-        *peers.GPU_JOB if GPU else ("mexma", "toy", 2, TINY)).items()
+def padded_steps():
+    """The time of MEXMA's step with --attention auto, and of a padded transformer."""
+    yield from peers.training_table(*(peers.GPU_JOB if GPU else ("mexma", "toy", *PAIRS))).items()
 
 
 # ---- the command
 
-PARTS = {"machine": machine, "kernels": kernel_errors, "losses": losses_as_on_a_cpu, "waits": waits,
-         "resume": resumes, "evaluation": evaluations, "compile": compiled,
-         "PyTorch's attention": operations, "attention": attention, "steps": steps,
-         "padded transformer": padded, "two processes": two_processes_share_a_gpu}
-NEED_A_GPU = {"waits": "only CUDA can report a wait"}
+PARTS = {part.__name__.replace("_", " "): part for part in (
+    machine, kernel_errors, losses_as_on_a_cpu, steps_without_a_wait, resumed, evaluations,
+    compiled_steps, operations, attention, training_steps, padded_steps, two_processes)}
 LONGEST = 150  # seconds of a part, so that one that hangs leaves time for the others
 
 
 def run_part(title, seconds):
     """Run a part in a process of its own. Return its record."""
-    part = {"label": title, "rows": {}}
+    part = {"label": title, "rows": {}, "state": "passed"}
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/rows", "w+") as rows:
-        words = [sys.executable, "-m", "results", "gpu", "--part", title]
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            words, cwd=folder, env=os.environ | {"PYTHONPATH": path}, stdout=rows,
-            stderr=subprocess.STDOUT, start_new_session=True)
+            [sys.executable, "-m", "results", "gpu", "--part", title], cwd=folder, stdout=rows,
+            stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
         try:
-            process.wait(seconds)
+            if process.wait(seconds):
+                part["state"] = "failed"
         except subprocess.TimeoutExpired:
-            part["stopped"] = f"after {seconds:.0f} s"
-        finally:  # also its own processes
+            part["state"] = "stopped"
+        finally:  # also what the part started
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
         rows.seek(0)
         text = rows.read()
-    for line in re.findall(r"^ROW (.*)$", text, re.M):
-        name, cells = json.loads(line)
-        part["rows"][name] = cells
-    if "stopped" not in part and process.returncode:
-        part["failed"] = text[-1500:]
-    part["seconds"] = round(time.monotonic() - start, 1)
-    return part
+    part["rows"] = dict(map(json.loads, re.findall(r"^ROW (.*)$", text, re.M)))
+    if part["state"] != "passed":
+        part["output"] = text[-1500:]
+    return part | {"seconds": round(time.monotonic() - start, 1)}
 
 
 def show_part(title):
-    """Print the rows of a part as lines of JSON. Return 1 if one of them has TOO_LARGE."""
+    """Print the rows of a part as lines of JSON. Return 1 if a value is too large."""
     torch.set_num_threads(os.cpu_count() if GPU else 1)
     is_wrong = False
     for row in PARTS[title]():
@@ -373,20 +355,13 @@ def show_part(title):
     return int(is_wrong)
 
 
-def verdict(part):
-    """Return a line of the last table: whether what a part shows holds."""
-    what = " ".join(PARTS[part["label"]].__doc__.split())
-    state = next((key for key in ("needs", "failed", "stopped") if key in part), "holds")
-    return f"{state:8} {what}{': ' + part['needs'] if state == 'needs' else ''}"
-
-
 def gpu_command(words):
-    """Return 1 if a part failed, or without a GPU was stopped."""
+    """Return 1 if a part failed or was stopped, or without a GPU did not run."""
     parser = Parser("python -m results gpu", "Show on this GPU that kernels, training and resuming "
                     "are right, and how fast they are. Writes one JSON file, which is complete "
                     "after each part. Exit status 1 if a part failed.")
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time; without "
-                        "a GPU every part runs [8]")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no part after this time; "
+                        "without a GPU every part runs [8]")
     parser.add_argument("--into", metavar="FOLDER", default=".", help="folder of the file, whose "
                         "name has the card and the time [.]")
     parser.add_argument("--part", choices=PARTS, help="print the rows of one part")
@@ -400,26 +375,24 @@ def gpu_command(words):
         return show_part(options.part)
     make_folder(options.into, "--into")
     end = time.monotonic() + 60 * options.minutes
-    stamp = re.sub(r"\W+", "-", f"{peers.device_name()} {time.strftime('%Y-%m-%d %H:%M:%S')}")
-    path = Path(options.into, f"gpu-{stamp.lower()}.json")
+    name = f"gpu {peers.device_name()} {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    path = Path(options.into, re.sub(r"\W+", "-", name).lower() + ".json")
     report = {"parts": [], "not run": list(PARTS)}
-    while report["not run"] and (not GPU or end > time.monotonic()):
+    while report["not run"] and (not GPU or time.monotonic() < end):
         title = report["not run"].pop(0)
-        part = {"label": title, "rows": {}, "needs": NEED_A_GPU.get(title)}
-        if GPU or title not in NEED_A_GPU:
-            part = run_part(title, min(LONGEST, end - time.monotonic()) if GPU else 10 * LONGEST)
-        report["parts"].append(part)
+        left = min(LONGEST, end - time.monotonic()) if GPU else 10 * LONGEST
+        report["parts"].append(part := run_part(title, left))
         with atomic_file(path) as file:
             file.write(json.dumps(report, indent=1).encode())
         heads = list(dict.fromkeys(key for cells in part["rows"].values() for key in cells))
-        rows = [[name, *(cells.get(key, "-") for key in heads)]
-                for name, cells in part["rows"].items()]
-        print(f"## {title}", "", *aligned(["", *heads], rows), part.get("failed", ""),
-              f"{part.get('seconds', 0)} s; still to come: {', '.join(report['not run'])}", "",
-              sep="\n", flush=True)
-    print(*map(verdict, report["parts"]), "", sep="\n")
-    failed = [part["label"] for part in report["parts"]
-              if "failed" in part or not GPU and "stopped" in part]
-    print(f"{len(report['parts'])} parts, {len(failed)} failed, {len(report['not run'])} not run "
+        rows = [[row, *(cells.get(key, "-") for key in heads)]
+                for row, cells in part["rows"].items()]
+        print(f"## {title}", "", *aligned(["", *heads], rows), part.get("output", ""),
+              f"{part['seconds']} s; still to come: {', '.join(report['not run'])}", "", sep="\n",
+              flush=True)
+    for part in report["parts"]:
+        print(f"{part['state']:8}{' '.join(PARTS[part['label']].__doc__.split())}")
+    failed = [part["label"] for part in report["parts"] if part["state"] != "passed"]
+    print(f"\n{len(report['parts'])} parts, {len(failed)} failed, {len(report['not run'])} not run "
           f"for lack of time; all in {path}", *failed, sep="\n")
     return int(bool(failed))

@@ -155,8 +155,8 @@ def test_attention_of_groups_on_a_gpu_repeats_keys_and_values(monkeypatch):
         used.append(k.shape[1]), attend(q, k, *rest, enable_gqa=enable_gqa))[1])
     q, k, v = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    for mask in (mask, None):
-        states = [sdpa(q.as_subclass(kind), k, v, mask) for kind in (torch.Tensor, OnGpu)]
+    for given in (mask, None):
+        states = [sdpa(q.as_subclass(kind), k, v, given) for kind in (torch.Tensor, OnGpu)]
         assert torch.allclose(*states, atol=1e-6)
     assert used == [2, 4] * 2
 
