@@ -45,7 +45,8 @@ import corpora
 import evaluate
 import model
 import train
-from base.common import BadInput, file_hash, run_program
+from base import processes
+from base.common import BadInput, file_hash, run_program, usable_device
 from base.optimizer import learning_rate
 from base.processes import check_shard
 from base.tokenizer import Tokenizer
@@ -567,6 +568,25 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
+def test_a_run_that_reaches_the_limit_of_compilations_warns_and_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(model.Block, "compile", functools.partialmethod(
+        torch.nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(model, "MOST_COMPILATIONS", 1)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8):  # what a test after this one has
+        assert len(losses(started("mlm", steps=2, compile=True))) == 2
+    torch._dynamo.reset()
+    assert "hit config.recompile_limit (1)" in caplog.text
+
+
+def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
+    run = started("mlm")
+    run.scaler, run.clock = torch.amp.GradScaler("cpu"), 0.0
+    run.pending = [{name: torch.tensor(value) for name, value in dict(
+        loss=1.0, tokens=5.0, grad_norm=norm).items()} for norm in (math.nan, 2.0, math.inf, 4.0)]
+    assert run.flush_metrics()["grad_norm"] == 3.0
+
+
 @pytest.mark.gpu
 @every
 def test_a_step_on_a_gpu_never_waits_for_it(name):
@@ -581,6 +601,12 @@ def test_a_step_on_a_gpu_never_waits_for_it(name):
             run.objective.after_step(0.5)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_run_in_float16_goes_on_on_a_gpu_alone(refused):
+    list(started("mlm", "run", steps=1).steps())
+    torch.save(checkpoint("run") | dict(precision="float16"), "run/train.pt")
+    assert "resume this run on one" in refused(command("mlm", steps=1, device="cpu"))
 
 
 # ---- several processes
@@ -634,6 +660,21 @@ def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
         started("mlm")
         seeds.add(torch.initial_seed())
     assert len(seeds) == 2
+
+
+def test_a_process_of_torchrun_touches_its_own_gpu_alone(monkeypatch):
+    used, zeros = [], torch.zeros
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(str(device)))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(processes, "meeting_place", lambda: None)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: (used.append(device), zeros(1))[1])
+    with pytest.raises(BadInput, match="^WORLD_SIZE is 8, and LOCAL_RANK.*torchrun$"):
+        processes.join_processes(torch.device("cuda"))
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert processes.join_processes(usable_device("auto")) == torch.device("cuda:5")
+    assert used == ["cuda:5", "cuda:5"]
 
 
 def assert_close(one, two):
