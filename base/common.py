@@ -182,6 +182,7 @@ def comments(config):
     """Return {field: help text} of a dataclass: the comment after the field, or the line above; a
     field without one has that of the base class."""
     notes = {}
+    # The pattern matches lines such as `    clip: NotNegative = 1.0  # gradient clipping`.
     for base in reversed(config.__mro__[:-1]):
         try:
             lines = inspect.getsource(base).splitlines()
@@ -189,6 +190,7 @@ def comments(config):
             continue
         above = []
         for line in lines:
+            # "    lr: Positive = 1e-4  # peak learning rate" has the field lr and this note.
             if field := re.match(r" +(\w+): [^#]*(?:# *(.+))?$", line):
                 name, note = field.groups()
                 notes[name] = note or " ".join(above) or notes.get(name, "")
@@ -250,20 +252,29 @@ class Checked:
             rule, fits = "", None
             if typing.get_origin(kind) is Annotated:
                 kind, rule, fits = typing.get_args(kind)
-            types = typing.get_args(kind) or (kind,)
             if typing.get_origin(kind) is typing.Literal:
-                if value not in types:
-                    raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
-                                   f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
+                check_choice(name, value, typing.get_args(kind))
             elif typing.get_origin(kind) is not tuple:
-                # bool is a subclass of int, and every int is a float here.
-                if not (type(value) in types or type(value) is int and float in types):
-                    names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
-                    raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
-                if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
-                    raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
+                check_type(name, value, typing.get_args(kind) or (kind,))
             if rule and not fits(value):
                 raise BadInput(f"{name} is {value}: it must be {rule}")
+
+
+def check_choice(name, value, choices):
+    """Raise BadInput for a value that is none of the choices of a Literal."""
+    if value not in choices:
+        raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
+                       f"{', '.join(map(str, choices))}{did_you_mean(value, choices)}")
+
+
+def check_type(name, value, types):
+    """Raise BadInput for a value of another type, or a number that is not finite."""
+    # bool is a subclass of int, and every int is a float here.
+    if not (type(value) in types or type(value) is int and float in types):
+        names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
+        raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
+    if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
+        raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
 
 
 # ---- files that are complete or absent
@@ -410,6 +421,3 @@ def usable_precision(name, device):
         return "bfloat16" if has_bfloat16 else "float16"
     can = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"
-
-
-# ---- --shard: each process keeps a part of every tensor, by PyTorch's FSDP2

@@ -46,5 +46,5 @@ class SimCse(Objective):
     def forward(self, batch):
         embeddings = self.projector(self.model.embeddings(batch["packed"]))  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, intra_side_negatives=False, symmetric=False)
+        loss = info_nce(x, y, self.config.temperature, symmetric=False)
         return loss, {"align": loss.detach()}

@@ -8,6 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from base.common import BadInput, atomic_file, read_torch, uninterrupted
+from kernels.linear import in_whole_tiles
 from model import Model, ModelConfig
 
 # ---- the file
@@ -50,15 +51,15 @@ def load(path, device="cpu", mmap=False):
 # ---- starting from another run (--init)
 
 
-def make_model(train, shape, init, special):
+def make_model(settings, shape, init, special):
     """Return a new model, or the one of --init with the objective's vocabulary head and LoRA."""
     model = Model(replace(shape, vocab=max(special.vocab, shape.vocab)))
     if init:  # strict=False: only the vocabulary head may be new or unused
         # A copy: init.model can be pages of a file, into which another program may write.
         model.load_state_dict(init.model.state_dict(), strict=False)
-    if train.lora_rank:
+    if settings.lora_rank:
         # The embeddings of new [PRED] tokens have no meaning yet, so they are trained too.
-        add_lora(model, train.lora_rank, special.preds)
+        add_lora(model, settings.lora_rank, special.preds)
     return model
 
 
@@ -120,6 +121,9 @@ class LowRank(nn.Module):
         return self.linear.weight + torch.cat(updates) * LORA_SCALE
 
     def forward(self, x):
+        return in_whole_tiles(self.updated, x)
+
+    def updated(self, x):
         updates = [F.linear(F.linear(self.dropout(x), a), b) for a, b in zip(self.a, self.b)]
         return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
 

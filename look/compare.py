@@ -99,7 +99,7 @@ def numbers(every):
 
 def differences(groups):
     """Return the settings in which rows differ and that their labels do not name."""
-    names = seen.differing([seen.settings_of(members[0].first) for members in groups.values()])
+    names = seen.differing([seen.settings_of(members[0].header) for members in groups.values()])
     return [name for name in names
             if not any(name.replace("_", "-") in label for label in groups)]
 
@@ -122,7 +122,7 @@ def compare_command(words):
     for name in options.metric:
         if name not in known:
             raise BadInput(f"--metric {name}: no run has it{did_you_mean(name, sorted(known))}")
-    scores = {metric: {label: {one.first["config"].get("seed"): found[id(one)][metric]
+    scores = {metric: {label: {one.header["config"].get("seed"): found[id(one)][metric]
                                for one in members if metric in found[id(one)]}
                        for label, members in groups.items()}
               for metric in options.metric or SHOWN if metric in known}

@@ -82,13 +82,13 @@ def trained(groups):
     every = [(label, one) for label, members in groups.items() for one in members]
     facts = []
     for label, one in every:
-        first, config, last = one.first, one.first["config"], one.last()
+        header, config, last = one.header, one.header["config"], one.last()
         facts.append({
             "legend": label if len(every) > 1 else "",
-            "command": first.get("command") or first.get("imported") or "from Python",
+            "command": header.get("command") or header.get("imported") or "from Python",
             "data": f"{config['data'] or 'none'} {config.get('langs') or ''}".strip(),
-            "rows": "rows" in first and "{:,} to train on, {:,} held out".format(*first["rows"]),
-            "parameters": "parameters" in first and f"{first['parameters']:,}",
+            "rows": "rows" in header and "{:,} to train on, {:,} held out".format(*header["rows"]),
+            "parameters": "parameters" in header and f"{header['parameters']:,}",
             "steps": "step" in last and f"{last['step']:,} of {config['steps']:,}",
             "training time": "seconds" in last and f"{last['seconds']:,.0f} s"})
     rows = [[name, *(shown(each[name] or "-") for each in facts)] for name in facts[0]

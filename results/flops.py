@@ -66,14 +66,14 @@ def matching_steps(flops, words):
 
 def run_flops(folder):
     """Return all FLOPs of a run until now, counted again from the command in its log."""
-    first = runs.read_first(folder)
+    header = runs.read_header(folder)
     # The flags follow train.py, which may have been called by a path.
-    words = shlex.split(first.get("command", ""))
+    words = shlex.split(header.get("command", ""))
     words = list(itertools.dropwhile(lambda word: not word.endswith("train.py"), words))[1:]
     if not words:
         raise BadInput(f"{folder} was not trained by train.py: its log has no command")
     steps = max(record.get("step", 0) for record in runs.read_log(folder))
-    return step_flops(words)[0] * steps * first["processes"]
+    return step_flops(words)[0] * steps * header["processes"]
 
 
 def flops_command(words):

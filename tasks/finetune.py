@@ -31,15 +31,16 @@ from base.common import (
     warn,
 )
 from base.metrics import mean
+from base.optimizer import learning_rate, make_optimizer
 from data import Packed
 from evaluate import map_batches
 from harness import runs, screen
+from harness.settings import TrainConfig
 from harness.weights import load
 from model import POOLS, Model
 from tasks import sets
 from tasks.probes import METRICS, headline_mean, majority, measure
 from tasks.questions import Prepared, answering, between, sample
-from train import TrainConfig, learning_rate, make_optimizer
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from test_evaluate import tiny, write_rows, write_run
@@ -18,6 +19,7 @@ from test_house import write_pairs
 from test_train import assert_same_run, command, contents, started
 
 import train
+from base.tokenizer import Tokenizer
 from harness import runs, weights
 
 
@@ -90,7 +92,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, co
     assert content is None or Path("u", name).read_text(encoding="utf-8") == content
 
 
-PLACES = [(runs, "write_log"), (runs, "copy_hf"), (runs.Tokenizer, "save"), (runs.np, "save")]
+PLACES = [(runs, "write_log"), (runs, "copy_hf"), (Tokenizer, "save"), (np, "save")]
 
 
 @pytest.mark.parametrize("place", range(len(PLACES)))

@@ -42,7 +42,7 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
 
 
 @pytest.mark.parametrize("objective, part", [
-    ("mexma", "head_packed"), ("llm-jepa", "packed"), ("hybrid", "predict")])
+    ("mexma", "head_packed"), ("llm-jepa", "packed"), ("hybrid", "predictor_packed")])
 def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     langs = "en" if objective == "hybrid" else "en,de"
     main(f"batch --objective {objective} --part {part} --langs {langs} --vocab 300 "
@@ -51,7 +51,7 @@ def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     batch = train.batch(objective, 2, 0, data="pairs.tsv", vocab=300, langs=langs)
     rows = text.partition("ROWS")[2].partition("\n")[2].partition("\nMASK")[0]
     assert len(set(re.findall(r"^ {3}\d ", rows, re.M))) == len(batch[part])
-    targets = batch["mask_index"] if part == "predict" else batch["target_positions"]
+    targets = batch["block_to"] if part == "predictor_packed" else batch["target_positions"]
     assert rows.count("→") == len(targets)
     cells = [list(one) for one in re.findall(r" ([#.]+)$", text, re.M)]
     assert np.array_equal(np.array(cells) == "#", batch[part].mask(0))
@@ -161,6 +161,11 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
         if name in screen.METRICS or name.startswith("validation/"):
             assert compare.mean_std([value]) in page.words, name
     assert why in page.words and ("Left out" in page.words) == bool(why)
+
+
+def test_a_metric_with_a_range_has_a_curve_and_a_column():
+    drawn = {name for name, about in screen.METRICS.items() if about.range is not None}
+    assert drawn == {*panels.DRAWN} - {"lr", "grad_norm"} == {*compare.SHOWN} - {"step", "seconds"}
 
 
 def test_a_page_is_one_file_with_unique_ids_and_no_address(pages):

@@ -147,8 +147,8 @@ def test_predict_and_reconstruct(double, monkeypatch):
     batch = collate(objective, predict_and_reconstruct, words(x))
     # The tokens of two blocks for each row, and of the contexts.
     drawn = [torch.zeros(12, count, x.shape[1], dtype=torch.bool) for count in (2, 1)]
-    packed, predict = batch["packed"], batch["predict"]
-    block = batch["mask_index"]
+    packed, predict = batch["packed"], batch["predictor_packed"]
+    block = batch["block_to"]
     drawn[0].flatten(0, 1)[predict.row_of_token()[block], predict.positions[block]] = True
     for row, positions in zip(drawn[1], split_rows(packed, packed.positions)[12:]):
         row[0, positions] = True

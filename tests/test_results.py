@@ -224,8 +224,8 @@ EXEMPT = {"paper", "table or figure", "command"}  # columns
 
 def own_numbers(section):
     """Return the decimals of a section that have two digits or more other than 0. Without tables
-    that `readme` writes, columns that cite a paper, code, and sentences about a page of minimal/,
-    which anybody can run."""
+    that `readme` writes, columns that cite a paper, code, and sentences about a page of minimal/
+    or of notebooks/, which anybody can run."""
     section = re.sub(r"<!-- table \S+ -->\n(\|.*\n?)*|```.*?```", "", section, flags=re.S)
     lines, heads = [], []
     for line in section.splitlines():
@@ -234,7 +234,7 @@ def own_numbers(section):
         lines.append(" ".join(cell for cell, head in zip(cells, heads) if head not in EXEMPT)
                      if cells else line)
     sentences = re.split(r"(?<=[.*])\s+(?=[A-Z*])", "\n".join(lines))
-    text = " ".join(one for one in sentences if "minimal" not in one)
+    text = " ".join(one for one in sentences if not re.search("minimal|notebooks/", one))
     return [one for one in NUMBER.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text))
             if len(re.findall("[1-9]", one)) > 1]
 
@@ -276,7 +276,7 @@ def test_a_note_has_numbers_that_its_experiments_print():
 def test_a_number_that_no_command_prints_is_found():
     table = "| row | ours | paper |\n| --- | --- | --- |\n| a | 13.4 | 77.7 |\n"
     text = "9.28, 9.3, 7.77 and 0.5 % are missed (`show encoders-recipe`). It takes 3.21 times " \
-        "as many (`python -m minimal.climb`). A flag, `--lr 1.23`.\n" + table
+        "as many ([notebook](../notebooks/a.ipynb)). A flag, `--lr 1.23`.\n" + table
     assert unprinted(text) == ["7.77"]
     assert unprinted(text.replace("show encoders-recipe", "show llm-jepa")) == [
         "9.28", "9.3", "7.77", "13.4"]

@@ -48,6 +48,7 @@ import model
 import objectives
 import train
 from base.common import BadInput, file_hash, run_program
+from base.optimizer import learning_rate
 from base.processes import check_shard
 from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
@@ -141,12 +142,11 @@ def stop(words, step, number=signal.SIGTERM):
     (dict(schedule="cosine"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 1 + math.cos(math.pi * 89 / 90)}),
     (dict(schedule="linear"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 2 / 90}),
     (dict(schedule="constant"), {0: 0.2, 9: 2, 10: 2, 55: 2, 99: 2}),
-    (dict(schedule="wsd"), {0: 0.2, 10: 2, 81: 2, 82: 2, 91: 1, 99: 2 * 5 / 90}),
     # MEXMA's paper: from 1e-5, only rising.
     (dict(steps=300, lr=1e-4, warmup=1.0, lr_start=0.1), {0: 1e-5 + 9e-5 / 300, 299: 1e-4})])
 def test_the_learning_rate_is_a_closed_form_of_the_step(given, rates):
-    config = train.TrainConfig(**dict(steps=100, lr=2.0, warmup=0.1) | given)
-    found = {step: train.learning_rate(step, config) for step in rates}
+    config = settings.TrainConfig(**dict(steps=100, lr=2.0, warmup=0.1) | given)
+    found = {step: learning_rate(step, config) for step in rates}
     assert found == pytest.approx(rates, rel=1e-4)
 
 
@@ -488,22 +488,6 @@ def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, star
     assert contents("run") == before and not os.path.exists("executed")
 
 
-@pytest.mark.parametrize("name, data, text", [
-    ("mlm", "toy", "whose toy data had a different language"),
-    ("hybrid", "pairs.tsv", "whose hybrid had a balance of another shape"),
-    ("mlm", "pairs.tsv", "")])
-def test_a_run_of_format_7_is_resumed_unless_its_language_or_its_weights_changed(
-        name, data, text, refused):
-    list(started(name, "run", steps=1, data=data).steps())
-    path = Path("run/log.jsonl")
-    path.write_text(path.read_text().replace('"format": 8', '"format": 7', 1))
-    before, words = contents("run"), command(name, steps=2, data=data)
-    if text:
-        assert text in refused(words) and contents("run") == before
-    else:
-        assert train.main(words) == 0 and runs.read_first("run")["format"] == 8
-
-
 def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_folder():
     first, second = (started("mlm", "run", steps=5) for _ in range(2))
     for record in first.steps(every=1):
@@ -744,7 +728,7 @@ def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeyp
     (dict(), "float32", 1, "several processes"), (dict(optimizer="muon"), "bfloat16", 2, "muon"),
     (dict(), "float16", 8, "float16")])
 def test_what_cannot_be_sharded_is_refused(given, precision, world, named):
-    config = train.TrainConfig(shard=True, **given)
+    config = settings.TrainConfig(shard=True, **given)
     with pytest.raises(BadInput, match=named):
         check_shard(config, precision, world)
     check_shard(replace(config, shard=False), precision, world)
