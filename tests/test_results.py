@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import lzma
+import os
 import re
 import signal
 import threading
@@ -399,7 +400,7 @@ def test_a_signal_is_handed_to_the_training_and_waits_for_its_save(number, tmp_p
     def strike():
         while not Path("ready").exists():
             time.sleep(0.01)
-        signal.raise_signal(number)
+        os.kill(os.getpid(), number)  # the main thread waits for the child
 
     thread = threading.Thread(target=strike)
     thread.start()
