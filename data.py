@@ -2,6 +2,7 @@
 
     corpora.open_text -> open_corpus -> Corpus -> Batches.examples(step) -> an objective's collate
 
+This file begins with what collate makes, the packed line; then come corpora, batches and masks.
 A row has the same content in several columns, and a *view* is one cell of it. Every random choice
 is a pure function of (seed, step, rank), so that a resumed run continues with the same batches.
 
@@ -44,7 +45,6 @@ from base.common import BadInput, digest, shown
 from base.tokenizer import SPELLINGS, Tokenizer
 from corpora import EMBEDDED_VOCAB, open_text
 from corpora.overlap import EVAL, TRAIN
-from corpora.store import encoded
 
 # ---- a batch is one line of tokens, and every token knows which keys it may attend to
 
@@ -148,6 +148,13 @@ class Packed:
         if window and window not in self.windows:
             self.windows[window] = kernels.uncompiled(narrowed)(self, window)
         return self.windows.get(window) or self
+
+    def as_causal(self):
+        """Return the batch as a decoder reads it: a token attends to no later token."""
+        key_ranges = self.key_ranges.clone()
+        ends = torch.arange(1, len(self.tokens) + 1, dtype=torch.int32)  # of the keys up to itself
+        key_ranges[:, 1] = key_ranges[:, 1].minimum(ends)
+        return replace(self, key_ranges=key_ranges, plans={}, windows={})
 
     def attend(self, layer, qkv):
         """Attend in a model.Attention under this mask: (T, (H + 2 Hkv) K) -> (T, H K)."""
@@ -262,11 +269,12 @@ class Corpus:
         return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
 
     def count_truncated(self, max_length, system=False):
-        """Return how many texts have more than max_length tokens, and how many texts there are.
-        `system`: count system turns too."""
+        """Return how many texts have more than max_length tokens, how many texts there are, and
+        the fraction of all tokens that truncation leaves out. `system`: count system turns too."""
         lengths = np.diff(self.offsets).reshape(-1, len(self.columns))  # of all cells
         lengths = lengths[self.rows, :self.num_text_columns + system]
-        return int((lengths > max_length).sum()), int((lengths > 0).sum())
+        lost = (lengths - max_length).clip(0).sum() / max(1, lengths.sum())
+        return int((lengths > max_length).sum()), int((lengths > 0).sum()), float(lost)
 
     def example(self, row, views, choice, pairs="pivot", max_length=None, system=False):
         """Return the Example of a row: one or two views, selected by the random number `choice`,
@@ -299,38 +307,51 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
     source = open_text(spec_or_source, langs, count)
     if source.embedded:
         holdout = True  # its splits share no row
-        texts = source.rows(split)
     elif block and holdout:
         raise BadInput(f"--block {block} would run across the held-out rows of {source.name}: "
                        "give other rows with --eval-data")
     if block and len(source.columns) > 1:
         raise BadInput(f"--block {block} concatenates the texts of one column, and {source.name} "
                        f"has {shown(', '.join(source.columns))}: choose one with --langs")
-    if tokenizer is None:
-        # Of a large file, every n-th row is read.
-        step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
-        rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
-        rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
-        vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
-        tokenizer = Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
-    if source.embedded:
-        ids = tokenizer.encode(itertools.chain(*texts))
-        tokens, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
-        identity = digest(texts)
-    else:
-        stored = encoded(source, tokenizer, holdout)
-        tokens, offsets, kinds, identity = stored.tokens, stored.offsets, stored.kinds, stored.hash
-        source.hashes, source.kinds, source.counts = stored.hashes, kinds, stored.counts
+    tokenizer = tokenizer or train_tokenizer(source, vocab, holdout)
+    find_ids = embedded_ids if source.embedded else stored_ids
+    tokens, offsets, kinds, identity = find_ids(source, tokenizer, split, holdout)
     if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
     if block:  # a row is the next `block` tokens
         offsets = np.arange(0, len(tokens) + 1, block)
     rows = np.arange((len(offsets) - 1) // len(source.columns))
-    if holdout and not source.embedded:
+    if kinds is not None:
         rows = np.flatnonzero(kinds == (TRAIN if split == "train" else EVAL))
-        identity += split
     return Corpus(source.name, source.columns, source.num_text_columns, tokenizer, tokens, offsets,
                   rows, digest([identity, source.columns, tokenizer.hash, block]))
+
+
+def train_tokenizer(source, vocab, holdout):
+    """Train a Tokenizer on the texts that are not held out; of a large file, on every n-th row."""
+    step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
+    rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
+    rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
+    vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
+    return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
+
+
+def embedded_ids(source, tokenizer, split, holdout):
+    """Return the ids of built-in texts (T,), where each text begins (cells + 1,), no kinds, and a
+    hash."""
+    texts = source.rows(split)
+    ids = tokenizer.encode(itertools.chain(*texts))
+    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), None, digest(texts)
+
+
+def stored_ids(source, tokenizer, split, holdout):
+    """Return the same of text files, with what each row is for, (N,) or None without `holdout`."""
+    from corpora.store import encoded  # here, because only files have stored tokens
+    stored = encoded(source, tokenizer, holdout)
+    source.hashes, source.kinds, source.counts = stored.hashes, stored.kinds, stored.counts
+    source.held = stored.held
+    identity = stored.hash + split if holdout else stored.hash
+    return stored.tokens, stored.offsets, stored.kinds, identity
 
 
 # ---- the examples of a step
@@ -377,11 +398,13 @@ class Batches:
     def examples(self, step):
         """Return `batch` Examples of `views` texts, none longer than max_length."""
         if not self.uses_in_batch_negatives:
-            return self._draw(step * self.world + self.rank, self.batch, self.rng(step, 1))
+            first = (step * self.world + self.rank) * self.batch
+            return self._draw(first, self.batch, self.rng(step, 1))
         # A text in two examples of a step would be a false negative, also on two ranks. So every
         # rank draws the examples of all ranks, replaces repeats, and returns its own examples.
         rng = self.rng(step, 1, rank=0)
-        examples = self._draw(step, self.batch * self.world, rng)
+        number = self.batch * self.world
+        examples = self._draw(step * number, number, rng)
         seen = set()
         repeats = [index for index, example in enumerate(examples)
                    if not self._is_new(example, seen)]
@@ -389,19 +412,17 @@ class Batches:
             examples[index] = self._replacement(rng, seen)
         return examples[self.rank * self.batch:(self.rank + 1) * self.batch]
 
-    def _draw(self, turn, number, rng):
-        """Return the examples turn * number ... (turn + 1) * number - 1 of the endless sequence of
-        shuffled epochs."""
-        choices = rng.integers(2 ** 31, size=number)
+    def _draw(self, first, number, rng):
+        """Return `number` examples of the endless sequence of shuffled epochs, from `first` on."""
         last, order = self.shuffled
         examples = []
-        for i in range(number):
-            epoch, index = divmod(turn * number + i, len(self.corpus))
+        for position, choice in enumerate(rng.integers(2 ** 31, size=number), first):
+            epoch, index = divmod(position, len(self.corpus))
             if epoch != last:
                 last = epoch
                 order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
                 self.shuffled = (epoch, order)
-            examples.append(self.example(order[index], choice=choices[i]))
+            examples.append(self.example(order[index], choice=choice))
         return examples
 
     def _replacement(self, rng, seen):
@@ -462,7 +483,8 @@ def prefetch(make, start, stop, depth=4):
 
 # ---- masks: which tokens the model predicts, ids (n,) -> (n,) bool. Special tokens are never
 # masked. To mask in another way, write a function like token_mask, and give it to mask_rows in an
-# objective's collate. Its ids are those of all rows of a batch; each text begins at special.cls.
+# objective's collate. Its ids are those of all rows of a batch, where each text begins at
+# special.cls, or with each_row=True those of one row.
 
 
 def token_mask(ids, ratio, rng, special):

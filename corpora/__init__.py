@@ -12,7 +12,6 @@ import numpy as np
 
 from base.common import BadInput, comma_list, did_you_mean, shown, warn
 from corpora import toy
-from corpora.files import TextFiles
 from corpora.overlap import text_hash
 
 EMBEDDED = ("toy", "documents", "regex")
@@ -76,7 +75,7 @@ def open_text(spec, langs=(), count=20_000, like=()):
         folder = paths[0]
         # Names that begin with a dot, such as ._CODE.devtest, are macOS's own files.
         paths = sorted(folder.glob("[!.]*.devtest*")) or sorted(folder.glob("[!.]*.dev*"))
-        paths.sort(key=lambda path: not path.name.startswith("eng_Latn"))
+        paths.sort(key=lambda path: not path.name.startswith("eng"))
         if not paths:
             raise BadInput(f"{shown(folder)} is a folder without files CODE.devtest or CODE.dev: "
                            "name its files, as in --data corpus.de,corpus.en")
@@ -84,6 +83,7 @@ def open_text(spec, langs=(), count=20_000, like=()):
         name = "".join(map(str, spec))
         raise BadInput(f"{shown(name)!r} is neither a file nor one of {', '.join(EMBEDDED)}"
                        + did_you_mean(name, EMBEDDED))
+    from corpora.files import TextFiles  # here, because built-in data needs no reader of files
     return TextFiles(paths, langs, tuple(like))
 
 

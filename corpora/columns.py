@@ -32,8 +32,10 @@ def language(name):
     # macOS writes some letters, such as the ñ of "español", as two characters.
     words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", name))
     codes = [re.sub(r"\d{1,2}$", "", word.lower()) for word in words]
-    places = [place for place, code in enumerate(codes) if code in LANGUAGES]
-    if not places:
+    # "It is" and "So sei es" are sentences, and "de-000000093" is the id of one.
+    places = [place for place, code in enumerate(codes) if code in LANGUAGES
+              and (len(code) > 2 or " " not in name or words[place].isupper())]
+    if not places or re.search(r"\d{5}", name):
         return "", ""
     if places[0] == 0 and (len(places) == len(words) or REGION.fullmatch(words[1])):  # toba_batak
         return codes[0], ""

@@ -23,23 +23,28 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from base.common import BadInput, shown
+from base.common import BadInput, file_state, shown
 from corpora.columns import NESTED, choose, known_names, languages, parallel_names
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
-csv.field_size_limit(10 ** 6)  # characters of a cell
+csv.field_size_limit(10 ** 8)  # characters of a cell, such as a book
 
 # ---- lines
 
 DECOMPRESSORS = {b"BZh": bz2.BZ2Decompressor, b"\xfd7zXZ\0": lzma.LZMADecompressor}
 PACKED = re.compile(r"\.(gz|bz2|xz)$", re.IGNORECASE)
+UNPACK = "unpack it, or write it as TSV or JSON Lines"
 FOREIGN = {  # how a file begins that has no rows of text: what it is, and what to do
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
-    rb"%PDF|.{,3}\0.?\0|\xff\xfe|\xfe\xff":
+    rb".{,3}\0.?\0|\xff\xfe|\xfe\xff":
         "a binary file or UTF-16: save UTF-8 (iconv -f utf-16) or CSV",
     # TMX, XLIFF, HTML, the files of IWSLT and of WMT: the first line begins and ends with a tag.
     rb"(?i)(\xef\xbb\xbf)?\s*<([?!]|html|[a-z][^\n]*>\s*(\n|$))":
-        "markup: extract its text, line by line"}
+        "markup: extract its text, line by line",
+    rb"PK[\1-\10]": f"a zip archive or a spreadsheet: {UNPACK}",
+    rb"7z\xbc|\(\xb5/\xfd|Rar!\x1a|(?s:.{257})ustar": f"an archive: {UNPACK}",
+    rb"(?s)PAR1.*\0|ARROW1\0|\xff{4}": f"a Parquet or Arrow table: {UNPACK}",
+    rb"(?s)%PDF|.*\0": f"a binary file: {UNPACK}"}
 
 
 def at_line(path, number, text):
@@ -104,11 +109,12 @@ def read_lines(path):
                     raise at_line(path, 1, f"this is {advice}")
             for number, line in enumerate(file, 1):
                 if b"\0" in line:
-                    raise at_line(path, number, "there is a NUL character: remove it (tr -d '\\0')")
+                    raise at_line(path, number, f"a NUL, as in a binary file: {UNPACK}")
                 # `cat` can leave byte order marks, \ufeff, at the start of any line.
                 yield number, line.decode().removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise at_line(path, number, "this is not UTF-8: convert it (iconv -f latin1)") from None
+        raise at_line(path, number, "this is not UTF-8: convert it (iconv -f ENCODING, "
+                      "such as latin1 or gbk)") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise at_line(path, number + 1, f"the file cannot be read further ({error}): it is "
                       "damaged, cut short or followed by other bytes") from None
@@ -234,7 +240,14 @@ def read_jsonl(path, langs=(), counts=None):
                 inner = row.pop(nested[0])
                 row |= {key: value for key, value in inner.items() if key not in row}
             if isinstance(row.get("messages"), list):
-                turns = [(turn["role"], turn["content"]) for turn in row.pop("messages")]
+                turns = []
+                for turn in row.pop("messages"):
+                    more = [key for key in turn if key not in ("role", "content") and turn[key]]
+                    content = turn.get("content") if more else turn["content"]
+                    turns.append((turn["role"], content))
+                    for key in more if counts is not None else ():
+                        counts[f"turns have {shown(key)}, which is not read"
+                               f"{', and no content' * (not content)}"] += 1
                 roles = sorted(role for role, _ in turns)
                 if roles not in (["assistant", "user"], ["assistant", "system", "user"]):
                     raise ValueError("a chat has one turn of the user, one of the assistant, "
@@ -294,31 +307,18 @@ class TextFiles:
         rows = self._sample()
         if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
-        self.state = self._state()
+        self.state = [*map(file_state, self.paths)]
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
-        # "text" is also our name for lines without a name.
-        like = () if like == ("text",) and "text" not in self.known else like
-        if not langs and not {*like} <= {*self.known}:
-            missing = shown(", ".join(name for name in like if name not in self.known))
-            raise at_line(paths[0], 1, f"the run reads {shown(', '.join(like))}, and there is no "
-                          f"{missing} among the columns {shown(', '.join(self.known))}: rename "
-                          "them, or choose with --langs")
-        schema = choose([*self.known], rows, langs, like, codes)
-        if not schema.columns:
-            kinds = {} if langs else schema.unread
-            names = [f"{name} ({kinds[name]})" if kinds.get(name) else name for name in self.known]
-            if not langs and known_names([*self.known]):
-                raise at_line(paths[0], 1, "fewer than two languages have texts among the columns "
-                              f"{shown(', '.join(names))}: choose with --langs")
-            raise no_columns(paths[0], 1, names, langs)
-        self.schema, self.columns = schema, schema.columns
+        self.schema = read_schema(paths[0], [*self.known], rows, langs, like, codes)
+        self.columns = self.schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
-        self.repeats = list(filter(None, (repeated_text(rows, name)
-                                          for name in self.columns[:self.num_text_columns])))
+        self.repeats = [note for name in self.columns[:self.num_text_columns]
+                        for note in odd_texts(rows, name, {*readers} == {read_text})]
         # All of these are read, so that the same rows are held out whatever --langs chooses.
-        self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
-        self.compared = [name for name in schema.texts if name != "system"]
+        self.names = tuple(dict.fromkeys((*self.columns, *self.schema.texts)))
+        self.compared = [name for name in self.schema.texts if name != "system"]
         self.hashes = self.kinds = None  # of each row, once they are known
+        self.held = None  # the held-out rows, if the cache has them
         self.often = 0
         self.counts = Counter()  # {what: how many} of the last reading
 
@@ -330,11 +330,6 @@ class TextFiles:
 
         return [{name: start(cell) for name, cell in row.items()} for read in self.readers
                 for _, row in itertools.islice(read(counts=Counter()), 10_000)]
-
-    def _state(self):
-        """Return path, size and time of each file, which change if somebody writes into it."""
-        return [(os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns)
-                for path in self.paths]
 
     @property
     def notes(self):
@@ -351,13 +346,14 @@ class TextFiles:
             notes.append(f"columns not read: {columns}: choose with --langs")
         if len(self.columns) == 1 and len(self.readers) > 1:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
-                         "parallel files are named corpus.de,corpus.en")
+                         "parallel files are named corpus.de,corpus.en (of several corpora, make "
+                         "one: cat a.de b.de > ab.de; cat a.en b.en > ab.en)")
         notes += self.repeats
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
-            notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} rows that share "
-                         "a text with them in any column are not trained on")
+            notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} other rows share"
+                         " a text with them in any column, and are left out of training")
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):
@@ -381,7 +377,7 @@ class TextFiles:
                 found = found or is_enough
                 counts[SKIPPED] += not is_enough
                 yield texts, is_enough
-        if self._state() != self.state:
+        if [*map(file_state, self.paths)] != self.state:
             raise BadInput(f"{self.name} changed while it was read: start again when it is "
                            "complete")
         if not found:
@@ -427,19 +423,51 @@ class TextFiles:
     def rows(self, split):
         """Return an iterator of tuples of texts: of "all" rows, of those to "train" on, or of those
         held out, for which "valid" and "test" are two names."""
+        if self.held and split in ("valid", "test"):
+            return iter(self.held)
         size = len(self.columns)
         rows = (tuple(texts[:size]) for texts, is_enough in self._read() if is_enough)
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))
 
 
-def repeated_text(rows, name):
-    """Return a note of a text that fills at least 5 cells and 5 % of a column, or None."""
+def read_schema(path, names, rows, langs, like, codes):
+    """Return the Schema of columns with these names. Raises BadInput if none can be read."""
+    # "text" is also our name for lines without a name.
+    like = () if like == ("text",) and "text" not in names else like
+    if not langs and not {*like} <= {*names}:
+        missing = shown(", ".join(name for name in like if name not in names))
+        raise at_line(path, 1, f"the run reads {shown(', '.join(like))}, and there is no {missing} "
+                      f"among the columns {shown(', '.join(names))}: rename them, or choose with "
+                      "--langs")
+    schema = choose(names, rows, langs, like, codes)
+    if not schema.columns:
+        why = {} if langs else schema.unread
+        named = [f"{name} ({why[name]})" if why.get(name) else name for name in names]
+        if not langs and known_names(names):
+            raise at_line(path, 1, "fewer than two languages have texts among the columns "
+                          f"{shown(', '.join(named))}: choose with --langs")
+        raise no_columns(path, 1, named, langs)
+    return schema
+
+
+# What lines can have beside a text, and how to get the text alone.
+LAYOUTS = {r"[^\t]*\t.*": "a tab: if an id or a label is beside the text, cut it off (cut -f 2)",
+           r".*\S \|\|\| \S.*": "two texts: write a table (sed 's/ ||| /\\t/')",
+           r"\S+ .*(\bO|[BIES]-\S+)": "one token each (CoNLL): write one sentence a line"}
+
+
+def odd_texts(rows, name, are_lines):
+    """Yield a note of a text that fills at least 5 cells and 5 % of a column, and one if most
+    lines have more than a text."""
     cells = [row[name] for row in rows if row.get(name)]
     [(text, count)] = Counter(cells).most_common(1) or [("", 0)]
     if count >= 5 and count >= 0.05 * len(cells):
-        return (f"{count:,} of the first {len(cells):,} texts of {shown(name)} are "
-                f"{shown(text[:50])!r}: if this stands for no text, empty these cells")
-    return None
+        yield (f"{count:,} of the first {len(cells):,} texts of {shown(name)} are "
+               f"{shown(text[:50])!r}: if this stands for no text, empty these cells")
+    for pattern, about in LAYOUTS.items() if are_lines else ():
+        count = sum(re.fullmatch(pattern, cell) is not None for cell in cells)
+        if count > len(cells) / 2:
+            yield f"{count:,} of the first {len(cells):,} lines of {shown(name)} have {about}"
 
 
 def as_text(cell):

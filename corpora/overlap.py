@@ -1,7 +1,7 @@
 """Which rows share a text: hashes of texts, and the rows that are held out for evaluation.
 
-Two texts are equal here if they differ only in case, spaces and Unicode form. 0 is the hash of no
-text. N rows have C columns.
+Two texts are equal here if they differ only in case, spaces, Unicode form and characters that
+nobody sees. 0 is the hash of no text. N rows have C columns.
 """
 
 import re
@@ -11,11 +11,21 @@ from hashlib import blake2b
 import numpy as np
 
 TRAIN, EVAL, EXCLUDED = range(3)  # what a row is for
+# Unicode's category Cf, such as soft hyphens and zero-width spaces, and what else has no shape of
+# its own, such as variation selectors.
+INVISIBLE = re.compile(
+    "[\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]")
 
 
 def normalized(text):
-    """Return a text as it is compared: in one Unicode form and case, with single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """Return a text as it is compared: in one Unicode form and case, with single spaces, without
+    invisible characters."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text))
+    return " ".join(text.casefold().split())
 
 
 def bag_of_words(text):
@@ -47,32 +57,37 @@ def hold_out(texts, least=2):
     _, first = np.unique(rows[whole], return_index=True)  # one of all copies, the smallest first
     kinds = np.full(len(rows), TRAIN, np.uint8)
     held = whole[first[:min(1000, max(len(first) // 100, min(200, len(first) // 10)))]]
-    shared = np.setdiff1d(texts[held], frequent(texts))
-    kinds[np.isin(rows, rows[held])] = EXCLUDED
-    for column in texts.T:
-        kinds[np.isin(column, shared)] = EXCLUDED
+    own = np.unique(texts[held])
+    kinds[is_among(rows, np.sort(rows[held]))] = EXCLUDED
+    kinds[share_a_text(texts, own[~is_among(own, frequent(texts))])] = EXCLUDED
     kinds[held] = EVAL
-    often = np.zeros(texts[held].shape, bool)
-    for column in texts.T:
-        often |= np.isin(texts[held], column[kinds == TRAIN])
-    return kinds, int((often & (texts[held] > 0)).any(1).sum())
+    trained = texts[kinds == TRAIN]
+    often = is_among(texts[held], np.sort(trained[is_among(trained, own[own > 0])]))
+    return kinds, int(often.any(1).sum())
 
 
-def frequent(texts):
-    """Return the hashes among (N, C) of texts of many rows, such as "Yes.", and of no text. They
-    tell nothing about a row. Many are more than a tenth of a small file's rows, 20 rows of a larger
-    file, or 0.2 % of a very large one's."""
+def frequent(texts, others=False):
+    """Return the hashes among (N, C) of texts of many rows, such as "Yes.", and of no text, sorted
+    (n,), or all others. They tell nothing about a row. Many are more than a tenth of a small file's
+    rows, 20 rows of a larger file, or 0.2 % of a very large one's."""
+    # Without counts, np.unique takes 20 times as long [NumPy 2.3].
     values, counts = np.unique(texts, return_counts=True)
     many = max(len(texts) // 500, min(20, len(texts) // 10), 3)
-    return values[(counts > many) | (values == 0)]
+    return values[((counts > many) | (values == 0)) != others]
 
 
 def without_frequent(texts):
     """Return the different hashes of (N, C), sorted (n,), except frequent ones."""
-    return np.setdiff1d(texts, frequent(texts))
+    return frequent(texts, others=True)
+
+
+def is_among(values, known):
+    """Return whether each value is among the known ones, which are sorted."""
+    if not len(known):
+        return np.zeros(values.shape, bool)
+    return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
 
 
 def share_a_text(texts, known):
     """Return (N,) bool: whether a row of hashes (N, C) has a text among the known ones, sorted."""
-    places = np.minimum(np.searchsorted(known, texts), max(0, len(known) - 1))
-    return (known[places] == texts).any(1) if len(known) else np.zeros(len(texts), bool)
+    return is_among(texts, known).any(1)

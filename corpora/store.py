@@ -2,7 +2,8 @@
 
     cache/NAME-KEY/tokens.bin  (T,) uint32: the ids of all texts, one after another
                    hashes.npy  (N, C) uint64: the hashes of the texts of each row
-                   index.npz   written last: where texts begin, what rows are for, counts, a hash
+                   index.npz   written last: where texts begin, what rows are for, the texts of the
+                               held-out rows, counts, a hash
 
 KEY is a hash of the tokenizer, of the files' paths, sizes and times, and of the columns. Two
 processes can build the same folder: they write equal files, and each replaces a file as a whole.
@@ -12,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import json
 import os
 import shutil
 import time
@@ -20,12 +22,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch.distributed as dist
 from tqdm import tqdm
 
 from base.common import atomic_file, digest, make_folder
+from base.processes import is_alone, meet
+from corpora.overlap import EVAL
 
-LAYOUT = 13  # version of the files and of how rows are read and held out
+LAYOUT = 14  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 
@@ -35,6 +38,7 @@ class Encoded(NamedTuple):
     offsets: np.ndarray  # (N * columns + 1,) int64
     kinds: np.ndarray | None  # (N,) uint8: what each row is for; None if no rows are held out
     hashes: np.ndarray   # (N, C) uint64: see TextFiles.find_hashes
+    held: list           # the texts of the held-out rows
     counts: Counter      # {what the user should know: how often}
     hash: str            # of tokens, offsets and kinds
     check: str           # of the files tokens.bin and hashes.npy
@@ -53,21 +57,12 @@ def remove_dead_parts(folder, pattern):
 def first_of_machine():
     """Run the block in the first process of each machine, and then in the others. Yield whether
     this is the first one."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    is_alone = world == 1 or not dist.is_initialized()
-    is_first = is_alone or os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def wait():
-        if not is_alone:
-            dist.all_gather_object([None] * world, None)
-
+    is_first = is_alone() or os.environ.get("LOCAL_RANK", "0") == "0"
     if not is_first:
-        wait()
-    try:
-        yield is_first
-    finally:
-        if is_first:
-            wait()
+        meet()
+    yield is_first
+    if is_first:  # after an error, `together` meets the others with it
+        meet()
 
 
 def encoded(source, tokenizer, holdout=True):
@@ -117,7 +112,8 @@ def _read(folder):
     if offsets[-1] != len(tokens) or len(hashes) != index["rows"]:
         raise ValueError("a file is cut short")
     counts = Counter(dict(zip(index["whats"].tolist(), index["counts"].tolist())))
-    return Encoded(tokens, offsets, kinds if len(kinds) else None, hashes, counts,
+    held = list(map(tuple, json.loads(str(index["held"]))))
+    return Encoded(tokens, offsets, kinds if len(kinds) else None, hashes, held, counts,
                    str(index["hash"]), str(index["check"]))
 
 
@@ -131,9 +127,12 @@ def _write(source, tokenizer, holdout, folder):
     rows = iter(tqdm(source.rows("all"), f"encode {source.name}", unit=" rows", disable=None))
     lengths = [np.zeros(1, np.int64)]
     content = hashlib.sha256()
+    is_held = iter(kinds == EVAL)
+    held, words = [], {}
     with atomic_file(folder / "tokens.bin") as file:
         while chunk := list(itertools.islice(rows, CHUNK)):
-            ids = tokenizer.encode(itertools.chain.from_iterable(chunk))
+            held += itertools.compress(chunk, is_held)
+            ids = tokenizer.encode(itertools.chain.from_iterable(chunk), known=words)
             lengths.append(np.array([len(cell) for cell in ids]))
             file.write(np.concatenate(ids))
             content.update(np.concatenate(ids))
@@ -142,5 +141,5 @@ def _write(source, tokenizer, holdout, folder):
     identity = digest([content.hexdigest(), hashlib.sha256(kinds).hexdigest()])
     with atomic_file(folder / "index.npz") as file:
         np.savez(file, offsets=offsets, kinds=kinds, hash=identity, rows=len(source.hashes),
-                 check=content_hash(folder), whats=list(source.counts),
+                 held=json.dumps(held), check=content_hash(folder), whats=list(source.counts),
                  counts=list(source.counts.values()))

@@ -13,7 +13,7 @@ from kernels.padded import sdpa
 from model import in_eval_mode
 
 
-class Prompts:
+class Prefill:
     """Whole prompts of R rows, which will have at most M tokens. `cache` gets {layer: its keys and
     values (R, 2 Hkv, M, K)}. Token i of a row is at index i, so nothing is padded."""
 
@@ -24,17 +24,17 @@ class Prompts:
         self.cache = {}
 
     def attend(self, layer, qkv):
-        uncompiled(self.keep)(layer, qkv)
+        uncompiled(self.store)(layer, qkv)
         return self.packed.attend(layer, qkv)
 
-    def keep(self, layer, qkv):
+    def store(self, layer, qkv):
         kv = qkv.unflatten(1, (-1, layer.head_dim))[:, layer.heads:]  # (T, 2 Hkv, K)
         # Zeros: masked slots must be finite, because 0 * NaN is NaN.
         self.cache[layer] = kv.new_zeros(len(self.packed), kv.shape[1], self.longest, kv.shape[2])
         self.cache[layer][self.packed.row_of_token(), :, self.positions] = kv
 
 
-class NextTokens:
+class DecodeStep:
     """One new token (R,) for each of R rows that are in the cache, at positions (R,)."""
 
     def __init__(self, tokens, positions, cache):
@@ -47,9 +47,9 @@ class NextTokens:
             self.mask = (keys <= positions[:, None])[:, None, None]
 
     def attend(self, layer, qkv):
-        return uncompiled(self.look_back)(layer, qkv)
+        return uncompiled(self.attend_to_cache)(layer, qkv)
 
-    def look_back(self, layer, qkv):
+    def attend_to_cache(self, layer, qkv):
         heads = [layer.heads, 2 * layer.kv_heads]
         q, kv = qkv.unflatten(1, (-1, layer.head_dim)).split(heads, 1)
         cache = self.cache[layer]  # (R, 2 Hkv, M', K)
@@ -80,9 +80,9 @@ def extend(rows, limits, stop, model):
     a limit of each row's length."""
     device = next(model.parameters()).device
     packed = Packed.of(rows, causal=True).to(device)
-    prompts = Prompts(packed, max(limits))
-    states = model(prompts, at=model.pool_index(packed, "last"))  # (R, D)
-    cache = prompts.cache
+    prefill = Prefill(packed, max(limits))
+    states = model(prefill, at=model.pool_index(packed, "last"))  # (R, D)
+    cache = prefill.cache
     while True:
         logits = model.logits(states)  # (R, V)
         for row, token in zip(rows, logits.argmax(1).tolist()):
@@ -97,4 +97,4 @@ def extend(rows, limits, stop, model):
             cache = {layer: kept[unfinished] for layer, kept in cache.items()}
         tokens = torch.tensor([row[-1] for row in rows], device=device)
         positions = torch.tensor([len(row) - 1 for row in rows], device=device)
-        states = model(NextTokens(tokens, positions, cache))  # (R, D)
+        states = model(DecodeStep(tokens, positions, cache))  # (R, D)

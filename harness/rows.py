@@ -11,8 +11,8 @@ from data import Batches, Corpus, open_corpus
 
 class Data(NamedTuple):
     """The rows of a run, and its tokenizer."""
-    source: corpora.EmbeddedText | corpora.TextFiles  # --data
-    eval_source: corpora.EmbeddedText | corpora.TextFiles  # --eval-data, or the same
+    source: object  # --data: a corpora.EmbeddedText, or a corpora.files.TextFiles
+    eval_source: object  # --eval-data, or the same
     columns: tuple  # of texts, which all files have
     tokenizer: Tokenizer
     affixes: tuple  # (ids before, ids after) the first view, and the others
@@ -25,7 +25,16 @@ class Data(NamedTuple):
 
 def open_data(settings, objective_class, options, tokenizer=None, rank=0, world=1):
     """Return the Data that the settings name. Without a tokenizer, one is trained."""
-    source = eval_source = corpora.open_text(settings.data, settings.langs)
+    source = corpora.open_text(settings.data, settings.langs)
+    try:
+        return read_rows(source, settings, objective_class, options, tokenizer, rank, world)
+    except BadInput as error:  # a note can explain it, and none is printed yet
+        raise BadInput("; ".join([str(error), *source.notes])) from None
+
+
+def read_rows(source, settings, objective_class, options, tokenizer, rank, world):
+    """Return the Data of a run on the rows of `source`."""
+    eval_source = source
     columns = source.columns[:source.num_text_columns]
     if settings.eval_data:
         eval_source = corpora.open_text(settings.eval_data, settings.langs, like=columns)

@@ -57,7 +57,7 @@ def encode(run, file, out, device):
         raise BadInput(f"{shown(file)} has no lines")
     run = runs.open_run(run, usable_device(device))
     make_folder(out.parent)
-    embeddings = evaluate.encode(run.model, run.tokenizer, lines, run.first["affixes"][0],
+    embeddings = evaluate.encode(run.model, run.tokenizer, lines, run.header["affixes"][0],
                                  run.config.get("max_length"))
     with atomic_file(out) as array:
         np.save(array, normalize(embeddings, dim=1).numpy())

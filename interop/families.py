@@ -50,7 +50,8 @@ def read_config(theirs):
     needed = {"hidden_activation" if gemma or modern else "hidden_act":
               "gelu" if bert or modern else "gelu_pytorch_tanh" if gemma else "silu",
               "is_decoder": False, "attention_bias": False, "mlp_bias": False, "norm_bias": False,
-              "classifier_activation": "gelu", "classifier_bias": False, "decoder_bias": True}
+              "classifier_activation": "gelu", "classifier_bias": False, "decoder_bias": True,
+              "position_embedding_type": "absolute"}
     for name, value in needed.items():
         found = getattr(theirs, name, value)
         if found != value:
@@ -132,7 +133,7 @@ def compared_fields(config):
                                "rope_thetas": config.rope_thetas
                                or (config.rope_theta,) * config.layers}
     for name in ("dropout", "pool", "normalize", "truncate_dim", "max_tokens", "position_offset",
-                 "zero_init", "rope_theta", "head"):
+                 "zero_init", "rope_theta", "head", "encodes"):
         del fields[name]
     return fields
 

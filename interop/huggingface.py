@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,7 @@ def new_folder(folder, what):
     folder = Path(folder).absolute()
     if os.path.lexists(folder):
         raise BadInput(f"{shown(folder)} exists already: name a new folder")
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     remove_dead_parts(part.parent, f".{glob.escape(folder.name)}.*.part")
     try:
         part.mkdir(parents=True)
@@ -94,7 +95,7 @@ def special_tokens_around(tokenizer):
 def frames(run):
     """Return the ids (before, after) that a run's tokenizer adds to a text, and those of the
     embedding of a text."""
-    return [tuple(map(tuple, ids)) for ids in (run.first["around"], run.first["affixes"][0])]
+    return [tuple(map(tuple, ids)) for ids in (run.header["around"], run.header["affixes"][0])]
 
 
 def same_ids(what, ours, theirs):
@@ -210,6 +211,10 @@ def import_model(name, folder):
         if inside != path and (path / "tokenizer.json").is_file():  # one of our exports, see above
             source = transformers.AutoTokenizer.from_pretrained(path, **LOCAL)
         inner = tokenizers.Tokenizer.from_str(source.backend_tokenizer.to_str())
+        # For a folder without a tokenizer, transformers makes one of special tokens alone.
+        if (size := inner.get_vocab_size()) < config.vocab / 2:
+            raise BadInput(f"the tokenizer has {size:,} tokens, and the model {config.vocab:,}: "
+                           "save the model's tokenizer into the folder")
         around = special_tokens_around(inner)
         frame = special_tokens_around(library.tokenizer.backend_tokenizer)
         tokenizer = Tokenizer(inner, around, chats=config.causal)
@@ -240,6 +245,7 @@ def find_model(name):
     path = Path(name)
     if not path.is_dir():
         path = Path(snapshot_download(str(name), allow_patterns=DOWNLOADS))
+    check_inside(path, path.rglob("*"))
     inside = path
     # Names that start with a dot, such as ._config.json, are macOS's.
     for file in (*path.glob("[!.]*.json"), *path.glob("[!.]*/[!.]*.json")):
@@ -251,8 +257,15 @@ def find_model(name):
             raise BadInput(f"our model lacks one of the modules {shown(kinds)}: delete "
                            "modules.json in a copy of the folder to import without it")
         inside = path / modules[0]["path"]
+        check_inside(path, [inside])
         for file in inside.glob("[!.]*.json"):  # the folder can be deeper
             check_settings(file)
+    if not any(re.fullmatch(r"tokenizer\.json|vocab\..*|tekken\.json|[^.].*\.model", file.name)
+               for file in inside.iterdir()):
+        raise BadInput(f"{inside} has no tokenizer: save it there, tokenizer.save_pretrained()")
+    for file in inside.glob("*.index.json"):
+        parts = json.loads(file.read_bytes())["weight_map"].values()
+        check_inside(path, [inside / name for name in parts])
     files = sorted(inside.glob("[!.]*.safetensors"))
     if not files:
         raise BadInput(f"{inside} has no .safetensors file; pickles are not read, because they can "
@@ -266,6 +279,18 @@ def find_model(name):
                     raise BadInput(f"{shown(key)} has numbers of type {kind}: only weights in "
                                    "floating point can be imported")
     return path, inside
+
+
+def check_inside(path, files):
+    """Raise BadInput if a file leads out of a model's folder, as a link or by its name: a run and
+    its exports could get any file of yours."""
+    homes = [path.resolve()]
+    hub = homes[0].parent.parent
+    if hub.name.startswith("models--") and homes[0].parent == hub / "snapshots":
+        homes.append(hub / "blobs")  # where the files of a snapshot in the hub's cache are
+    for file in files:
+        if not any(map(file.resolve().is_relative_to, homes)):
+            raise BadInput(f"{shown(file)} leads out of the folder: put the file itself there")
 
 
 def check_settings(file):
@@ -284,7 +309,7 @@ def check_settings(file):
         is_handed_on = any(parent.endswith(("_kwargs", "_args")) for parent in parents)
         names_code = re.search("(attn|experts)_implementation", name) and value not in (
             None, True, False, "eager", "sdpa")
-        loads = name in ("quantization_config", "tokenizer_name_or_path")
+        loads = name in ("quantization_config", "tokenizer_name_or_path", "fast_tokenizer_files")
         if is_handed_on and name not in HARMLESS or names_code or loads and value:
             refused.append(".".join([*parents, name]))
     if refused:
@@ -311,6 +336,13 @@ def load_weights(path):
     kind = transformers.AutoModelForCausalLM if config.causal else transformers.AutoModelForMaskedLM
     theirs, report = kind.from_pretrained(
         path, output_loading_info=True, ignore_mismatched_sizes=True, **WEIGHTS)
+    base = theirs.base_model
+    trunk = tuple(f"{name}." for name in (theirs.base_model_prefix, *dict(base.named_children())))
+    unknown = sorted(key for key in report["unexpected_keys"] if key.startswith(trunk)
+                     and not re.search("pooler|position_ids|inv_freq", key))
+    if unknown:
+        raise BadInput("config.json describes a model that has no use for weights in the file: "
+                       f"{shown(', '.join(unknown[:4]))}")
     head = {key for key in report["missing_keys"]
             if key.startswith(("lm_head.", "cls.", "head.", "decoder."))}
     wrong = sorted(map(str, (report["missing_keys"] - head) | set(report["mismatched_keys"])))
@@ -322,7 +354,7 @@ def load_weights(path):
     if head:  # models for embeddings are often saved without
         if not config.tied:
             warn("the folder has no vocabulary head: the token embeddings replace it")
-        return theirs.base_model, replace(config, tied=True, head="none")
+        return base, replace(config, tied=True, head="none")
     # If the file has a second matrix, transformers loads it, whatever the config says.
     tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
     return theirs, replace(config, tied=tied)
@@ -360,6 +392,9 @@ def export(name, folder):
     BadInput if no class of theirs can express the model."""
     run = runs.open_run(name)
     config = run.model.config
+    if run.config.get("mlm", {}).get("predict_from") == "previous":
+        warn("fill-mask reads the state of the mask, and --predict-from previous trained the state "
+             "before it: its words will be wrong")
     with new_folder(folder, f"cannot export {shown(name)}") as part:
         their_config = write_config(config, run.tokenizer.special)
         kind = transformers.AutoModelForCausalLM if config.causal else (
@@ -376,7 +411,7 @@ def export(name, folder):
         theirs_of = {ours: name for name, ours in POOLS.items()}
         if config.pool not in theirs_of:
             raise BadInput(f"sentence-transformers has no pooling {config.pool}")
-        # The name of a special token inside a text is text, as in data.Tokenizer.
+        # The name of a special token inside a text is text, as in base.tokenizer.Tokenizer.
         transformer = Transformer(str(framed), model_kwargs=WEIGHTS,
                                   processing_kwargs={"text": {"split_special_tokens": True}})
         transformer.save_in_root = framed == part

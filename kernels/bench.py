@@ -78,7 +78,7 @@ def interleaved(sides, clock=milliseconds):
 
 class Shape(NamedTuple):
     """A batch and the heads of a model."""
-    packed: Any  # a model.Packed on DEVICE
+    packed: Any  # a data.Packed on DEVICE
     heads: int  # H
     kv_heads: int  # Hkv
     head_dim: int  # K

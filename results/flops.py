@@ -5,17 +5,17 @@ method that is better at equal steps may only have used twice the compute.
 """
 
 import itertools
-import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import train
-from base.common import BadInput, Parser
+from base.common import BadInput, Parser, shown
 from data import to_device
 from harness import runs, settings
 from model import Block
+from objectives import OBJECTIVES
 
 BATCHES = 8  # that are averaged: the rows of a batch have random lengths
 
@@ -30,7 +30,8 @@ def batch_flops(objective, batch):
         nonlocal attention
         config, packed = block.config, arguments[1]
         factor = 12 if torch.is_grad_enabled() else 4
-        attention += factor * config.heads * config.key_dim * packed.visible_pairs()
+        visible = packed.within(block.attention.window).visible_pairs()
+        attention += factor * config.heads * config.key_dim * visible
 
     nothing = {op: lambda *shapes, **options: 0 for op in flop_registry if "attention" in str(op)}
     hooks = [module.register_forward_pre_hook(count_attention) for module in objective.modules()
@@ -45,7 +46,12 @@ def batch_flops(objective, batch):
 
 def step_flops(words):
     """Return (FLOPs of one step of one process, number of steps) for flags of train.py."""
-    run = train.Run(*settings.parse(words), writes=False)
+    return count_flops(*settings.parse(words))
+
+
+def count_flops(objective_class, given):
+    """Return what `step_flops` returns, for an objective and {flag: value}."""
+    run = train.Run(objective_class, given, writes=False)
     kinds = [(1.0, run.options)]
     # Count both kinds of steps and weight them, so that the result does not depend on the draws.
     if dropped := getattr(run.options, "jepa_dropout", 0.0):
@@ -63,16 +69,23 @@ def matching_steps(flops, words):
     return max(1, round(flops / step_flops(words)[0]))
 
 
-def run_flops(folder):
-    """Return all FLOPs of a run until now, counted again from the command in its log."""
-    first = runs.read_first(folder)
-    # The flags follow train.py, which may have been called by a path.
-    words = shlex.split(first.get("command", ""))
-    words = list(itertools.dropwhile(lambda word: not word.endswith("train.py"), words))[1:]
-    if not words:
-        raise BadInput(f"{folder} was not trained by train.py: its log has no command")
+def run_flops(folder, named):
+    """Return all FLOPs of a run until now, counted again with the settings in its log. `named`: the
+    objective of this command, because a file that a log names is not run. Raises BadInput."""
+    header = runs.read_header(folder)
+    config = header["config"]
+    name = config.get("objective")
+    objective_class = named if name == named.name else OBJECTIVES.get(name)
+    if not objective_class:
+        raise BadInput(f"{folder} has the objective {shown(name)}, which is not one of ours: name "
+                       "its file with --objective FILE, because the one in a log is not run")
+    known = {field.name for one in (settings.TrainConfig, objective_class.Config)
+             for field in fields(one)}.union(settings.SHAPE)
+    known -= settings.FIXED_BY_INIT if config.get("init") else set()
+    values = config | config["model"] | config[name]
+    given = {name: value for name, value in values.items() if name in known and value is not None}
     steps = max(record.get("step", 0) for record in runs.read_log(folder))
-    return step_flops(words)[0] * steps * first["processes"]
+    return count_flops(objective_class, given)[0] * steps * header["processes"]
 
 
 def flops_command(words):
@@ -81,8 +94,8 @@ def flops_command(words):
     parser.add_argument("--match", metavar="RUN", help="print the number of steps that has the "
                         "compute of this run")
     options, words = parser.parse_known_args(words)
-    if options.match:
-        flops = run_flops(options.match)
+    if options.match is not None:
+        flops = run_flops(options.match, settings.parse(words)[0])
         print(f"{matching_steps(flops, words)} steps have the compute of {options.match}, "
               f"{flops / 1e12:.2f} TFLOP")
         return

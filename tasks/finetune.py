@@ -31,15 +31,16 @@ from base.common import (
     warn,
 )
 from base.metrics import mean
+from base.optimizer import learning_rate, make_optimizer
 from data import Packed
 from evaluate import map_batches
 from harness import runs, screen
+from harness.settings import TrainConfig
 from harness.weights import load
 from model import POOLS, Model
 from tasks import sets
 from tasks.probes import METRICS, headline_mean, majority, measure
 from tasks.questions import Prepared, answering, between, sample
-from train import TrainConfig, learning_rate, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,8 @@ def parse_flags(words):
     add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
     flags = parser.parse_args(words)
+    if not flags.task:
+        raise BadInput("--task is empty: python -m tasks finetune --help names the tasks")
     if "glue" in flags.task:
         flags.task = list(dict.fromkeys([*flags.task, *GLUE]))
         flags.task.remove("glue")

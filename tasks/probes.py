@@ -201,6 +201,9 @@ def score(task, name, parts):
     """Return {metric: number} of a task on a set. parts: (u (N, D), v or None, labels (N,)) for
     each of its splits."""
     u, v, gold = parts[-1]
+    if min(len(set(part[2].tolist())) for part in parts) < 2:
+        raise BadInput(f"{task}: all rows of a split of {name} have one label, so there is nothing "
+                       "to measure: give more rows")
     if task in ("sts", "pairs"):
         if v is None:
             raise BadInput(f"{task}: a row of {name} has no text2")
@@ -290,7 +293,11 @@ def sentences(task, evaluation, flags):
                 first, second, gold = zip(*rows)
                 parts.append([encode(first), None if None in second else encode(second),
                               torch.tensor(gold)])
-            for metric, value in score(task, name, parts).items():
+            try:
+                scores = score(task, name, parts)
+            except ValueError as error:  # of scikit-learn, for example too few rows of a class
+                raise BadInput(f"{task} cannot score {name}: {error}") from None
+            for metric, value in scores.items():
                 results[f"{name}/{metric}{kind}"] = value
         if f"{name}/accuracy" in results:
             results[f"{name}/accuracy/majority"] = majority(gold)

@@ -17,12 +17,13 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 import torch  # noqa: E402
 
-from base.common import run_program  # noqa: E402
+from base.common import STOPS, interrupt, run_program  # noqa: E402
 from base.tokenizer import Tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
-# A shell that runs the tests in the background ignores SIGINT, which some tests send.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# As run_program does. A shell that runs the tests in the background ignores SIGINT.
+for number in STOPS:
+    signal.signal(number, interrupt)
 if not torch.cuda.is_available():
     # Triton reads this when the kernels are imported. --attention auto still uses SDPA on a CPU.
     os.environ["TRITON_INTERPRET"] = "1"

@@ -190,7 +190,7 @@ def shortened(command, objective, in_block, number):
 
 def tiny_model(name, folder):
     """Write a tiny model in the place of one of the hub."""
-    if "llama" in name.lower():
+    if "llama" in name.lower() or "SmolLM2" in name:
         return make_models.save(folder, "llama", make_models.llama3(), make_models.LLAMA_ROLES,
                                 head=True)
     return make_models.save(folder, "xlm-roberta", make_models.unigram(), make_models.XLMR_ROLES,

@@ -7,6 +7,7 @@ import lzma
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,26 @@ def test_files_are_parallel_if_their_names_tell_it(names, columns):
     assert list(source.rows("all")) == wanted
 
 
+@pytest.mark.parametrize("line, note", [
+    ("de-000000{}\tEin Hund.", "40 of the first 40 lines of de have a tab: if an id or a label is"),
+    ("A dog {}. ||| Ein Hund.", "lines of de have two texts: write a table (sed 's/ ||| /\\t/')"),
+    ("dog{} NN B-NP O", "lines of de have one token each (CoNLL): write one sentence a line")])
+def test_lines_with_more_than_a_text_are_said(line, note):
+    for name in ("a.de", "a.en"):
+        write(name, "".join(f"{line.format(10 + row)}\n" for row in range(40)))
+    assert any(note in text for text in open_text("a.de,a.en").notes)
+
+
+def test_fields_of_a_turn_that_are_not_read_are_counted():
+    turns = [{"role": "user", "content": "u"},
+             {"role": "assistant", "content": "a", "thinking": "t", "name": ""}]
+    calls = [turns[0], {"role": "assistant", "tool_calls": [{"id": 1}]}]
+    source = open_text(write("a.jsonl", lines(*[{"messages": turns}] * 2, {"messages": calls})))
+    assert list(source.rows("all")) == [("u", "a")] * 2
+    assert source.notes[-2:] == ["a: 2 turns have thinking, which is not read",
+                                 "a: 1 turns have tool_calls, which is not read, and no content"]
+
+
 def test_a_file_that_is_named_twice_keeps_its_first_place():
     """The first column is the pivot, and what a decoder starts from."""
     for name in ("de", "en"):
@@ -218,7 +239,12 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
      "a.jsonl:2: not JSON Lines ('content'): write one object of texts, or one chat,"),
     ("a.tmx", '<tmx version="1.4">\n<header/>\n', "a.tmx:1: this is markup: extract its text"),
     ("a.en", "<url>http://x.org</url>\nA cat.\n", "a.en:1: this is markup: extract its text"),
-    ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: there is a NUL character: remove"),
+    ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: a NUL, as in a binary file: u"),
+    ("a.zip", b"PK\3\4\x14\0\0\0", "a.zip:1: this is a zip archive or a spreadsheet: unpack it"),
+    ("a.txt.gz", gzip.compress(b"a/b.de".ljust(257, b"\0") + b"ustar"), "is an archive: unpack"),
+    ("a.parquet", b"PAR1\x15\4\x15\n\0", "is a Parquet or Arrow table: unpack it"),
+    ("a.tsv", "It is\tEs ist\nAs is\tSo sei es\n", "a.tsv:1: no known names among the columns It"),
+    ("a.tsv", "de-000000093\ten-000000027\n", "a.tsv:1: no known names among the columns de-0"),
     ("a.txt", "A cat.\n".encode("utf-16-le"), "a.txt:1: this is a binary file or UTF-16: save"),
     ("a.json", '[{"text": "a"}]', "a.json:1: not JSON Lines ('list' object is not a mapping)"),
     ("toyy", None, "'toyy' is neither a file nor one of toy, documents, regex; did you mean toy"),
@@ -332,6 +358,9 @@ def test_held_out_rows_are_the_same_for_any_columns_and_order_of_the_file():
                                              (f"de {i}", f"en {i}"))], 100, 100, 0),
     ([(f"Ähre  {i}", f"ﬁ {i}") for i in range(100)]                     # case, spaces and
      + [(f"A\u0308hre {i}", f"FI {i}") for i in range(100)], 10, 10, 0),   # Unicode forms
+    (PAIRS + [tuple(text.replace("a", f"{hidden}a") for text in pair)   # nobody sees these
+              for pair, hidden in zip(PAIRS, "\u200b\xad\ufeff\u200e\ufe0f\U000e0101\u2060" * 9)],
+     4, 4, 0),
     (PAIRS[:20], 2, 0, 0)])
 def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, often):
     source = open_text(tsv("a.tsv", table, "src\ttgt\n"))
@@ -339,8 +368,8 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, ofte
     kinds = np.bincount(source.kinds, minlength=3)
     assert kinds.tolist() == [len(train), held_out, excluded] and kinds.sum() == len(table)
     *notes, last = source.notes
-    assert last == (f"a: {held_out:,} rows are held out for evaluation; {excluded:,} rows that "
-                    "share a text with them in any column are not trained on")
+    assert last == (f"a: {held_out:,} rows are held out for evaluation; {excluded:,} other rows "
+                    "share a text with them in any column, and are left out of training")
     if often:  # and only a frequent text
         assert notes[-1] == f"a: {often} {files.OFTEN}"
     else:
@@ -348,6 +377,13 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, ofte
         texts = [{overlap.normalized(text) for row in part for text in row}
                  for part in (train, source.rows("test"))]
         assert not texts[0] & texts[1]
+
+
+def test_all_characters_of_category_cf_are_invisible():
+    every = "".join(map(chr, range(sys.maxunicode)))
+    hidden = {*overlap.INVISIBLE.findall(every)}
+    assert {c for c in every if unicodedata.category(c) == "Cf"} <= hidden
+    assert {unicodedata.category(c) for c in hidden} == {"Cf", "Mn", "Lo", "Cn"}
 
 
 def test_a_text_that_was_trained_on_is_found_wherever_it_is():
@@ -361,7 +397,7 @@ def test_a_text_that_was_trained_on_is_found_wherever_it_is():
         hashes = np.array([list(map(overlap.text_hash, row)) for row in texts], np.uint64)
         return int(overlap.share_a_text(hashes, known).sum())
 
-    near = [(b.replace(" ", "  ").replace("ä", "a\u0308"), f" {a.upper()}") for a, b in train]
+    near = [(b.replace(" ", "  ").replace("ä", "a\xad\u0308"), f" {a.upper()}") for a, b in train]
     for same in (train, near[::-1], [(a, "") for a, _ in train], [("new", a) for a, _ in train]):
         assert count(same) == len(train) > 40
     assert count(test) == 0 < len(test)
@@ -385,7 +421,7 @@ def test_a_corpus_is_built_once_and_read_from_the_cache_unless_it_is_damaged(mon
     expected = tokenizer.encode([text for pair in PAIRS for text in pair])
 
     def check(opened):
-        tokens, offsets, kinds, hashes, counts, content, _ = store.encoded(opened, tokenizer)
+        tokens, offsets, kinds, hashes, _, counts, content, _ = store.encoded(opened, tokenizer)
         assert counts[files.SKIPPED] == 2
         assert hashes.shape == (40, 2)
         assert np.array_equal(tokens, np.concatenate(expected)) and offsets[-1] == len(tokens)

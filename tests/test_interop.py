@@ -34,7 +34,7 @@ HOSTILE = "x\nlicense: mit\n---\n<script>alert(1)<"  # a folder's name
 
 
 def encode(run, texts=TEXTS):
-    return evaluate.encode(run.model, run.tokenizer, texts, run.first["affixes"][0],
+    return evaluate.encode(run.model, run.tokenizer, texts, run.header["affixes"][0],
                            run.config.get("max_length"))
 
 
@@ -88,7 +88,8 @@ KERNEL = "evil-org/evil-kernel"  # transformers would load its Python from the h
 OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
 
 
-@pytest.mark.parametrize("file, settings, message", [  # settings of a JSON file, or its content
+# settings of a JSON file, its content, or what it is a link to
+@pytest.mark.parametrize("file, settings, message", [
     ("config.json", {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C"}}, "cannot import"),
     ("modules.json", b'[{"type": "evil.Transformer", "path": ""}]', "the modules evil.Transformer"),
     ("pytorch_model.bin", b"cos\nsystem\n(S'touch executed'\ntR.", "pickles are not read"),
@@ -105,6 +106,11 @@ OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
     ("sentence_bert_config.json", {"tokenizer_name_or_path": "evil-org/x"}, "tokenizer_name_or_pa"),
     ("a/b/sentence_bert_config.json", {"model_kwargs": {"revision": "x"}}, "model_kwargs.revision"),
     ("adapter_config.json", {"base_model_name_or_path": "evil-org/x"}, "an adapter is not"),
+    ("modules.json", b'[{"type": "sentence_transformers.models.Transformer", "path": ".."}, '
+     b'{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]', "theirs/.. leads"),
+    ("model.safetensors.index.json", {"weight_map": {"x": "../mine.json"}}, "mine.json leads out"),
+    ("generation_config.json", "../mine.json", "generation_config.json leads out of the folder"),
+    ("a/x.jinja", "../../mine.json", "x.jinja leads out of the folder"),
     ("tokenizer_config.json", {"truncation_side": "left"}, "lacks truncation_side 'left'"),
     ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil-org/x--t.T", None]}}, ""),
     ("config.json", {"auto_map": {"AutoModel": "evil-org/x--m.M"}}, ""),
@@ -128,10 +134,14 @@ def test_nothing_in_a_foreign_folder_executes_or_fetches_code_or_writes_outside(
     make_models.sentence(Path("theirs"), "mean_tokens", inside=str(folder))
     path = Path("theirs", file)
     path.with_name("evil.py").write_text("open('executed', 'w')")
+    if isinstance(settings, str):
+        path.symlink_to(settings)
+        settings = None
     if isinstance(settings, dict):
         before = json.loads(path.read_bytes()) if path.is_file() else {}
         settings = json.dumps(before | settings).encode()
-    path.write_bytes(settings)
+    if settings:
+        path.write_bytes(settings)
     if path.suffix == ".bin":
         Path("theirs/model.safetensors").unlink()
     if message:

@@ -149,8 +149,8 @@ def test_predict_and_reconstruct(double, monkeypatch):
     batch = collate(objective, predict_and_reconstruct, words(x))
     # The tokens of two blocks for each row, and of the contexts.
     drawn = [torch.zeros(12, count, x.shape[1], dtype=torch.bool) for count in (2, 1)]
-    packed, predict = batch["packed"], batch["predict"]
-    block = batch["mask_index"]
+    packed, predict = batch["packed"], batch["predictor_packed"]
+    block = batch["block_to"]
     drawn[0].flatten(0, 1)[predict.row_of_token()[block], predict.positions[block]] = True
     for row, positions in zip(drawn[1], split_rows(packed, packed.positions)[12:]):
         row[0, positions] = True
@@ -191,11 +191,10 @@ ROWS, MEANINGS = toy.toy("test", 150), toy.meanings("test", 150)
 
 @pytest.mark.parametrize("mode", bag.MODES)
 def test_a_bag_has_the_errors_of_metrics_and_cannot_see_far_twins(mode, monkeypatch):
-    monkeypatch.setattr(bag, "BATCH", 32)
     monkeypatch.setattr(bag, "BUCKETS", 2 ** 12)
     torch.manual_seed(0)
     random.seed(0)
-    encode = bag.train(ROWS, mode, distance=99, steps=20)
+    encode = bag.train(ROWS, mode, distance=99, steps=20, batch=32)
     copies = toy.twins(MEANINGS, "en")
     found = bag.evaluate(encode, ROWS, copies)
     texts = {name: [row[name] for row in ROWS] for name in ROWS[0]}
@@ -248,8 +247,9 @@ def test_the_bag_prints_numbers_of_tables_and_of_scenes(small, monkeypatch, caps
 
     numbers = json.loads(run("--split", "test", "--json"))
     assert numbers["retrieval/order"] == 50 and numbers["thread_seconds"] > 0
-    assert len({json.loads(run("--json", "--only", "pairs", "--seed", seed))["retrieval/order/near"]
-                for seed in "01"}) == 2
+    assert len({json.loads(run("--json", "--only", "pairs", "--steps", "9", *words))[
+        "retrieval/order/near"] for words in ([], ["--seed", "1"], ["--batch", "4"],
+                                              ["--temperature", "1"])}) == 4
     assert {*json.loads(run(*OWN, "--json"))} == {"thread_seconds", "retrieval/xsim",
                                                   "retrieval/order", "retrieval/order/exchange"}
     [line] = run().splitlines()
@@ -257,5 +257,11 @@ def test_the_bag_prints_numbers_of_tables_and_of_scenes(small, monkeypatch, caps
     assert len(line) <= 100
     assert run(*OWN).startswith("words    twins: exchange ")
     Path("short.tsv").write_text("en\tde\na dog\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="shorter"):
-        run("--train", "short.tsv")
+    for words, said in (("--train short.tsv", "shorter"), ("--train no.tsv", "no.tsv"),
+                        ("--test table.tsv", "needs --edits"),
+                        ("--rate nan", "a number above 0"), ("--epochs 1", "--epochs"),
+                        ("--train edits.json", "--train needs 8 rows")):
+        with pytest.raises(SystemExit, match="^2$"):
+            run(*words.split())
+        line = capsys.readouterr().err
+        assert line.startswith("error: ") and said in line and line.count("\n") == 1

@@ -280,11 +280,13 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
     (lambda: Packed.of([[5, 6], []]), "empty"), (lambda: replace(LLAMA, head_dim=5), "rotary"),
     (lambda: replace(LLAMA, causal=True, windows=(3, 0)), "windows need a bidirectional model"),
     (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7"),
+    (lambda: Model(TINY).pool(torch.ones(2, 16), Packed.of([[5, 6]]), "median"), "is 'median'"),
     # The mean of a row that has masks of the other sentence.
     (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
                   Bepa.Config(cls_view="masked")), "use --pool cls instead of mean"),
     (lambda: LlmJepa(None, LlmJepa.Config(align="info_nce", jepa_dropout=.5)), "a single process"),
-    (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0")])
+    (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0"),
+    (lambda: Hybrid.Config(balance="scheduled"), "from 0.5 to 0.5, which is constant: add")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, name, monkeypatch):
     monkeypatch.setattr("objectives.num_processes", lambda: 2)
     with pytest.raises(BadInput, match=f"^[^\n]*{name}[^\n]*$"):

@@ -1,7 +1,10 @@
 """The notebooks: how each is built and, with -m notebooks, that all of it runs and is true."""
 
+import ast
+import importlib
 import re
 import sys
+from types import FunctionType
 
 import nbclient
 import nbformat
@@ -91,6 +94,26 @@ def test_every_link_of_the_pages_works(tmp_path):
     for page in pages:
         for link in re.findall(r'(?:src|href)="([^"#]+)"', page.read_text(encoding="utf-8")):
             assert link.startswith("data:") or (tmp_path / link).exists(), f"{page.name}: {link}"
+
+
+@each_notebook
+def test_a_notebook_imports_from_where_things_are(path):
+    """Notebook 11 writes files of one's own, which import add_special from objectives."""
+    source = "\n".join(OPEN.sub("", cell.source) for cell in code_cells(read(path)))
+    used, modules = [], {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {one.asname or one.name: one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            used += [(node.module, one.name) for one in node.names]
+            modules |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used.append((modules.get(node.value.id), node.attr))
+    for module, name in used:
+        if module and (ROOT / f"{module.replace('.', '/')}.py").exists():
+            thing = getattr(importlib.import_module(module), name, None)
+            home = thing.__module__ if isinstance(thing, (type, FunctionType)) else module
+            assert home == module or (module, name) == ("objectives", "add_special"), name
 
 
 @each_notebook

@@ -46,6 +46,7 @@ import evaluate
 import model
 import train
 from base.common import BadInput, file_hash, run_program
+from base.optimizer import learning_rate
 from base.processes import check_shard
 from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
@@ -139,12 +140,11 @@ def stop(words, step, number=signal.SIGTERM):
     (dict(schedule="cosine"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 1 + math.cos(math.pi * 89 / 90)}),
     (dict(schedule="linear"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 2 / 90}),
     (dict(schedule="constant"), {0: 0.2, 9: 2, 10: 2, 55: 2, 99: 2}),
-    (dict(schedule="wsd"), {0: 0.2, 10: 2, 81: 2, 82: 2, 91: 1, 99: 2 * 5 / 90}),
     # MEXMA's paper: from 1e-5, only rising.
     (dict(steps=300, lr=1e-4, warmup=1.0, lr_start=0.1), {0: 1e-5 + 9e-5 / 300, 299: 1e-4})])
 def test_the_learning_rate_is_a_closed_form_of_the_step(given, rates):
-    config = train.TrainConfig(**dict(steps=100, lr=2.0, warmup=0.1) | given)
-    found = {step: train.learning_rate(step, config) for step in rates}
+    config = settings.TrainConfig(**dict(steps=100, lr=2.0, warmup=0.1) | given)
+    found = {step: learning_rate(step, config) for step in rates}
     assert found == pytest.approx(rates, rel=1e-4)
 
 
@@ -208,7 +208,7 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
 @pytest.mark.parametrize("words, value", [
     ("--obj mlm", "did you mean --objective?"), ("--max_length 8", "did you mean --max-length?"),
     ("--data a.tsv b.tsv", "commas between several"),
-    ("--size tiny", "did you mean toy?"), ("--steps 0", "steps is 0"),
+    ("--deepspeed x", "unknown flag --deepspeed: see"), ("--steps 0", "steps is 0"),
     ("--koleo-weight inf", "inf"), ("--preset nope", "'nope'"),
     ("--batch 10 --accumulate 3", "batch 10"), ("--batch 4 --accumulate 4", "batch 4"),
     ("--device cuda:77", "cuda:77"),
@@ -486,22 +486,6 @@ def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, star
     assert contents("run") == before and not os.path.exists("executed")
 
 
-@pytest.mark.parametrize("name, data, text", [
-    ("mlm", "toy", "whose toy data had a different language"),
-    ("hybrid", "pairs.tsv", "whose hybrid had a balance of another shape"),
-    ("mlm", "pairs.tsv", "")])
-def test_a_run_of_format_7_is_resumed_unless_its_language_or_its_weights_changed(
-        name, data, text, refused):
-    list(started(name, "run", steps=1, data=data).steps())
-    path = Path("run/log.jsonl")
-    path.write_text(path.read_text().replace('"format": 8', '"format": 7', 1))
-    before, words = contents("run"), command(name, steps=2, data=data)
-    if text:
-        assert text in refused(words) and contents("run") == before
-    else:
-        assert train.main(words) == 0 and runs.read_first("run")["format"] == 8
-
-
 def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_folder():
     first, second = (started("mlm", "run", steps=5) for _ in range(2))
     for record in first.steps(every=1):
@@ -618,10 +602,9 @@ def one_of_two(rank, folder, jobs):
     assert not {"torch.distributed.fsdp", "torch.distributed.tensor"} & {*sys.modules}
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    meet = functools.partial(dist.init_process_group, rank=rank, world_size=2)
-    for number, words in enumerate(jobs):  # two processes can meet at one address only once
-        dist.init_process_group = functools.partial(meet,
-                                                    init_method=f"file://{folder}/{number}")
+    for number, words in enumerate(jobs):
+        store = dist.FileStore(f"{folder}/{number}", 2)
+        dist.rendezvous = lambda *_, store=store, **__: iter([(store, rank, 2)])
         with open(f"stdout{rank}", "a") as file, contextlib.redirect_stdout(file):
             assert train.main(words) == 0
 
@@ -647,7 +630,7 @@ def two(tmp_path_factory):
 def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
     seeds = set()
     for rank in range(2):
-        monkeypatch.setattr(train, "join_processes", lambda device, rank=rank: (rank, 2, device))
+        monkeypatch.setattr(train, "rank_and_world", lambda rank=rank: (rank, 2))
         started("mlm")
         seeds.add(torch.initial_seed())
     assert len(seeds) == 2
@@ -696,7 +679,7 @@ def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeyp
     (dict(), "float32", 1, "several processes"), (dict(optimizer="muon"), "bfloat16", 2, "muon"),
     (dict(), "float16", 8, "float16")])
 def test_what_cannot_be_sharded_is_refused(given, precision, world, named):
-    config = train.TrainConfig(shard=True, **given)
+    config = settings.TrainConfig(shard=True, **given)
     with pytest.raises(BadInput, match=named):
         check_shard(config, precision, world)
     check_shard(replace(config, shard=False), precision, world)
@@ -749,7 +732,9 @@ def test_lora_trains_beside_the_heads_of_an_objective_and_resumes_exactly(name, 
     list(started(name, "parts", **more).steps())
     assert_same_run("whole", "parts")
     saved = checkpoint("whole")["weights"]
-    assert any(".a." in key for key in saved) and "model.embed.embedding.weight" not in saved
+    assert any(".a." in key for key in saved)
+    # --init has what LoRA froze, but hybrid's after_step could have moved it.
+    assert ("model.embed.embedding.weight" in saved) == (name == "hybrid")
     before, after = weights(start), weights("whole")
     changed = [key for key in before if key in after and not torch.equal(before[key], after[key])]
     assert any("qkv" in key for key in changed) and not any("norm" in key for key in changed)
