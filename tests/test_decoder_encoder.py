@@ -133,11 +133,6 @@ def test_what_cannot_work_is_refused_in_one_line(words, named, refused):
 def test_a_masked_token_is_predicted_by_the_state_before_it(single, capsys):
     decoder(single)
     run, _ = trained("mlm", predict_from="previous", mask_ratio=0.5)
-    [batch] = run.make_batch(0)
-    loss = torch.nn.functional.cross_entropy(
-        run.model.logits(run.model(batch["packed"])[batch["target_positions"]]), batch["targets"])
-    assert torch.allclose(run.objective(batch)[0], loss)
-
     special = run.data.tokenizer.special
     texts = [np.arange(10, 17), np.arange(20, 21), np.arange(30, 42)]
     line = np.concatenate([[*special.before, *ids] for ids in texts])
