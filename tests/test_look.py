@@ -344,8 +344,6 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(four_runs, capsy
     assert compare.paired_test({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0}) is None  # equal differences
     row = f"koleo-weight 1 against koleo-weight 0  geometry/rankme  2  {differences.mean():+.3g}"
     assert row in re.sub(" {2,}", "  ", text)
-    main([*words, "--markdown"])
-    assert "| run | seeds | geometry/rankme | validation/loss |" in capsys.readouterr().out
     assert "is given twice" in refused(main, ["compare", four_runs[0], f"{four_runs[0]}/"])
     words[2] = "geometry/rank"
     assert "no run has it; did you mean geometry/rankme?" in refused(main, words)
