@@ -177,6 +177,12 @@ class Packed:
             self.plans[layout] = each_tensor(plan, lambda x: x.to(home))
         return self.plans[layout]
 
+    def make_plans(self, layouts, device):
+        """Make the plans of all layouts that set_attention returned. Return the batch."""
+        for layout, window in layouts:
+            self.within(window).plan(layout, device)
+        return self
+
     def to(self, device):
         return each_tensor(self, lambda x: x.to(device))
 
@@ -218,11 +224,16 @@ def each_tensor(value, change):
     return value
 
 
+def pinned(batch, device):
+    """Return a batch that `to_device` moves without a wait: for a GPU, in pinned memory."""
+    if device.type != "cuda":
+        return batch
+    return each_tensor(batch, lambda x: x.pin_memory())
+
+
 def to_device(batch, device):
-    """Move a batch to a device; to a GPU from pinned memory, so that the loop need not wait."""
-    if device.type == "cuda":
-        return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
-    return each_tensor(batch, lambda x: x.to(device))
+    """Move a batch to a device. The loop does not wait for what is `pinned`."""
+    return each_tensor(batch, lambda x: x.to(device, non_blocking=device.type == "cuda"))
 
 
 # ---- corpora
