@@ -4,7 +4,7 @@ FakeCuda.run computes every operation on the CPU, so losses, scores and files ar
 tensors of two devices meet, or if the CPU waits for the GPU in the loop: item(), a boolean index,
 a copy from memory that is not pinned. autocast, GradScaler and fused AdamW are PyTorch's own. It
 cannot show launches, memory, speed, streams, rounding, torch.compile, a number that C++ reads
-without an operation, nor several processes: DDP and FSDP2 work in C++, and need NCCL.
+without an operation, nor several processes: DDP and FSDP2 work in C++.
 """
 
 import ctypes
@@ -153,7 +153,7 @@ class FakeCuda(TorchDispatchMode):
 
 @contextmanager
 def a_gpu():
-    """Pretend that there is a GPU until the block ends. Yields the FakeCuda."""
+    """Pretend that there is a GPU until the block ends."""
     # Autograd asks for a device guard of "xla". That of "meta" does nothing.
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 15).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
