@@ -2,6 +2,7 @@
 
     corpora.open_text -> open_corpus -> Corpus -> Batches.examples(step) -> an objective's collate
 
+This file begins with what collate makes, the packed line; then come corpora, batches and masks.
 A row has the same content in several columns, and a *view* is one cell of it. Every random choice
 is a pure function of (seed, step, rank), so that a resumed run continues with the same batches.
 
@@ -9,8 +10,8 @@ Axes: T tokens of the packed line     R rows (sentences, pairs, documents)     n
 
 A batch is one line of T tokens: its rows one after the other, without padding. So every layer of
 a model computes real tokens only, and nothing but attention has to know where a row ends. What a
-token may attend to is four integers, its `key_ranges`. A row of three segments, of which the answer
-also sees the first two tokens of the text:
+token may attend to is four integers, its `key_ranges`; print(batch["packed"]) draws them. A row of
+three segments, of which the answer also sees the first two tokens of the text:
 
     [Segment(text, causal=True), Segment(answer, causal=True, prefix=(0, 2)), Segment(code)]
 
@@ -44,7 +45,6 @@ from base.common import BadInput, digest, shown
 from base.tokenizer import SPELLINGS, Tokenizer
 from corpora import EMBEDDED_VOCAB, open_text
 from corpora.overlap import EVAL, TRAIN
-from corpora.store import encoded
 
 # ---- a batch is one line of tokens, and every token knows which keys it may attend to
 
@@ -72,8 +72,8 @@ class Packed:
     positions: torch.Tensor  # (T,) int64, of each token in its own segment
     key_ranges: torch.Tensor  # (T, 4) int32; 0, 0 without a prefix
     cu_seqlens: torch.Tensor  # (R+1,) int32, where each row starts, and T
-    plans: dict = field(default_factory=dict, repr=False)  # {layout: what `plan` returned}
-    windows: dict = field(default_factory=dict, repr=False)  # {window: what `narrowed` returned}
+    plans: dict = field(default_factory=dict)  # {layout: what `plan` returned}
+    windows: dict = field(default_factory=dict)  # {window: what `narrowed` returned}
 
     @staticmethod
     def of(rows, causal=False):
@@ -112,9 +112,31 @@ class Packed:
         arrays = (tokens.astype(np.int64), positions, key_ranges, cu_seqlens)
         return Packed(*map(torch.from_numpy, arrays))
 
+    def __repr__(self):
+        return f"Packed(rows={len(self)}, tokens={len(self.tokens)})"
+
+    def __str__(self):
+        """Return the table at the head of this file, of at most the first 48 tokens."""
+        length = min(48, len(self.tokens))
+        columns = self.row_of_token(), self.tokens, self.positions, *self.key_ranges.T
+        table = torch.stack([column[:length].long() for column in columns], 1)  # (length, 7)
+        sees = "".join(str(key % 10) for key in range(length))
+        lines = [repr(self), f"index row  token position  sees {sees}  key_ranges"]
+        for index, (numbers, mask) in enumerate(zip(table.tolist(), self.visible(0, length))):
+            row, token, position, *ranges = numbers
+            crosses = "".join("x" if seen else "." for seen in mask)
+            lines.append(f"{index:5} {row:3} {token:6} {position:8}       {crosses}  "
+                         "{:3} {:3}  {:3} {:3}".format(*ranges))
+        if length < len(self.tokens):
+            lines.append(f"the first {length} of {len(self.tokens)} tokens")
+        return "\n".join(lines)
+
     def mask(self, row):
         """Return the mask of a row, (L, L) bool: may its token i attend to its token j?"""
-        start, end = self.cu_seqlens[row:row + 2].tolist()
+        return self.visible(*self.cu_seqlens[row:row + 2].tolist())
+
+    def visible(self, start, end):
+        """Return the mask of the tokens start to end - 1 of the line, (L, L) bool."""
         key = torch.arange(start, end, device=self.key_ranges.device)
         first, last, first2, last2 = self.key_ranges[start:end].T[..., None]  # (L, 1) each
         return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
@@ -126,6 +148,13 @@ class Packed:
         if window and window not in self.windows:
             self.windows[window] = kernels.uncompiled(narrowed)(self, window)
         return self.windows.get(window) or self
+
+    def as_causal(self):
+        """Return the batch as a decoder reads it: a token attends to no later token."""
+        key_ranges = self.key_ranges.clone()
+        ends = torch.arange(1, len(self.tokens) + 1, dtype=torch.int32)  # of the keys up to itself
+        key_ranges[:, 1] = key_ranges[:, 1].minimum(ends)
+        return replace(self, key_ranges=key_ranges, plans={}, windows={})
 
     def attend(self, layer, qkv):
         """Attend in a model.Attention under this mask: (T, (H + 2 Hkv) K) -> (T, H K)."""
@@ -147,6 +176,12 @@ class Packed:
                              device or home)
             self.plans[layout] = each_tensor(plan, lambda x: x.to(home))
         return self.plans[layout]
+
+    def make_plans(self, layouts, device):
+        """Make the plans of all layouts that set_attention returned. Return the batch."""
+        for layout, window in layouts:
+            self.within(window).plan(layout, device)
+        return self
 
     def to(self, device):
         return each_tensor(self, lambda x: x.to(device))
@@ -189,11 +224,16 @@ def each_tensor(value, change):
     return value
 
 
+def pinned(batch, device):
+    """Return a batch that `to_device` moves without a wait: for a GPU, in pinned memory."""
+    if device.type != "cuda":
+        return batch
+    return each_tensor(batch, lambda x: x.pin_memory())
+
+
 def to_device(batch, device):
-    """Move a batch to a device; to a GPU from pinned memory, so that the loop need not wait."""
-    if device.type == "cuda":
-        return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
-    return each_tensor(batch, lambda x: x.to(device))
+    """Move a batch to a device. The loop does not wait for what is `pinned`."""
+    return each_tensor(batch, lambda x: x.to(device, non_blocking=device.type == "cuda"))
 
 
 # ---- corpora
@@ -278,39 +318,51 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
     source = open_text(spec_or_source, langs, count)
     if source.embedded:
         holdout = True  # its splits share no row
-        texts = source.rows(split)
     elif block and holdout:
         raise BadInput(f"--block {block} would run across the held-out rows of {source.name}: "
                        "give other rows with --eval-data")
     if block and len(source.columns) > 1:
         raise BadInput(f"--block {block} concatenates the texts of one column, and {source.name} "
                        f"has {shown(', '.join(source.columns))}: choose one with --langs")
-    if tokenizer is None:
-        # Of a large file, every n-th row is read.
-        step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
-        rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
-        rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
-        vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
-        tokenizer = Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
-    if source.embedded:
-        ids = tokenizer.encode(itertools.chain(*texts))
-        tokens, offsets = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
-        identity = digest(texts)
-    else:
-        stored = encoded(source, tokenizer, holdout)
-        tokens, offsets, kinds, identity = stored.tokens, stored.offsets, stored.kinds, stored.hash
-        source.hashes, source.kinds, source.counts = stored.hashes, kinds, stored.counts
-        source.held = stored.held
+    tokenizer = tokenizer or train_tokenizer(source, vocab, holdout)
+    find_ids = embedded_ids if source.embedded else stored_ids
+    tokens, offsets, kinds, identity = find_ids(source, tokenizer, split, holdout)
     if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
     if block:  # a row is the next `block` tokens
         offsets = np.arange(0, len(tokens) + 1, block)
     rows = np.arange((len(offsets) - 1) // len(source.columns))
-    if holdout and not source.embedded:
+    if kinds is not None:
         rows = np.flatnonzero(kinds == (TRAIN if split == "train" else EVAL))
-        identity += split
     return Corpus(source.name, source.columns, source.num_text_columns, tokenizer, tokens, offsets,
                   rows, digest([identity, source.columns, tokenizer.hash, block]))
+
+
+def train_tokenizer(source, vocab, holdout):
+    """Train a Tokenizer on the texts that are not held out; of a large file, on every n-th row."""
+    step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
+    rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
+    rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
+    vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
+    return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
+
+
+def embedded_ids(source, tokenizer, split, holdout):
+    """Return the ids of built-in texts (T,), where each text begins (cells + 1,), no kinds, and a
+    hash."""
+    texts = source.rows(split)
+    ids = tokenizer.encode(itertools.chain(*texts))
+    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), None, digest(texts)
+
+
+def stored_ids(source, tokenizer, split, holdout):
+    """Return the same of text files, with what each row is for, (N,) or None without `holdout`."""
+    from corpora.store import encoded  # here, because only files have stored tokens
+    stored = encoded(source, tokenizer, holdout)
+    source.hashes, source.kinds, source.counts = stored.hashes, stored.kinds, stored.counts
+    source.held = stored.held
+    identity = stored.hash + split if holdout else stored.hash
+    return stored.tokens, stored.offsets, stored.kinds, identity
 
 
 # ---- the examples of a step
@@ -357,11 +409,13 @@ class Batches:
     def examples(self, step):
         """Return `batch` Examples of `views` texts, none longer than max_length."""
         if not self.uses_in_batch_negatives:
-            return self._draw(step * self.world + self.rank, self.batch, self.rng(step, 1))
+            first = (step * self.world + self.rank) * self.batch
+            return self._draw(first, self.batch, self.rng(step, 1))
         # A text in two examples of a step would be a false negative, also on two ranks. So every
         # rank draws the examples of all ranks, replaces repeats, and returns its own examples.
         rng = self.rng(step, 1, rank=0)
-        examples = self._draw(step, self.batch * self.world, rng)
+        number = self.batch * self.world
+        examples = self._draw(step * number, number, rng)
         seen = set()
         repeats = [index for index, example in enumerate(examples)
                    if not self._is_new(example, seen)]
@@ -369,19 +423,17 @@ class Batches:
             examples[index] = self._replacement(rng, seen)
         return examples[self.rank * self.batch:(self.rank + 1) * self.batch]
 
-    def _draw(self, turn, number, rng):
-        """Return the examples turn * number ... (turn + 1) * number - 1 of the endless sequence of
-        shuffled epochs."""
-        choices = rng.integers(2 ** 31, size=number)
+    def _draw(self, first, number, rng):
+        """Return `number` examples of the endless sequence of shuffled epochs, from `first` on."""
         last, order = self.shuffled
         examples = []
-        for i in range(number):
-            epoch, index = divmod(turn * number + i, len(self.corpus))
+        for position, choice in enumerate(rng.integers(2 ** 31, size=number), first):
+            epoch, index = divmod(position, len(self.corpus))
             if epoch != last:
                 last = epoch
                 order = self.rng(epoch, purpose=2, rank=0).permutation(len(self.corpus))
                 self.shuffled = (epoch, order)
-            examples.append(self.example(order[index], choice=choices[i]))
+            examples.append(self.example(order[index], choice=choice))
         return examples
 
     def _replacement(self, rng, seen):
@@ -442,7 +494,8 @@ def prefetch(make, start, stop, depth=4):
 
 # ---- masks: which tokens the model predicts, ids (n,) -> (n,) bool. Special tokens are never
 # masked. To mask in another way, write a function like token_mask, and give it to mask_rows in an
-# objective's collate. Its ids are those of all rows of a batch; each text begins at special.cls.
+# objective's collate. Its ids are those of all rows of a batch, where each text begins at
+# special.cls, or with each_row=True those of one row.
 
 
 def token_mask(ids, ratio, rng, special):

@@ -8,7 +8,6 @@ Numbers are named task/metric or task/metric/detail. N and M are rows, D the emb
 """
 
 import functools
-import itertools
 import json
 import math
 import os
@@ -50,7 +49,6 @@ from base.tokenizer import tokenize_rows
 from corpora.overlap import share_a_text
 from data import Packed, token_batches
 from harness import runs, screen
-from harness.generation import generate
 from model import POOLS, in_eval_mode
 
 # ---- embeddings
@@ -101,8 +99,6 @@ def encode(model, tokenizer, texts, affixes=None, max_length=None):
     return embed(model, rows)
 
 
-
-
 # ---- a model and the rows on which it is evaluated
 
 
@@ -130,8 +126,13 @@ class EncodedRows:
 
     def __init__(self, rows, tokenizer, config, affixes=None, max_length=None):
         special = tokenizer.special
-        (self.name, self.texts, self.system, self.hard, self.labelled, self.reordered,
-         self.order_of) = rows
+        self.name = rows.name
+        self.texts = rows.texts
+        self.system = rows.system
+        self.hard = rows.hard
+        self.labelled = rows.labelled
+        self.reordered = rows.reordered
+        self.order_of = rows.order_of
         self.tokenizer = tokenizer
         self.config = config
         self.affixes = affixes or ((special.before, special.after),) * 2
@@ -193,13 +194,15 @@ class Evaluation:
     @functools.cached_property
     def embeddings(self):
         """{column: (N, D)}, NaN for a text that a row lacks."""
-        ids = sum(self.rows.ids.values(), [])
-        has_text = torch.tensor([bool(text) for texts in self.rows.texts.values()
-                                 for text in texts])
-        found = embed(self.model, list(itertools.compress(ids, has_text)), self.pool)
-        z = found.new_full((len(ids), found.shape[1]), math.nan)  # (columns * N, D)
-        z[has_text] = found
-        return dict(zip(self.rows.texts, z.split(self.rows.count)))
+        cells = [(column, row) for column, texts in self.texts.items()
+                 for row, text in enumerate(texts) if text]
+        # In one call, because the last bits of an embedding depend on the rows of its batch.
+        found = embed(self.model, [self.rows.ids[column][row] for column, row in cells], self.pool)
+        missing = found.new_full((self.rows.count, found.shape[1]), math.nan)
+        embeddings = {column: missing.clone() for column in self.texts}
+        for (column, row), z in zip(cells, found):
+            embeddings[column][row] = z
+        return embeddings
 
     @functools.cached_property
     def reordered(self):
@@ -209,12 +212,13 @@ class Evaluation:
 
     @property
     def can_answer(self):
-        return self.model.config.causal and len(self.rows.texts) == 2
+        return self.model.config.is_decoder and len(self.rows.texts) == 2
 
     @functools.cached_property
     def answers(self):
         """Answers of a causal model to the first prompts, up to the stop token."""
         need_answers(self, "this task")
+        from harness.generation import generate  # here, because only decoders answer
         tokenizer = self.rows.tokenizer
         prompts, golds = (texts[:self.answer_limit] for texts in self.rows.texts.values())
         max_new = 2 * max(map(len, tokenizer.encode(golds))) + 8
@@ -323,12 +327,12 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None, co
     rows that lack a text."""
     rows = rows_of(opened, data, langs, split, limit)
     rows = encoded(opened, rows.complete() if complete else rows)
-    return Evaluation(opened.model, rows, opened.first["views"], pool, answer_limit=None)
+    return Evaluation(opened.model, rows, opened.header["views"], pool, answer_limit=None)
 
 
 def encoded(opened, rows):
     """Return corpora.EvaluationRows as EncodedRows, tokenized as in the training of a RunFolder."""
-    return EncodedRows(rows, opened.tokenizer, opened.model.config, opened.first["affixes"],
+    return EncodedRows(rows, opened.tokenizer, opened.model.config, opened.header["affixes"],
                        opened.config.get("max_length"))
 
 
@@ -341,17 +345,21 @@ def rows_of(opened, data, langs, split, limit):
         raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
     if data == own:
         langs = langs or comma_list(config.get("langs", ""))
-    # Without --eval-data, the run held rows out.
-    has_held_out = data == config["data"]
-    split = split or ("test" if has_held_out else "all")
+    if not split:  # without --eval-data, the run held rows of --data out
+        split = "test" if data == config["data"] else "all"
     if limit is None:
         limit = 0 if os.path.isdir(os.path.expanduser(data)) else 1000
+    return read_rows(opened, data, langs, split, limit)
 
-    source = corpora.open_text(data, langs, limit or 20_000, opened.first.get("columns", ()))
+
+def read_rows(opened, data, langs, split, limit):
+    """Return these corpora.EvaluationRows. Warn if the model was trained on some of them."""
+    config = opened.config
+    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()))
     # A run that was trained with system texts can also be evaluated without them.
     system = config.get("chat") == "system" and "system" in source.columns
     rows = corpora.evaluation_rows(source, langs, split, limit, system)
-    if not (source.embedded and has_held_out):  # the splits of these share no row
+    if not (source.embedded and data == config["data"]):  # the splits of these share no row
         runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
     return rows
 
@@ -381,7 +389,7 @@ def make_parser(prog, description, tasks):
         "and test are the same rows of a file [test for the run's own data, all for other files]")
     add("--limit", type=row_limit, help="maximum number of rows; 0: all [1000; all of a folder]")
     add("--pool", choices=POOLS, help="pooling [the model's]")
-    add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
+    add("--device", help="cpu, cuda, cuda:1 or mps [a CUDA GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
     return parser
 

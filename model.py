@@ -18,14 +18,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kernels
-from base.common import (
-    AtLeast0,
-    AtLeast1,
-    BadInput,
-    Checked,
-    Fraction,
-)
-from kernels.cross_entropy import upcast, whole_tiles
+from base.common import AtLeast0, AtLeast1, BadInput, Checked, Fraction
+from kernels.cross_entropy import upcast
+from kernels.linear import Linear
 
 # ---- the configuration
 
@@ -75,6 +70,7 @@ class ModelConfig(Checked):
     head: Literal["none", "transform"] = "none"
     dropout: Fraction = 0.1  # dropout on embeddings and sublayer outputs; never inside attention
     causal: bool = False  # the model was trained left to right
+    encodes: bool = False  # a causal model that was trained as an encoder, which writes no answers
     pool: Literal[POOLS] = "cls"  # which hidden states make the sentence embedding
     normalize: bool = False  # L2-normalize sentence embeddings at inference (not during training)
     truncate_dim: AtLeast0 = 0  # dimensions of a sentence embedding at inference; 0: all
@@ -100,6 +96,11 @@ class ModelConfig(Checked):
     def key_dim(self):
         """K"""
         return self.head_dim or self.width // self.heads
+
+    @property
+    def is_decoder(self):
+        """Whether the model writes answers."""
+        return self.causal and not self.encodes
 
 
 # Llama's choices.
@@ -182,13 +183,6 @@ def make_norm(config, present=True):
     return nn.LayerNorm(config.width, config.norm_epsilon, bias=config.bias)
 
 
-def in_whole_tiles(layer, x):
-    """Apply a layer, (T, D) -> (T, D'), under autocast on a CPU to a whole number of tiles."""
-    if not torch.is_autocast_enabled("cpu"):
-        return layer(x)
-    return layer(whole_tiles(x.bfloat16()))[:len(x)]
-
-
 def rows_at(x, at):
     """Return the rows of x at the indices `at`, (T, D) -> (N, D); all if `at` is None."""
     return x if at is None else x[at]
@@ -209,8 +203,8 @@ class Attention(nn.Module):
         q_size = self.heads * self.head_dim
         k_size = self.kv_heads * self.head_dim
         self.sizes = [q_size, k_size, k_size]  # of the projections to q, k and v
-        self.qkv = nn.Linear(config.width, sum(self.sizes), config.bias or config.qkv_bias)
-        self.out = nn.Linear(q_size, config.width, config.bias)
+        self.qkv = Linear(config.width, sum(self.sizes), config.bias or config.qkv_bias)
+        self.out = Linear(q_size, config.width, config.bias)
         self.q_norm = None
         if config.qk_norm != "none":
             whole = config.qk_norm == "whole"
@@ -220,13 +214,14 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(k_size if whole else self.head_dim, config.norm_epsilon)
 
     def forward(self, x, packed, angles=None, at=None):
+        # softmax(q k' / sqrt(K)) v: the batch has the mask, and in generation the earlier k and v.
         attended = packed.attend(self, self.project(x, angles))  # (T, H K)
-        return in_whole_tiles(self.out, rows_at(attended, at))
+        return self.out(rows_at(attended, at))
 
     def project(self, x, angles):
         """Project (..., D) to the heads of q, then k, then v, with q and k normalized and rotated:
         (..., (H + 2 Hkv) K)."""
-        qkv = in_whole_tiles(self.qkv, x)
+        qkv = self.qkv(x)
         angles = (angles or {}).get(self.rope_theta)
         if angles is None and self.q_norm is None:
             return qkv
@@ -248,8 +243,8 @@ class MLP(nn.Module):
         self.activation = config.activation
         # of the projections: up alone, or gate and up
         self.sizes = [config.ffn_dim] * (1 if config.activation == "gelu" else 2)
-        self.up = nn.Linear(config.width, sum(self.sizes), config.bias)
-        self.down = nn.Linear(config.ffn_dim, config.width, config.bias)
+        self.up = Linear(config.width, sum(self.sizes), config.bias)
+        self.down = Linear(config.ffn_dim, config.width, config.bias)
 
     def forward(self, x):
         x = self.up(x)  # (..., ffn_dim), twice that if gated
@@ -289,11 +284,10 @@ class Block(nn.Module):
         if self.config.norm_position == "post":
             attended = self.attention(x, packed, angles, at)
             x = self.norm1(rows_at(x, at) + self.dropout(attended))
-            return self.norm2(x + self.dropout(in_whole_tiles(self.mlp, x)))
+            return self.norm2(x + self.dropout(self.mlp(x)))
         attended = self.attention(self.norm1(x), packed, angles, at)
         x = rows_at(x, at) + self.dropout(self.post_norm1(attended))
-        fed = in_whole_tiles(self.mlp, self.norm2(x))
-        return x + self.dropout(self.post_norm2(fed))
+        return x + self.dropout(self.post_norm2(self.mlp(self.norm2(x))))
 
 
 def run_blocks(blocks, x, packed, angles=None, layers=None, at=None):
@@ -321,12 +315,12 @@ class Regressor(nn.Module):
 
     def __init__(self, width, vocab):
         super().__init__()
-        self.transform = nn.Linear(width, width)
+        self.transform = Linear(width, width)
         self.norm = nn.LayerNorm(width)
         self.vocabulary = nn.Linear(width, vocab)
 
     def forward(self, states):
-        hidden = self.norm(F.gelu(in_whole_tiles(self.transform, states)))
+        hidden = self.norm(F.gelu(self.transform(states)))
         return hidden, self.vocabulary.weight, self.vocabulary.bias
 
 
@@ -357,7 +351,7 @@ class Model(nn.Module):
                 block.attention.window = config.windows[number]
         self.vocabulary_bias = None
         if config.head == "transform":
-            self.transform = nn.Linear(width, width, config.bias)
+            self.transform = Linear(width, width, config.bias)
             self.transform_norm = make_norm(config)
             self.vocabulary_bias = nn.Parameter(torch.zeros(config.vocab))
         if not config.tied:
@@ -397,7 +391,7 @@ class Model(nn.Module):
         """Return the arguments of F.linear that give the logits of states (N, D): states (N, D),
         weight (V, D), and bias (V,) or None."""
         if self.config.head == "transform":
-            states = self.transform_norm(F.gelu(in_whole_tiles(self.transform, states)))
+            states = self.transform_norm(F.gelu(self.transform(states)))
         weight = self.embed.weight if self.config.tied else self.vocabulary.weight
         return states, weight, self.vocabulary_bias
 
@@ -433,8 +427,10 @@ class Model(nn.Module):
         shape = (len(lengths), states.shape[1])  # (R, D)
         if how == "mean":
             return states.new_zeros(shape).index_add_(0, row, states) / lengths[:, None]
-        lowest = states.new_full(shape, -torch.inf)
-        return lowest.scatter_reduce(0, row[:, None].expand_as(states), states, "amax")
+        if how == "max":
+            lowest = states.new_full(shape, -torch.inf)
+            return lowest.scatter_reduce(0, row[:, None].expand_as(states), states, "amax")
+        raise BadInput(f"pool is {how!r}: Model.pool does not compute it, so write it there")
 
 
 def set_attention(module, back_end, device, element_size):
@@ -451,9 +447,17 @@ def set_attention(module, back_end, device, element_size):
     return layouts
 
 
+# All blocks share one code, which is compiled again for each combination of what a call can have: a
+# gradient, a selection of tokens, a plan with tables of 0, 1 or more rows. PyTorch's limit is 8. At
+# the limit it prints a warning, and goes on uncompiled.
+MOST_COMPILATIONS = 64
+
+
 def compile_blocks(module):
     """Compile every block of a module with torch.compile, but not what differs in every batch:
     kernels.uncompiled."""
+    from torch import _dynamo  # half a second
+    _dynamo.config.recompile_limit = MOST_COMPILATIONS
     for block in module.modules():
         if isinstance(block, Block):
             block.compile(dynamic=True)

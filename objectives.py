@@ -75,18 +75,20 @@ def koleo(x, unit=True, epsilon=1e-8):
     return -(distance + epsilon).log().mean()
 
 
-def info_nce(x, y, temperature, intra_side_negatives=True, include_self=False, symmetric=True):
+def info_nce(x, y, temperature, intra_side_negatives=False, include_self=False, symmetric=True):
     """Classify each embedding's partner among all others: the mean cross-entropy of
     cosine / temperature [van den Oord et al. 2018, eq. 4].
 
-    symmetric: classify in both directions; otherwise classify only x's partners, among y
-    intra_side_negatives, if symmetric: embeddings of the same side are negatives too, 2N - 2 in all
-    include_self, with these: each embedding is its own negative too; the loss stays above ln 2
+    symmetric: classify in both directions; otherwise only x's partners, among y
+    intra_side_negatives: classify among all 2N - 1 others [BERT-JEPA]; needs symmetric
+    include_self, with these: keep the embedding itself, too; the loss stays above ln 2
     """
+    if intra_side_negatives and not symmetric:
+        raise BadInput("info_nce: intra_side_negatives needs symmetric=True")
     x = F.normalize(upcast(x), dim=-1)
     y = F.normalize(upcast(y), dim=-1)
     n = len(x)
-    if intra_side_negatives and symmetric:
+    if intra_side_negatives:
         z = torch.cat([x, y])  # (2N, D)
         with no_autocast(z):
             logits = z @ z.T / temperature  # (2N, 2N)
@@ -147,8 +149,8 @@ def epps_pulley(z, slices=256, reach=3.0, points=17):
 
 
 def sigreg(x, y, fraction=0.05):
-    """Return the MSE, and how far each side is from an isotropic Gaussian; not normalized. The MSE
-    is four times LeJEPA's distance to the center [Balestriero & LeCun 2025, eq. 7].
+    """Return LeJEPA's loss: the MSE, and SIGReg, how far each side is from an isotropic Gaussian.
+    The MSE is four times the paper's distance to the center [Balestriero & LeCun 2025, eq. 7].
 
     Callers gather the embeddings of all GPUs first, with gradients. So the loss is that of the
     whole batch on any number of GPUs, and only the directions differ. From the examples of one GPU
@@ -162,9 +164,9 @@ LOSSES = {"mse": mse, "mse_unit": mse_unit, "cosine": cosine_distance, "l2": l2_
 Align = Literal[(*LOSSES, "info_nce", "none")]  # the choices of --align
 
 
-def align(kind, x, y, temperature=0.07, intra_side_negatives=True, include_self=False,
-          symmetric=True):
-    """Return the loss that is called `kind`; the options are those of info_nce."""
+def alignment_loss(kind, x, y, *, temperature=0.07, intra_side_negatives=False, include_self=False,
+                   symmetric=True):
+    """Return the loss that --align calls `kind`; the options are those of info_nce."""
     if kind == "info_nce":
         return info_nce(x, y, temperature, intra_side_negatives, include_self, symmetric)
     if kind == "none":
@@ -216,11 +218,17 @@ class Objective(nn.Module):
     batches.
 
     `forward(batch)` returns the loss () and {term: ()}, detached, with the same terms every time.
+
+    A checkpoint has all parameters and buffers, and no other attributes. `self.model` is what is
+    evaluated and saved; it can be a frozen EMA copy of what is trained. Evaluations do not call
+    `collate`: they read each text alone, under the full or the causal mask and --window.
     """
     name = ""  # also the folder of its runs
     views = 1  # texts in an example
     texts_per_row = 1  # how many of them a row can hold
     causal = False  # tokens see only themselves and earlier tokens
+    masks = True  # collate masks tokens, so --causal is refused
+    needs_cls = False  # the loss needs a special token, such as [CLS], before each text
     head = "none"  # the model's vocabulary head: none, or BERT's transform
     pool = "cls"  # the state that is the sentence embedding, one of model.POOLS
     paper = {}  # settings and options of the paper; those that are missing have defaults
@@ -298,12 +306,12 @@ class AlignConfig(Objective.Config):
     temperature: Positive = 0.07  # softmax temperature of --align info_nce
 
 
-def mask_rows(rows, ratio, rng, special, choose=token_mask):
-    """Mask a random fraction of all tokens as BERT does. `choose` is token_mask, a function like
-    it, or fixed_count_mask for the same fraction of every row. Return the masked rows, the target
-    positions (N,) in their line, and the targets (N,)."""
+def mask_rows(rows, ratio, rng, special, choose=token_mask, each_row=False):
+    """Mask a random fraction of all tokens as BERT does. `choose`, token_mask or a function like
+    it, gets the line of all rows, or with `each_row` one row at a time. Return the masked rows, the
+    target positions (N,) in their line, and the targets (N,)."""
     line = np.concatenate(rows)
-    parts = rows if choose is fixed_count_mask else [line]
+    parts = rows if each_row else [line]
     chosen = np.concatenate([choose(part, ratio, rng, special) for part in parts])  # (T,) bool
     masked = apply_bert_masking(line, chosen, rng, special)
     ends = np.cumsum([len(row) for row in rows])
@@ -332,22 +340,25 @@ def check_heads(name, heads, width):
         raise BadInput(f"{name} is {heads}: the width {width} must be a multiple of it")
 
 
-# ---- baselines; `toy` settings are for small models from scratch that train in minutes on a CPU
+# ---- settings that several classes share: what a class writes itself overrides them. The toy scale
+# is for small models from scratch that train in minutes on a CPU.
 
-
-# Settings of MEXMA, of Predict and Reconstruct [table 1], and of their baselines. In MEXMA's paper
-# the learning rate rises linearly from 1e-5 over all 300,000 steps [A.3, A.5], and it does not say
-# to what. The peak of 1e-4 and the clip are those of its code's README, where the learning rate
+# Those of MEXMA, of Predict and Reconstruct [table 1], and of their baselines. In MEXMA's paper the
+# learning rate rises linearly from 1e-5 over all 300,000 steps [A.3, A.5], and it does not say to
+# what. The peak of 1e-4 and the clip are those of its code's README, where the learning rate
 # rises for 30 % of three epochs and then has a cosine decay.
 MEXMA = dict(lr=1e-4, steps=300_000, warmup=1.0, lr_start=0.1, schedule="constant",
              weight_decay=0.0, clip=1.2, max_length=200)
-# Toy values of the objectives of translation pairs.
+# of mexma, contrastive and bepa
 PAIRS_TOY = dict(batch=64, warmup=0.1, lr_start=0.0, schedule="cosine", max_length=128)
 MEXMA_TOY = dict(accumulate=1, align="cosine", align_weight=2.0, koleo_weight=1.0, head_heads=4,
-                 head_hidden=512, eval_every=150)
+                 head_hidden=512)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
               weight_decay=0.05, clip=0.0, max_length=512, data="documents")
 HYBRID_TOY = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, max_length=128)
+
+
+# ---- baselines
 
 
 class Mlm(Objective):
@@ -363,6 +374,10 @@ class Mlm(Objective):
     @dataclass(frozen=True)
     class Config(MaskConfig):
         regressor: bool = False  # use hybrid's untied MLM head instead of BERT's
+        # the state that predicts a masked token: its own (BERT), or, as in a decoder, that of the
+        # token before it (previous: LLM2Vec's masked next-token prediction); then the first token
+        # of a row is never masked
+        predict_from: Literal["own", "previous"] = "own"
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -377,7 +392,8 @@ class Mlm(Objective):
     @staticmethod
     def collate(examples, rng, config, special):
         clean = [add_special(example.views[0], special) for example in examples]
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special)
+        mask = mask_rows if config.predict_from == "own" else mask_after_first
+        rows, positions, targets = mask(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
     def forward(self, batch):
@@ -386,11 +402,24 @@ class Mlm(Objective):
         return loss, {"mlm": loss.detach()}
 
 
+def mask_after_first(rows, ratio, rng, special):
+    """Mask tokens as mask_rows does, but never the first one of a row. Return the masked rows, the
+    positions (N,) in their line of the tokens *before* the masked ones, and the targets (N,)
+    [LLM2Vec, arXiv 2404.05961, sec. 2.1]."""
+    rests, positions, targets = mask_rows([row[1:] for row in rows], ratio, rng, special)
+    ends = np.cumsum([len(rest) for rest in rests])
+    # In the line of whole rows, a token of row r comes r + 1 positions later than in that of the
+    # rests, and the token before it r positions later.
+    row = np.searchsorted(ends, positions, side="right")
+    return [concat_ids(row[:1], rest) for row, rest in zip(rows, rests)], positions + row, targets
+
+
 class Contrastive(Objective):
     """A bi-encoder, trained with symmetric InfoNCE on translation pairs (like LaBSE, without its
     additive margin; the baseline of MEXMA's table 6)."""
     name = "contrastive"
     views = 2
+    masks = False
     paper = dict(MEXMA, batch=1200)
     toy = dict(PAIRS_TOY, optimizer="muon", lr=4e-3, steps=500, layers=2)
 
@@ -484,11 +513,10 @@ def next_tokens(packed, rows, examples, labels, special):
         tokens = concat_ids(text.tokens[:prompt_length], answer.tokens, [special.sep])
         index = concat_ids(range(start, start + prompt_length),
                            range(answer_start, answer_start + len(answer.tokens)))
-        answer_length = len(example.views[1])
-        predicts_stop = labels != "all" and not example.cut[1]
         # The token before the answer predicts its first one.
-        first = len(index) - answer_length - 1 if labels == "answer" else 0
-        end = len(index) if predicts_stop else len(index) - 1
+        first = len(index) - len(example.views[1]) - 1 if labels == "answer" else 0
+        # The last token predicts the stop token, but not after a truncated answer.
+        end = len(index) - (labels == "all" or example.cut[1])
         positions.append(index[first:end])
         targets.append(tokens[first + 1:end + 1])
     return token_targets(np.concatenate(positions), np.concatenate(targets))
@@ -501,15 +529,16 @@ class Mexma(Objective):
     """The sentence embedding of one language helps to predict the masked tokens of the other, the
     two embeddings are aligned, and KoLeo spreads them out [MEXMA, arXiv 2409.12737, sec. 3].
 
-        loss = align_weight |S_A - S_B|^2
-             + mlm_weight (CE_A + CE_B) / 2
-             + koleo_weight (koleo(S_A) + koleo(S_B)) / 2
+        loss = align_weight * mse(S_A, S_B)
+             + mlm_weight * (CE([S_B, A^], A) + CE([S_A, B^], B)) / 2
+             + koleo_weight * (koleo(S_A) + koleo(S_B)) / 2
 
-    The paper sums over the two languages and we average. Its beta = 1/2 is our mlm_weight 1, and
-    its gamma = 0.005 is our koleo_weight 0.01.
+    A^ are the states of masked A, and [S_B, A^] has S_B at position 0. The paper sums over the two
+    languages, so its weights 1, 1/2 and 0.01/2 are our 1, 1 and 0.01.
     """
     name = "mexma"
     views = 2
+    needs_cls = True  # the unmasking head reads the other sentence's embedding in its place
     collapse_advice = "add --koleo-weight 1 or --align info_nce; FAQ.md"
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
@@ -602,38 +631,35 @@ class Mexma(Objective):
 
     def forward(self, batch):
         c = self.config
-        states, clean = self.encode(batch)  # (T', D) of the masked rows, (R', D) of the clean rows
-        dirty = self.model.pool(states, batch["head_packed"])  # (R', D) of the masked rows
+        states, s_clean = self.encode(batch)  # (T', D) of masked rows, (R', D) of clean rows
+        s_masked = self.model.pool(states, batch["head_packed"])  # (R', D) of masked rows
         if c.symmetrical:
-            a, b = clean.chunk(2)  # (N, D) each
-            aligned_a = a if c.align_views == "clean" else dirty.chunk(2)[0]
-            # The head reads masked A with B's embedding, and masked B with A's.
-            unmask_with = torch.cat([b, a])
-        else:
-            a, b = dirty, clean
-            aligned_a = a
-            unmask_with = b
+            a, b = s_clean.chunk(2)  # the paper's S_A and S_B: (N, D) each
+            aligned_a = a if c.align_views == "clean" else s_masked.chunk(2)[0]
+            unmask_with = torch.cat([b, a])  # CE([S_B, A^], A) and CE([S_A, B^], B)
+        else:  # A is only encoded masked
+            a = aligned_a = s_masked
+            b = unmask_with = s_clean
 
         sides = batch["targets_per_side"]
         hidden = self.unmasked(states, unmask_with, batch).split(sides)
         table = self.model.embed.weight  # (V, D)
-        mlm = 0.0
-        for x, targets, count in zip(hidden, batch["targets"].split(sides),
-                                     batch["loss_denominators"]):
-            mlm = mlm + linear_cross_entropy(x, table, self.vocabulary_bias, targets) / count
-        mlm = mlm / len(sides)  # the mean of both languages
+        ce = [linear_cross_entropy(x, table, self.vocabulary_bias, y) / n
+              for x, y, n in zip(hidden, batch["targets"].split(sides), batch["loss_denominators"])]
+        mlm = sum(ce) / len(ce)
 
-        aligned = align(c.align, all_gather_with_grad(aligned_a), all_gather_with_grad(b),
-                        c.temperature, c.intra_language_negatives)
+        align = alignment_loss(c.align, all_gather_with_grad(aligned_a), all_gather_with_grad(b),
+                               temperature=c.temperature,
+                               intra_side_negatives=c.intra_language_negatives)
 
-        loss = c.align_weight * aligned + c.mlm_weight * mlm
-        terms = {"mlm": mlm.detach(), "align": aligned.detach()}
+        loss = c.align_weight * align + c.mlm_weight * mlm
+        terms = {"mlm": mlm.detach(), "align": align.detach()}
         if c.koleo_weight:
             # As released, KoLeo compares the embeddings of one process.
             unit = c.koleo_input == "unit"
-            spread = (koleo(a, unit) + koleo(b, unit)) / 2
-            loss = loss + c.koleo_weight * spread
-            terms["koleo"] = spread.detach()
+            koleo_ab = (koleo(a, unit) + koleo(b, unit)) / 2
+            loss = loss + c.koleo_weight * koleo_ab
+            terms["koleo"] = koleo_ab.detach()
         return loss, terms
 
     def encode(self, batch):
@@ -670,6 +696,7 @@ class Bepa(Objective):
     name = "bepa"
     views = 2
     texts_per_row = 2
+    needs_cls = True  # it separates the two sentences of a row
     head = "transform"
     collapse_advice = "add --align info_nce; FAQ.md"
     # Ten epochs of 140,000 pairs. A pair has 256 tokens, and four of them are special.
@@ -716,8 +743,10 @@ class Bepa(Objective):
         if config.packing == "separate":
             clean = first + second
         # As released, max(1, floor(ratio n)) of the n tokens of a separate row are masked.
-        choose = fixed_count_mask if config.packing == "separate" else token_mask
-        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special, choose)
+        separate = config.packing == "separate"
+        choose = fixed_count_mask if separate else token_mask
+        rows, positions, targets = mask_rows(clean, config.mask_ratio, rng, special, choose,
+                                             each_row=separate)
         views, offsets = cls_rows(first, second, config.cls_view, special.mask)
         packed = Packed.of_segments([[Segment(row)] for row in rows] + views)
         return dict(packed=packed, **token_targets(positions, targets),
@@ -729,15 +758,16 @@ class Bepa(Objective):
         mlm = self.target_loss(states, batch)
 
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
-        aligned = align(c.align, x, y, c.temperature, include_self=c.include_self)
+        align = alignment_loss(c.align, x, y, temperature=c.temperature, intra_side_negatives=True,
+                               include_self=c.include_self)
 
-        loss = mlm + c.align_weight * aligned
-        return loss, {"mlm": mlm.detach(), "align": aligned.detach()}
+        loss = mlm + c.align_weight * align
+        return loss, {"mlm": mlm.detach(), "align": align.detach()}
 
     def encode(self, batch):
         """Return the states at the target positions, and the embeddings of the sentences: their
         [CLS], as in the paper, or what --pool makes of their rows."""
-        packed, targets, cls = (batch[name] for name in ("packed", "target_positions", "cls_index"))
+        packed, targets, cls = batch["packed"], batch["target_positions"], batch["cls_index"]
         if self.model.config.pool == "cls":
             at = torch.cat([targets, cls])
             return self.model(packed, at=at).split([len(targets), len(cls)])
@@ -768,9 +798,10 @@ def cls_rows(first, second, cls_view, mask):
         rows = [concat_ids(a, np.full_like(b, mask)) for a, b in pairs]
         rows += [concat_ids(a[:1], np.full_like(a[1:], mask), b) for a, b in pairs]
         return [[Segment(row)] for row in rows], [0] * len(pairs) + [len(a) for a in first]
-    is_hidden = cls_view == "hidden"
     rows = [[Segment(a)] for a in first]
-    rows += [[Segment(b, positions=len(a) * is_hidden + np.arange(len(b)))] for a, b in pairs]
+    for a, b in pairs:
+        start = len(a) if cls_view == "hidden" else 0
+        rows.append([Segment(b, positions=start + np.arange(len(b)))])
     return rows, [0] * len(rows)
 
 
@@ -830,7 +861,7 @@ class LlmJepa(Ntp):
             after[predicting] = preds[::-1] + end  # [PRED]_1 is the last one for every k
         return tuple(zip(before, after))
 
-    # the keys of Ntp, and vector_index (2, N): the last tokens of the Texts, then of the Codes
+    # the keys of Ntp, and last_index (2, N): the last tokens of the Texts, then of the Codes
     @staticmethod
     def collate(examples, rng, config, special):
         if rng.random() < config.jepa_dropout:
@@ -838,32 +869,32 @@ class LlmJepa(Ntp):
         affixes = LlmJepa.affixes(config, special)
         # With [PRED]s before it, the Text needs a segment of its own.
         is_apart = config.pred_position == "prepend" and not config.reverse
-        make_row, text_number = (text_apart, 2) if is_apart else (text_first, 0)
+        make_row = text_apart if is_apart else text_first
         rows = [make_row(example, affixes, special) for example in examples]
         packed = Packed.of_segments(rows)
         ends = np.cumsum([len(segment.tokens) for row in rows for segment in row])
         ends = ends.reshape(len(rows), -1)  # the end of each segment: (N, 3 or 4)
-        lasts = ends[:, [text_number, -1]].T - 1  # (2, N): the Code is the last segment
+        lasts = np.stack([ends[:, 2 if is_apart else 0], ends[:, -1]]) - 1  # of Text and Code
         return dict(packed=packed, **next_tokens(packed, rows, examples, config.labels, special),
-                    vector_index=torch.from_numpy(lasts))
+                    last_index=torch.from_numpy(lasts))
 
     def forward(self, batch):
         c = self.config
         targets = batch["target_positions"]
-        if "vector_index" not in batch:  # jepa_dropout
+        if "last_index" not in batch:  # jepa_dropout
             ntp = self.target_loss(self.model(batch["packed"], at=targets), batch)
             return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
 
-        lasts = batch["vector_index"].flatten()  # (2N,)
-        states, views = self.model(batch["packed"], at=torch.cat([targets, lasts])).split(
+        lasts = batch["last_index"].flatten()  # (2N,)
+        states, embeddings = self.model(batch["packed"], at=torch.cat([targets, lasts])).split(
             [len(targets), len(lasts)])
         ntp = self.target_loss(states, batch)
-        text, code = views.chunk(2)  # (N, D) each
+        text, code = embeddings.chunk(2)  # (N, D) each
         if c.align in IN_BATCH:
             text, code = all_gather_with_grad(text), all_gather_with_grad(code)
         if c.reverse:
             text, code = code, text
-        jepa = align(c.align, text, code, c.temperature, symmetric=False)
+        jepa = alignment_loss(c.align, text, code, temperature=c.temperature, symmetric=False)
 
         loss = c.gamma * ntp + c.jepa_weight * jepa
         return loss, {"ntp": ntp.detach(), "jepa": jepa.detach()}
@@ -954,6 +985,10 @@ class Hybrid(Objective):
             if self.balance == "learned" and self.balance_start in (0, 1):
                 raise BadInput(f"balance_start is {self.balance_start}: a learned lambda must "
                                "start between 0 and 1; use --balance fixed for 0 or 1")
+            if self.balance == "scheduled" and self.balance_start == self.balance_end:
+                raise BadInput(f"balance is scheduled from {self.balance_start} to "
+                               f"{self.balance_end}, which is constant: add --balance-end, such as "
+                               "0.8, or use --balance fixed")
 
     def __init__(self, model, config):
         super().__init__(model, config)
@@ -974,14 +1009,14 @@ class Hybrid(Objective):
                 part.apply(lambda module: initialize(module, c.predictor_std))
         if c.balance == "learned":
             w = math.log(c.balance_start / (1 - c.balance_start))
-            self.balance = nn.Parameter(torch.tensor([w]))  # (1,), because FSDP shards dimensions
+            self.balance = nn.Parameter(torch.tensor([w]))  # w, of shape (1,) for FSDP
         self.teacher = Teacher(model, c.momentum)
 
     # packed: N masked rows, then the context of each row;  clean: the unmasked rows
     # target_positions (M,), targets (M,): the masked tokens of the masked rows
-    # predict: a row for each block: its row's context, and a mask token for each of its tokens
-    # context_index (C,), context_slots (C,): the context's tokens in `packed`, in `predict`
-    # target_index (K,), mask_index (K,): the blocks' tokens in `clean`, in `predict`
+    # predictor_packed: a row for each block: the context, and a mask token for each of its tokens
+    # context_from (C,), context_to (C,): the contexts' tokens in `packed`, in `predictor_packed`
+    # block_from (K,), block_to (K,): the blocks' tokens in `clean`, in `predictor_packed`
     # loss_denominators (2,): M and K
     @staticmethod
     def collate(examples, rng, config, special):
@@ -998,24 +1033,25 @@ class Hybrid(Objective):
         packed = Packed.of_segments([[Segment(row)] for row in masked] + contexts)
         row_starts, context_starts = packed.cu_seqlens[:-1].view(2, -1).tolist()
 
-        predict = []
-        is_mask = []
-        context_index = []
-        target_index = []
+        predictor_rows = []
+        is_mask = []  # of each token of these rows
+        context_from = []
+        block_from = []
         for (context, blocks), row_start, context_start in zip(drawn, row_starts, context_starts):
             for block in blocks:
                 where = concat_ids(context, block)
-                predict.append([Segment(np.zeros_like(where), positions=where)])
+                predictor_rows.append([Segment(np.zeros_like(where), positions=where)])
                 is_mask.append(np.arange(len(where)) >= len(context))
-                context_index.append(context_start + np.arange(len(context)))
-                target_index.append(row_start + block)
+                context_from.append(context_start + np.arange(len(context)))
+                block_from.append(row_start + block)
         is_mask = torch.from_numpy(np.concatenate(is_mask))
-        target_index = torch.from_numpy(concat_ids(*target_index))
-        return dict(packed=packed, clean=Packed.of(clean), predict=Packed.of_segments(predict),
-                    context_index=torch.from_numpy(concat_ids(*context_index)),
-                    context_slots=(~is_mask).nonzero().flatten(),
-                    target_index=target_index, mask_index=is_mask.nonzero().flatten(),
-                    **token_targets(positions, targets, [len(targets), len(target_index)]))
+        block_from = torch.from_numpy(concat_ids(*block_from))
+        return dict(packed=packed, clean=Packed.of(clean),
+                    predictor_packed=Packed.of_segments(predictor_rows),
+                    context_from=torch.from_numpy(concat_ids(*context_from)),
+                    context_to=(~is_mask).nonzero().flatten(),
+                    block_from=block_from, block_to=is_mask.nonzero().flatten(),
+                    **token_targets(positions, targets, [len(targets), len(block_from)]))
 
     def forward(self, batch):
         c = self.config
@@ -1027,13 +1063,13 @@ class Hybrid(Objective):
             [len(targets), len(contexts)])
         mlm = self.target_loss(states, batch)
 
-        target = self.teacher(batch["clean"], at=batch["target_index"])  # (K, D)
+        target = self.teacher(batch["clean"], at=batch["block_from"])  # (K, D)
         if c.teacher_norm:
             target = F.layer_norm(upcast(target), target.shape[-1:])
-        predicted = self.predict(context[batch["context_index"] - start], batch)  # (K, D)
-        latent = align(c.align, predicted, target)
+        predicted = self.predict(context[batch["context_from"] - start], batch)  # (K, D)
+        latent = alignment_loss(c.align, predicted, target)
         if c.align not in IN_BATCH:
-            # Micro-batches count by their numbers of tokens.
+            # From the mean over K tokens to their sum / (mean K of all micro-batches), as in mlm.
             latent = latent * (len(predicted) / batch["loss_denominators"][1])
 
         lam = self.lam()
@@ -1045,19 +1081,19 @@ class Hybrid(Objective):
         """Return lambda, the weight of the latent loss: ()."""
         c = self.config
         if c.balance == "learned":
-            return self.balance.sigmoid().sum()  # of one number
+            return self.balance.sigmoid().sum()  # (1,) -> ()
         end = c.balance_end if c.balance == "scheduled" else c.balance_start
         return c.balance_start + (end - c.balance_start) * self.progress
 
     def predict(self, context, batch):
-        """Predict the hidden states of all blocks from those at context_index: (C, D) -> (K, D)."""
-        packed = batch["predict"]
+        """Predict the hidden states of all blocks from those at context_from: (C, D) -> (K, D)."""
+        packed = batch["predictor_packed"]
         dtype = context.dtype
         context = self.predictor_embed(context)  # (C, P)
         x = self.mask_token.to(dtype).expand(len(packed.tokens), -1)
-        x = x.index_copy(0, batch["context_slots"], context.to(x.dtype))  # (T', P)
+        x = x.index_copy(0, batch["context_to"], context.to(x.dtype))  # (T', P)
         x = x + sinusoids(packed.positions, x.shape[1]).to(x.dtype)
-        x = run_blocks(self.predictor, x, packed, at=batch["mask_index"])  # (K, P)
+        x = run_blocks(self.predictor, x, packed, at=batch["block_to"])  # (K, P)
         return self.predictor_proj(self.predictor_norm(x))
 
     def after_step(self, progress):

@@ -14,7 +14,6 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
     run.scores(); run.encode(["A dog.", "Ein Hund."])
 """
 
-import atexit
 import contextlib
 import functools
 import math
@@ -23,6 +22,7 @@ import shlex
 import signal
 import sys
 import time
+import weakref
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +39,6 @@ if __name__ == "__main__":
     print("loading PyTorch ...", file=sys.stderr)  # the first import can take half a minute
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -47,9 +46,7 @@ import corpora
 import data
 import evaluate
 from base.common import (
-    STOPS,
     ProgressLines,
-    locked,
     make_folder,
     run_program,
     uninterrupted,
@@ -58,12 +55,22 @@ from base.common import (
     warn,
 )
 from base.optimizer import learning_rate, make_optimizer, set_learning_rate
-from base.processes import check_shard, join_processes, mean_over_ranks, shard, whole
-from data import Packed, to_device
+from base.processes import (
+    check_shard,
+    join_processes,
+    leave_processes,
+    mean_over_ranks,
+    rank_and_world,
+    shard,
+    together,
+    whole,
+)
+from data import Packed, pinned, to_device
 from harness import runs, screen, weights
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
 from model import Block, compile_blocks, in_eval_mode, set_attention
+from objectives import Objective
 
 
 class Run:
@@ -71,36 +78,11 @@ class Run:
 
     def __init__(self, objective_class, given, writes=True, command=""):
         """given: {flag: value}; writes: keep the run in the folder --out; command: for the log."""
-        # open_run and resolve_config look these up, so their types are checked first.
-        TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
-        init = runs.open_run(given["init"], mmap=True) if given.get("init") else None
-        settings, self.options, shape, self.notes = resolve_config(objective_class, given, init)
-        self.settings = settings
-        self.objective_class = objective_class
-        self.init = init and weights.adapt_init(init, objective_class, self.options)
-        self.command = command
-        self.rank, self.world, self.device = join_processes(usable_device(settings.device))
-        self.folder = Path(settings.out)
-        self.writes = writes and self.rank == 0
-        saved = runs.read_checkpoint(self.folder) if writes else None
-        # A resumed run keeps its precision, also on a machine that would choose another one.
-        is_kept = saved and settings.precision == "auto"
-        self.precision = usable_precision(saved["precision"] if is_kept else settings.precision,
-                                          self.device)
-        check_shard(settings, self.precision, self.world)
-        tokenizer = self.init.tokenizer if self.init else None
-        if saved and not self.init:  # a tokenizer that is trained again could give other ids
-            tokenizer = runs.read_tokenizer(self.folder)
-        self.data = open_data(settings, objective_class, self.options, tokenizer, self.rank,
-                              self.world)
-
-        torch.manual_seed(settings.seed)  # all processes start from the same weights
-        self.model = weights.make_model(settings, shape, self.init,
-                                        self.data.tokenizer.special)
-        self.init = self.init and self.init._replace(model=None)  # which needs memory
-        self.objective = objective_class(self.model, self.options)
-        for module in self.objective.modules():
-            module.is_checkpointed = settings.gradient_checkpointing  # transformer blocks read this
+        with together():
+            saved = self.read(objective_class, given, writes, command)
+            runs.agree(self, saved)
+        self.device = join_processes(self.device)
+        settings = self.settings
         dtype = getattr(torch, self.precision)
         self.layouts = set_attention(self.objective, settings.attention, self.device,
                                      dtype.itemsize)
@@ -115,14 +97,12 @@ class Run:
                                           cache_enabled=not settings.shard)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.optimizer = make_optimizer(self.objective, settings)
-        self.config = {"objective": objective_class.name, **asdict(settings),
-                       "model": asdict(self.model.config),
-                       objective_class.name: asdict(self.options)}
         self.step = 0  # the number of complete steps
         self.tokens, self.seconds = 0, 0.0  # of training, up to the last flush_metrics
         self.first_scores = None  # {"task/metric": number} of the first evaluation
         self.example_number = 0  # the twin that the model confused there, shown at every evaluation
         self.saved_step = 0  # of the last save_checkpoint, which writes nothing without a folder
+        self.new_schedule = ""  # what a resumed run says about another --steps
         self.records = []  # what this process appended to the log, also without a folder
         self.evaluated = None  # the step of the last evaluation
         self.example = []  # lines with what the model made of one row there
@@ -130,6 +110,56 @@ class Run:
         torch.manual_seed(settings.seed + 1 + self.rank)  # each process has its own dropout
         if saved:
             runs.load_checkpoint(self, saved)
+
+    def read(self, objective_class, given, writes, command):
+        """Read all files, and make the model and the objective. Return the checkpoint, None for a
+        new run. Raises BadInput."""
+        # open_run and resolve_config look these up, so their types are checked first.
+        TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
+        init = runs.open_run(given["init"], mmap=True) if given.get("init") else None
+        settings, self.options, shape, self.notes = resolve_config(objective_class, given, init)
+        self.settings = settings
+        self.objective_class = objective_class
+        self.init = init and weights.adapt_init(init, objective_class, self.options, shape)
+        self.command = command
+        self.rank, self.world = rank_and_world()
+        self.device = usable_device(settings.device)
+        self.folder = Path(settings.out)
+        self.writes = writes and self.rank == 0
+        saved = runs.read_checkpoint(self.folder) if writes else None
+        precision = settings.precision
+        # A resumed run keeps its precision, also on a machine that would choose another one.
+        if saved and precision == "auto":
+            precision = saved["precision"]
+        self.precision = usable_precision(precision, self.device, is_resumed=bool(saved))
+        check_shard(settings, self.precision, self.world)
+        tokenizer = self.init.tokenizer if self.init else None
+        if saved and not self.init:  # a tokenizer that is trained again could give other ids
+            tokenizer = runs.read_tokenizer(self.folder)
+        self.data = open_data(settings, objective_class, self.options, tokenizer, self.rank,
+                              self.world)
+
+        torch.manual_seed(settings.seed)  # all processes start from the same weights
+        runs.check_unchanged(self.init)  # reading a file that became shorter would end Python
+        self.model = weights.make_model(settings, shape, self.init, self.data.tokenizer.special,
+                                        objective_class.masks)
+        runs.check_unchanged(self.init)
+        self.init = self.init and self.init._replace(model=None)  # which needs memory
+        by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
+                   if not weight.requires_grad}
+        self.objective = objective_class(self.model, self.options)
+        self.model = self.objective.model  # maybe a copy: what is evaluated, saved and exported
+        self.trained_names = runs.trained_names(self)
+        # A checkpoint omits what LoRA alone froze, because the run of --init has it. But an
+        # after_step can move weights that have no gradient.
+        moves = objective_class.after_step is not Objective.after_step
+        self.known_names = set() if moves else by_lora - self.trained_names
+        for module in self.objective.modules():
+            module.is_checkpointed = settings.gradient_checkpointing  # transformer blocks read this
+        self.config = {"objective": objective_class.name, **asdict(settings),
+                       "model": asdict(self.model.config),
+                       objective_class.name: asdict(self.options)}
+        return saved
 
     # ---- the loop
 
@@ -140,15 +170,20 @@ class Run:
         If you leave the loop (break, Ctrl-C, an exception in your code), a single process saves its
         last complete step, and the next loop continues from there. Several processes keep their
         last checkpoint."""
+        records = self.loop(every)
+        # Python can exit while you hold this loop. Its last step must be saved before the modules
+        # are torn down.
+        weakref.finalize(records, close_if_alive, weakref.ref(records))
+        return records
+
+    def loop(self, every):
         settings = self.settings
         # Read the rows now: an error in them must come before the folder exists.
         self.evaluation()
         # A background thread prepares the next batches while this one is being computed.
         prefetched = data.prefetch(self.make_batch, self.step, settings.steps)
-        with (locked(self.folder, self.writes), contextlib.closing(prefetched) as batches,
+        with (runs.owned(self), contextlib.closing(prefetched) as batches,
               self.saved_when_left()):
-            if self.writes:
-                runs.prepare(self)
             if settings.compile:
                 compile_blocks(self.objective)
             forward = self.objective
@@ -222,23 +257,29 @@ class Run:
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.data.tokenizer.special)
                          for first in range(0, len(examples), size)]
-        # Prepare attention here, in the background thread, and not in the first layer.
+        # Prepare attention and the copy to a GPU here, in the background thread.
         for batch in micro_batches:
-            for packed in batch.values():
+            for name, packed in batch.items():
                 if isinstance(packed, Packed):
-                    for layout, window in self.layouts:
-                        packed.within(window).plan(layout, self.device)
-        return micro_batches
+                    if self.settings.causal:  # an encoder keeps the mask of its decoder
+                        packed = batch[name] = packed.as_causal()
+                    packed.make_plans(self.layouts, self.device)
+        return pinned(micro_batches, self.device)
 
     # ---- a new objective never needs to look below this line
 
     def flush_metrics(self):
         """Average the metrics of the pending steps, log them and return the record."""
         with uninterrupted():
+            runs.check_trained(self)
             pending = self.pending
             steps = torch.stack([torch.stack(list(one.values())) for one in pending])
             # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
-            mean = dict(zip(pending[0], steps.cpu().double().mean(0).tolist()))
+            columns = dict(zip(pending[0], steps.cpu().double().T))
+            if self.scaler.is_enabled():  # it skips a step whose gradients overflow
+                norms = columns["grad_norm"]
+                columns["grad_norm"] = norms[norms.isfinite()]
+            mean = {name: values.mean().item() for name, values in columns.items()}
             if not math.isfinite(mean["loss"]):
                 raise runs.diverged(self, f"the loss is not finite ({mean})")
             seconds = time.perf_counter() - self.clock
@@ -256,15 +297,12 @@ class Run:
     def saved_when_left(self):
         """Save the last complete step if the loop is left early, and turn dropout off. Several
         processes can stop at different steps, so they keep the last checkpoint."""
-        # Python can exit while you hold this loop, and then closes it when it can save no more.
-        atexit.register(self.save_last_step)
         try:
             yield
         except (GeneratorExit, KeyboardInterrupt):  # an exception in your loop is a GeneratorExit
             self.save_last_step()
             raise
         finally:
-            atexit.unregister(self.save_last_step)
             self.objective.eval()
 
     def save_last_step(self):
@@ -368,6 +406,12 @@ class Run:
 # ---- parts of the loop
 
 
+def close_if_alive(records):
+    """Close the loop of a weak reference, if somebody still holds it."""
+    if records() is not None:
+        records().close()
+
+
 def average_denominators(micro_batches, world):
     """Give every micro-batch the mean number of target tokens over all micro-batches and processes.
     Averaging the losses then gives exactly the gradient of one large batch."""
@@ -414,31 +458,32 @@ def batch(objective, rows=4, step=0, **given):
 # ---- command line
 
 
-def interrupt(number, frame):
-    raise KeyboardInterrupt(number)
-
-
 def main(arguments):
     """Train as the command line says. Return the exit status."""
-    objective_class, given = parse(arguments)
-    world = os.environ.get("WORLD_SIZE", "1")
-    program = ["python"] if world == "1" else ["torchrun", "--nproc_per_node", world]
-    command = shlex.join([*program, "train.py", *arguments])
-    run = Run(objective_class, given, command=command)
+    try:
+        with together():
+            objective_class, given = parse(arguments)
+        world = os.environ.get("WORLD_SIZE", "1")
+        program = ["python"] if world == "1" else ["torchrun", "--nproc_per_node", world]
+        command = shlex.join([*program, "train.py", *arguments])
+        return train_and_show(Run(objective_class, given, command=command))
+    finally:
+        leave_processes()
 
+
+def train_and_show(run):
+    """Train a Run, and print what happens. Return the exit status."""
     def say(text):
         if run.rank == 0:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
     # A mistake in --eval-limit or --out is found before anything is printed.
-    run.evaluation()
-    if run.writes:
-        make_folder(run.folder)
+    with together():
+        run.evaluation()
+        if run.writes:
+            make_folder(run.folder)
     screen.introduce(run, say)
-    for number in STOPS[1:]:  # Python itself raises KeyboardInterrupt for Ctrl-C
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores a closed terminal
-            signal.signal(number, interrupt)
     bar = tqdm(total=run.settings.steps, initial=run.step, dynamic_ncols=True,
                disable=None if run.rank == 0 else True)  # None: no bar in a file
     progress = None
@@ -459,11 +504,8 @@ def main(arguments):
                     screen.show_evaluation(run, record, say)
     except KeyboardInterrupt as stop:
         saved = f"saved at step {run.saved_step}" if run.saved_step else "nothing is saved yet"
-        say(f"stopped; {saved}. To resume: {command}")
+        say(f"stopped; {saved}. To resume: {run.command}")
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
-    finally:
-        if run.world > 1:
-            dist.destroy_process_group()
     if run.rank == 0:
         screen.finish(run, record["eval"], say)
     return 0

@@ -67,6 +67,8 @@ def warn(text):
     tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
+warn_once = functools.cache(warn)
+
 # What requirements-dev.txt installs and only the wings import.
 WING_PACKAGES = ("matplotlib", "scipy", "sklearn", "safetensors", "transformers",
                  "sentence_transformers")
@@ -75,8 +77,9 @@ WING_PACKAGES = ("matplotlib", "scipy", "sklearn", "safetensors", "transformers"
 def run_program(main):
     """Run main(words of the command line) and exit: 0 or what main returns, 2 for a user's mistake
     or a missing package, 130 for Ctrl-C, 141 if the reader of our output is gone (`| head`)."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in STOPS:  # nohup ignores a closed terminal, and a shell's & ignores Ctrl-C
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a Windows code page lacks most characters
             stream.reconfigure(errors="replace")
@@ -93,14 +96,19 @@ def run_program(main):
         print(f"error: {package} is not installed, and this command needs it: pip install -r "
               "requirements-dev.txt", file=sys.stderr)
         status = 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; no file is half written", file=sys.stderr)
-        status = 128 + signal.SIGINT
+        status = 128 + (stop.args[0] if stop.args else signal.SIGINT)
     except BrokenPipeError:
         # Python flushes stdout once more when it exits, so it must lead somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
     sys.exit(status)
+
+
+def interrupt(number, frame):
+    """Handle a signal of STOPS: with an exception, unfinished files are removed."""
+    raise KeyboardInterrupt(number)
 
 
 # Ctrl-C and Jupyter's Stop, kill, and a closed terminal (which Windows lacks).
@@ -164,7 +172,8 @@ class Parser(argparse.ArgumentParser):
                            "commas between several, as in --langs en,de")
         # Without dashes, which would make all flags alike.
         flags = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
-        near = did_you_mean(word.strip("-"), flags, f": see {self.prog} --help")
+        name = "steps" if "epochs" in word else word.strip("-")
+        near = did_you_mean(name, flags, f": see {self.prog} --help")
         raise BadInput(f"unknown flag {shown(word)}{near.replace('mean ', 'mean --')}")
 
 
@@ -173,6 +182,7 @@ def comments(config):
     """Return {field: help text} of a dataclass: the comment after the field, or the line above; a
     field without one has that of the base class."""
     notes = {}
+    # The pattern matches lines such as `    clip: NotNegative = 1.0  # gradient clipping`.
     for base in reversed(config.__mro__[:-1]):
         try:
             lines = inspect.getsource(base).splitlines()
@@ -180,6 +190,7 @@ def comments(config):
             continue
         above = []
         for line in lines:
+            # "    lr: Positive = 1e-4  # peak learning rate" has the field lr and this note.
             if field := re.match(r" +(\w+): [^#]*(?:# *(.+))?$", line):
                 name, note = field.groups()
                 notes[name] = note or " ".join(above) or notes.get(name, "")
@@ -241,20 +252,29 @@ class Checked:
             rule, fits = "", None
             if typing.get_origin(kind) is Annotated:
                 kind, rule, fits = typing.get_args(kind)
-            types = typing.get_args(kind) or (kind,)
             if typing.get_origin(kind) is typing.Literal:
-                if value not in types:
-                    raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
-                                   f"{', '.join(map(str, types))}{did_you_mean(value, types)}")
+                check_choice(name, value, typing.get_args(kind))
             elif typing.get_origin(kind) is not tuple:
-                # bool is a subclass of int, and every int is a float here.
-                if not (type(value) in types or type(value) is int and float in types):
-                    names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
-                    raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
-                if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
-                    raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
+                check_type(name, value, typing.get_args(kind) or (kind,))
             if rule and not fits(value):
                 raise BadInput(f"{name} is {value}: it must be {rule}")
+
+
+def check_choice(name, value, choices):
+    """Raise BadInput for a value that is none of the choices of a Literal."""
+    if value not in choices:
+        raise BadInput(f"{name} is {shown(repr(value))}: choose one of "
+                       f"{', '.join(map(str, choices))}{did_you_mean(value, choices)}")
+
+
+def check_type(name, value, types):
+    """Raise BadInput for a value of another type, or a number that is not finite."""
+    # bool is a subclass of int, and every int is a float here.
+    if not (type(value) in types or type(value) is int and float in types):
+        names = " or ".join(one.__name__ for one in types).replace("NoneType", "None")
+        raise BadInput(f"{name} is {shown(repr(value))}: it must be of type {names}")
+    if isinstance(value, (int, float)) and not abs(value) < 2 ** 53:  # NaN is not
+        raise BadInput(f"{name} is {value}: it must be a finite number below 2^53")
 
 
 # ---- files that are complete or absent
@@ -308,23 +328,20 @@ def make_folder(path, flag="--out"):
 
 
 @contextlib.contextmanager
-def locked(folder, is_wanted=True):
-    """Create a folder and lock it until the block ends. The end of the process unlocks it too, even
-    by kill -9. Raises BadInput if a process has locked it."""
-    if is_wanted:
-        make_folder(folder)
-    if not is_wanted or fcntl is None:
+def locked(path, refusal=""):
+    """Lock a file or a folder until the block ends. The end of the process unlocks it too, even by
+    kill -9. If a process has locked it, raise BadInput(refusal), or wait without one."""
+    if fcntl is None:
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
         except BlockingIOError:
-            raise BadInput(f"a process is already training in {folder}: wait for it, or choose "
-                           "another --out") from None
+            raise BadInput(refusal) from None
         except OSError as error:  # Lustre, and some NFS
-            warn(f"files cannot be locked here ({error.strerror}): do not start this run twice")
+            warn_once(f"files cannot be locked here ({error.strerror}): do not start this twice")
         yield
     finally:
         os.close(handle)
@@ -347,6 +364,26 @@ def read_torch(path, device="cpu", mmap=False):
                        f"({type(error).__name__}): it is damaged or of another kind") from None
 
 
+def differences(old, new, words="{} was {}, is {}", prefix=""):
+    """Yield (name, text) for every value that differs between two nested dictionaries."""
+    for name in sorted(old.keys() | new.keys()):
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(now, dict):
+            yield from differences(before, now, words, f"{prefix}{name}.")
+        elif before != now:  # the first digits identify a hash
+            yield name, words.format(f"{prefix}{name}", str(before)[:40], str(now)[:40])
+
+
+def file_state(path):
+    """Return the path, size and times of a file, which change if somebody writes into it; None
+    without a file."""
+    if not os.path.isfile(path):
+        return None
+    found = os.stat(path)
+    # A program can keep the time of the content, but not that of the last change.
+    return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
 def file_hash(path):
     """Return the sha256 of a file."""
     with open(path, "rb") as file:
@@ -361,11 +398,18 @@ def digest(value):
 # ---- devices
 
 
+# "auto" takes only what has run somewhere and is recorded, and no Mac's GPU has run the whole. Set
+# this to True when the tests have passed with --device mps.
+MPS_HAS_RUN = False
+
+
 def usable_device(name):
-    """Return a torch.device; "auto" is a GPU if there is one. Raises BadInput."""
+    """Return a torch.device; "auto" is a CUDA GPU if there is one. Raises BadInput."""
     if name in ("", "auto", None):
         name = ("cuda" if torch.cuda.is_available() else
-                "mps" if torch.backends.mps.is_available() else "cpu")
+                "mps" if MPS_HAS_RUN and torch.backends.mps.is_available() else "cpu")
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # otherwise every process would use GPU 0 too
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         torch.zeros(1, device=name).item()  # "meta" has no numbers to read back
     except (RuntimeError, AssertionError, ModuleNotFoundError):
@@ -373,10 +417,11 @@ def usable_device(name):
     return torch.device(name)
 
 
-def usable_precision(name, device):
+def usable_precision(name, device, is_resumed=False):
     """Return the precision of matmuls; "auto" is the fastest that the device supports."""
     if name == "float16" and device.type != "cuda":
-        raise BadInput("precision float16 needs a CUDA GPU (for loss scaling): use bfloat16")
+        way_out = "resume this run on one" if is_resumed else "use bfloat16"
+        raise BadInput(f"precision float16 needs a CUDA GPU (for loss scaling): {way_out}")
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -384,6 +429,3 @@ def usable_precision(name, device):
         return "bfloat16" if has_bfloat16 else "float16"
     can = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"
-
-
-# ---- --shard: each process keeps a part of every tensor, by PyTorch's FSDP2

@@ -1,29 +1,121 @@
 """Several processes (torchrun): how they meet, average and gather; --shard by PyTorch's FSDP2."""
 
+import contextlib
 import copy
 import datetime
+import functools
+import json
 import os
+import time
 import warnings
 
 import torch
 import torch.distributed as dist
 
-from base.common import BadInput
+from base.common import BadInput, differences
+
+# All others wait while rank 0 evaluates or saves, which can take hours. By default NCCL gives up
+# after ten minutes.
+PATIENCE = datetime.timedelta(days=1)
+
+
+def rank_and_world():
+    """Return this process's rank and the number of processes; 0 and 1 without torchrun."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+@functools.cache
+def meeting_place():
+    """Return the store of torchrun, in which processes leave notes for each other."""
+    return next(dist.rendezvous("env://", timeout=PATIENCE))[0]
+
+
+def is_alone():
+    """Return whether no other process takes part in what this one does."""
+    return not meeting_place.cache_info().currsize
 
 
 def join_processes(device):
-    """Return this process's rank, the number of processes and the device; 0 and 1 without
-    torchrun."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    """Wait for all processes, and let them exchange tensors. Return the device of this one."""
+    rank, world = rank_and_world()
     if world > 1:
         if device.type == "cuda":
+            if "LOCAL_RANK" not in os.environ:
+                raise BadInput(f"WORLD_SIZE is {world}, and LOCAL_RANK, this process's GPU, is not "
+                               "set: start the processes with torchrun")
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-        # All others wait while rank 0 evaluates, saves or reads data, which can take hours. By
-        # default NCCL gives up after ten minutes.
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                                timeout=datetime.timedelta(days=1))
-    return int(os.environ.get("RANK", 0)), world, device
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE,
+                                store=meeting_place(), rank=rank, world_size=world)
+    return device
+
+
+def leave_processes():
+    """Undo `join_processes`."""
+    if num_processes() > 1:
+        dist.destroy_process_group()
+    meeting_place.cache_clear()
+
+
+# ---- before the first step: a mistake on one node ends all
+
+
+class Everywhere(BadInput):
+    """A mistake of one process that all of them know."""
+
+
+@contextlib.contextmanager
+def together():
+    """Run a block in all processes. An error in one of them ends all."""
+    if rank_and_world()[1] > 1:
+        meeting_place()
+    try:
+        yield
+    except Everywhere:
+        raise
+    except Exception as error:
+        meet(error=error)
+        raise
+    meet()
+
+
+def meet(facts=None, error=None):
+    """Wait for all processes. If one comes with an error, or their facts, {name: value}, differ,
+    raise Everywhere in one process of each machine, and end the others."""
+    if is_alone():
+        return
+    rank, world = rank_and_world()
+    store = meeting_place()
+    number = store.add(f"meetings of {rank}", 1)
+    said = error and (str(error) if isinstance(error, BadInput) else repr(error))
+    store.set(f"{number} {rank}", json.dumps([said, facts or {}]))
+    keys = [f"{number} {other}" for other in range(world)]
+    while not store.check(keys):
+        time.sleep(0.02)  # Ctrl-C ends this, but not a waiting store.get
+    notes = [json.loads(store.get(key)) for key in keys]
+    if mistake := first_mistake(notes):
+        store.add(f"{number} read", 1)
+        while rank == 0 and store.add(f"{number} read", 0) < world:
+            time.sleep(0.02)  # the store can end with this process
+        if error and not isinstance(error, BadInput):
+            raise error
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            raise SystemExit(2)
+        raise Everywhere(mistake)
+
+
+def first_mistake(notes):
+    """Return what is wrong with the notes of all processes, [(error, facts)], or ""."""
+    for rank, (error, facts) in enumerate(notes):
+        if error:
+            return f"process {rank}: {error}"
+        for _, text in differences(notes[0][1], facts, "{} ({} and {})"):
+            return (f"process 0 and process {rank} differ in {text}: start the same command on all "
+                    "nodes, with the same files, and with --out on a disk that they share")
+    return ""
+
+
+# ---- tensors of all processes
 
 
 def num_processes():

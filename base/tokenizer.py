@@ -82,29 +82,47 @@ class Special(NamedTuple):
     chat: Chat
 
 
+def ids_of_names(pieces):
+    """Return {role: id} by the first spelling that a vocabulary has, or None."""
+    return {role: next((pieces[name] for name in names if name in pieces), None)
+            for role, names in SPELLINGS.items()}
+
+
+def ids_of_text(before, after):
+    """Return {role: id} of [CLS] and [SEP] by the ids around a text. A name can mislead: in Gemma's
+    vocabulary "<s>" is a tag of HTML, not the first token."""
+    return dict(zip(["cls"], before[:1])) | dict(zip(["sep"], after[-1:]))
+
+
+def ids_of_family(pieces, family):
+    """Return {role: id} of the tokens that begin and end a row in a family of decoders."""
+    return dict(zip(("cls", "sep"), map(pieces.get, family[:2])))
+
+
+def chat_of_family(inner, family, cls):
+    marks = [None if text is None else
+             tuple(inner.encode(text, add_special_tokens=False).ids) for text in family[2:]]
+    return Chat((cls,), *marks)
+
+
 def find_special(inner, around=None, chats=True):
-    """Find the special tokens of a tokenizer by name. It must encode the name of a special token as
-    this token. The arguments are those of Tokenizer. Raises BadInput without [CLS] or [SEP]."""
+    """Find the special tokens of a tokenizer. It must encode the name of a special token as this
+    token. The arguments are those of Tokenizer. Raises BadInput without [CLS] or [SEP]."""
     pieces = inner.get_vocab(with_added_tokens=True)
     added = inner.get_added_tokens_decoder()
-    ids = {role: next((pieces[name] for name in names if name in pieces), None)
-           for role, names in SPELLINGS.items()}
     family = next((texts for name, texts in FAMILIES.items() if chats and name in pieces), None)
-    if around and not chats:
-        # A name can mislead: in Gemma's vocabulary "<s>" is a tag of HTML, not the first token.
-        ids["cls"] = next(iter(around[0]), ids["cls"])
-        ids["sep"] = next(reversed(around[1]), ids["sep"])
+    ids = ids_of_names(pieces)
     if family:
-        ids["cls"], ids["sep"] = map(pieces.get, family[:2])
+        ids |= ids_of_family(pieces, family)
+    elif around and not chats:
+        ids |= ids_of_text(*around)
     for role in ("cls", "sep"):
         if ids[role] is None:
             raise BadInput(f"the tokenizer has no {role} token ({' or '.join(SPELLINGS[role])})")
     before, after = map(tuple, around or ([ids["cls"]], [ids["sep"]]))
     chat = Chat(before, (), (), (ids["sep"],), ())  # without a family, [SEP] ends each turn
     if family:
-        marks = [None if text is None else
-                 tuple(inner.encode(text, add_special_tokens=False).ids) for text in family[2:]]
-        chat = Chat((ids["cls"],), *marks)
+        chat = chat_of_family(inner, family, ids["cls"])
     preds = tuple(pieces[name] for name in ROLES[5:] if name in pieces)
     special = {*ids.values(), *preds, *(index for index, one in added.items() if one.special)}
     special = np.array(sorted(special - {None}), np.int64)
@@ -183,14 +201,16 @@ class Tokenizer:
         with atomic_file(path) as file:
             file.write(self.inner.to_str(pretty=True).encode())
 
-    def with_tokens(self, names):
-        """Return a tokenizer that has these special tokens: this one, if it has them already."""
+    def with_tokens(self, names, chats=None):
+        """Return a tokenizer that has these special tokens, and `chats` (None: as before). It is
+        this one if nothing changes."""
+        chats = self.chats if chats is None else chats
         new = [name for name in names if self.inner.token_to_id(name) is None]
-        if not new:
+        if not new and chats == self.chats:
             return self
         inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
         inner.add_special_tokens(new)
-        return Tokenizer(inner, (self.special.before, self.special.after), self.chats)
+        return Tokenizer(inner, (self.special.before, self.special.after), chats)
 
     def encode(self, texts, may_be_empty=False, known=None):
         """Return the ids of each text, (n,) uint32, without special tokens. n is 0 for "" only, or

@@ -12,7 +12,6 @@ import numpy as np
 
 from base.common import BadInput, comma_list, did_you_mean, shown, warn
 from corpora import toy
-from corpora.files import TextFiles
 from corpora.overlap import text_hash
 
 EMBEDDED = ("toy", "documents", "regex")
@@ -84,6 +83,7 @@ def open_text(spec, langs=(), count=20_000, like=()):
         name = "".join(map(str, spec))
         raise BadInput(f"{shown(name)!r} is neither a file nor one of {', '.join(EMBEDDED)}"
                        + did_you_mean(name, EMBEDDED))
+    from corpora.files import TextFiles  # here, because built-in data needs no reader of files
     return TextFiles(paths, langs, tuple(like))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from base.common import BadInput, shown
+from base.common import BadInput, file_state, shown
 from corpora.columns import NESTED, choose, known_names, languages, parallel_names
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
 
@@ -307,30 +307,16 @@ class TextFiles:
         rows = self._sample()
         if not rows:
             raise BadInput(f"{shown(paths[0])} has no rows")
-        self.state = self._state()
+        self.state = [*map(file_state, self.paths)]
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
-        # "text" is also our name for lines without a name.
-        like = () if like == ("text",) and "text" not in self.known else like
-        if not langs and not {*like} <= {*self.known}:
-            missing = shown(", ".join(name for name in like if name not in self.known))
-            raise at_line(paths[0], 1, f"the run reads {shown(', '.join(like))}, and there is no "
-                          f"{missing} among the columns {shown(', '.join(self.known))}: rename "
-                          "them, or choose with --langs")
-        schema = choose([*self.known], rows, langs, like, codes)
-        if not schema.columns:
-            kinds = {} if langs else schema.unread
-            names = [f"{name} ({kinds[name]})" if kinds.get(name) else name for name in self.known]
-            if not langs and known_names([*self.known]):
-                raise at_line(paths[0], 1, "fewer than two languages have texts among the columns "
-                              f"{shown(', '.join(names))}: choose with --langs")
-            raise no_columns(paths[0], 1, names, langs)
-        self.schema, self.columns = schema, schema.columns
+        self.schema = read_schema(paths[0], [*self.known], rows, langs, like, codes)
+        self.columns = self.schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
         self.repeats = [note for name in self.columns[:self.num_text_columns]
                         for note in odd_texts(rows, name, {*readers} == {read_text})]
         # All of these are read, so that the same rows are held out whatever --langs chooses.
-        self.names = tuple(dict.fromkeys((*self.columns, *schema.texts)))
-        self.compared = [name for name in schema.texts if name != "system"]
+        self.names = tuple(dict.fromkeys((*self.columns, *self.schema.texts)))
+        self.compared = [name for name in self.schema.texts if name != "system"]
         self.hashes = self.kinds = None  # of each row, once they are known
         self.held = None  # the held-out rows, if the cache has them
         self.often = 0
@@ -344,11 +330,6 @@ class TextFiles:
 
         return [{name: start(cell) for name, cell in row.items()} for read in self.readers
                 for _, row in itertools.islice(read(counts=Counter()), 10_000)]
-
-    def _state(self):
-        """Return path, size and time of each file, which change if somebody writes into it."""
-        return [(os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns)
-                for path in self.paths]
 
     @property
     def notes(self):
@@ -396,7 +377,7 @@ class TextFiles:
                 found = found or is_enough
                 counts[SKIPPED] += not is_enough
                 yield texts, is_enough
-        if self._state() != self.state:
+        if [*map(file_state, self.paths)] != self.state:
             raise BadInput(f"{self.name} changed while it was read: start again when it is "
                            "complete")
         if not found:
@@ -447,6 +428,26 @@ class TextFiles:
         size = len(self.columns)
         rows = (tuple(texts[:size]) for texts, is_enough in self._read() if is_enough)
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))
+
+
+def read_schema(path, names, rows, langs, like, codes):
+    """Return the Schema of columns with these names. Raises BadInput if none can be read."""
+    # "text" is also our name for lines without a name.
+    like = () if like == ("text",) and "text" not in names else like
+    if not langs and not {*like} <= {*names}:
+        missing = shown(", ".join(name for name in like if name not in names))
+        raise at_line(path, 1, f"the run reads {shown(', '.join(like))}, and there is no {missing} "
+                      f"among the columns {shown(', '.join(names))}: rename them, or choose with "
+                      "--langs")
+    schema = choose(names, rows, langs, like, codes)
+    if not schema.columns:
+        why = {} if langs else schema.unread
+        named = [f"{name} ({why[name]})" if why.get(name) else name for name in names]
+        if not langs and known_names(names):
+            raise at_line(path, 1, "fewer than two languages have texts among the columns "
+                          f"{shown(', '.join(named))}: choose with --langs")
+        raise no_columns(path, 1, named, langs)
+    return schema
 
 
 # What lines can have beside a text, and how to get the text alone.

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch.distributed as dist
 from tqdm import tqdm
 
 from base.common import atomic_file, digest, make_folder
+from base.processes import is_alone, meet
 from corpora.overlap import EVAL
 
 LAYOUT = 14  # version of the files and of how rows are read and held out
@@ -57,21 +57,12 @@ def remove_dead_parts(folder, pattern):
 def first_of_machine():
     """Run the block in the first process of each machine, and then in the others. Yield whether
     this is the first one."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    is_alone = world == 1 or not dist.is_initialized()
-    is_first = is_alone or os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def wait():
-        if not is_alone:
-            dist.all_gather_object([None] * world, None)
-
+    is_first = is_alone() or os.environ.get("LOCAL_RANK", "0") == "0"
     if not is_first:
-        wait()
-    try:
-        yield is_first
-    finally:
-        if is_first:
-            wait()
+        meet()
+    yield is_first
+    if is_first:  # after an error, `together` meets the others with it
+        meet()
 
 
 def encoded(source, tokenizer, holdout=True):

@@ -187,7 +187,9 @@ def render(meaning, language):
     verb, last = _conjugate(language, meaning, gender)
     time = word(language, "times", meaning.time)
     place = word(language, "places", meaning.place) if meaning.place else ""
-    if language == "de":  # the verb comes second
+    # The German verb comes second. "nicht" before a place negates the place, where the other
+    # languages negate the verb.
+    if language == "de":
         parts = [time, verb, subject, other, "nicht" if meaning.negated else "", place, last]
     else:
         comma = "," if language in ("en", "fr") else ""

@@ -20,6 +20,7 @@ class SimCse(Objective):
     validation loss: dropout is off in evaluation, so both embeddings are identical.
     """
     name = "simcse"
+    masks = False
     paper = dict(lr=3e-5, batch=64, steps=15_625, warmup=0.0, schedule="linear", weight_decay=0.0,
                  max_length=30, dropout=0.1)  # BERT-base, one epoch of a million sentences
     toy = dict(lr=1e-3, steps=300, warmup=0.1, max_length=128)
@@ -46,5 +47,5 @@ class SimCse(Objective):
     def forward(self, batch):
         embeddings = self.projector(self.model.embeddings(batch["packed"]))  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, intra_side_negatives=False, symmetric=False)
+        loss = info_nce(x, y, self.config.temperature, symmetric=False)
         return loss, {"align": loss.detach()}

@@ -7,13 +7,13 @@ kinds of batches in this file keep what a layer attends to.
 import torch
 from tqdm import tqdm
 
-from data import Packed, token_batches
+from data import Packed, pinned, to_device, token_batches
 from kernels import uncompiled
 from kernels.padded import sdpa
 from model import in_eval_mode
 
 
-class Prompts:
+class Prefill:
     """Whole prompts of R rows, which will have at most M tokens. `cache` gets {layer: its keys and
     values (R, 2 Hkv, M, K)}. Token i of a row is at index i, so nothing is padded."""
 
@@ -24,38 +24,43 @@ class Prompts:
         self.cache = {}
 
     def attend(self, layer, qkv):
-        uncompiled(self.keep)(layer, qkv)
+        uncompiled(self.store)(layer, qkv)
         return self.packed.attend(layer, qkv)
 
-    def keep(self, layer, qkv):
+    def store(self, layer, qkv):
         kv = qkv.unflatten(1, (-1, layer.head_dim))[:, layer.heads:]  # (T, 2 Hkv, K)
         # Zeros: masked slots must be finite, because 0 * NaN is NaN.
         self.cache[layer] = kv.new_zeros(len(self.packed), kv.shape[1], self.longest, kv.shape[2])
         self.cache[layer][self.packed.row_of_token(), :, self.positions] = kv
 
 
-class NextTokens:
-    """One new token (R,) for each of R rows that are in the cache, at positions (R,)."""
+class DecodeStep:
+    """The last token of each of R rows, lists of ids, whose earlier ones are in the cache."""
 
-    def __init__(self, tokens, positions, cache):
-        self.tokens, self.positions, self.cache = tokens, positions, cache
-        self.row = torch.arange(len(tokens), device=tokens.device)
-        self.longest = int(positions.max()) + 1  # M
+    def __init__(self, rows, cache, device):
+        lengths = [len(row) for row in rows]
+        new = torch.tensor([[row[-1] for row in rows], [length - 1 for length in lengths]])
+        self.tokens, self.positions = to_device(pinned(new, device), device)  # (R,) each
+        self.cache = cache
+        self.row = torch.arange(len(rows), device=device)
+        self.longest = max(lengths)  # M, which the GPU need not be asked for
         self.mask = None  # or (R, 1, 1, M) bool: a token attends to all up to itself
-        if int(positions.min()) + 1 < self.longest:
-            keys = torch.arange(self.longest, device=tokens.device)
-            self.mask = (keys <= positions[:, None])[:, None, None]
+        if min(lengths) < self.longest:
+            keys = torch.arange(self.longest, device=device)
+            self.mask = (keys <= self.positions[:, None])[:, None, None]
 
     def attend(self, layer, qkv):
-        return uncompiled(self.look_back)(layer, qkv)
+        return uncompiled(self.attend_to_cache)(layer, qkv)
 
-    def look_back(self, layer, qkv):
+    def attend_to_cache(self, layer, qkv):
         heads = [layer.heads, 2 * layer.kv_heads]
         q, kv = qkv.unflatten(1, (-1, layer.head_dim)).split(heads, 1)
         cache = self.cache[layer]  # (R, 2 Hkv, M', K)
         cache[self.row, :, self.positions] = kv
         k, v = cache[:, :, :self.longest].chunk(2, 1)  # (R, Hkv, M, K) each
-        return sdpa(q[:, :, None], k, v, self.mask, layer.softcap).flatten(1)
+        # The G query heads of a key head count as G queries: groups that need no copies.
+        q = q.unflatten(1, (layer.kv_heads, -1))  # (R, Hkv, G, K)
+        return sdpa(q, k, v, self.mask, layer.softcap).flatten(1)
 
 
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
@@ -80,9 +85,9 @@ def extend(rows, limits, stop, model):
     a limit of each row's length."""
     device = next(model.parameters()).device
     packed = Packed.of(rows, causal=True).to(device)
-    prompts = Prompts(packed, max(limits))
-    states = model(prompts, at=model.pool_index(packed, "last"))  # (R, D)
-    cache = prompts.cache
+    prefill = Prefill(packed, max(limits))
+    states = model(prefill, at=model.pool_index(packed, "last"))  # (R, D)
+    cache = prefill.cache
     while True:
         logits = model.logits(states)  # (R, V)
         for row, token in zip(rows, logits.argmax(1).tolist()):
@@ -94,7 +99,6 @@ def extend(rows, limits, stop, model):
         if len(unfinished) < len(rows):
             rows = [rows[i] for i in unfinished]
             limits = [limits[i] for i in unfinished]
-            cache = {layer: kept[unfinished] for layer, kept in cache.items()}
-        tokens = torch.tensor([row[-1] for row in rows], device=device)
-        positions = torch.tensor([len(row) - 1 for row in rows], device=device)
-        states = model(NextTokens(tokens, positions, cache))  # (R, D)
+            index = to_device(pinned(torch.tensor(unfinished), device), device)
+            cache = {layer: kept.index_select(0, index) for layer, kept in cache.items()}
+        states = model(DecodeStep(rows, cache, device))  # (R, D)

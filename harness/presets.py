@@ -10,13 +10,14 @@ from objectives import HYBRID, HYBRID_TOY, MEXMA_TOY, PAIRS_TOY
 FROM_BAG = dict(PAIRS_TOY, optimizer="adamw", layers=2, pool="mean", zero_init=True)
 CLS = dict(PAIRS_TOY, optimizer="muon", embedding_lr=1.0, layers=3, pool="cls", zero_init=False)
 
-# {objective: {preset: (values on top of its `paper`, values on top of its `toy`)}}
+# {objective: {preset: (values on top of its `paper`, values on top of its `toy`)}}. In
+# dict(A | B, name=value), B overrides A, and the named values override both.
 PRESETS = {
     "mexma": {
         "from-bag": ({}, dict(FROM_BAG | MEXMA_TOY, lr=5e-4, embedding_lr=20.0, steps=340,
-                              mask_first=0.95, mask_second=0.95, head_layers=1)),
-        "cls": ({}, dict(CLS | MEXMA_TOY, lr=4e-3, steps=300, mask_first=0.4, mask_second=0.4,
-                         head_layers=2))},
+                              eval_every=150, mask_first=0.95, mask_second=0.95, head_layers=1)),
+        "cls": ({}, dict(CLS | MEXMA_TOY, lr=4e-3, steps=300, eval_every=150, mask_first=0.4,
+                         mask_second=0.4, head_layers=2))},
     "bepa": {"cls": ({}, dict(CLS, lr=4e-3, steps=500, schedule="linear", cls_view="clean"))},
     "contrastive": {
         "from-bag": ({}, dict(FROM_BAG, lr=1e-3, embedding_lr=10.0, steps=700)),

@@ -11,8 +11,8 @@ from data import Batches, Corpus, open_corpus
 
 class Data(NamedTuple):
     """The rows of a run, and its tokenizer."""
-    source: corpora.EmbeddedText | corpora.TextFiles  # --data
-    eval_source: corpora.EmbeddedText | corpora.TextFiles  # --eval-data, or the same
+    source: object  # --data: a corpora.EmbeddedText, or a corpora.files.TextFiles
+    eval_source: object  # --eval-data, or the same
     columns: tuple  # of texts, which all files have
     tokenizer: Tokenizer
     affixes: tuple  # (ids before, ids after) the first view, and the others

@@ -2,6 +2,7 @@
 itself. Nothing here computes a number that is not printed."""
 
 import itertools
+import os
 import shlex
 from dataclasses import replace
 from typing import NamedTuple
@@ -48,7 +49,7 @@ def examples(evaluation, count=5):
 def has_twins(evaluation):
     """Return whether an encoder is evaluated on translations, some of which have twins."""
     return bool(evaluation.rows.reordered and len(evaluation.texts) > 1 and evaluation.views > 1
-                and not evaluation.model.config.causal)
+                and not evaluation.model.config.is_decoder)
 
 
 def confused_twin(evaluation):
@@ -84,11 +85,14 @@ def gap_lines(objective, rows):
     tokenizer = rows.tokenizer
     ids = list(next(iter(rows.ids.values()))[0])
     middle = len(ids) // 2
+    reads = middle  # the position of the state that predicts the token
+    if getattr(objective.config, "predict_from", "own") == "previous":
+        reads = max(0, middle - 1)
     gold, ids[middle] = ids[middle], tokenizer.special.mask
     device = next(objective.parameters()).device
     packed = Packed.of([ids]).to(device)
     with in_eval_mode(objective):
-        states = objective.model(packed, at=torch.tensor([middle], device=device))  # (1, D)
+        states = objective.model(packed, at=torch.tensor([reads], device=device))  # (1, D)
         found = objective.most_likely(states).item()
     around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
     before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)
@@ -112,10 +116,10 @@ def example_lines(run, evaluation, number):
 
 
 class Metric(NamedTuple):
-    """How a number is shown: here, and in look's curves and tables."""
+    """How a number is shown: here, in look's curves, and in the tables of look compare."""
     title: str
     remark: str = ""  # what a good value is
-    digits: int = 1  # decimals
+    digits: int = 1  # decimals in its column, and in look's sentences
     range: tuple | None = None  # what the axis of its curve shows at least; None: it has no curve
     column: str = ""  # head of its column during training; "": it has none
 
@@ -140,40 +144,30 @@ METRICS = {
     "validation/loss": Metric("loss on held-out rows", "without dropout", 3, (), "held-out loss"),
     "geometry/rankme_share": Metric("effective rank, % of the largest possible",
                                     "higher is better"),
-    "geometry/uniformity": Metric("uniformity", "0: one point; about -4: a sphere", 2),
-    "geometry/std": Metric("standard deviation of a dimension", "0: one point; 1: healthy", 2),
-    "geometry/norm": Metric("mean L2 norm", "before normalization", 2),
-    "geometry/cosine/different": Metric("cosine of unrelated sentences of two languages", "", 2),
+    "geometry/uniformity": Metric("uniformity", "0: one point; about -4: a sphere"),
+    "geometry/std": Metric("standard deviation of a dimension", "0: one point; 1: healthy"),
+    "geometry/norm": Metric("mean L2 norm", "before normalization"),
+    "geometry/cosine/different": Metric("cosine of unrelated sentences of two languages"),
     "probe/majority": Metric("accuracy of always the most frequent class, %"),
 }
-OWN = Metric("", digits=4)  # a metric that METRICS lacks
-OTHERS = 5  # how many of these are printed
+UNKNOWN = Metric("")  # a number that METRICS lacks
 
 
-def is_detail(name, results):
-    """Return whether a number is a part of another one, such as that of a language, or no score."""
-    above, _, last = name.rpartition("/")
-    return last == "rows" or any(whole in results
-                                 for whole in (above, f"{above}/mean", f"{above}/loss"))
-
-
-def read_first(results, known=None):
-    """Return the names that people read first: some of METRICS, then a few that METRICS lacks."""
-    names = [name for name in METRICS if name in results][:known]
-    if not names:
-        return list(results)[:20]
-    others = [name for name in results if name not in METRICS and not is_detail(name, results)]
-    return names + others[:OTHERS]
+def others(results):
+    """Return the names of 20 numbers of the tasks of which METRICS has none. So a task of your own
+    returns the numbers that matter first."""
+    tasks = {name.partition("/")[0] for name in results if name in METRICS}
+    return [name for name in results if name.partition("/")[0] not in tasks][:20]
 
 
 def table(results):
-    """Format the results that people read first as aligned lines."""
-    names = read_first(results)
+    """Format the results that METRICS explains as aligned lines, and some others."""
+    names = [name for name in results if name in METRICS] + others(results)
     width = max(map(len, names))
     lines = []
     for name in names:
-        about = METRICS.get(name, OWN)
-        value = number_text(results[name], about.digits)
+        about = METRICS.get(name, UNKNOWN)
+        value = number_text(results[name], 2 if "%" in about.title else 4)
         words = "; ".join(filter(None, (about.title, about.remark)))
         lines.append(f"{name:{width}} {value:>9} {words}".rstrip())
     if len(names) < len(results):
@@ -189,22 +183,23 @@ def number_text(value, digits):
 
 
 def summary(results, before, start="untrained"):
-    """Format the most important results of a run, and those before its first step in a column with
-    the title `start`."""
-    names = read_first(results, known=8)
-    titles = [METRICS.get(name, OWN).title or name for name in names]
+    """Format the eight most important results of a run and some others, and those before its first
+    step in a column with the title `start`."""
+    names = [name for name in METRICS if name in results][:8] + others(results)
+    titles = [METRICS.get(name, UNKNOWN).title or name for name in names]
     width = max(map(len, titles)) + 2
     lines = [f"{'':{width}} {start:>9} {'trained':>9}"]
     for name, title in zip(names, titles):
-        about = METRICS.get(name, OWN)
-        first, last = (number_text(one.get(name), about.digits) for one in (before, results))
+        about = METRICS.get(name, UNKNOWN)
+        first, last = (number_text(one.get(name), 2) for one in (before, results))
         lines.append(f"{title:{width}} {first:>9} {last:>9}   {about.remark}".rstrip())
     return "\n".join(lines)
 
 
 def columns(results):
-    """Return {metric: Metric} of the columns of a run's evaluations."""
-    return {name: about for name, about in METRICS.items() if about.column and name in results}
+    """Return {metric: Metric} of the columns of a run's evaluations: the loss comes first."""
+    names = dict.fromkeys(["validation/loss", *METRICS])
+    return {name: METRICS[name] for name in names if METRICS[name].column and name in results}
 
 
 def heading(results):
@@ -250,10 +245,16 @@ def introduce(run, say):
         hashes = rows.eval_source.find_hashes("all" if settings.eval_data else "valid",
                                              rows.held_out.columns)
         runs.warn_of_overlap(share_a_text(hashes, run.trained), rows.eval_source.name)
+    load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count()
+    if run.device.type == "cpu" and load > cores and torch.get_num_threads() > 1:
+        say(f"other programs use this machine (load {load:.0f}, {cores} cores): one thread can be "
+            "faster (OMP_NUM_THREADS=1)")
     if run.step == settings.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:
         say(f"resuming at step {run.step} of {settings.steps}")
+    if run.new_schedule:
+        say(run.new_schedule)
 
 
 def show_evaluation(run, record, say):

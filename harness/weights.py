@@ -8,6 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from base.common import BadInput, atomic_file, read_torch, uninterrupted
+from kernels.linear import in_whole_tiles
 from model import Model, ModelConfig
 
 # ---- the file
@@ -50,25 +51,38 @@ def load(path, device="cpu", mmap=False):
 # ---- starting from another run (--init)
 
 
-def make_model(train, shape, init, special):
-    """Return a new model, or the one of --init with the objective's vocabulary head and LoRA."""
+def make_model(settings, shape, init, special, masks):
+    """Return a new model, or the one of --init with the objective's vocabulary head and LoRA.
+    masks: the objective masks tokens."""
     model = Model(replace(shape, vocab=max(special.vocab, shape.vocab)))
     if init:  # strict=False: only the vocabulary head may be new or unused
-        model.load_state_dict(init.model.state_dict(), strict=False, assign=True)
-    if train.lora_rank:
-        # The embeddings of new [PRED] tokens have no meaning yet, so they are trained too.
-        add_lora(model, train.lora_rank, special.preds)
+        # A copy: init.model can be pages of a file, into which another program may write.
+        model.load_state_dict(init.model.state_dict(), strict=False)
+    if settings.lora_rank:
+        # The embeddings of new tokens have no meaning yet, so they are trained too: those of [PRED]
+        # tokens, and of [MASK] in an encoder that was a decoder.
+        new_ids = special.preds
+        if masks and init.model.config.causal and not shape.causal:
+            new_ids += (special.mask,)
+        add_lora(model, settings.lora_rank, new_ids)
     return model
 
 
-def adapt_init(init, objective_class, options):
-    """Return the run of --init with embeddings for the objective's special tokens. Raises BadInput
-    if a causal model meets a bidirectional objective, or the reverse."""
-    if init.model.config.causal != objective_class.causal:
-        needed = "causal" if objective_class.causal else "bidirectional"
-        raise BadInput(f"--init {init.folder}: {objective_class.name} needs a {needed} model: "
-                       "choose another run")
-    tokenizer = init.tokenizer.with_tokens(objective_class.special_tokens(options))
+def adapt_init(init, objective_class, options, shape):
+    """Return the run of --init with embeddings for the objective's special tokens, and for [MASK]
+    if a decoder becomes bidirectional. shape: the new ModelConfig. Raises BadInput if the objective
+    cannot use the model."""
+    name = objective_class.name
+    own, special = init.model.config, init.tokenizer.special
+    if objective_class.causal and not own.causal:
+        raise BadInput(f"--init {init.folder}: {name} needs a causal model: choose another run")
+    if objective_class.needs_cls and not special.before:
+        raise BadInput(f"--init {init.folder}: {name} needs a token such as [CLS] before each text,"
+                       " and this tokenizer adds none: use contrastive or mlm, or another model")
+    names = objective_class.special_tokens(options)
+    if own.causal and not shape.causal and special.mask is None:
+        names += ("[MASK]",)
+    tokenizer = init.tokenizer.with_tokens(names, chats=shape.causal)
     new = tokenizer.vocab - init.tokenizer.vocab
     model = add_tokens(init.model, new, init.tokenizer.vocab) if new else init.model
     return init._replace(tokenizer=tokenizer, model=model)
@@ -119,6 +133,9 @@ class LowRank(nn.Module):
         return self.linear.weight + torch.cat(updates) * LORA_SCALE
 
     def forward(self, x):
+        return in_whole_tiles(self.updated, x)
+
+    def updated(self, x):
         updates = [F.linear(F.linear(self.dropout(x), a), b) for a, b in zip(self.a, self.b)]
         return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
 

@@ -57,7 +57,7 @@ def encode(run, file, out, device):
         raise BadInput(f"{shown(file)} has no lines")
     run = runs.open_run(run, usable_device(device))
     make_folder(out.parent)
-    embeddings = evaluate.encode(run.model, run.tokenizer, lines, run.first["affixes"][0],
+    embeddings = evaluate.encode(run.model, run.tokenizer, lines, run.header["affixes"][0],
                                  run.config.get("max_length"))
     with atomic_file(out) as array:
         np.save(array, normalize(embeddings, dim=1).numpy())
@@ -83,7 +83,7 @@ def main(argv):
     add("export", export, run=run, folder=folder)
     flag = add("encode", encode, run=run, file="text file in UTF-8")
     flag("--out", required=True, metavar="FILE", help="array to write, .npy")
-    flag("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
+    flag("--device", help="cpu, cuda, cuda:1 or mps [a CUDA GPU if there is one]")
     options = vars(parser.parse_args(argv))
     options.pop("function")(**options)
 

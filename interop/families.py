@@ -133,7 +133,7 @@ def compared_fields(config):
                                "rope_thetas": config.rope_thetas
                                or (config.rope_theta,) * config.layers}
     for name in ("dropout", "pool", "normalize", "truncate_dim", "max_tokens", "position_offset",
-                 "zero_init", "rope_theta", "head"):
+                 "zero_init", "rope_theta", "head", "encodes"):
         del fields[name]
     return fields
 

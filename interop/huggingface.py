@@ -95,7 +95,7 @@ def special_tokens_around(tokenizer):
 def frames(run):
     """Return the ids (before, after) that a run's tokenizer adds to a text, and those of the
     embedding of a text."""
-    return [tuple(map(tuple, ids)) for ids in (run.first["around"], run.first["affixes"][0])]
+    return [tuple(map(tuple, ids)) for ids in (run.header["around"], run.header["affixes"][0])]
 
 
 def same_ids(what, ours, theirs):
@@ -392,6 +392,9 @@ def export(name, folder):
     BadInput if no class of theirs can express the model."""
     run = runs.open_run(name)
     config = run.model.config
+    if run.config.get("mlm", {}).get("predict_from") == "previous":
+        warn("fill-mask reads the state of the mask, and --predict-from previous trained the state "
+             "before it: its words will be wrong")
     with new_folder(folder, f"cannot export {shown(name)}") as part:
         their_config = write_config(config, run.tokenizer.special)
         kind = transformers.AutoModelForCausalLM if config.causal else (
@@ -408,7 +411,7 @@ def export(name, folder):
         theirs_of = {ours: name for name, ours in POOLS.items()}
         if config.pool not in theirs_of:
             raise BadInput(f"sentence-transformers has no pooling {config.pool}")
-        # The name of a special token inside a text is text, as in data.Tokenizer.
+        # The name of a special token inside a text is text, as in base.tokenizer.Tokenizer.
         transformer = Transformer(str(framed), model_kwargs=WEIGHTS,
                                   processing_kwargs={"text": {"split_special_tokens": True}})
         transformer.save_in_root = framed == part

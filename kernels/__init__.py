@@ -4,6 +4,7 @@
     attention.py       attention by our kernels (`triton`); imported only when they run
     schedule.py        which tiles our kernels visit: NumPy, once a batch
     cross_entropy.py   the loss over a large vocabulary, without its logits
+    linear.py          linear layers, fast on a CPU in bfloat16
     bench.py           checks and times them: `python -m results gpu`
 
 This file chooses the back end of attention, and the plan that it needs of a batch.
@@ -17,10 +18,14 @@ import torch
 
 from base.common import BadInput, warn
 
-from . import schedule
 from .padded import Padded, pad_plan, padded_attention
 
+HEAD_SIZES = (16, 32, 64, 128)  # for which schedule.py has tiles
 warn_once = functools.cache(warn)
+
+# "auto" takes only what has run somewhere and is recorded, and no GPU has run our kernels yet. Set
+# this to True when `python -m results gpu` has passed on one and its file is committed.
+KERNELS_HAVE_RUN = False
 
 
 def why_not(device, head_dim, softcap):
@@ -32,8 +37,8 @@ def why_not(device, head_dim, softcap):
     # Triton's own switch, for tests on a CPU: its kernels run as Python.
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton needs a CUDA GPU, and the device is {device}"
-    if head_dim not in schedule.HEAD_SIZES:
-        return f"the kernels support heads of size {schedule.HEAD_SIZES}, not {head_dim}"
+    if head_dim not in HEAD_SIZES:
+        return f"the kernels support heads of size {HEAD_SIZES}, not {head_dim}"
     return "the kernels do not cap attention scores" if softcap else ""
 
 
@@ -41,7 +46,12 @@ def choose_back_end(requested, device, head_dim, softcap=0.0):
     """Return what computes attention: "sdpa", "triton", or "auto": our kernels, and SDPA in float32
     and for masks that they do not support. Raises BadInput if "triton" is requested and cannot run.
     """
-    if requested == "sdpa" or (requested == "auto" and device.type != "cuda"):
+    if device.type == "cuda":
+        # cuDNN's attention builds a plan for every new shape, which takes 20 ms to 1 s, and nearly
+        # every bucket of a batch has a new shape.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    by_ours = device.type == "cuda" and KERNELS_HAVE_RUN
+    if requested == "sdpa" or requested == "auto" and not by_ours:
         return "sdpa"
     reason = why_not(device, head_dim, softcap)
     if reason and requested == "triton":
@@ -64,6 +74,7 @@ def make_plan(layout, key_ranges, cu_seqlens, device):
     kernels do not support, "triton" raises BadInput, and "auto" warns once and gives a Padded."""
     if layout == "sdpa":
         return pad_plan(key_ranges, cu_seqlens)
+    from . import schedule  # here, because only our kernels need tiles
     back_end, group_size, head_dim, element_size = layout
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     try:

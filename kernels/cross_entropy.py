@@ -7,6 +7,8 @@ copies. Here the logits of a chunk of positions are computed at a time, and thei
 import torch
 import torch.nn.functional as F
 
+from .linear import whole_tiles
+
 CHUNK = 3 * 2**27  # bytes of logits at a time: 402 positions of XLM-R's vocabulary in float32
 SLICE = 2**15  # tokens whose gradient is added at a time
 
@@ -14,14 +16,6 @@ SLICE = 2**15  # tokens whose gradient is added at a time
 def upcast(x):
     """Return x in float32 or wider: losses are computed so at every precision of a run."""
     return x.float() if x.element_size() < 4 else x
-
-
-def whole_tiles(x):
-    """Append rows of zeros to x (N, D), up to a multiple of 64, if it is bfloat16 on a CPU. There
-    oneDNN compiles its matmuls for each new N, which would take a third of a training step."""
-    if x.dtype != torch.bfloat16 or x.device.type != "cpu":
-        return x
-    return torch.cat([x, x.new_zeros(-len(x) % 64, x.shape[1])])
 
 
 def linear_cross_entropy(states, weight, bias, targets, softcap=0.0):

@@ -22,7 +22,8 @@ class Padded(NamedTuple):
 
 def length_buckets(lengths, most=4):
     """Cut rows, of lengths (R,) in ascending order, into at most `most` buckets with the least
-    padded area, the sum of rows x longest^2. Return [(first row, last row + 1)].
+    padded area, the sum of rows x longest^2. Return [(first row, last row + 1)]. Two buckets of
+    the lengths 1, 2, 3, 9, 10 are (0, 3) and (3, 5): 3 x 3^2 + 2 x 10^2 = 227 instead of 5 x 10^2.
 
     This is a dynamic program over at most 64 different lengths; if there are more, neighboring
     lengths count as equal.
@@ -152,12 +153,14 @@ def sdpa(q, k, v, mask=None, softcap=0.0):
     The mask broadcasts to (n, H, L, M); None: every key is visible. `softcap` c: a score s becomes
     c tanh(s / c), unless c is 0 [Gemma 2, sec. 2].
     """
+    group_size = q.shape[1] // k.shape[1]
+    # On a GPU, the kernel that takes a mask or float32 takes no groups before torch 2.14. With
+    # groups, PyTorch would keep all L x M scores of every head.
+    if softcap or group_size > 1 and q.is_cuda:
+        k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
     if not softcap:
         grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
-    group_size = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(group_size, 1)
-    v = v.repeat_interleave(group_size, 1)
     scores = softcap * (q @ k.transpose(2, 3) / (softcap * q.shape[3] ** 0.5)).tanh()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)

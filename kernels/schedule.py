@@ -38,7 +38,6 @@ class Tiles(NamedTuple):
         return Tiles(numbers[:3], numbers[3:7], numbers[7:11], numbers[11:])
 
 
-HEAD_SIZES = (16, 32, 64, 128)
 # {(GPU, bytes of a number, largest head size): (medium rows, long rows)}. The numbers are fixed:
 # with tuning during training, results would depend on what else the machine does. We found them by
 # building every row for its GPUs (tests/build.py: no register spills, tensor cores in use). "other"
@@ -100,7 +99,7 @@ class Segments(NamedTuple):
 
 def segments(key_ranges):
     """Find the Segments of a mask key_ranges (T, 4). Raises ValueError if it has other rules than
-    those of model.Segment."""
+    those of data.Segment."""
     tokens = len(key_ranges)
     if key_ranges.min() < 0 or key_ranges.max() > tokens:
         raise ValueError(f"an interval of key_ranges leaves the line of {tokens} tokens")
@@ -217,7 +216,12 @@ def ranges(intervals, blocks, step):
     """Add two disjoint ranges and the core's end to blocks, (B, 2) -> (B, 7). The ranges contain
     the two intervals of all their tokens (T, 4). They are merged if they overlap, or if that takes
     no more steps of `step` tokens. All tokens of a block see its first range up to the core's end.
-    The longest blocks come first, so that a GPU ends with short ones."""
+    The longest blocks come first, so that a GPU ends with short ones. Blocks of two tokens, step 4:
+
+        one sees 0-3, 4-6;    the other 0-3, 4-6    ->  0-6          core's end 3    (merged)
+        one sees 10-12, 0-8;  the other 11-13, 0-8  ->  0-8, 10-13   core's end 8    (swapped)
+        one sees 0-13;        the other 5-16        ->  8-16, 0-8    core's end 13   (cut)
+    """
     low, high = hull(intervals[:, :2], blocks)
     low2, high2 = hull(intervals[:, 2:], blocks)
     start = np.minimum(low, low2)

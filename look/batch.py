@@ -1,6 +1,6 @@
 """Print one batch of an objective: its rows as text, and the attention mask of one row.
 
-    python -m look batch --objective hybrid --part predict --row 1
+    python -m look batch --objective hybrid --part predictor_packed --row 1
 
 objectives.py explains the parts of a batch, above the objective's collate.
 """
@@ -21,11 +21,11 @@ def token_rows(batch, part, tokenizer):
     token to predict there."""
     tokens = batch[part].tokens.clone()
     targets = {}
-    if part == "predict":  # a line of hidden states: show the tokens that they belong to
-        tokens[batch["context_slots"]] = batch["packed"].tokens[batch["context_index"]]
-        tokens[batch["mask_index"]] = -1
-        ids = batch["clean"].tokens[batch["target_index"]]
-        targets = dict(zip(batch["mask_index"].tolist(), ids.tolist()))
+    if part == "predictor_packed":  # a line of hidden states: show the tokens that they belong to
+        tokens[batch["context_to"]] = batch["packed"].tokens[batch["context_from"]]
+        tokens[batch["block_to"]] = -1
+        ids = batch["clean"].tokens[batch["block_from"]]
+        targets = dict(zip(batch["block_to"].tolist(), ids.tolist()))
     elif part != "clean" and "target_positions" in batch:
         targets = dict(zip(batch["target_positions"].tolist(), batch["targets"].tolist()))
 
@@ -45,7 +45,7 @@ def batch_command(words):
                     "flag of train.py; --batch is 2.")
     parser.add_argument("--row", type=int, default=0, help="row whose mask is drawn [0]")
     parser.add_argument("--part", default="packed", help="which line of the batch: packed, "
-                        "head_packed, clean or predict [packed]")
+                        "head_packed, clean or predictor_packed [packed]")
     options, rest = parser.parse_known_args(words)
     run = train.Run(*settings.parse(["--batch", "2", *rest]), writes=False)
     batch, *_ = run.make_batch(0)
@@ -53,6 +53,8 @@ def batch_command(words):
     if options.part not in parts:
         raise BadInput(f"--part {options.part}: this batch has {', '.join(parts)}")
     packed = batch[options.part]
+    if options.part in ("packed", "clean"):  # what the model reads, maybe with a window
+        packed = packed.within(min(run.model.config.windows, default=0))
     if not 0 <= options.row < len(packed):
         raise BadInput(f"--row {options.row}: {options.part} has rows 0 to {len(packed) - 1}")
     rows = token_rows(batch, options.part, run.data.tokenizer)

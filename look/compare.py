@@ -20,9 +20,10 @@ SHOWN = (*(name for name, about in METRICS.items() if about.range is not None), 
 # ---- statistics
 
 
-def mean_std(values):
-    """Return "59.9 ± 1.4", with two digits of the deviation; one number has four digits. Return "-"
-    without numbers, or if one of them is infinity: that run ended before it reached its goal."""
+def mean_std(values, decimals=None):
+    """Return "59.9 ± 1.4", with two digits of the deviation. A number without a deviation has
+    `decimals`, or four digits. Return "-" without numbers, or if one of them is infinity: that run
+    ended before it reached its goal."""
     values = list(values)
     if not values or math.inf in values:
         return "-"
@@ -30,9 +31,30 @@ def mean_std(values):
     std = statistics.stdev(values) if len(values) > 1 else 0
     if all(isinstance(value, int) for value in values):
         return f"{mean:,.0f}"
-    size, digits = (std, 2) if std else (abs(mean) or 1, 4)
-    decimals = max(0, digits - 1 - math.floor(math.log10(size)))
+    if std:
+        decimals = decimals_of(std, 2)
+    elif decimals is None:
+        decimals = decimals_of(mean, 4)
     return f"{mean:.{decimals}f}" + (f" ± {std:.{decimals}f}" if std else "")
+
+
+def decimals_of(value, digits):
+    """Return the number of decimals with which a value has that many significant digits."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value) or 1)))
+
+
+def column(cells):
+    """Return mean_std of each cell, a list of numbers. A number without a deviation has the
+    decimals of its column: as many as the others usually have, or four digits of the largest."""
+    cells = [list(values) for values in cells]
+    texts = [mean_std(values) for values in cells]
+    usual = [len(text.partition(" ")[0].partition(".")[2]) for text in texts if "±" in text]
+    if usual:
+        decimals = statistics.median_low(usual)
+    else:
+        decimals = decimals_of(max((abs(x) for values in cells for x in values
+                                    if math.isfinite(x)), default=0), 4)
+    return [mean_std(values, decimals) for values in cells]
 
 
 def paired_test(scores, baseline):
@@ -62,10 +84,12 @@ def test_table(scores, pairs):
         for label, baseline in pairs.items():
             test = paired_test(values.get(label, {}), values.get(baseline, {}))
             if test:
-                rows.append([f"{label} against {baseline}", metric, f"{test['difference']:+.3g}",
+                seeds = values[label].keys() & values[baseline].keys()
+                rows.append([f"{label} against {baseline}", metric, str(len(seeds)),
+                             f"{test['difference']:+.3g}",
                              f"{test['low']:+.3g} to {test['high']:+.3g}", p_text(test["p"])])
-    return ["paired t-test, without a correction", "metric", "difference", "95 % interval",
-            "p"], rows
+    return ["paired t-test, without a correction", "metric", "seeds", "difference",
+            "95 % interval", "p"], rows
 
 
 def markdown(heads, rows):
@@ -99,9 +123,13 @@ def numbers(every):
 
 def differences(groups):
     """Return the settings in which rows differ and that their labels do not name."""
-    names = seen.differing([seen.settings_of(members[0].first) for members in groups.values()])
+    names = seen.differing([seen.settings_of(members[0].header) for members in groups.values()])
     return [name for name in names
             if not any(name.replace("_", "-") in label for label in groups)]
+
+
+def is_loss(metric):
+    return metric.startswith("validation/")
 
 
 def compare_command(words):
@@ -111,7 +139,6 @@ def compare_command(words):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--metric", type=comma_list, default=(), help="metrics to show, comma-"
                         f"separated [those that apply of {', '.join(SHOWN)}]")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     options = parser.parse_args(words)
     every = [*map(seen.see, options.runs)]
     for number, one in enumerate(every):
@@ -122,25 +149,32 @@ def compare_command(words):
     for name in options.metric:
         if name not in known:
             raise BadInput(f"--metric {name}: no run has it{did_you_mean(name, sorted(known))}")
-    scores = {metric: {label: {one.first["config"].get("seed"): found[id(one)][metric]
+    unlike = len({*map(seen.loss_of, every)}) > 1
+    scores = {metric: {label: {one.header["config"].get("seed"): found[id(one)][metric]
                                for one in members if metric in found[id(one)]}
                        for label, members in groups.items()}
-              for metric in options.metric or SHOWN if metric in known}
+              for metric in options.metric or SHOWN if metric in known
+              if options.metric or not (unlike and is_loss(metric))}
+    texts = [column(by_label[label].values() for label in groups) for by_label in scores.values()]
     rows = []
-    for label, members in groups.items():
+    for (label, members), *cells in zip(groups.items(), *texts):
         verdicts = dict.fromkeys(verdict[0].partition(" (")[0] for one in members
                                  if (verdict := seen.since(one)))
-        rows.append([label, len(members), *(mean_std(by_label[label].values())
-                                            for by_label in scores.values()),
-                     " / ".join(verdicts) or "-"])
-    lines = markdown if options.markdown else aligned
-    print(*lines(["run", "seeds", *scores, "health"], rows), sep="\n")
+        rows.append([label, len(members), *cells, " / ".join(verdicts) or "-"])
+    print(*aligned(["run", "seeds", *scores, "health"], rows), sep="\n")
     first, *others = groups
-    heads, tests = test_table({metric: by_label for metric, by_label in scores.items()
-                               if metric not in ("step", "seconds")}, dict.fromkeys(others, first))
+    tested = {metric: by_label for metric, by_label in scores.items()
+              if metric not in ("step", "seconds") and not (unlike and is_loss(metric))}
+    heads, tests = test_table(tested, dict.fromkeys(others, first))
     if tests:
-        print("", *lines(heads, tests), sep="\n")
+        print("", *aligned(heads, tests), sep="\n")
     elif others:
         print("\nno t-test: it needs two seeds that both rows have")
+    if unlike:
+        print("\nlosses are not compared: those of these rows are different functions")
+    for one in every:
+        for record in one.records:
+            if record.get("warning", "").startswith("--steps"):
+                print(shown(f"\n{one.name}, step {record['step']}: {record['warning']}"))
     if others := differences(groups):
         print(f"\nthe rows also differ in: {', '.join(others)}")

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-import evaluate
 from base import metrics
 from base.common import BadInput, shown
 from harness import runs, screen
@@ -23,6 +22,7 @@ KNOWN = screen.METRICS | {
     "loss": screen.Metric("loss"), "lr": screen.Metric("learning rate", range=(0,)),
     "grad_norm": screen.Metric("gradient norm before clipping", range=(0,))}
 DRAWN = [name for name, about in KNOWN.items() if about.range is not None]
+TOTALS = ("loss", "validation/loss")
 FACTS = {"step", "tokens", "seconds", "tokens_per_second", "eval", "warning", *DRAWN}
 
 
@@ -82,13 +82,13 @@ def trained(groups):
     every = [(label, one) for label, members in groups.items() for one in members]
     facts = []
     for label, one in every:
-        first, config, last = one.first, one.first["config"], one.last()
+        header, config, last = one.header, one.header["config"], one.last()
         facts.append({
             "legend": label if len(every) > 1 else "",
-            "command": first.get("command") or first.get("imported") or "from Python",
+            "command": header.get("command") or header.get("imported") or "from Python",
             "data": f"{config['data'] or 'none'} {config.get('langs') or ''}".strip(),
-            "rows": "rows" in first and "{:,} to train on, {:,} held out".format(*first["rows"]),
-            "parameters": "parameters" in first and f"{first['parameters']:,}",
+            "rows": "rows" in header and "{:,} to train on, {:,} held out".format(*header["rows"]),
+            "parameters": "parameters" in header and f"{header['parameters']:,}",
             "steps": "step" in last and f"{last['step']:,} of {config['steps']:,}",
             "training time": "seconds" in last and f"{last['seconds']:,.0f} s"})
     rows = [[name, *(shown(each[name] or "-") for each in facts)] for name in facts[0]
@@ -105,7 +105,7 @@ def results(groups):
         cells = [compare.mean_std(scores[name] for one in members for scores in [one.scores(index)]
                                   if name in scores)
                  for members in groups.values() for index in (0, -1)]
-        if about or name.startswith("validation/"):
+        if about or compare.is_loss(name):
             rows.append([f"{name}\n{about}", *cells])
     if not rows:
         raise BadInput("no run has been evaluated")
@@ -162,13 +162,30 @@ def show_range(axis, every, metric):
     axis.autoscale_view()
 
 
+def comparable(groups, metric):
+    """Return {name of a panel: groups} for a metric: one panel, or one for each different loss.
+    A panel has all labels, so that they keep their colors, and the runs that belong in it."""
+    if metric in DRAWN and metric not in TOTALS:
+        return {metric: groups}
+    panels = {}
+    for label, members in groups.items():
+        if any(one.curve(metric) for one in members):
+            kind = seen.loss_of(members[0], metric in TOTALS)
+            panels.setdefault(kind, {})[label] = members
+    if len(panels) < 2:
+        return {metric: groups}
+    return {f"{metric}: {' / '.join(its)}": dict.fromkeys(groups, []) | its
+            for its in panels.values()}
+
+
 def along_training(groups):
     """Draw a panel for each metric in the logs."""
     found = {}
     for metric in curve_names(groups):
-        # The legend has a line for each label.
-        axis, = plots.panels(height=2.4 + 0.15 * max(0, len(groups) - 2))[1]
-        found[metric] = draw_curve(axis, groups, metric, title_of(metric), metric)
+        for name, members in comparable(groups, metric).items():
+            # The legend has a line for each label.
+            axis, = plots.panels(height=2.4 + 0.15 * max(0, len(groups) - 2))[1]
+            found[name] = draw_curve(axis, members, metric, title_of(metric), metric)
     if not found:
         raise BadInput("the log has no steps")
     return Section("Thin lines are seeds, thick lines their mean." * (
@@ -213,13 +230,14 @@ def answers(evaluation):
 
 
 def neighbors(one, evaluation, count=4, k=3):
-    """Return the nearest texts of the first column to `count` rows of the others, by cosine; for a
-    decoder its answers."""
+    """Return the nearest texts of the first column to `count` rows of the others, by cosine; to its
+    own rows if it is the only one; for a decoder its answers."""
     if evaluation.can_answer:
         return answers(evaluation)
-    evaluate.need_translations(evaluation, "the list of neighbors")
     (first, y), *others = evaluation.embeddings.items()
     golds = evaluation.texts[first]
+    if not others:
+        return other_texts(golds, y, count, k)
     rows, right = [], 0
     for row in range(min(count, len(golds))):
         name, x = others[row % len(others)]
@@ -232,6 +250,21 @@ def neighbors(one, evaluation, count=4, k=3):
     return Section(f"The three nearest of {len(golds)} texts in {first}, by cosine. The nearest is "
                    f"the translation for {right} of {len(rows)} queries.",
                    (["", "query", "nearest, with their cosines"], rows))
+
+
+def other_texts(texts, embeddings, count, k):
+    """Return the nearest other texts of the same column to its first rows."""
+    if len(texts) < 2:
+        raise BadInput("there is a single text, and no other one could be near to it")
+    rows = []
+    for row in range(min(count, len(texts))):
+        near = metrics.knn(embeddings[row:row + 1], embeddings, k + 1)
+        found = [f"{cosine:.3f} {shown(texts[index])}"
+                 for index, cosine in zip(near.indices[0].tolist(), near.cosines[0].tolist())
+                 if index != row]
+        rows.append((shown(texts[row]), "\n".join(found[:k])))
+    return Section(f"The nearest of the {len(texts) - 1} other texts, by cosine.",
+                   (["query", "nearest, with their cosines"], rows))
 
 
 def mark(right):

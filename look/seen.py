@@ -17,7 +17,7 @@ IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_da
 
 class Seen(NamedTuple):
     name: str      # of the folder
-    first: dict    # the first line of the log
+    header: dict   # the first line of the log
     records: list  # its other lines; {"step", "eval"} or {"step", "loss", ...}
     run: Path      # the folder
 
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
         """Return {step: metrics.verdict}. That of random weights means nothing."""
         said = {}
         for step, results in self.evaluations().items():
-            if "geometry/rankme" in results and (step or self.first["config"].get("init")):
+            if "geometry/rankme" in results and (step or self.header["config"].get("init")):
                 said[step] = metrics.verdict(results)
         return said
 
@@ -58,7 +58,7 @@ def number(value):
 def see(run):
     """Return what the log in the folder of a run says. Raises BadInput."""
     folder = Path(run).expanduser()
-    return Seen(str(folder), runs.read_first(folder), runs.read_log(folder)[1:], folder)
+    return Seen(str(folder), runs.read_header(folder), runs.read_log(folder)[1:], folder)
 
 
 def since(one):
@@ -73,12 +73,20 @@ def since(one):
 # ---- names: the settings in which runs differ
 
 
-def settings_of(first):
+def settings_of(header):
     """Return {name: value}: the settings of a run that can change its numbers."""
     flat = {}
-    for name, value in first["config"].items():
+    for name, value in header["config"].items():
         flat |= value if isinstance(value, dict) else {name: value}
     return {name: value for name, value in flat.items() if name not in IGNORED}
+
+
+def loss_of(one, total=True):
+    """Return the settings that say which loss a run minimizes; of a term of it, without the weights
+    of the terms. Numbers of different losses are not comparable."""
+    return tuple((name, str(value)) for name, value in sorted(settings_of(one.header).items())
+                 if name in ("objective", "align", "temperature")
+                 or total and name.endswith("_weight"))
 
 
 def differing(every):
@@ -92,12 +100,12 @@ def grouped(every):
     names the settings in which runs of one objective differ."""
     groups = {}
     for one in every:
-        groups.setdefault(json.dumps(settings_of(one.first), sort_keys=True), []).append(one)
+        groups.setdefault(json.dumps(settings_of(one.header), sort_keys=True), []).append(one)
     parts = []  # runs with equal settings and equal seeds are kept apart
     for members in groups.values():
-        seeds = {one.first["config"].get("seed") for one in members}
+        seeds = {one.header["config"].get("seed") for one in members}
         parts += [members] if len(seeds) == len(members) else [[one] for one in members]
-    every = [settings_of(members[0].first) for members in parts]
+    every = [settings_of(members[0].header) for members in parts]
     several = len({one.get("objective") for one in every}) > 1
     labels = []
     for one, members in zip(every, parts):

@@ -47,7 +47,7 @@ def count(text, mode, distance):  # -> the numbers of the vectors
         found += [(a, "...", b) for i, a in enumerate(words) for b in words[i + 1:i + 1 + distance]]
     return torch.tensor([zlib.crc32(" ".join(one).encode()) % BUCKETS for one in found])
 
-def train(rows, mode, distance, steps, rate=0.01):  # -> embed(N texts): (N, D), length 1
+def train(rows, mode, distance, steps, rate=0.01, batch=BATCH, temperature=TEMPERATURE):
     bag = torch.nn.EmbeddingBag(BUCKETS, D, mode="mean")
     torch.nn.init.normal_(bag.weight, std=0.02)
     def encode(texts):
@@ -56,15 +56,15 @@ def train(rows, mode, distance, steps, rate=0.01):  # -> embed(N texts): (N, D),
         return F.normalize(bag(torch.cat(counts), offsets), dim=1)
     optimizer = torch.optim.AdamW(bag.parameters(), rate, weight_decay=0, fused=True)
     for step in range(1, steps + 1):  # A row gives its sentences in two random languages.
-        pairs = [random.sample([*row.values()], 2) for row in random.sample(rows, BATCH)]
+        pairs = [random.sample([*row.values()], 2) for row in random.sample(rows, batch)]
         a, b = map(encode, zip(*pairs))
-        s = a @ b.T / TEMPERATURE  # InfoNCE: -log(exp(s_ii) / sum over k of exp(s_ik)), both ways
-        loss = F.cross_entropy(s, torch.arange(BATCH)) + F.cross_entropy(s.T, torch.arange(BATCH))
+        s = a @ b.T / temperature  # InfoNCE: -log(exp(s_ii) / sum over k of exp(s_ik)), both ways
+        loss = F.cross_entropy(s, torch.arange(batch)) + F.cross_entropy(s.T, torch.arange(batch))
         optimizer.zero_grad()
         loss.backward()
         optimizer.param_groups[0]["lr"] = rate * min(step / 20, 1.02 - step / steps)
         optimizer.step()
-    return torch.no_grad()(encode)
+    return torch.no_grad()(encode)  # N texts -> (N, D), length 1
 
 # ---- Errors in percent: we search the translations of the other languages in the first.
 def xsim(x, y, k=4):  # cosine / mean cosine of both to their k nearest [Artetxe & Schwenk 2019]
@@ -90,13 +90,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", choices=MODES, help="train this bag alone")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each bag")
-    for name, default in dict(steps=200, rate=0.01, distance=99, seed=0, split="valid",
-                              train="", test="", edits="").items():
+    for name, default in dict(steps=200, rate=0.01, batch=BATCH, temperature=TEMPERATURE, seed=0,
+                              distance=99, split="valid", train="", test="", edits="").items():
         parser.add_argument(f"--{name}", default=default, type=type(default))
     parser.error = fail
     flags = parser.parse_args()
-    if not (0 < flags.rate < 10 and flags.steps > 0 and flags.split in ("train", "valid", "test")):
-        fail("--rate is a number above 0, --steps at least 1, --split train, valid or test")
+    if not (0 < flags.rate < 10 and flags.temperature > 0 and flags.steps > 0 and flags.batch > 1):
+        fail("--rate and --temperature are above 0, --steps at least 1, --batch at least 2")
+    if flags.split not in ("train", "valid", "test"):
+        fail("--split is train, valid or test")
     if flags.test and not flags.edits:
         fail("--test needs --edits")
     torch.set_num_threads(1)
@@ -107,18 +109,20 @@ def main():
                   else twins(meanings(flags.split, 1000), "en"))
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         fail(f"a file of --train, --test or --edits: {type(error).__name__}: {error}")
-    if len(rows) < BATCH or len(test) < 4 or len(rows[0]) < 2 or len(test[0]) < 2 or not copies:
-        fail(f"--train needs {BATCH} rows, --test 4, both 2 columns, --edits a reordered copy")
+    if (len(rows) < flags.batch or len(test) < 4 or len(rows[0]) < 2 or len(test[0]) < 2
+            or not copies):
+        fail(f"--train needs {flags.batch} rows, --test 4, both 2 columns, --edits a copy")
+    print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)
     for mode in [flags.only] if flags.only else MODES:
         torch.manual_seed(flags.seed)
         random.seed(flags.seed)
         start = time.thread_time()
-        encode = train(rows, mode, flags.distance, flags.steps, flags.rate)
+        encode = train(rows, mode, flags.distance, flags.steps, flags.rate, flags.batch,
+                       flags.temperature)
         scores = {"thread_seconds": time.thread_time() - start} | evaluate(encode, test, copies)
         orders = [f"{k.split('/')[2]} {scores[k]:4.1f} %" for k in scores if "order/" in k]
         print(json.dumps(scores) if flags.json else f"{mode:8} twins: {'  '.join(orders)}   wrong "
               f"translation: {scores['retrieval/xsim']:.1f} %   {scores['thread_seconds']:.0f} s")
-    print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)
 
 if __name__ == "__main__":
     main()

@@ -81,6 +81,7 @@ def info_nce(a, b, temperature=0.07):
 def main():
     torch.manual_seed(0)
     model = Bert()
+    print(f"parameters: {sum(x.numel() for x in model.parameters()) / 1e6:.2f} million")
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0)
     for step in range(1, STEPS + 1):
         loss = model.loss(*zip(*[pairs[i] for i in torch.randperm(len(pairs))[:BATCH]]))
@@ -89,17 +90,18 @@ def main():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.param_groups[0]["lr"] = 2e-3 * min(step / 50, 1 - step / STEPS)
         optimizer.step()
-        if step % 50 == 0:
+        if step == 1 or step % 50 == 0:
             print(f"step {step}: loss {loss.item():.2f}")
-    test = toy("test", 1000)
+    en, de = zip(*[(row["en"], row["de"]) for row in toy("test", 1000)])
     far, i = zip(*[one[:2] for one in twins(meanings("test", 1000), "en") if one[2] == "far"])
-    columns = [row["en"] for row in test], [row["de"] for row in test], far
     with torch.no_grad():
-        en, de, far = [F.normalize(model.embedding(texts), dim=-1) for texts in columns]
+        en, de, far = [F.normalize(model.embedding(texts), dim=-1) for texts in (en, de, far)]
     wrong = (de @ en.T).argmax(1) != torch.arange(len(de))
     print(f"wrong translation: {wrong.double().mean():.1%}")
     wrong = (de[[*i]] * far).sum(1) > (de[[*i]] * en[[*i]]).sum(1)  # Is the twin nearer?
     print(f"order error: {wrong.double().mean():.1%} (bags of words or neighboring pairs: 50.0%)")
+    for name, other in (("its translation", en), ("an unrelated sentence", en.roll(1, 0))):
+        print(f"cosine of a sentence and {name}: {(de * other).sum(1).mean():.2f}")
 
 if __name__ == "__main__":
     main()

@@ -76,6 +76,7 @@ class Decoder(nn.Module):
 def main():
     torch.manual_seed(0)
     model = Decoder()
+    print(f"parameters: {sum(x.numel() for x in model.parameters()) / 1e6:.2f} million")
     train = sorted(tokenize(pairs), key=lambda pair: len(pair[0]) + len(pair[1]))
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0)
     for step in range(1, STEPS + 1):
@@ -86,7 +87,7 @@ def main():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.param_groups[0]["lr"] = 3e-3 * min(step / 50, 1 - step / STEPS)
         optimizer.step()
-        if step % 50 == 0:
+        if step == 1 or step % 50 == 0:
             print(f"step {step}: loss {loss.item():.2f}")
     texts, codes = zip(*tokenize(regex("test", 1000)))
     with torch.no_grad():

@@ -1,9 +1,10 @@
 """MEXMA on one page: sentence embeddings learned from translations [arXiv 2409.12737].
 
 We mask 40 % of the words of a sentence. The model predicts them from the words that are left and
-from the embedding of the *translation*, so this one embedding has to carry the whole meaning. The
-paper starts from XLM-R, a pretrained encoder, and says that unmasking prevents collapse, where all
-embeddings become the same. We start from random weights, and here it is KoLeo that prevents it.
+from the embedding of the *translation*, so this one embedding has to carry the whole meaning. A
+second loss pulls the embeddings of translations together, and a third, KoLeo, pushes each away from
+its nearest neighbor. The paper starts from XLM-R and says that unmasking prevents collapse, where
+all embeddings are the same. We start from random weights, and here KoLeo prevents it.
 
 Run it: python -m minimal.mexma (two minutes on one CPU core). At the end we look up the
 translations of 1,000 unseen German sentences among 1,000 English ones, and compare each with its
@@ -50,6 +51,11 @@ def run_blocks(blocks, h, x):  # h (N, L, D): hidden states of the tokens x (N, 
         h = block(h, src_key_padding_mask=x == PAD)  # All tokens attend to all but the padding.
     return h
 
+def koleo(s):  # -mean log(distance to the nearest other embedding) of the rows of (N, D)
+    s = F.normalize(s, dim=-1)  # as in the released code; the paper's formula has raw embeddings
+    nearest = (s @ s.T).detach().fill_diagonal_(-2).argmax(1)
+    return -(F.pairwise_distance(s, s[nearest], eps=1e-8) + 1e-8).log().mean()
+
 class Mexma(nn.Module):
     def __init__(self):
         super().__init__()
@@ -69,21 +75,17 @@ class Mexma(nn.Module):
         return F.cross_entropy(h[chosen] @ self.embed.weight.T + self.bias, x[chosen])
 
     def loss(self, a, b):  # L = alpha L_alignment + beta L_mlm + gamma L_KoLeo (section 3)
+        # The paper has alpha = 1, beta = 1/2, so that mlm is a mean, and gamma = 0.005. From random
+        # weights its MSE only shrinks all embeddings: we take the cosine, alpha = 2, gamma = 0.5.
         s_a, s_b = self.encode(a)[:, 0], self.encode(b)[:, 0]  # the embeddings: states at [CLS]
         mlm = self.cross_unmask(a, s_b) + self.cross_unmask(b, s_a)
-        # The paper has the MSE, alpha = 1 and gamma = 0.005. From random weights the MSE only
-        # shrinks all embeddings, so we take the cosine, alpha = 2 and gamma = 0.5.
         alignment = (1 - F.cosine_similarity(s_a, s_b)).mean()
         return 2 * alignment + 0.5 * mlm + 0.5 * (koleo(s_a) + koleo(s_b))
-
-def koleo(s):  # -mean log(distance to the nearest other embedding): spreads the embeddings out
-    s = F.normalize(s, dim=-1)  # as in the released code; the paper's formula has raw embeddings
-    nearest = (s @ s.T).detach().fill_diagonal_(-2).argmax(1)
-    return -(F.pairwise_distance(s, s[nearest], eps=1e-8) + 1e-8).log().mean()
 
 def main():
     torch.manual_seed(0)
     model = Mexma()
+    print(f"parameters: {sum(x.numel() for x in model.parameters()) / 1e6:.2f} million")
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0)
     for step in range(1, STEPS + 1):
         batch = zip(*[pairs[i] for i in torch.randperm(len(pairs))[:BATCH]])
@@ -92,13 +94,12 @@ def main():
         loss.backward()
         optimizer.param_groups[0]["lr"] = 1e-3 * min(step / 50, 1 - step / STEPS)
         optimizer.step()
-        if step % 50 == 0:
+        if step == 1 or step % 50 == 0:
             print(f"step {step}: loss {loss.item():.2f}")
-    test = toy("test", 1000)
+    en, de = zip(*[(row["en"], row["de"]) for row in toy("test", 1000)])
     far, i = zip(*[one[:2] for one in twins(meanings("test", 1000), "en") if one[2] == "far"])
-    columns = [row["en"] for row in test], [row["de"] for row in test], far
     with torch.no_grad():
-        en, de, far = [F.normalize(model.encode(tokenize(x))[:, 0], dim=-1) for x in columns]
+        en, de, far = [F.normalize(model.encode(tokenize(x))[:, 0], dim=-1) for x in (en, de, far)]
     wrong = (de @ en.T).argmax(1) != torch.arange(len(de))
     print(f"wrong translation: {wrong.double().mean():.1%}")
     wrong = (de[[*i]] * far).sum(1) > (de[[*i]] * en[[*i]]).sum(1)  # Is the twin nearer?
@@ -106,5 +107,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-# Not on this page, but in objectives.py: --align, --intra-language-negatives, --align-views,
-# --koleo-input, --no-symmetrical, --no-token-gradients, dropout, and unpadded batches.
+# Only in objectives.py: --align, --align-views, --koleo-input, --no-symmetrical, dropout.

@@ -7,9 +7,10 @@ import collections
 import functools
 import json
 import lzma
+import statistics
 from pathlib import Path
 
-from base.common import atomic_file
+from base.common import atomic_file, locked
 from look.compare import aligned, mean_std, paired_test
 
 ROOT = Path(__file__).parent.parent
@@ -23,15 +24,17 @@ SEEDS = 3  # a claim with fewer common seeds is not tested
 
 
 @functools.cache
-def parsed(path, time):
-    """Return the records of a file. `time`, when it was modified, makes the cache read it again."""
+def parsed(path, state):
+    """Return the records of a file. Its `state`, when it was written, makes the cache read it
+    again."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         return list(map(json.loads, file))
 
 
 def read_records(experiment=None):
     """Return the recorded runs, all or those of one experiment, in the order of its jobs."""
-    records = parsed(RECORDS, RECORDS.stat().st_mtime_ns)
+    state = RECORDS.stat()
+    records = parsed(RECORDS, (state.st_ino, state.st_mtime_ns))
     if experiment is None:
         return records
     records = [record for record in records if record["experiment"] == experiment]
@@ -42,12 +45,13 @@ def read_records(experiment=None):
 def keep_records(new):
     """Add records to the file, each in place of one of the same experiment, label and seed; a table
     of times only in place of one of the same device."""
-    kept = {(one["experiment"], one["label"], one["seed"], "table" in one and one["device"]): one
-            for one in [*read_records(), *new]}
-    ordered = sorted(kept.values(), key=lambda record: record["experiment"])
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
-    with atomic_file(RECORDS) as file:
-        file.write(lzma.compress(text.encode(), preset=9))
+    with locked(RECORDS.parent):  # several experiments can run at once
+        kept = {(one["experiment"], one["label"], one["seed"], "table" in one and one["device"]):
+                one for one in [*read_records(), *new]}
+        ordered = sorted(kept.values(), key=lambda record: record["experiment"])
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
+        with atomic_file(RECORDS) as file:
+            file.write(lzma.compress(text.encode(), preset=9))
 
 
 def by_label(records, metric):
@@ -91,13 +95,23 @@ def equivalence_p(test, seeds, margin):
     return float(stats.t.sf((margin - abs(test["difference"])) / error, seeds - 1))
 
 
+def welch_p(ours, baseline):
+    """Return the p value of Welch's t-test, two-sided: of two rows {seed: number} with at least two
+    runs each, which it does not pair. [Welch 1947]"""
+    from scipy import stats
+    facts = [fact for one in (ours, baseline) for fact in (
+        statistics.fmean(one.values()), statistics.stdev(one.values()), len(one))]
+    return float(stats.ttest_ind_from_stats(*facts, equal_var=False).pvalue)
+
+
 # ---- the board: what the papers claim, and what we measured
 
 
 def judge():
-    """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict", "bag"}}.
+    """Return {number of a claim: {"baseline", "ours", "test", "holm", "verdict", "bag", "all"}}.
 
-    The baseline is another row, by the same metric or by "baseline_metric". Holm's correction is
+    Both sides are {seed: number} of the seeds that both have; "all" has those of all runs. The
+    baseline is another row, by the same metric or by "baseline_metric". Holm's correction is
     over the claims of the same "family" (papers: the four papers'; newer: newer papers'; decoder: a
     decoder that retrieves; order: that of captions; controls: ours, which no paper has). A claim is
     not tested if there is no baseline or there are fewer than three common seeds. "bag" is what
@@ -109,6 +123,7 @@ def judge():
         scores = by_label(records, claim["metric"])
         theirs = by_label(records, claim.get("baseline_metric", claim["metric"]))
         ours, baseline = scores.get(claim["ours"], {}), theirs.get(claim.get("baseline"), {})
+        every = {"ours": ours, "baseline": baseline}
         if "baseline" in claim:  # everything is over the seeds that both have
             seeds = ours.keys() & baseline.keys()
             ours, baseline = ({seed: one[seed] for seed in seeds} for one in (ours, baseline))
@@ -118,7 +133,7 @@ def judge():
         if test:
             families.setdefault(claim["family"], {})[claim["id"]] = test["p"]
         judged[claim["id"]] = {"baseline": baseline, "ours": ours, "test": test,
-                               "bag": against_bag(claim, scores)}
+                               "bag": against_bag(claim, scores), "all": every}
     corrected = collections.ChainMap(*map(holm, families.values()))
     for claim in DATA["claims"]:
         one = judged[claim["id"]]

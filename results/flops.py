@@ -30,7 +30,8 @@ def batch_flops(objective, batch):
         nonlocal attention
         config, packed = block.config, arguments[1]
         factor = 12 if torch.is_grad_enabled() else 4
-        attention += factor * config.heads * config.key_dim * packed.visible_pairs()
+        visible = packed.within(block.attention.window).visible_pairs()
+        attention += factor * config.heads * config.key_dim * visible
 
     nothing = {op: lambda *shapes, **options: 0 for op in flop_registry if "attention" in str(op)}
     hooks = [module.register_forward_pre_hook(count_attention) for module in objective.modules()
@@ -71,8 +72,8 @@ def matching_steps(flops, words):
 def run_flops(folder, named):
     """Return all FLOPs of a run until now, counted again with the settings in its log. `named`: the
     objective of this command, because a file that a log names is not run. Raises BadInput."""
-    first = runs.read_first(folder)
-    config = first["config"]
+    header = runs.read_header(folder)
+    config = header["config"]
     name = config.get("objective")
     objective_class = named if name == named.name else OBJECTIVES.get(name)
     if not objective_class:
@@ -81,10 +82,11 @@ def run_flops(folder, named):
     known = {field.name for one in (settings.TrainConfig, objective_class.Config)
              for field in fields(one)}.union(settings.SHAPE)
     known -= settings.FIXED_BY_INIT if config.get("init") else set()
-    values = config | config["model"] | config[name]
+    # --causal is a flag of encoders alone, and the model of every decoder is causal.
+    values = config["model"] | config | config[name]
     given = {name: value for name, value in values.items() if name in known and value is not None}
     steps = max(record.get("step", 0) for record in runs.read_log(folder))
-    return count_flops(objective_class, given)[0] * steps * first["processes"]
+    return count_flops(objective_class, given)[0] * steps * header["processes"]
 
 
 def flops_command(words):

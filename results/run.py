@@ -2,15 +2,16 @@
 
 Runs are in out/results, one thread each, one after another. An interrupted run resumes.
 
-In a command of experiments.json, RUN is the run's folder, FILES is the folder of --files, and
-MATCH[row] is the number of steps with the same compute as the run `row`. A job {"prints": COMMAND}
-has no run folder: COMMAND prints its numbers as one JSON object.
+In a command of experiments.json, RUN is the run's folder, SEED its seed, FILES is the folder of
+--files, and MATCH[row] is the number of steps with the same compute as the run `row`. A job
+{"prints": COMMAND} has no run folder: COMMAND prints its numbers as one JSON object.
 """
 
 import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,7 @@ def jobs_of(name, seeds=None):
             flags = f"{job.get('train')} {experiment['flags']} --seed {seed} --out RUN"
             train = job.get("command", f"train.py {flags.strip()}")
             tests = job.get("tests", experiment.get("tests", ["evaluate.py RUN"]))
+            train = train.replace("SEED", str(seed))
             train, *tests = [re.sub(r"^(\w+: )?", r"\1python ", one).replace("RUN", str(folder))
                              for one in [train, *tests]]
             jobs.append(Job(label, seed, folder, train, " && ".join(tests)))
@@ -69,11 +71,18 @@ def jobs_of(name, seeds=None):
 def call(command, files):
     """Run a command with one thread and return its stdout. Raises BadInput if it fails."""
     words = command.replace("FILES", str(files)).split()
-    done = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
-    if done.returncode:
-        raise BadInput(f"{command} ended with status {done.returncode}")
-    return done.stdout
+    child = subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, text=True,
+                             stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        printed, _ = child.communicate()
+    except KeyboardInterrupt as stop:
+        # It saves its last step. Ctrl-C in a terminal reaches it without us, and kill does not.
+        child.send_signal(stop.args[0] if stop.args else signal.SIGINT)
+        child.communicate()
+        raise
+    if child.returncode:
+        raise BadInput(f"{command} ended with status {child.returncode}")
+    return printed
 
 
 def with_steps(job, jobs, files):

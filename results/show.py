@@ -5,9 +5,9 @@ import re
 import textwrap
 
 from base.common import BadInput, Parser, atomic_file, did_you_mean, shown
-from look.compare import aligned, markdown, mean_std, p_text, test_table
+from look.compare import aligned, column, markdown, mean_std, p_text, test_table
 
-from .compare import DATA, EXPERIMENTS, ROOT, by_label, judge, read_records, times_lines
+from .compare import DATA, EXPERIMENTS, ROOT, by_label, judge, read_records, times_lines, welch_p
 from .run import jobs_of
 
 # ---- one experiment
@@ -23,30 +23,26 @@ def tables_of(name):
     return EXPERIMENTS[name].get("tables", [{"columns": DATA["columns"]}])
 
 
-def has_more(name, part):
-    """Return whether `show --PART` can print something that `show` alone does not."""
-    if part == "tests":
-        return len(EXPERIMENTS[name].get("tested", ())) > 2
-    return part != "tables" or sum(len(table["columns"]) for table in tables_of(name)) > 7
-
-
 def table_of(records, columns, rows, published=None):
     """Return the heads and the rows of a table, of mean ± std over seeds; None if it is empty.
 
     columns {heading: metric}; rows {heading: label, or [label, ending of the metric's name]};
     published {heading: texts}. Columns and rows that nobody measured are left out."""
-    table = []
-    for heading, row in rows.items():
+    found, seeds = [], []
+    for row in rows.values():
         label, ending = (row, "") if isinstance(row, str) else row
-        cells = [mean_std(by_label(records, metric + ending).get(label, {}).values())
-                 for metric in columns.values()]
-        if set(cells) != {"-"}:
-            table.append([heading, *cells])
-    used = [i for i, cells in enumerate(zip(*table)) if i == 0 or set(cells) != {"-"}]
-    for heading, texts in (published or {}).items():
-        table.append([heading, *texts, *["-"] * (len(columns) - len(texts))])
-    heads, *table = [[row[i] for i in used] for row in (["run", *columns], *table)]
-    return (heads, table) if len(used) > 1 else None
+        found.append([by_label(records, metric + ending).get(label, {})
+                      for metric in columns.values()])
+        seeds.append(sorted({len(scores) for scores in found[-1] if scores}))
+    texts = [column(scores.values() for scores in cells) for cells in zip(*found)]
+    table = [[heading, "-".join(map(str, counts)), *cells]
+             for heading, counts, *cells in zip(rows, seeds, *texts) if counts]
+    for heading, cells in (published or {}).items():
+        table.append([heading, "-", *cells, *["-"] * (len(columns) - len(cells))])
+    heads = ["run", "seeds", *columns]
+    used = [i for i, cells in enumerate(zip(*table)) if i < 2 or set(cells) != {"-"}]
+    heads, *table = [[row[i] for i in used] for row in (heads, *table)]
+    return (heads, table) if len(used) > 2 else None
 
 
 def labels_of(records):
@@ -98,8 +94,7 @@ def show(name, parts=()):
     blocks.append(aligned(heads, rows) if rows else [])
     if "commands" in parts:
         blocks.append(command_lines(name, records))
-    blocks.append([f"{name} has no more {part}." for part in parts if not has_more(name, part)])
-    if more := [f"--{part}" for part in PARTS if part not in parts and has_more(name, part)]:
+    if more := [f"--{part}" for part in PARTS if part not in parts]:
         blocks.append([f"More: {', '.join(more)}"])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
@@ -139,16 +134,21 @@ def show_command(words):
 
 
 def board_lines():
-    """Return the claims, paper by paper, with the scores of both sides and the verdict."""
+    """Return the claims, paper by paper, with the scores of both sides over the seeds that both
+    have, how many these are, and the verdict."""
     papers = {}
     for claim, one in zip(DATA["claims"], judge().values()):
         papers.setdefault(claim["of"], []).append(
             [f"{claim['id']:4}{claim['claim']}", mean_std(one["baseline"].values()),
-             mean_std(one["ours"].values()), p_text(one["holm"]) if one["test"] else "-",
-             one["verdict"], one["bag"]])
-    rows = [row for paper, its in papers.items() for row in ([paper, *[""] * 5], *its)]
-    return aligned(["", "baseline", "method", "p (Holm)", "verdict", "bag; method better?"],
-                   rows)
+             mean_std(one["ours"].values()), str(len(one["ours"])),
+             p_text(one["holm"]) if one["test"] else "-", one["verdict"], one["bag"]])
+    rows = [row for paper, its in papers.items() for row in ([paper, *[""] * 6], *its)]
+    heads = ["", "baseline", "method", "seeds", "p (Holm)", "verdict", "bag; method better?"]
+    return aligned(heads, rows)
+
+
+def numbers(seeds):
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def claim_lines(claim, one):
@@ -158,11 +158,17 @@ def claim_lines(claim, one):
     rows = {"measure": f"{claim['measure']} ({claim['better']} is better)"}
     rows |= {side: f"{mean_std(scores.values())}  {claim.get(side)}"
              for side, scores in (*sides.items(), ("ours", one["ours"]))}
-    rows["compared"] = f"at equal {claim['matched']}, {len(one['ours'])} seeds"
+    rows["compared"] = f"at equal {claim['matched']}, seeds {numbers(one['ours'])}"
+    for side in sides and ("ours", "baseline"):
+        if left_out := one["all"][side].keys() - one["ours"].keys():
+            rows["compared"] += f"; left out: {numbers(left_out)} of {claim[side]}"
     if test:
         rows["difference"] = f"95 % interval {test['low']:+.2f} to {test['high']:+.2f}"
         rows["p"] = (f"{p_text(test['p'])}; {p_text(one['holm'])} after Holm's correction over the "
                      f"family {family!r}")
+        if "within" not in claim:
+            rows["unpaired"] = (f"{p_text(welch_p(**one['all']))} by Welch's test over all runs of "
+                                "both rows, without a correction")
     rows |= {"verdict": one["verdict"], "a bag": one["bag"], "the paper": claim["paper"],
              "note": claim["note"] or "-", "runs": f"python -m results show {claim['experiment']}"}
     commands = {job.label: job.train.partition(" --seed ")[0]
@@ -185,10 +191,11 @@ def board_command(words):
             raise BadInput(f"there is no claim {shown(number)!r}{did_you_mean(number, claims)} "
                            "(see python -m results board)")
         return print(*claim_lines(claims[number], judge()[number]), sep="\n")
-    print(*board_lines(), "", "p (Holm) is corrected for the number of tests in the claim's "
-          "family: the four papers, newer papers, our", "controls, order of captions, a decoder "
-          "that also retrieves. In the last column p is below 0.05, uncorrected.",
-          "python -m results board 9 prints all about claim 9.", sep="\n")
+    notes = ("Scores and tests are over the seeds that both rows have. p (Holm) is corrected for "
+             "the number of tests in the claim's family: the four papers, newer papers, our "
+             "controls, order of captions, a decoder that also retrieves. In the last column p is "
+             "below 0.05, uncorrected. python -m results board 9 prints all about claim 9.")
+    print(*board_lines(), "", *textwrap.wrap(notes, 100), sep="\n")
 
 
 # ---- recorded numbers inside the README files

@@ -298,7 +298,7 @@ def at_both_positions(evaluation, measure):
     at the stop token. An encoder has "train/metric" alone, by its pooling."""
     special = evaluation.rows.tokenizer.special
     positions = {"train": [tuple(map(tuple, pair)) for pair in evaluation.rows.affixes]}
-    if evaluation.model.config.causal:
+    if evaluation.model.config.is_decoder:
         if positions["train"] == [(special.before, special.after)] * 2:  # an imported model
             positions["train"] = Ntp.affixes(None, special)
         # Without [PRED] before a text, so that "last" is the same position for all objectives.

@@ -293,7 +293,11 @@ def sentences(task, evaluation, flags):
                 first, second, gold = zip(*rows)
                 parts.append([encode(first), None if None in second else encode(second),
                               torch.tensor(gold)])
-            for metric, value in score(task, name, parts).items():
+            try:
+                scores = score(task, name, parts)
+            except ValueError as error:  # of scikit-learn, for example too few rows of a class
+                raise BadInput(f"{task} cannot score {name}: {error}") from None
+            for metric, value in scores.items():
                 results[f"{name}/{metric}{kind}"] = value
         if f"{name}/accuracy" in results:
             results[f"{name}/accuracy/majority"] = majority(gold)

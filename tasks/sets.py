@@ -65,6 +65,9 @@ def read_set(name, folder, splits="test", lang="en"):
         rows += [row for row, index in zip(trained, order) if start <= index < end]
     if not rows:
         raise BadInput(f"{shown(files['train'])} has too few rows: a tenth of them is tested")
+    if len({label for *_, label in rows}) < 2:
+        raise BadInput(f"{label}: every label of its {splits} rows is {rows[0][2]:g}, and a score "
+                       "needs two different ones: give more rows")
     return rows
 
 

@@ -17,12 +17,13 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 import torch  # noqa: E402
 
-from base.common import run_program  # noqa: E402
+from base.common import STOPS, interrupt, run_program  # noqa: E402
 from base.tokenizer import Tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
-# A shell that runs the tests in the background ignores SIGINT, which some tests send.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# As run_program does. A shell that runs the tests in the background ignores SIGINT.
+for number in STOPS:
+    signal.signal(number, interrupt)
 if not torch.cuda.is_available():
     # Triton reads this when the kernels are imported. --attention auto still uses SDPA on a CPU.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -38,6 +39,17 @@ collect_ignore = [path.name for path in sorted(Path(__file__).parent.glob("test_
 if find_spec("triton") is None:  # it exists for Linux alone
     MISSING.append("triton")
     collect_ignore += ["test_kernels.py", "test_peers.py"]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--objective", metavar="FILE", help="file of an objective, or a name: what "
+                     "test_any_objective.py tests")
+
+
+def pytest_configure(config):
+    if config.getoption("objective"):
+        config.option.verbose = 1  # a line for each promise
+        config.option.reportchars += "s"  # and the reason if one is not given
 
 
 def pytest_report_header():

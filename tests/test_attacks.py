@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from test_evaluate import tiny, write_rows, write_run
@@ -18,6 +19,7 @@ from test_house import write_pairs
 from test_train import assert_same_run, command, contents, started
 
 import train
+from base.tokenizer import Tokenizer
 from harness import runs, weights
 
 
@@ -90,7 +92,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, co
     assert content is None or Path("u", name).read_text(encoding="utf-8") == content
 
 
-PLACES = [(runs, "write_log"), (runs, "copy_hf"), (runs.Tokenizer, "save"), (runs.np, "save")]
+PLACES = [(runs, "write_log"), (runs, "copy_hf"), (Tokenizer, "save"), (np, "save")]
 
 
 @pytest.mark.parametrize("place", range(len(PLACES)))
@@ -172,7 +174,6 @@ def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, mo
         whole(saved, SimpleNamespace(write=write, flush=file.flush))
 
     monkeypatch.setattr(torch, "save", save)
-    signal.signal(number, signal.default_int_handler)  # nohup ignores SIGHUP
     for name in ("train.pt", "model.pt"):  # a start at step 2 writes model.pt once more
         targets.append(name)
         assert train.main(words) == 128 + number and not targets
@@ -223,11 +224,10 @@ def test_a_record_that_a_full_disk_cut_is_no_longer_in_the_log_when_the_loop_goe
 # For each place, two processes train until one of them kills itself there. Then both are started
 # again. Only this script imports PyTorch; the others are its copies.
 ONE_OF_TWO = """
-import functools, json, os, signal, sys
+import json, os, signal, sys
 import torch._dynamo, train
 from harness import runs
 import torch.distributed as dist
-meet = dist.init_process_group
 
 def strike(owner, name, when, after=False):
     function = getattr(owner, name)
@@ -243,7 +243,7 @@ PLACES = {  # rank, and where it dies
     "evaluation": (0, (train.Run, "validate", lambda run: run.step == 3)),
     "part": (0, (os, "replace", lambda part, path: path.name == "train.pt")),
     "between": (0, (os, "replace", lambda part, path: path.name == "train.pt", True)),
-    "gather": (1, (dist, "all_gather_object", lambda *_: True)),
+    "gather": (1, (dist, "all_gather_object", lambda *_: True)),  # in a save
 }
 
 def start(number, words, place=None):
@@ -255,8 +255,7 @@ def start(number, words, place=None):
             continue
         os.environ.update(RANK=str(rank), WORLD_SIZE="2")
         sys.stdout = sys.stderr = open(os.devnull, "w")
-        dist.init_process_group = functools.partial(
-            meet, rank=rank, world_size=2, init_method=f"file://{os.getcwd()}/meet{number}")
+        dist.rendezvous = lambda *_, **__: iter([(dist.FileStore(f"meet{number}", 2), rank, 2)])
         if place and PLACES[place][0] == rank:
             strike(*PLACES[place][1])
         os._exit(train.main(words) or 0)

@@ -182,7 +182,7 @@ def shortened(command, objective, in_block, number):
     if program == "results" and words[0] not in ("show", "board", "plot", "flops", "gpu"):
         words += ["--list"] if words[0] != "make-data" else ["--help"]
     if program == "results" and words[0] == "gpu":
-        words[words.index("--minutes") + 1] = "0.05"
+        words += ["--part", "machine"]
     if "senteval" in words:  # cross-validation of the others takes minutes
         words += ["--sets=sst2"]
     return program, words + SMALLER.get("finetune" if words[:1] == ["finetune"] else program, [])
@@ -190,7 +190,7 @@ def shortened(command, objective, in_block, number):
 
 def tiny_model(name, folder):
     """Write a tiny model in the place of one of the hub."""
-    if "llama" in name.lower():
+    if "llama" in name.lower() or "SmolLM2" in name:
         return make_models.save(folder, "llama", make_models.llama3(), make_models.LLAMA_ROLES,
                                 head=True)
     return make_models.save(folder, "xlm-roberta", make_models.unigram(), make_models.XLMR_ROLES,

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,15 @@ def lines(*objects):
 
 def rows(spec, split="all", langs=()):
     return list(open_text(spec, langs).rows(split))
+
+
+def test_other_rows_of_the_same_size_and_time_are_read_again():
+    tsv("a.tsv", PAIRS)
+    time = Path("a.tsv").stat().st_mtime_ns
+    before = open_corpus("a.tsv", vocab=300)
+    tsv("a.tsv", PAIRS[::-1])
+    os.utime("a.tsv", ns=(time, time))
+    assert open_corpus("a.tsv", before.tokenizer).hash != before.hash
 
 
 # ---- formats: tests/test_cases.py has more of them, packed and with other delimiters

@@ -34,7 +34,7 @@ HOSTILE = "x\nlicense: mit\n---\n<script>alert(1)<"  # a folder's name
 
 
 def encode(run, texts=TEXTS):
-    return evaluate.encode(run.model, run.tokenizer, texts, run.first["affixes"][0],
+    return evaluate.encode(run.model, run.tokenizer, texts, run.header["affixes"][0],
                            run.config.get("max_length"))
 
 

@@ -17,6 +17,7 @@ from test_house import ROOT, write_pairs
 from test_train import assert_same_run
 
 import train
+from base.common import BadInput
 from harness import runs, screen
 from look import batch, compare, panels, plots, report, seen
 from look.__main__ import main
@@ -42,7 +43,7 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
 
 
 @pytest.mark.parametrize("objective, part", [
-    ("mexma", "head_packed"), ("llm-jepa", "packed"), ("hybrid", "predict")])
+    ("mexma", "head_packed"), ("llm-jepa", "packed"), ("hybrid", "predictor_packed")])
 def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     langs = "en" if objective == "hybrid" else "en,de"
     main(f"batch --objective {objective} --part {part} --langs {langs} --vocab 300 "
@@ -51,10 +52,16 @@ def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     batch = train.batch(objective, 2, 0, data="pairs.tsv", vocab=300, langs=langs)
     rows = text.partition("ROWS")[2].partition("\n")[2].partition("\nMASK")[0]
     assert len(set(re.findall(r"^ {3}\d ", rows, re.M))) == len(batch[part])
-    targets = batch["mask_index"] if part == "predict" else batch["target_positions"]
+    targets = batch["block_to"] if part == "predictor_packed" else batch["target_positions"]
     assert rows.count("→") == len(targets)
     cells = [list(one) for one in re.findall(r" ([#.]+)$", text, re.M)]
     assert np.array_equal(np.array(cells) == "#", batch[part].mask(0))
+
+
+def test_ticks_are_at_whole_steps():
+    figure = plots.lines({"a": ([2], [0.5])}, "training step", "loss")
+    low, high = figure.axes[0].get_xlim()
+    assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [2]
 
 
 def title_of(axis):
@@ -103,10 +110,10 @@ def train_small(objective, out, **given):
 ENCODER = "<i>the encoder's & others"
 EVIL = ["<script>alert(1)</script>", "_a&\"b'$x$"]
 COMMAND = "python '<u>' & \"x\""
-KINDS = {  # {kind: (objective, other settings, why a section is left out)}
-    ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL)), ""),
-    "decoder": ("llm-jepa", {}, ""),
-    "gallery": (str(ROOT / "gallery/simcse.py"), dict(langs="en"), "needs translations"),
+KINDS = {  # {kind: (objective, other settings)}
+    ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL))),
+    "decoder": ("llm-jepa", {}),
+    "gallery": (str(ROOT / "gallery/simcse.py"), dict(langs="en")),
 }
 
 
@@ -119,7 +126,7 @@ def small_runs(tmp_path_factory):
     for number in range(200):
         lines.append(f"<b>{number}</b> & \"text\" $1\t<img src=x onerror=alert(1)>{number}")
     (folder / "evil.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for kind, (objective, given, *_) in KINDS.items():
+    for kind, (objective, given) in KINDS.items():
         given = given | {"data": folder / given.get("data", "pairs.tsv")}
         train_small(objective, folder / kind, **given)
     log = folder / ENCODER / "log.jsonl"
@@ -141,7 +148,6 @@ def pages(small_runs):
 def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log(
         kind, small_runs, pages):
     text, figures = pages[kind]
-    _, _, why = KINDS[kind]
     page = Page(text)
     assert page.figures.keys() == figures.keys() > {"untrained", "embeddings"}
     for name, figure in figures.items():
@@ -150,6 +156,7 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
         title = title_of(axis)
         labels = (axis.get_xlabel() or figure.get_supxlabel(),
                   axis.get_ylabel() or figure.get_supylabel())
+        assert page.figures[name][0] == " ".join(title.split())  # for a screen reader
         for line in "\n".join([title, *labels]).splitlines():
             assert line and line.replace("\\$", "$") in drawn, (name, line)
     log = runs.read_log(small_runs / kind)
@@ -160,7 +167,12 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
     for name, value in log[-1]["eval"].items():
         if name in screen.METRICS or name.startswith("validation/"):
             assert compare.mean_std([value]) in page.words, name
-    assert why in page.words and ("Left out" in page.words) == bool(why)
+    assert "Left out" not in page.words and text.count('<svg role="img"') == len(figures)
+
+
+def test_a_metric_with_a_range_has_a_curve_and_a_column():
+    drawn = {name for name, about in screen.METRICS.items() if about.range is not None}
+    assert drawn == {*panels.DRAWN} - {"lr", "grad_norm"} == {*compare.SHOWN} - {"step", "seconds"}
 
 
 def test_a_page_is_one_file_with_unique_ids_and_no_address(pages):
@@ -194,6 +206,20 @@ def test_the_pages_of_unfinished_and_imported_runs_leave_out_what_they_lack(smal
     assert "rows of toy" in page.words and page.figures.keys() == {"embeddings"}
 
 
+def test_a_run_with_one_column_shows_the_nearest_other_texts(small_runs):
+    one = seen.see(small_runs / "gallery")
+    evaluation = seen.evaluation(one)
+    (texts,), (z,) = evaluation.texts.values(), evaluation.embeddings.values()
+    cosines = torch.cosine_similarity(z[1], z)
+    cosines[1] = -2  # the query itself
+    query, nearest = panels.neighbors(one, evaluation).table[1][1]
+    best = int(cosines.argmax())
+    assert query == texts[1] and nearest.count("\n") == 2
+    assert nearest.startswith(f"{cosines[best]:.3f} {texts[best]}\n")
+    with pytest.raises(BadInput, match="a single text"):
+        panels.other_texts(texts[:1], z[:1], 4, 3)
+
+
 def test_a_page_of_several_runs_is_a_file_of_its_own(small_runs, capsys):
     every = [small_runs / "decoder", small_runs / "gallery"]
     main([*map(str, every)])
@@ -201,7 +227,7 @@ def test_a_page_of_several_runs_is_a_file_of_its_own(small_runs, capsys):
     assert capsys.readouterr().out == f"{out}\n" and not out.with_name("decoder.html").exists()
     page = Page(out.read_text())
     assert all(str(one) in page.words for one in every)
-    assert page.tags.count("details") == 2 and {"loss", "embeddings"} < page.figures.keys()
+    assert page.tags.count("details") == 2 and {"lr", "embeddings"} < page.figures.keys()
     out.unlink()
     assert report.title_of([seen.see(every[0])] * 5) == "decoder+4-others"
 
@@ -316,13 +342,44 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(four_runs, capsy
     test = compare.paired_test(dict(enumerate(values[2:])), {7: 0.0, 1: values[1], 0: values[0]})
     assert test["t"] == pytest.approx(t)
     assert compare.paired_test({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0}) is None  # equal differences
-    row = f"koleo-weight 1 against koleo-weight 0  geometry/rankme  {differences.mean():+.3g}"
-    assert row in re.sub(" {3,}", "  ", text)
-    main([*words, "--markdown"])
-    assert "| run | seeds | geometry/rankme | validation/loss |" in capsys.readouterr().out
+    row = f"koleo-weight 1 against koleo-weight 0  geometry/rankme  2  {differences.mean():+.3g}"
+    assert row in re.sub(" {2,}", "  ", text)
     assert "is given twice" in refused(main, ["compare", four_runs[0], f"{four_runs[0]}/"])
     words[2] = "geometry/rank"
     assert "no run has it; did you mean geometry/rankme?" in refused(main, words)
+
+
+def test_losses_of_different_objectives_are_never_compared(four_runs, small_runs, capsys):
+    """Nor are those with other weights; their terms are."""
+    both = [*four_runs[:2], small_runs / "gallery"]
+    for every, panels_of_losses in ((both, 2), (four_runs, 2), (four_runs[:2], 1)):
+        groups = seen.grouped([*map(seen.see, every)])
+        figures = panels.along_training(groups).figures
+        assert len([name for name in figures if name.partition(":")[0] == "loss"]) == \
+            len([name for name in figures if name.startswith("validation/loss")]) == \
+            panels_of_losses
+        for name, figure in figures.items():  # each run once, with the color of its label
+            names = name.partition(": ")[2].split(" / ") if ": " in name else [*groups]
+            drawn = {line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())}
+            colors = {line.get_color() for line in figures["geometry/rankme"].axes[0].lines}
+            assert len(drawn - {"black"}) <= len(names) and drawn - {"black"} <= colors
+        main(["compare", *map(str, every)])
+        text = capsys.readouterr().out
+        assert ("validation/loss" in text) == (panels_of_losses == 1)
+        assert ("losses are not compared" in text) == (panels_of_losses == 2)
+    assert {"mlm", "align"} < panels.along_training(seen.grouped([*map(
+        seen.see, four_runs)])).figures.keys()
+    main(["compare", "--metric", "validation/loss,geometry/rankme", *map(str, four_runs)])
+    head, *tests = capsys.readouterr().out.partition("paired t-test")
+    assert "validation/loss" in head and "validation/loss" not in "".join(tests)
+
+
+def test_a_number_without_a_deviation_has_the_decimals_of_its_column():
+    assert compare.column([[0.5229], [3.0, 9.0], [2.0, 2.4], []]) == [
+        "0.5", "6.0 ± 4.2", "2.20 ± 0.28", "-"]
+    assert compare.column([[0.005928], [0.4961]]) == ["0.0059", "0.4961"]
+    assert compare.column([[700, 700], [2000]]) == ["700", "2,000"]
+    assert compare.column([[0.0], [math.inf]]) == ["0.000", "-"]
 
 
 def test_seeds_are_lines_with_their_mean_in_one_panel(four_runs):

@@ -2,6 +2,7 @@
 LoRA, files."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import data
 import kernels
 from base.common import BadInput
 from data import Packed, Segment
 from harness.weights import add_lora, add_tokens, load, save
 from kernels.cross_entropy import linear_cross_entropy
+from kernels.padded import sdpa
 from model import DECODER, SIZES, Model, ModelConfig, set_attention
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
@@ -109,6 +112,20 @@ def test_the_mask_of_a_row_is_what_its_segments_say():
     assert packed.visible_pairs() == sum(int(packed.mask(row).sum()) for row in (0, 1))
 
 
+def test_a_printed_batch_is_the_table_at_the_head_of_data():
+    row = [segment(3, True), segment(2, True, prefix=(0, 2)), segment(2)]
+    packed = Packed.of_segments([row, [segment(50)]])
+    drawn = [line.split()[2:] for line in re.findall("\n    [0-6]  .*", data.__doc__)]
+    first, _, *printed, last = str(packed).splitlines()
+    assert len(drawn) == 7 and len(printed) == 48 and last == "the first 48 of 57 tokens"
+    for index, (line, (*sees, a, b, c, d)) in enumerate(zip(printed, drawn)):
+        mask = "".join(sees).ljust(48, ".")
+        position = str(packed.positions[index].item())
+        assert line.split() == [str(index), "0", "0", position, mask, a, b, c, d]
+    assert max(map(len, printed)) <= 100 and first == repr(packed)
+    assert repr({"packed": packed}) == "{'packed': Packed(rows=2, tokens=57)}"
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_window_hides_keys_that_are_further_away_in_positions(name):
     gaps = [Segment(np.arange(6), positions=np.array([1, 2, 5, 9, 10, 30]))]  # a context of hybrid
@@ -143,6 +160,21 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
     qkv = torch.randn(len(packed.tokens), (heads + 2 * kv_heads) * 8, dtype=torch.float64)
     assert_close(*both(qkv, heads, kv_heads, packed, softcap))
     assert_close(*both(qkv.float(), heads, kv_heads, packed, softcap), 1e-5)
+
+
+def test_attention_of_groups_on_a_gpu_repeats_keys_and_values(monkeypatch):
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    attend, used = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, *rest, enable_gqa: (
+        used.append(k.shape[1]), attend(q, k, *rest, enable_gqa=enable_gqa))[1])
+    q, k, v = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    for given in (mask, None):
+        states = [sdpa(q.as_subclass(kind), k, v, given) for kind in (torch.Tensor, OnGpu)]
+        assert torch.allclose(*states, atol=1e-6)
+    assert used == [2, 4] * 2
 
 
 @pytest.mark.parametrize("softcap", [0, 1.5])
@@ -181,6 +213,17 @@ def test_triton_is_refused_where_it_cannot_run_and_auto_is_sdpa(monkeypatch):
         with pytest.raises(BadInput, match=message):
             set_attention(model, "triton", cpu, 4)
         monkeypatch.setitem(sys.modules, "triton", None)
+
+
+def test_on_a_gpu_auto_is_what_has_run_and_cudnn_is_off(monkeypatch):
+    monkeypatch.setattr(kernels, "why_not", lambda *_: "")
+    cuda = torch.device("cuda")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert kernels.choose_back_end("auto", cuda, 64) == "sdpa"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(kernels, "KERNELS_HAVE_RUN", True)
+    assert kernels.choose_back_end("auto", cuda, 64) == "auto"
+    assert kernels.choose_back_end("auto", torch.device("cpu"), 64) == "sdpa"
 
 
 # ---- the transformer
@@ -264,11 +307,13 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
     (lambda: Packed.of([[5, 6], []]), "empty"), (lambda: replace(LLAMA, head_dim=5), "rotary"),
     (lambda: replace(LLAMA, causal=True, windows=(3, 0)), "windows need a bidirectional model"),
     (lambda: Mexma(Model(TINY), Mexma.Config(head_heads=7)), "head_heads is 7"),
+    (lambda: Model(TINY).pool(torch.ones(2, 16), Packed.of([[5, 6]]), "median"), "is 'median'"),
     # The mean of a row that has masks of the other sentence.
     (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
                   Bepa.Config(cls_view="masked")), "use --pool cls instead of mean"),
     (lambda: LlmJepa(None, LlmJepa.Config(align="info_nce", jepa_dropout=.5)), "a single process"),
-    (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0")])
+    (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0"),
+    (lambda: Hybrid.Config(balance="scheduled"), "from 0.5 to 0.5, which is constant: add")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, name, monkeypatch):
     monkeypatch.setattr("objectives.num_processes", lambda: 2)
     with pytest.raises(BadInput, match=f"^[^\n]*{name}[^\n]*$"):

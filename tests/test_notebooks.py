@@ -1,7 +1,10 @@
 """The notebooks: how each is built and, with -m notebooks, that all of it runs and is true."""
 
+import ast
+import importlib
 import re
 import sys
+from types import FunctionType
 
 import nbclient
 import nbformat
@@ -94,6 +97,26 @@ def test_every_link_of_the_pages_works(tmp_path):
 
 
 @each_notebook
+def test_a_notebook_imports_from_where_things_are(path):
+    """Notebook 11 writes files of one's own, which import add_special from objectives."""
+    source = "\n".join(OPEN.sub("", cell.source) for cell in code_cells(read(path)))
+    used, modules = [], {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {one.asname or one.name: one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            used += [(node.module, one.name) for one in node.names]
+            modules |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used.append((modules.get(node.value.id), node.attr))
+    for module, name in used:
+        if module and (ROOT / f"{module.replace('.', '/')}.py").exists():
+            thing = getattr(importlib.import_module(module), name, None)
+            home = thing.__module__ if isinstance(thing, (type, FunctionType)) else module
+            assert home == module or (module, name) == ("objectives", "add_special"), name
+
+
+@each_notebook
 def test_every_picture_that_a_notebook_draws_has_its_function(path):
     """Where nothing is trained: a renamed function is found at once."""
     source = "\n".join(cell.source for cell in code_cells(read(path)))
@@ -110,8 +133,9 @@ def test_the_pictures_of_the_course_show_their_numbers_and_names():
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["a"]
     seen = pictures.mask([[1, 0], [1, 1]], ["p", "q"], groups=[0, 1]).axes[0].images[0]
     assert seen.get_array().tolist() == [[1, 0], [1, 2]]
-    bars = pictures.bars({"g": {"one": 1.0, "two": (2.0, 1.5, 2.5)}}, "y").axes[0]
-    assert [bar.get_height() for bar in bars.patches] == [1, 2]
+    bars = pictures.bars({"g": {"one": 1.0, "two": (2.0, 1.5, 2.5), "none": 0.0}}, "y").axes[0]
+    assert [bar.get_height() for bar in bars.patches] == [1, 2, 0]
+    assert [text.get_text() for text in bars.texts] == ["0"]  # the one that is too short to see
     same = torch.eye(3)
     found = pictures.cosines({"en": same, "de": same, "fr": same}).axes[0]
     assert found.get_legend_handles_labels()[1] == ["translations: mean 1.00",

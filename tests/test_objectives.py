@@ -1,5 +1,6 @@
-"""The promises of every objective, golden numbers, each loss with its gradients against a plain
-padded recomputation in float64, no leakage, and statistics of random draws."""
+"""Each loss with its gradients against a plain padded recomputation in float64, teachers, no
+leakage, and statistics of random draws. test_any_objective.py has the promises of every objective.
+"""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +16,6 @@ import data
 import objectives
 from base.common import BadInput
 from base.tokenizer import Chat, Special
-from data import each_tensor
 from harness.settings import find_objective
 from model import Model, ModelConfig
 from objectives import (
@@ -30,7 +30,7 @@ from objectives import (
     Mlm,
     Ntp,
     Teacher,
-    align,
+    alignment_loss,
     draw_blocks,
     koleo,
 )
@@ -89,6 +89,22 @@ def seeded(loss, *args, **options):
     return loss(*args, **options)
 
 
+def differs(objective, page, what):
+    """Fail with a sentence for whoever changed a class and knows nothing of its page: a file, or a
+    function of the tests."""
+    pytest.fail(f"{type(objective).__name__}'s {what}. If you meant it, change {page} too, or keep "
+                "your version in a file of its own: train.py --objective my_idea.py", pytrace=False)
+
+
+def check_equal(objective, page, ours, theirs, bound=1e-9):
+    """Compare a class's loss and gradients, in this order, with those of a page."""
+    loss, *rest = [(one - other).abs().max().item()
+                   for one, other in zip(ours, theirs, strict=True)]
+    if not all(difference <= bound for difference in (loss, *rest)):  # NaN is not
+        differs(objective, page, f"loss differs from {page} by {loss:.2g}, and its gradients by up "
+                f"to {max(rest):.2g}")
+
+
 def assert_near(results, expected, bound):
     for one, other in zip(results, expected, strict=True):
         assert (one - other).abs().max() <= bound
@@ -103,41 +119,21 @@ every = pytest.mark.parametrize("objective_class", BOTH.values(), ids=list(BOTH)
 # ---- promises
 
 
-@every
-def test_collate_depends_on_its_examples_and_generator_alone(objective_class):
-    def global_states():
-        return np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
-    objective = build(objective_class)
-    before = global_states()
-    one, two, other = (each_tensor(batch_of(objective, seed), torch.Tensor.tolist)
-                       for seed in (0, 0, 1))
-    assert one == two and global_states() == before
-    if any("mask" in field.name for field in fields(objective_class.Config)):
-        assert one["packed"].tokens != other["packed"].tokens
-
-
 def teacher_weights(objective):
     return [parameter for module in objective.modules() if isinstance(module, Teacher)
             for parameter in module.parameters()]
 
 
 @every
-def test_a_step_gives_a_finite_loss_trains_everything_but_teachers_and_moves_them(objective_class):
+def test_a_step_trains_everything_but_teachers_moves_them_and_needs_no_float32(objective_class):
     objective = build(objective_class, torch.float32)
     teachers = teacher_weights(objective)
     for parameter in teachers:
         parameter.add_(0.1 * torch.randn_like(parameter))
-    batch = batch_of(objective)
-    loss, terms = seeded(objective, batch)
-    loss.backward()
-    assert terms
-    for value in (loss.detach(), *terms.values()):
-        assert value.shape == () and value.isfinite() and not value.requires_grad
     for name, parameter in objective.named_parameters():
-        has_gradient = parameter.grad is not None and bool(parameter.grad.abs().sum())
-        is_teacher = any(parameter is one for one in teachers)
-        assert has_gradient == parameter.requires_grad != is_teacher, name
+        assert parameter.requires_grad != any(parameter is one for one in teachers), name
+    batch = batch_of(objective)
+    loss, _ = seeded(objective, batch)
     with torch.autocast("cpu", torch.bfloat16):
         half, _ = seeded(objective, batch)
     assert half.dtype == torch.float32 and abs(half - loss) < 0.15
@@ -172,6 +168,11 @@ def test_a_file_without_an_objective_of_its_own_name_is_refused_in_one_line(text
 # ---- losses
 
 
+def test_info_nce_of_one_direction_has_no_negatives_of_the_same_side():
+    with pytest.raises(BadInput, match="intra_side_negatives needs symmetric"):
+        objectives.info_nce(*torch.randn(2, 3, 4), 0.1, intra_side_negatives=True, symmetric=False)
+
+
 def test_koleo_of_duplicates_is_large_but_finite():
     twins = torch.randn(1, 1024).repeat(2, 1).requires_grad_()
     value = koleo(twins)
@@ -182,12 +183,12 @@ def test_koleo_of_duplicates_is_large_but_finite():
 @pytest.mark.parametrize("kind", get_args(Align))
 def test_a_loss_is_float32_and_in_batch_unless_it_is_a_mean_over_pairs(kind):
     x, y = torch.randn(2, 6, 5)
-    for loss in (lambda x, y: seeded(align, kind, x, y), lambda x, y: koleo(x)):
+    for loss in (lambda x, y: seeded(alignment_loss, kind, x, y), lambda x, y: koleo(x)):
         with torch.autocast("cpu", torch.bfloat16):
             inside = loss(x, y)
         assert torch.equal(inside, loss(x, y))
         assert loss(x.bfloat16(), y.bfloat16()).dtype == torch.float32
-    whole, first, second = (seeded(align, kind, x[rows], y[rows])
+    whole, first, second = (seeded(alignment_loss, kind, x[rows], y[rows])
                             for rows in (slice(6), slice(3), slice(3, 6)))
     assert torch.isclose(whole, (first + second) / 2) == (kind not in IN_BATCH)
     for weight in (0.0, 0.1):  # KoLeo compares texts too
@@ -255,13 +256,14 @@ def slow_koleo(x, kind):
 def slow_mlm(objective, batch, items, count=None):
     """MLM on the first `count` rows, by BERT's vocabulary head or by W2 LN(GELU(W1 z))."""
     model, head = objective.model, objective.mlm_head
+    has_regressor = getattr(objective.config, "regressor", isinstance(objective, Hybrid))
     x, real = encode(model, rows_of(batch["packed"])[:count])
     x = x[real][batch["target_positions"]]
-    if head is None:
+    if has_regressor:
+        logits = head.vocabulary(head.norm(F.gelu(head.transform(x))))
+    else:
         hidden = model.transform_norm(F.gelu(model.transform(x)))
         logits = F.linear(hidden, model.embed.weight, model.vocabulary_bias)
-    else:
-        logits = head.vocabulary(head.norm(F.gelu(head.transform(x))))
     return F.cross_entropy(logits, batch["targets"])
 
 
@@ -417,7 +419,7 @@ def slow_hybrid(objective, batch, items):
     where = rows_of(batch["packed"], "positions")[n:]
     contexts, real = encode(objective.model, rows_of(batch["packed"])[n:], where)
     teacher, _ = encode(objective.teacher.model, rows_of(batch["clean"]))
-    for number, positions in enumerate(rows_of(batch["predict"], "positions")):
+    for number, positions in enumerate(rows_of(batch["predictor_packed"], "positions")):
         i = number // c.target_blocks
         guesses.append(slow_predictor(objective, contexts[i][real[i]], positions))
         goals.append(teacher[i, positions[len(where[i]):]].detach())
@@ -433,44 +435,47 @@ def slow_hybrid(objective, batch, items):
     return lam * slow_align(c.align, guesses, goals) + (1 - lam) * mlm
 
 
-# Combinations of switches. test_papers.py compares each alone, and test_minimal.py the pages'.
+# Combinations of options. test_minimal.py has those of the pages.
 VARIANTS = {
-    slow_mlm: [Mlm, {}],
-    slow_contrastive: [Contrastive, {}, dict(pool="mean"), dict(pool="mean", layers=0)],
+    slow_mlm: [Mlm, {}, dict(regressor=True), dict(predict_from="previous")],
+    slow_contrastive: [
+        Contrastive, {}, dict(pool="mean", intra_language_negatives=True),
+        dict(pool="mean", layers=0, temperature=0.5)],
     slow_mexma: [
         Mexma, dict(align_weight=3.0, mlm_weight=0.7, mask_first=0.8, mask_second=0.1),
-        dict(align="info_nce", token_gradients=False), dict(align_views="dirty", koleo_weight=0.0),
+        dict(align="info_nce", temperature=0.5, token_gradients=False),
+        dict(align_views="dirty", koleo_weight=0.0),
         dict(align="info_nce", intra_language_negatives=True, koleo_input="raw"),
         dict(symmetrical=False, align_views="dirty"), dict(symmetrical=False, align="none"),
         dict(pool="mean"), dict(pool="mean", align_views="dirty"),
         dict(pool="mean", align_views="dirty", symmetrical=False)],
     slow_bepa: [
         Bepa, {}, dict(packing="separate"), dict(cls_view="masked", order="given"),
+        dict(packing="monolingual", include_self=True, temperature=0.5),
         dict(align="mse_unit"), dict(align="sigreg", align_weight=0.3), dict(pool="mean"),
         dict(pool="mean", cls_view="clean", packing="separate")],
     slow_ntp: [Ntp, {}, dict(labels="all"), dict(labels="all+eos")],
     slow_llm_jepa: [
-        LlmJepa, dict(predictors=0), dict(predictors=3, reverse=True, align="info_nce"),
+        LlmJepa, dict(predictors=0), dict(jepa_dropout=1.0, gamma=0.5),
+        dict(predictors=3, reverse=True, align="info_nce", temperature=0.5),
         dict(pred_position="prepend", predictors=2), dict(labels="all", align="info_nce"),
         dict(pred_position="prepend", reverse=True, view_end=True),
         dict(align="l2", gamma=0.5, jepa_weight=2.0), dict(view_end=True, labels="all+eos")],
     slow_hybrid: [
-        Hybrid, dict(align="vicreg", balance="fixed"), dict(align="barlow", allow_overlap=True),
+        Hybrid, dict(teacher_norm=True), dict(align="vicreg", balance="fixed", balance_start=0.7),
+        dict(align="barlow", allow_overlap=True),
         dict(align="mse", balance="scheduled", balance_end=1.0)],
 }
+# These decide what is drawn, and the recomputation reads the batch: test_papers.py has the draws.
+DRAWN = {"mask_ratio", "target_blocks", "target_low", "target_high", "context_low", "context_high",
+         "momentum"}
 
 
-def ours_and_plain(slow, objective_class, options, items, seed=0):
-    """The loss and all gradients of a class with these options, (1 + parameters,), and those of the
-    plain recomputation."""
-    objective = build(objective_class, **options)
-    for parameter in objective.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)  # large, and a teacher unlike its student
-    objective.after_step(0.25 + 0.5 * seed)
-    batch = batch_of(objective, seed, items)
-    losses = seeded(objective, batch)[0], seeded(slow, objective, batch, items)
-    return [torch.cat([each.flatten() for each in (loss, *gradients(loss, objective))])
-            for loss in losses]
+def test_every_option_has_a_second_value_in_some_variant():
+    for objective_class, *variants in VARIANTS.values():
+        for field in fields(objective_class.Config):
+            values = [(SMALL | options).get(field.name, field.default) for options in variants]
+            assert field.name in DRAWN or set(values) != {field.default}, field.name
 
 
 @pytest.mark.parametrize("slow, objective_class, options", [
@@ -480,19 +485,26 @@ def test_the_loss_and_its_gradients_equal_a_plain_padded_recomputation(slow, obj
                                                                        options):
     for seed in range(2):
         items = examples(objective_class, 5, seed, system=objective_class.causal and seed == 1)
-        ours, plain = ours_and_plain(slow, objective_class, options, items, seed)
-        assert (ours - plain).abs().max() < 1e-9
+        objective = build(objective_class, **options)
+        for parameter in objective.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)  # large, and a teacher unlike its student
+        objective.after_step(0.25 + 0.5 * seed)
+        batch = batch_of(objective, seed, items)
+        losses = seeded(objective, batch)[0], seeded(slow, objective, batch, items)
+        ours, plain = ((loss, *gradients(loss, objective)) for loss in losses)
+        check_equal(objective, f"{slow.__name__} in tests/test_objectives.py", ours, plain)
 
 
-# ---- several processes; test_train.py starts them for the other in-batch losses
+# ---- several processes; test_any_objective.py starts them for what is in-batch by default
 
 
-def test_mexma_aligns_the_texts_of_all_processes(monkeypatch):
-    objective, items = build(Mexma, align="info_nce"), examples(Mexma)
-    whole = objective(batch_of(objective, items=items * 2))[1]["align"]
+@pytest.mark.parametrize("objective_class, term", [(Mexma, "align"), (LlmJepa, "jepa")])
+def test_info_nce_compares_the_texts_of_all_processes(objective_class, term, monkeypatch):
+    objective, items = build(objective_class, align="info_nce"), examples(objective_class)
+    whole = objective(batch_of(objective, items=items * 2))[1][term]
     # Another process has the same texts.
     monkeypatch.setattr(objectives, "all_gather_with_grad", lambda x: torch.cat([x, x]))
-    assert abs(objective(batch_of(objective, items=items))[1]["align"] - whole) < 1e-12
+    assert abs(objective(batch_of(objective, items=items))[1][term] - whole) < 1e-12
 
 
 # ---- no leakage. test_model.py has plain rows
@@ -553,7 +565,7 @@ def test_no_prediction_depends_on_a_target_block_and_every_target_does():
     objective = build(Hybrid, torch.float32, balance="fixed", balance_start=1.0)
     batch = batch_of(objective, items=examples(Hybrid, 1))
     before, _ = objective(batch)
-    for index in set(batch["target_index"].tolist()):
+    for index in set(batch["block_from"].tolist()):
         assert index not in rows_of(batch["packed"], "positions")[1]  # the context
         for name, changes in (("packed", False), ("clean", True)):  # of the model, of the teacher
             after, _ = objective(batch | {name: altered(batch[name], index)})
@@ -563,12 +575,16 @@ def test_no_prediction_depends_on_a_target_block_and_every_target_does():
 # ---- bepa and llm-jepa
 
 
-def test_monolingual_rows_have_two_sentences_of_one_language():
+def test_the_rows_of_each_packing():
     items = [data.Example(tuple([10 + column] for column in columns), columns)
              for columns in [(0, 1), (1, 2), (0, 1), (1, 0)]]
     rows = [row.tolist() for row in objectives.monolingual_rows(items, SPECIAL)]
     assert rows == [[2, 11, 3, 2, 11, 3], [2, 10, 3, 2, 10, 3], [2, 11, 3, 2, 11, 3],
                     [2, 12, 3], [2, 10, 3]]
+    for packing, count in (("bilingual", 4), ("monolingual", 5), ("separate", 8)):
+        batch = batch_of(build(Bepa, packing=packing), items=items)
+        assert len(batch["packed"]) == count + 2 * len(items)
+    assert len(batch["targets"]) == count  # one in each separate row, as released
 
 
 CHAT = SPECIAL._replace(chat=Chat((1,), (7,), (8, 9), (10,), (11,)))
@@ -589,7 +605,7 @@ def test_the_affixes_of_a_text_are_all_ids_around_it(objective_class, options, s
 def test_jepa_dropout_skips_the_views_and_their_tokens_at_its_rate():
     objective = build(LlmJepa, jepa_dropout=0.75)
     batches = [batch_of(objective, seed) for seed in range(400)]
-    skipped = [batch for batch in batches if "vector_index" not in batch]
+    skipped = [batch for batch in batches if "last_index" not in batch]
     assert abs(len(skipped) / 400 - 0.75) < 0.07
     plain = batch_of(build(Ntp))["packed"].tokens
     assert torch.equal(skipped[0]["packed"].tokens, plain)

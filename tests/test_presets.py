@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from harness import settings
-from results.compare import ROOT
-from results.run import EXPERIMENTS, jobs_of
+from results.compare import EXPERIMENTS, ROOT
+from results.run import jobs_of
 
 STORED = Path(__file__).parent / "experiment_settings.json"
 

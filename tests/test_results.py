@@ -6,7 +6,12 @@ import importlib.util
 import io
 import json
 import lzma
+import os
 import re
+import signal
+import threading
+import time
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +22,7 @@ from test_house import write_pairs
 
 import evaluate
 import train
-from harness import settings
+from harness import runs, settings
 from objectives import Mexma
 from results import compare, flops, plots, run, show
 from results.__main__ import main
@@ -118,16 +123,14 @@ def test_a_record_has_an_identity_a_command_and_a_commit():
 
 
 @pytest.mark.parametrize("name", compare.EXPERIMENTS)
-def test_an_experiment_is_one_sentence_a_table_of_eight_columns_and_tests_of_two_metrics(name):
+def test_an_experiment_is_one_sentence_a_table_of_nine_columns_and_tests_of_two_metrics(name):
     experiment, records = compare.EXPERIMENTS[name], compare.read_records(name)
     text = show.show(name)
     assert text.startswith(f"{name}: {len(records)} runs\n{experiment['finding']}\n")
     heads = re.findall("^run  .*", text, re.M)
-    assert all(len(re.split("  +", head)) <= 8 for head in heads)
+    assert all(len(re.split("  +", head)) <= 9 for head in heads)
     assert len(heads) == bool(records) or "table" in records[0]
-    for part in ("tables", "tests"):  # each is offered, or there are no more
-        more = show.show(name, (part,))
-        assert (f"{name} has no more {part}." in more) != (f"--{part}" in text.splitlines()[-1])
+    assert text.endswith("More: --tables, --tests, --commands, --about\n")
     metrics = [metric for metric in experiment.get("tested", ()) if f"  {metric}  " in text]
     assert set(metrics) <= set(experiment.get("tested", ())[:2]) and "train.py" not in text
     for record in records:  # one command for all seeds
@@ -154,12 +157,30 @@ def test_the_board_has_every_claim_and_prints_all_about_one(capsys):
     assert "tables 4 to 7" in one and "-0.77 to -0.71" in one and "show encoders-recipe" in one
 
 
+def test_the_board_says_which_seeds_are_compared_and_left_out(own_records, monkeypatch):
+    """The unpaired test is over all of them."""
+    keep_odd({"a": [1.0, 2.5, 3.0, 9.0], "b": [2.0, 4.0, 4.5]})
+    monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD | {
+        "jobs": {"a": "", "b": ""}, "seeds": [0, 1, 2], "flags": ""})
+    claim = {"id": "1", "of": "A paper", "family": "papers", "claim": "a is lower", "paper": "",
+             "experiment": "odd", "metric": "x", "ours": "a", "baseline": "b", "better": "lower",
+             "measure": "x", "matched": "steps", "note": ""}
+    monkeypatch.setitem(compare.DATA, "claims", [claim])
+    one = compare.judge()["1"]
+    text = " ".join(" ".join(show.claim_lines(claim, one)).split())
+    assert "at equal steps, seeds 0, 1, 2; left out: 3 of a difference" in text
+    p = stats.ttest_ind([1.0, 2.5, 3.0, 9.0], [2.0, 4.0, 4.5], equal_var=False).pvalue
+    assert f"unpaired {p:.3f} by Welch's test over all runs" in text
+    assert compare.welch_p(**one["all"]) == pytest.approx(p)
+    assert re.split("  +", show.board_lines()[-1])[4] == "3"
+
+
 def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     keep_odd({"a": [1.0, 1.0]})
     keep_odd({"a": [2.0]})
     assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
     monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD)
-    assert "\na    1.50 ± 0.71\n" in show.show("odd")
+    assert "\nrun  seeds            X\na        2  1.50 ± 0.71\n" in show.show("odd")
     times = {"experiment": "times", "label": "a", "seed": 0, "torch": "2", "table": {}}
     for device in ("one", "two", "two"):  # times of two devices are two records
         compare.keep_records([times | {"device": device}])
@@ -220,13 +241,13 @@ def test_plot_replaces_pictures_that_it_made_and_no_file_of_somebody_else(monkey
 # ---- the pages
 
 NUMBER = re.compile(r"(?<![\w.])(?<!PyTorch )-?\d[\d,]*\.\d+")
-EXEMPT = {"paper", "table or figure", "command"}  # columns
+EXEMPT = {"paper", "released code", "table or figure", "command"}  # columns
 
 
 def own_numbers(section):
     """Return the decimals of a section that have two digits or more other than 0. Without tables
-    that `readme` writes, columns that cite a paper, code, and sentences about a page of minimal/,
-    which anybody can run."""
+    that `readme` writes, columns that cite a paper, code, and sentences about a page of minimal/
+    or of notebooks/, which anybody can run."""
     section = re.sub(r"<!-- table \S+ -->\n(\|.*\n?)*|```.*?```", "", section, flags=re.S)
     lines, heads = [], []
     for line in section.splitlines():
@@ -235,7 +256,7 @@ def own_numbers(section):
         lines.append(" ".join(cell for cell, head in zip(cells, heads) if head not in EXEMPT)
                      if cells else line)
     sentences = re.split(r"(?<=[.*])\s+(?=[A-Z*])", "\n".join(lines))
-    text = " ".join(one for one in sentences if "minimal" not in one)
+    text = " ".join(one for one in sentences if not re.search("minimal|notebooks/", one))
     return [one for one in NUMBER.findall(re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text))
             if len(re.findall("[1-9]", one)) > 1]
 
@@ -263,7 +284,7 @@ def sections_of(name):
 
 
 @pytest.mark.parametrize("name", ["README.md", "results/README.md", "results/LEDGER.md",
-                                  "results/REPRODUCE.md"])
+                                  "results/PAPERS.md", "results/REPRODUCE.md"])
 def test_a_command_named_in_its_section_prints_every_number_of_a_page(name):
     assert {section[:60]: found for section in sections_of(name)
             if (found := unprinted(section))} == {}
@@ -277,7 +298,7 @@ def test_a_note_has_numbers_that_its_experiments_print():
 def test_a_number_that_no_command_prints_is_found():
     table = "| row | ours | paper |\n| --- | --- | --- |\n| a | 13.4 | 77.7 |\n"
     text = "9.28, 9.3, 7.77 and 0.5 % are missed (`show encoders-recipe`). It takes 3.21 times " \
-        "as many (`python -m minimal.climb`). A flag, `--lr 1.23`.\n" + table
+        "as many ([notebook](../notebooks/a.ipynb)). A flag, `--lr 1.23`.\n" + table
     assert unprinted(text) == ["7.77"]
     assert unprinted(text.replace("show encoders-recipe", "show llm-jepa")) == [
         "9.28", "9.3", "7.77", "13.4"]
@@ -290,6 +311,21 @@ def test_pages_are_those_that_readme_writes_and_stay_small():
         assert show.filled(text) == text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
         assert table.count("\n") <= 10 and table.partition("\n")[0].count("|") <= 8
+
+
+def test_the_differences_from_the_papers_name_flags_of_their_objectives_and_commands():
+    text = (ROOT / "results/PAPERS.md").read_text(encoding="utf-8")
+    rows = 0
+    for part in text.split("\n## ")[1:]:
+        one, = re.findall(r"\(`([\w-]+)`\)", part.partition("\n")[0])
+        for line in re.findall(r"(?m)^\| (?!paper|---).*", part):
+            rows += 1
+            for words in re.findall("`(--[^`]+)`", line.split("|")[3]):
+                own = "" if "--objective" in words else f"--objective {one} "
+                settings.parse((own + words).split())
+            for name in re.findall("`show ([^`]+)`", line):
+                assert compare.read_records(name), name
+    assert rows == 20
 
 
 def test_reproduce_names_claims_and_experiments():
@@ -338,7 +374,7 @@ def test_an_experiment_has_commands_that_the_programs_understand(name, monkeypat
             objective_class, given = settings.parse(words)
             assert {"data", "optimizer", "lr", "steps"} <= given.keys()
             assert given["seed"] == 7 and given["out"] == str(job.folder)
-            given = {key: given[key] for key in given if key not in ("init", "lora_rank")}
+            given = {key: given[key] for key in given if key not in ("init", "lora_rank", "causal")}
             settings.resolve_config(objective_class, given)
 
 
@@ -373,6 +409,53 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     capsys.readouterr()
     main(["mini", "--list"])
     assert capsys.readouterr().out.strip() == ""
+
+
+CHILD = """
+import pathlib, time
+pathlib.Path("ready").touch()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)  # a save
+    pathlib.Path("saved").touch()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_handed_to_the_training_and_waits_for_its_save(number, tmp_path, monkeypatch):
+    handlers = "import signal\nfrom base.common import interrupt\n" + \
+        f"signal.signal({int(number)}, interrupt)\n"
+    Path("child.py").write_text(handlers + CHILD)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+
+    def strike():
+        while not Path("ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)  # the main thread waits for the child
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run.call("python child.py", None)
+    thread.join()
+    assert Path("saved").exists()
+
+
+def test_two_programs_at_once_lose_no_record_and_no_result(own_records, monkeypatch):
+    def slowly(function, *words):
+        found = function(*words)
+        time.sleep(0.05)  # between reading and writing
+        return found
+
+    for owner, name in ((compare, "read_records"), (runs, "read_results")):
+        monkeypatch.setattr(owner, name, functools.partial(slowly, getattr(owner, name)))
+    Path("tokenizer.json").touch()
+    with ThreadPool(3) as pool:
+        pool.map(lambda label: keep_odd({label: [1.0]}), "abc")
+        pool.map(lambda name: runs.write_results("eval.json", {name: 1}, "rows", "model"), "abc")
+    assert compare.by_label(compare.read_records("odd"), "x").keys() == {*"abc"}
+    assert {*"abc"} < runs.read_results("eval.json").keys()
 
 
 def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
@@ -421,4 +504,8 @@ def test_flops_of_next_token_prediction_are_those_of_its_sizes(pairs):
                      for p in part.parameters() if p.ndim == 2)
     expected = 6 * len(packed.tokens) * (weights - at_targets) + 12 * 16 * packed.visible_pairs()
     expected += 6 * len(batch["targets"]) * (at_targets + one.model.embed.weight.numel())
-    assert flops.batch_flops(one.objective, batch) == pytest.approx(expected, rel=0.02)
+    found = flops.batch_flops(one.objective, batch)
+    assert found == pytest.approx(expected, rel=0.02)
+    one.model.blocks[0].attention.window = 1  # and 12 * width less for each pair that it hides
+    hidden = packed.visible_pairs() - packed.within(1).visible_pairs()
+    assert flops.batch_flops(one.objective, batch) == found - 12 * 16 * hidden

@@ -45,9 +45,10 @@ import corpora
 import data
 import evaluate
 import model
-import objectives
 import train
-from base.common import BadInput, file_hash, run_program
+from base import processes
+from base.common import BadInput, file_hash, run_program, usable_device
+from base.optimizer import learning_rate
 from base.processes import check_shard
 from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
@@ -141,12 +142,11 @@ def stop(words, step, number=signal.SIGTERM):
     (dict(schedule="cosine"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 1 + math.cos(math.pi * 89 / 90)}),
     (dict(schedule="linear"), {0: 0.2, 9: 2, 10: 2, 55: 1, 99: 2 / 90}),
     (dict(schedule="constant"), {0: 0.2, 9: 2, 10: 2, 55: 2, 99: 2}),
-    (dict(schedule="wsd"), {0: 0.2, 10: 2, 81: 2, 82: 2, 91: 1, 99: 2 * 5 / 90}),
     # MEXMA's paper: from 1e-5, only rising.
     (dict(steps=300, lr=1e-4, warmup=1.0, lr_start=0.1), {0: 1e-5 + 9e-5 / 300, 299: 1e-4})])
 def test_the_learning_rate_is_a_closed_form_of_the_step(given, rates):
-    config = train.TrainConfig(**dict(steps=100, lr=2.0, warmup=0.1) | given)
-    found = {step: train.learning_rate(step, config) for step in rates}
+    config = settings.TrainConfig(**dict(steps=100, lr=2.0, warmup=0.1) | given)
+    found = {step: learning_rate(step, config) for step in rates}
     assert found == pytest.approx(rates, rel=1e-4)
 
 
@@ -217,6 +217,8 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--precision float16 --device cpu", "float16"), ("--vocab 7", "7"),
     ("--max-length 600 --max-positions 512", "max_length 600"),
     ("--langs en,xx", "xx"), ("--eval-data pairs.tsv --eval-limit 0", "same rows as --data"),
+    ("--epochs 3", "did you mean --steps?"), ("--objective ntp --window 3", "window 3"),
+    ("--temperature 0.1", "no effect without --align info_nce"),
     ("--objective mlm --pairs neighbours", "pairs neighbours"), ("--init nowhere", "nowhere"),
     ("--lora-rank 4", "add --init"), ("--shard", "torchrun"),
     ("--no-symmetrical", "add --align-views dirty"),
@@ -283,7 +285,7 @@ def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
     (BadInput("a\nb"), 2, "error: a b\n"),
     (ModuleNotFoundError("No module", name="matplotlib"), 2, "error: matplotlib is not installed, "
      "and this command needs it: pip install -r requirements-dev.txt\n"),
-    (KeyboardInterrupt(), 130, "stopped; no file is half written\n")])
+    (KeyboardInterrupt(signal.SIGTERM), 143, "stopped; no file is half written\n")])
 def test_a_mistake_a_missing_package_and_ctrl_c_are_one_line(error, status, text, capsys):
     with pytest.raises(SystemExit) as end:
         run_program(Mock(side_effect=error))
@@ -337,6 +339,7 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     options = (r"(?s) --lr FLOAT +peak learning rate \[0.002\]\n.*"  # of the toy scale
                r"loss of my_idea:\n +--temperature FLOAT +softmax temperature .* \[0.05\]\n")
     assert re.search(options, capsys.readouterr().out)
+    assert "did you mean my_idea.py?" in refused(["--objective=my_idea"])
     words = command("my_idea.py", "my run", steps=3)
     assert "did you mean --temperature?" in refused([*words, "--temprature", "2"])
     # It is stopped, and the command that it prints resumes.
@@ -430,7 +433,11 @@ def test_a_finished_run_is_evaluated_again_and_can_be_moved_and_trained_longer(r
         os.rename(name, f"moved_{name}")
     more |= dict(out="moved_run", steps=2)
     assert "held-out rows" in refused(command("ntp", eval_data="other.tsv", **more))
+    capsys.readouterr()
     assert train.main(command("ntp", eval_data="moved_valid.tsv", **more)) == 0
+    text = capsys.readouterr().out
+    said, = [one["warning"] for one in runs.read_log("moved_run")[1:] if "warning" in one]
+    assert said in text and re.match("--steps was 1, is 2, .* from .*e-0. to .*e-0.$", said)
     assert checkpoint("moved_run")["step"] == 2
     assert not evaluate.main(["moved_run", "--json"])  # it finds the rows where they are now
 
@@ -490,20 +497,86 @@ def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, star
     assert contents("run") == before and not os.path.exists("executed")
 
 
-@pytest.mark.parametrize("name, data, text", [
-    ("mlm", "toy", "whose toy data had a different language"),
-    ("hybrid", "pairs.tsv", "whose hybrid had a balance of another shape"),
-    ("mlm", "pairs.tsv", "")])
-def test_a_run_of_format_7_is_resumed_unless_its_language_or_its_weights_changed(
-        name, data, text, refused):
-    list(started(name, "run", steps=1, data=data).steps())
-    path = Path("run/log.jsonl")
-    path.write_text(path.read_text().replace('"format": 8', '"format": 7', 1))
-    before, words = contents("run"), command(name, steps=2, data=data)
-    if text:
-        assert text in refused(words) and contents("run") == before
-    else:
-        assert train.main(words) == 0 and runs.read_first("run")["format"] == 8
+# What is evaluated is a frozen copy, and more is frozen at half, once.
+EMA = """
+import copy
+from dataclasses import dataclass
+from objectives import Contrastive, info_nce, torch
+class Ema(Contrastive):
+    name, pool = "ema", "mean"
+    @dataclass(frozen=True)
+    class Config(Contrastive.Config):
+        freeze: bool = False
+        thaw: bool = False
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.student = copy.deepcopy(model)
+        self.student.embed_norm.requires_grad_(True)  # LoRA froze it
+        model.requires_grad_(False)
+    def forward(self, batch):
+        loss = info_nce(*self.student.embeddings(batch["packed"]).chunk(2), 0.1)
+        return loss, {"align": loss.detach()}
+    @torch.no_grad()
+    def after_step(self, progress):
+        super().after_step(progress)
+        for slow, fast in zip(self.model.parameters(), self.student.parameters()):
+            slow.lerp_(fast, 0.5)
+        if progress == 0.5 and self.config.freeze:
+            self.student.blocks.requires_grad_(False)
+        self.model.requires_grad_(self.config.thaw)
+"""
+
+
+@pytest.mark.parametrize("start", [{}, dict(init="mlm"), dict(init="mlm", lora_rank=2)])
+def test_weights_without_a_gradient_are_in_the_checkpoint_and_frozen_ones_stay_frozen(
+        start, starts, refused):
+    Path("ema.py").write_text(EMA)
+    start = {name: starts / value if name == "init" else value for name, value in start.items()}
+    more = dict(steps=4, freeze=True, lr=0.01, **start)
+    assert train.main(command("ema.py", "whole", **more)) == 0
+    words = command("ema.py", "parts", **more)
+    stop(words, 1)
+    before = weights("parts")
+    stop(words, 3)
+    assert train.main(words) == 0
+    assert_same_run("whole", "parts")
+    trained = contents("parts")["model.pt"]
+    assert not torch.equal(weights("parts")["embed_norm.weight"], before["embed_norm.weight"])
+    assert train.main(words) == 0 and contents("parts")["model.pt"] == trained
+    assert "unfreeze it in __init__" in refused(command("ema.py", "new", thaw=True, **more))
+
+
+def test_a_model_of_init_that_is_written_over_does_not_change_the_run(starts, tmp_path):
+    shutil.copytree(starts / "mlm", "first")
+    list(started("mlm", "whole", init="first", lora_rank=2, steps=3).steps())
+    content = Path("first/model.pt").read_bytes()
+    for _ in started("mlm", "run", init="first", lora_rank=2, steps=3).steps(every=1):
+        Path("first/model.pt").write_bytes(b"another, shorter model")  # as cp does
+    assert_equal(weights("run"), weights("whole"))
+    # While the data are read, a changed file ends the start.
+    Path("first/model.pt").write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BadInput, match="changed while"):
+        patch.setattr(train, "open_data", lambda *given, function=train.open_data: (
+            Path("first/model.pt").write_bytes(b""), function(*given))[1])
+        started("mlm", "new", init="first", lora_rank=2)
+
+
+def test_a_window_is_that_of_training_of_evaluations_and_of_a_run_that_starts_there():
+    run = started("contrastive", "run", window=2, pool="mean", steps=1, precision="float32")
+    list(run.steps())
+    rows = sum(run.rows.ids.values(), [])[:9]
+    found = evaluate.embed(run.model, rows)
+    assert_equal(evaluate.embed(runs.open_run("run").model, rows), found)
+    assert set(started("mlm", init="run").model.config.windows) == {2}
+    assert started("mlm", init="run", window=0).model.config.windows == ()
+    for block in run.model.blocks:
+        block.attention.window = 0
+    assert not torch.allclose(evaluate.embed(run.model, rows), found, atol=1e-3)
+    packed = data.Packed.of(rows)
+    near = torch.arange(len(packed.tokens))[:, None] + torch.tensor([-2, 3])
+    packed.key_ranges[:, :2] = near.clamp(packed.key_ranges[:, :1], packed.key_ranges[:, 1:2])
+    with torch.no_grad():
+        assert_equal(run.model.embeddings(packed), found)
 
 
 def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_folder():
@@ -573,7 +646,7 @@ def test_weights_that_are_not_finite_are_not_saved():
     assert not os.path.exists("run/train.pt") and not os.path.exists("run/model.pt")
 
 
-# ---- masks, compile, accumulation, GPU
+# ---- compile, GPU
 
 
 def test_a_compiled_run_has_the_same_losses(monkeypatch):
@@ -587,13 +660,23 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
-def test_accumulation_takes_the_steps_of_the_whole_batch():
-    """Of an objective that draws nothing, whose micro-batches have different numbers of tokens. The
-    optimizers and clipping hide a factor of the gradient, so its norm is compared, too."""
-    same = dict(steps=2, dropout=0.0, lr=0.01, precision="float32")
-    whole, parts = ([(record["loss"], record["grad_norm"]) for record in started(
-        "ntp", accumulate=count, **same).steps(every=1) if "loss" in record] for count in (1, 4))
-    assert torch.allclose(torch.tensor(whole), torch.tensor(parts), rtol=1e-4)
+def test_a_run_that_reaches_the_limit_of_compilations_warns_and_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(model.Block, "compile", functools.partialmethod(
+        torch.nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(model, "MOST_COMPILATIONS", 1)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8):  # what a test after this one has
+        assert len(losses(started("mlm", steps=2, compile=True))) == 2
+    torch._dynamo.reset()
+    assert "hit config.recompile_limit (1)" in caplog.text
+
+
+def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
+    run = started("mlm")
+    run.scaler, run.clock = torch.amp.GradScaler("cpu"), 0.0
+    run.pending = [{name: torch.tensor(value) for name, value in dict(
+        loss=1.0, tokens=5.0, grad_norm=norm).items()} for norm in (math.nan, 2.0, math.inf, 4.0)]
+    assert run.flush_metrics()["grad_norm"] == 3.0
 
 
 @pytest.mark.gpu
@@ -612,26 +695,29 @@ def test_a_step_on_a_gpu_never_waits_for_it(name):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_a_run_in_float16_goes_on_on_a_gpu_alone(refused):
+    list(started("mlm", "run", steps=1).steps())
+    torch.save(checkpoint("run") | dict(precision="float16"), "run/train.pt")
+    assert "resume this run on one" in refused(command("mlm", steps=1, device="cpu"))
+
+
 # ---- several processes
 
 
 # AdamW: Muon's matrices are bfloat16, which rounds differently.
 TWO = dict(steps=2, dropout=0.0, optimizer="adamw", lr=0.01, embedding_lr=1, seed=3,
            precision="float32")
-# These draw nothing, so one process with twice the batch takes the same steps: bepa replaces every
-# token by [MASK].
-DRAWN = {"contrastive": {}, "bepa": dict(order="given", mask_ratio=1.0),
-         "llm-jepa": dict(align="info_nce")}
-
-
 # What is trained with and without --shard. hybrid has an EMA teacher; dropout draws numbers.
 SHARDED = {"mexma": ("mexma", dict(accumulate=2, dropout=0.1, eval_every=1)),
            "hybrid": ("hybrid", dict(balance="fixed", accumulate=2, clip=0.1)),
            "llm-jepa": ("llm-jepa", dict(gradient_checkpointing=True)),
-           "lora": ("llm-jepa", dict(init="ntp", lora_rank=2, dropout=0.1))}
+           "lora": ("llm-jepa", dict(init="ntp", lora_rank=2, dropout=0.1)),
+           "ema": ("ema.py", dict(eval_every=1))}
 
 
-only_masks = functools.partial(data.apply_bert_masking, mask=1.0)
+def meet_in(file, rank):
+    store = dist.FileStore(file, 2)
+    dist.rendezvous = lambda *_, **__: iter([(store, rank, 2)])
 
 
 def one_of_two(rank, folder, jobs):
@@ -640,14 +726,9 @@ def one_of_two(rank, folder, jobs):
     assert not {"torch.distributed.fsdp", "torch.distributed.tensor"} & {*sys.modules}
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    meet = functools.partial(dist.init_process_group, rank=rank, world_size=2)
-    for number, words in enumerate(jobs):  # two processes can meet at one address only once
-        dist.init_process_group = functools.partial(meet,
-                                                    init_method=f"file://{folder}/{number}")
-        with (pytest.MonkeyPatch.context() as patch, open(f"stdout{rank}", "a") as file,
-              contextlib.redirect_stdout(file)):
-            if "--mask-ratio=1.0" in words:
-                patch.setattr(objectives, "apply_bert_masking", only_masks)
+    for number, words in enumerate(jobs):
+        meet_in(f"{folder}/{number}", rank)
+        with open(f"stdout{rank}", "a") as file, contextlib.redirect_stdout(file):
             assert train.main(words) == 0
 
 
@@ -656,7 +737,8 @@ def two(tmp_path_factory):
     """Return a folder with runs of two processes, which train them one after the other."""
     folder = tmp_path_factory.mktemp("two")
     write_pairs(folder / "pairs.tsv", 400)
-    jobs = [command(name, name, **TWO, **DRAWN.get(name, {})) for name in OBJECTIVES]
+    (folder / "ema.py").write_text(EMA)
+    jobs = [command("ntp", "ntp", **TWO)]  # lora starts from it
     for name, (objective, given) in SHARDED.items():
         jobs += [command(objective, f"{kind}-{name}", **TWO | given, shard=kind == "sharded")
                  for kind in ("ddp", "sharded")]
@@ -669,13 +751,62 @@ def two(tmp_path_factory):
     return folder
 
 
+def node(rank, folder, jobs):
+    """Run train.py on each command line, as one of two machines without a shared disk."""
+    os.chdir(folder / str(rank))
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    for number, words in enumerate(jobs):
+        meet_in(f"{folder}/meeting {number}", rank)
+        sys.argv[1:] = words
+        with (open(f"{number}", "w") as file, contextlib.redirect_stdout(file),
+              contextlib.redirect_stderr(file), pytest.raises(SystemExit) as end):
+            run_program(train.main)
+        assert end.value.code == (2 if number else 0), number
+
+
+def test_machines_that_differ_end_with_one_line_before_the_first_step(tmp_path):
+    """A mistake of one is said by both, and nobody waits for the other."""
+    for rank in (0, 1):
+        (tmp_path / f"{rank}").mkdir()
+        write_pairs(tmp_path / f"{rank}/pairs.tsv", 400)
+        write_pairs(tmp_path / f"{rank}/other.tsv", 400 + rank)
+    (tmp_path / "0/mine.py").write_text(EMA)
+    cases = {"train.pt (of step 1": command("mlm", steps=2),
+             "content of --data": command("mlm", "new", data="other.tsv"),
+             "process 1: --objective mine.py": command("mine.py", "new"),
+             "process 1: run is no folder": command("mlm", "new", init="run"),
+             "process 0: steps is 0": command("mlm", "new", steps=0)}
+    jobs = [command("mlm", steps=1), *cases.values()]
+    torch.multiprocessing.spawn(node, (tmp_path, jobs), nprocs=2)
+    for number, text in enumerate(cases, 1):
+        for rank in (0, 1):
+            said = (tmp_path / f"{rank}/{number}").read_text().splitlines()
+            assert len(said) == 1 and said[0].startswith("error: process ") and text in said[0]
+    assert not (tmp_path / "0/new").exists()
+
+
 def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
     seeds = set()
     for rank in range(2):
-        monkeypatch.setattr(train, "join_processes", lambda device, rank=rank: (rank, 2, device))
+        monkeypatch.setattr(train, "rank_and_world", lambda rank=rank: (rank, 2))
         started("mlm")
         seeds.add(torch.initial_seed())
     assert len(seeds) == 2
+
+
+def test_a_process_of_torchrun_touches_its_own_gpu_alone(monkeypatch):
+    used, zeros = [], torch.zeros
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(str(device)))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(processes, "meeting_place", lambda: None)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: (used.append(device), zeros(1))[1])
+    with pytest.raises(BadInput, match="^WORLD_SIZE is 8, and LOCAL_RANK.*torchrun$"):
+        processes.join_processes(torch.device("cuda"))
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert processes.join_processes(usable_device("auto")) == torch.device("cuda:5")
+    assert used == ["cuda:5", "cuda:5"]
 
 
 def assert_close(one, two):
@@ -683,35 +814,6 @@ def assert_close(one, two):
         # The bias of the keys has gradient 0, and Adam scales up its rounding error.
         if not name.endswith("qkv.bias"):
             assert (weight - two[name]).abs().max() < 1e-5, name
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_two_processes_train_as_one_with_twice_the_batch(name, two, refused, monkeypatch):
-    """In-batch losses gather the embeddings of all processes with gradients, so the weights after
-    two steps agree. One process cannot resume the run of two."""
-    more = TWO | DRAWN[name]
-    monkeypatch.setattr(objectives, "apply_bert_masking", only_masks)
-    list(started(name, "one", **more | dict(batch=16)).steps())
-    one, other = checkpoint("one"), checkpoint(two / name)
-    assert one["tokens"] == other["tokens"]
-    assert_close(one["weights"], other["weights"])
-    assert "processes was 2, is 1" in refused(command(name, two / name, **more))
-
-
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name not in DRAWN])
-def test_two_processes_with_masks_train_as_one_that_gets_both_halves(name, two):
-    """Each process draws the masks of its own half of the batch."""
-    run = started(name, **TWO)
-    ranks = [replace(run.data.batches, batch=8, seed=3, rank=rank, world=2) for rank in (0, 1)]
-    for step in range(2):
-        micro_batches = []
-        for batches in ranks:
-            run.data = run.data._replace(batches=batches)
-            micro_batches += run.make_batch(step)
-        run.train_step(micro_batches, run.objective.train())
-        run.step += 1
-        run.objective.after_step(run.step / 2)
-    assert_close(run.objective.state_dict(), checkpoint(two / name)["weights"])
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -734,10 +836,13 @@ def test_a_sharded_run_trains_is_evaluated_and_saved_like_one_that_is_not(name, 
     assert logs[0] == pytest.approx(logs[1], rel=1e-4, abs=1e-5) and "1 loss" in logs[0]
 
 
-def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeypatch, capsys):
+def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeypatch, capsys,
+                                                                    refused):
     assert_close(checkpoint(two / "moved")["weights"], checkpoint(two / "stayed")["weights"])
     assert "2 steps of 8 examples x 2 processes" in (two / "stdout0").read_text()
     monkeypatch.chdir(two)
+    more = TWO | dict(schedule="constant", steps=3)
+    assert "processes was 2, is 1" in refused(command("mexma", "stayed", **more))
     capsys.readouterr()
     assert not evaluate.main(["sharded-mexma", "--json"])
     assert json.loads(capsys.readouterr().out)
@@ -747,7 +852,7 @@ def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeyp
     (dict(), "float32", 1, "several processes"), (dict(optimizer="muon"), "bfloat16", 2, "muon"),
     (dict(), "float16", 8, "float16")])
 def test_what_cannot_be_sharded_is_refused(given, precision, world, named):
-    config = train.TrainConfig(shard=True, **given)
+    config = settings.TrainConfig(shard=True, **given)
     with pytest.raises(BadInput, match=named):
         check_shard(config, precision, world)
     check_shard(replace(config, shard=False), precision, world)
@@ -800,7 +905,9 @@ def test_lora_trains_beside_the_heads_of_an_objective_and_resumes_exactly(name, 
     list(started(name, "parts", **more).steps())
     assert_same_run("whole", "parts")
     saved = checkpoint("whole")["weights"]
-    assert any(".a." in key for key in saved) and "model.embed.embedding.weight" not in saved
+    assert any(".a." in key for key in saved)
+    # --init has what LoRA froze, but hybrid's after_step could have moved it.
+    assert ("model.embed.embedding.weight" in saved) == (name == "hybrid")
     before, after = weights(start), weights("whole")
     changed = [key for key in before if key in after and not torch.equal(before[key], after[key])]
     assert any("qkv" in key for key in changed) and not any("norm" in key for key in changed)

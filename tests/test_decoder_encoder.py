@@ -1,0 +1,153 @@
+"""Encoders that start from a decoder: mask, [MASK], evaluations, refusals, exports."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import make_models
+from sentence_transformers import SentenceTransformer
+from test_families import SHAPES, SPECIAL, make
+
+import evaluate
+import train
+from base.common import BadInput
+from data import Example, Packed, Segment
+from harness import runs
+from harness.settings import bidirectional_notes
+from interop import families, huggingface
+from objectives import Mlm
+
+LIMITS = dict(init="decoder", data="pairs.tsv", langs="a,b", steps=2, batch=4, eval_limit=8,
+              max_length=30, device="cpu", precision="float32")
+TEXTS = ["A tall sailor counts apples.", "Nobody sells 7 clocks at noon."]
+
+
+def decoder(single="<|begin_of_text|> $A"):
+    """Import a random Llama as decoder/, and write pairs.tsv."""
+    make_models.save("theirs", "llama", make_models.llama3(single), make_models.LLAMA_ROLES, True)
+    huggingface.import_model("theirs", "decoder")
+    texts = make_models.SENTENCES
+    rows = [f"{text} {i}\t{other} {i}" for i, (text, other) in enumerate(zip(texts, texts[::-1]))]
+    Path("pairs.tsv").write_text("\n".join(["a\tb", *rows]), encoding="utf-8")
+
+
+def trained(objective="contrastive", **more):
+    """Train run/ from decoder/. Return the run and the last record of its loop."""
+    run = train.start(objective, out="run", **LIMITS | more)
+    *_, record = run.steps()
+    assert np.isfinite(list(record["eval"].values())).all()
+    return run, record
+
+
+def test_a_causal_batch_has_no_later_token():
+    row = [Segment(np.arange(3)), Segment(np.arange(2), prefix=(0, 2)), Segment(np.arange(2), True)]
+    packed = Packed.of_segments([[Segment(np.arange(4))], row])
+    packed.plans["of the bidirectional mask"] = None
+    causal = packed.as_causal()
+    for number in (0, 1):
+        assert torch.equal(causal.mask(number), packed.mask(number).tril())
+    assert not causal.plans and packed.mask(0).all()
+
+
+@pytest.mark.parametrize("causal, single", [(False, "<|begin_of_text|> $A"), (True, "")])
+def test_a_decoder_is_trained_as_an_encoder_and_exported(causal, single, capsys):
+    decoder(single)
+    run, record = trained(causal=causal)
+    assert run.model.config.pool == ("last" if causal else "mean")
+    assert ("now see later ones" in "".join(run.notes)) == (not causal)
+    # Training reads a text under the mask of the evaluation.
+    packed = run.make_batch(0)[0]["packed"]
+    rows = [row.tolist() for row in packed.tokens.split(packed.cu_seqlens.diff().tolist())]
+    with torch.no_grad():
+        assert torch.allclose(run.model.embeddings(packed), evaluate.embed(run.model, rows),
+                              atol=1e-5)
+    # Its evaluations are an encoder's.
+    assert "retrieval/xsim" in record["eval"] and "generate/exact" not in record["eval"]
+    assert not evaluate.main(["run"])
+    assert "the translations that the model finds" in capsys.readouterr().out
+
+    huggingface.export("run", "made")
+    library = SentenceTransformer("made", device="cpu", local_files_only=True)
+    assert library[0].auto_model.config.model_type == ("llama" if causal else "eurobert")
+    assert library[1].pooling_mode == ("lasttoken" if causal else "mean")
+    assert np.allclose(library.encode(TEXTS, normalize_embeddings=True), run.encode(TEXTS),
+                       atol=1e-5)
+    huggingface.import_model("made", "again")
+    before, again = runs.open_run("run"), runs.open_run("again")
+    for name, weight in before.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name])
+    assert torch.equal(*(evaluate.encode(one.model, one.tokenizer, TEXTS)
+                         for one in (before, again)))
+
+
+@pytest.mark.parametrize("shape", [
+    name for name, (kind, *_) in SHAPES.items() if "bert" not in kind])
+def test_a_bidirectional_model_that_cannot_be_exported_is_announced(shape):
+    config = replace(make(shape)[1].config, causal=False)
+    _, *lacking = bidirectional_notes(config)
+    if not lacking:
+        assert families.write_config(config, SPECIAL).model_type == "eurobert"
+        return
+    first = lacking[0].partition(" with ")[2].split(",")[0]
+    with pytest.raises(BadInput, match=f"eurobert, cannot have {first}"):
+        families.write_config(config, SPECIAL)
+
+
+@pytest.mark.parametrize("objective", [
+    "mlm", "mexma", "bepa", "hybrid", "contrastive", "gallery/simcse.py", "gallery/data2vec.py",
+    "gallery/lejepa.py"])
+def test_every_encoders_objective_starts_from_a_llama_and_resumes(objective):
+    decoder()
+    more = dict(hybrid=dict(predictor_width=16, predictor_heads=2, predictor_layers=1),
+                mexma=dict(head_heads=2, head_hidden=32, head_layers=1)).get(objective, {})
+    if "/" in objective:
+        objective = str(Path(__file__).parent.parent / objective)
+    run, _ = trained(objective, lora_rank=2, **more)
+    before, after = (runs.open_run(one).model.embed.weight for one in ("decoder", "run"))
+    assert torch.equal(after[:-1], before) and run.data.tokenizer.special.mask == len(before)
+    # [MASK] starts as the mean, and is trained where it is used.
+    is_mean = torch.allclose(after[-1], before.mean(0), atol=1e-6)
+    assert is_mean != run.objective_class.masks
+    assert trained(objective, lora_rank=2, **more)[0].step == 2
+
+
+@pytest.mark.parametrize("words, named", [
+    ("--objective ntp --causal --init decoder", "causal is for encoders"),
+    ("--objective contrastive --causal", "add --init of one"),
+    ("--objective contrastive --causal --init run", "add --init of one"),
+    ("--objective mlm --causal --init decoder", "masks = True"),
+    ("--objective ntp --init run", "needs a causal model"),
+    ("--objective mexma --init decoder", "needs a token such as [CLS] before each text"),
+    ("--objective bepa --init run", "needs a token such as [CLS] before each text")])
+def test_what_cannot_work_is_refused_in_one_line(words, named, refused):
+    decoder(single="")
+    if "--init run" in words:
+        trained()
+    assert named in refused(train.main, f"{words} --data pairs.tsv --langs a,b --out new")
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("single", ["<|begin_of_text|> $A", ""])
+def test_a_masked_token_is_predicted_by_the_state_before_it(single, capsys):
+    decoder(single)
+    run, _ = trained("mlm", predict_from="previous", mask_ratio=0.5)
+    special = run.data.tokenizer.special
+    texts = [np.arange(10, 17), np.arange(20, 21), np.arange(30, 42)]
+    line = np.concatenate([[*special.before, *ids] for ids in texts])
+    predicted = set()
+    for seed in range(40):
+        batch = Mlm.collate([Example((ids,)) for ids in texts], np.random.default_rng(seed),
+                            run.options, special)
+        after = batch["target_positions"].numpy() + 1
+        assert (line[after] == batch["targets"].numpy()).all()
+        assert not np.isin(after, batch["packed"].cu_seqlens[:-1]).any()
+        assert np.isin(np.flatnonzero(batch["packed"].tokens.numpy() != line), after).all()
+        predicted |= {*line[after].tolist()}
+    # Without a token before the text, its first word is the first token, which is never masked.
+    assert predicted == {int(i) for ids in texts for i in ids[not single:]}
+
+    capsys.readouterr()
+    huggingface.export("run", "made")
+    assert "fill-mask reads the state of the mask" in capsys.readouterr().err
