@@ -200,7 +200,7 @@ def embeddings(one, evaluation):
     words = f"{evaluation.rows.label}, in the plane of their two principal components."
     joined = 25 if len(evaluation.texts) > 1 else 0
     if joined:
-        words += " A gray line joins translations."
+        words += " A gray line joins the texts of a row."
     before = runs.read_untrained(one.run)
     figures = {}
     if before is None:

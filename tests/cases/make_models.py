@@ -208,6 +208,6 @@ CASES = {  # name: (function of a new folder, what import then says; "": its emb
         bert(folder), position_embedding_type="relative_key"),
         "position_embedding_type is 'relative_key': our model has 'absolute' only"),
     "x16_more_layers": (lambda folder: configure(bert(folder, head=True), num_hidden_layers=1),
-                        "no use for weights in the file: bert.encoder.layer.1."),
+                        "lacks weights that the file has: correct it, or remove them (bert.en"),
     "w8_qwen2_last": (lambda folder: gpt(folder, "qwen2", qwen(), QWEN_ROLES), ""),
 }
