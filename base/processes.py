@@ -60,10 +60,6 @@ def leave_processes():
 # ---- before the first step: a mistake on one node ends all
 
 
-class Everywhere(BadInput):
-    """A mistake of one process that all of them know."""
-
-
 @contextlib.contextmanager
 def together():
     """Run a block in all processes. An error in one of them ends all."""
@@ -71,17 +67,15 @@ def together():
         meeting_place()
     try:
         yield
-    except Everywhere:
-        raise
     except Exception as error:
-        meet(error=error)
+        meet(error=error)  # unless all know it already
         raise
     meet()
 
 
 def meet(facts=None, error=None):
     """Wait for all processes. If one comes with an error, or their facts, {name: value}, differ,
-    raise Everywhere in one process of each machine, and end the others."""
+    raise BadInput in one process of each machine, end the others, and let each be alone."""
     if is_alone():
         return
     rank, world = rank_and_world()
@@ -97,11 +91,12 @@ def meet(facts=None, error=None):
         store.add(f"{number} read", 1)
         while rank == 0 and store.add(f"{number} read", 0) < world:
             time.sleep(0.02)  # the store can end with this process
+        meeting_place.cache_clear()
         if error and not isinstance(error, BadInput):
             raise error
         if os.environ.get("LOCAL_RANK", "0") != "0":
             raise SystemExit(2)
-        raise Everywhere(mistake)
+        raise BadInput(mistake)
 
 
 def first_mistake(notes):
