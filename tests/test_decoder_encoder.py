@@ -118,6 +118,7 @@ def test_every_encoders_objective_starts_from_a_llama_and_resumes(objective):
     ("--objective contrastive --causal", "add --init of one"),
     ("--objective contrastive --causal --init run", "add --init of one"),
     ("--objective mlm --causal --init decoder", "masks = True"),
+    ("--objective contrastive --causal --window 8 --init decoder", "for a bidirectional model"),
     ("--objective ntp --init run", "needs a causal model"),
     ("--objective mexma --init decoder", "needs a token such as [CLS] before each text"),
     ("--objective bepa --init run", "needs a token such as [CLS] before each text")])

@@ -1,10 +1,10 @@
 """The GPU path without a GPU: the programs run on CPU tensors that say they are on "cuda:0".
 
 FakeCuda.run computes every operation on the CPU, so losses, scores and files are real. It raises if
-tensors of two devices meet, and if the CPU waits for the GPU in the loop: item(), a boolean index,
+tensors of two devices meet, or if the CPU waits for the GPU in the loop: item(), a boolean index,
 a copy from memory that is not pinned. autocast, GradScaler and fused AdamW are PyTorch's own. It
 cannot show launches, memory, speed, streams, rounding, torch.compile, a number that C++ reads
-without an operation, nor several processes: DDP and FSDP2 work in C++, and need NCCL.
+without an operation, nor several processes: DDP and FSDP2 work in C++.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ from tasks import finetune
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or torch.cuda.is_available(),
-    reason="it borrows a symbol of Linux's libc10.so; a real GPU has python -m results gpu")
+    reason="it borrows a symbol of Linux's libc10.so; on a GPU, run python -m results gpu")
 
 aten = torch.ops.aten
 GPU = torch.device("cuda", 0)
@@ -46,7 +46,7 @@ READS = "aten._local_scalar_dense.default"  # item()
 MAY_WAIT = {"Run.__init__": "before the loop", "Run.evaluate": "reads scores",
             "Run.flush_metrics": "once a record", "save_checkpoint": "writes the weights",
             "finish": "after the loop",
-            "GradScaler._maybe_opt_step": "reads whether to skip Muon, which is not fused"}
+            "GradScaler._maybe_opt_step": "reads whether to skip Muon"}
 
 
 class OnGpu(torch.Tensor):
@@ -96,7 +96,7 @@ class FakeCuda(TorchDispatchMode):
         asked = kwargs.get("device") and torch.device(kwargs["device"]).type
         if not ours and asked not in REMOTE:
             return func(*args, **kwargs)
-        if func._can_decompose():  # in inference mode PyTorch does not take it apart before
+        if func._can_decompose():  # PyTorch does this, but not in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
         self.operations[str(func)] += 1
@@ -131,7 +131,7 @@ class FakeCuda(TorchDispatchMode):
             theirs = [x for x in theirs if all(x is not index for index in indices)]
         elif UNKNOWN & {*func.tags} and kwargs.get("output_size") is None:
             self.wait(str(func))
-        # One number on the CPU is an argument of kernels that work on single elements.
+        # A number on the CPU is an argument of pointwise kernels.
         takes_numbers = is_index or torch.Tag.pointwise in func.tags
         if theirs and not (takes_numbers and all(x.dim() == 0 for x in theirs)):
             raise RuntimeError(f"{func} mixes devices: {[x.shape for x in theirs]} on the CPU")
@@ -153,7 +153,7 @@ class FakeCuda(TorchDispatchMode):
 
 @contextmanager
 def a_gpu():
-    """Pretend that there is a GPU until the block ends. Yields the FakeCuda."""
+    """Pretend that there is a GPU until the block ends."""
     # Autograd asks for a device guard of "xla". That of "meta" does nothing.
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 15).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
@@ -215,8 +215,8 @@ WAYS = {"bfloat16": dict(precision="bfloat16"),
                             dropout=0.1, clip=0.0),
         "float16": dict(precision="float16", optimizer="adamw"),
         "muon": dict(precision="float16", optimizer="muon"),
-        # Our kernels need heads of at least 16.
-        "kernels": dict(precision="float16", optimizer="adamw", attention="triton", width=32)}
+        "kernels": dict(precision="float16", optimizer="adamw", attention="triton",
+                        width=32)}  # heads of size 16
 
 
 def take_steps(gpu, name, **given):
@@ -243,7 +243,7 @@ def test_a_step_has_no_tensor_of_the_cpu_and_never_waits(name, way):
     assert (gpu.operations["nanojepa.attention_backward.default"] > 0) == (way == "kernels")
     assert gpu.waits.keys() == ({READS} if way == "muon" else set())
     gpu.strict = False
-    overflow = run.scaler.is_enabled() and run.scaler.get_scale() < 2 ** 16  # steps were skipped
+    overflow = run.scaler.is_enabled() and run.scaler.get_scale() < 2 ** 16  # it skipped steps
     assert (any(changed) or overflow) and run.precision == WAYS[way]["precision"]
 
 
@@ -276,7 +276,7 @@ def call(program, device, *words):
 
 
 def log_of(folder):
-    """Return the numbers of a log that must be equal, {(line, name): number}."""
+    """Return {(line, name): number} of a log, without times."""
     return {(line, name): value for line, record in enumerate(runs.read_log(folder)[1:])
             for name, value in (record | record.get("eval", {})).items()
             if isinstance(value, (int, float)) and "second" not in name}
@@ -300,13 +300,13 @@ def test_a_run_goes_from_cpu_to_gpu_and_back_as_if_it_had_stayed(name, capsys):
 
 def test_generation_waits_once_a_token():
     model = Model(ModelConfig(width=16, layers=1, heads=2, causal=True))
-    waits = {}
+    rows, waits = [[5, 6, 7], [8]], {}
     for count in (4, 9):
-        expected = generate(model, [[5, 6, 7], [8]], -1, count)
+        expected = generate(model, rows, -1, count)
         with a_gpu() as gpu:
             model.to(GPU)
             gpu.waits.clear()
-            assert generate(model, [[5, 6, 7], [8]], -1, count) == expected
+            assert generate(model, rows, -1, count) == expected
             model.to("cpu")
         waits[count] = gpu.waits.total()
     assert waits[9] - waits[4] == 5
