@@ -355,10 +355,12 @@ def rows_of(opened, data, langs, split, limit):
 def read_rows(opened, data, langs, split, limit):
     """Return these corpora.EvaluationRows. Warn if the model was trained on some of them."""
     config = opened.config
-    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()))
+    views = opened.header["views"]
+    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()),
+                               views)
     # A run that was trained with system texts can also be evaluated without them.
     system = config.get("chat") == "system" and "system" in source.columns
-    rows = corpora.evaluation_rows(source, langs, split, limit, system)
+    rows = corpora.evaluation_rows(source, langs, split, limit, system, views)
     if not (source.embedded and data == config["data"]):  # the splits of these share no row
         runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
     return rows

@@ -384,13 +384,13 @@ class Run:
         settings = self.settings
         rows = corpora.evaluation_rows(
             self.data.eval_source, settings.langs, "all" if settings.eval_data else "valid",
-            settings.eval_limit, system=settings.chat == "system")
+            settings.eval_limit, settings.chat == "system", self.data.views)
         return evaluate.EncodedRows(rows, self.data.tokenizer, self.model.config,
                                     self.data.affixes, settings.max_length)
 
     def evaluation(self):
         """Return an evaluate.Evaluation of the model as it is now, on the held-out rows."""
-        return evaluate.Evaluation(self.model, self.rows, self.objective_class.views)
+        return evaluate.Evaluation(self.model, self.rows, self.data.views)
 
     def encode(self, texts):
         """Return the L2-normalized embeddings (N, D) of N texts, read as the first view is."""

@@ -1,0 +1,141 @@
+"""Examples of more than two texts, and columns that are no second text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from test_house import WORDS
+
+import evaluate
+import train
+from base.common import AtLeast1
+from corpora.columns import no_view
+from data import Packed
+from harness import runs
+from objectives import Contrastive, add_special, info_nce
+
+SMALL = dict(steps=1, batch=8, vocab=300, layers=1, width=32, heads=2, ffn_dim=32, eval_limit=20,
+             device="cpu", precision="float32", out=None)
+
+
+class Texts(Contrastive):
+    """A reader's class: its number of texts follows from an option."""
+    name = "texts"
+
+    @dataclass(frozen=True)
+    class Config(Contrastive.Config):
+        texts: AtLeast1 = 3  # number of texts
+
+    @classmethod
+    def num_views(cls, config):
+        return config.texts
+
+    @staticmethod
+    def collate(examples, rng, config, special):
+        texts = [example.views[view] for view in range(config.texts) for example in examples]
+        return dict(packed=Packed.of([add_special(ids, special) for ids in texts]))
+
+    def forward(self, batch):
+        views = self.model.embeddings(batch["packed"]).chunk(self.config.texts)
+        loss = info_nce(views[0], sum(views[1:]), 0.1)
+        return loss, {"align": loss.detach()}
+
+
+def write(name, header, rows):
+    lines = ["\t".join(row) for row in (header.split(), *rows)]
+    Path(name).write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def rows(texts=3, count=60):
+    """Rows of a pair and of negatives, which all rows share."""
+    return [(f"the {WORDS[n % 10]} sees {n} dogs", f"{n} dogs, and the {WORDS[n % 10]}, are seen",
+             *(f"a cat eats fish number {k}" for k in range(texts - 2))) for n in range(count)]
+
+
+def note(run, words):
+    [found] = [note for note in run.data.notes if words in note]
+    return found
+
+
+def test_an_example_has_the_texts_of_n_columns_in_order_and_a_shared_negative_refuses_no_batch():
+    table = rows(3)
+    table[3] = (*table[3][:2], "")
+    write("t.tsv", "anchor positive negative", table)
+    run = train.start(Texts, data="t.tsv", **SMALL | dict(batch=16))
+    assert run.data.columns == ("anchor", "positive", "negative")
+    assert note(run, "lack") == ("t: 1 rows are not trained on: they lack one of anchor, positive, "
+                                 "negative")
+    gold = {row[0]: row for row in table}
+    seen = set()
+    for step in range(4):
+        examples = run.data.batches.examples(step)
+        seen.update(texts := [tuple(run.data.tokenizer.decode(ids.tolist()) for ids in one.views)
+                              for one in examples])
+        assert all(row == gold[row[0]] and row[2] for row in texts)
+        assert len({text for row in texts for text in row[:2]}) == 32  # in-batch negatives
+    assert len(seen) > 40
+    assert list(run.steps()) and run.data.validation
+
+
+def test_the_first_two_columns_are_evaluated_in_training_and_later():
+    write("t.tsv", "id en de hard_neg_1 Rejected", [(row[0][-6:], *row) for row in rows(4)])
+    run = train.start(Texts, data="t.tsv", texts=4, **SMALL | dict(out="run"))
+    assert run.data.columns == ("en", "de", "hard_neg_1", "Rejected")
+    assert list(run.rows.texts) == ["en", "de"] and list(run.steps())
+    header = runs.read_header("run")
+    assert header["views"] == 4 and header["columns"] == ["en", "de"]
+    evaluation = evaluate.evaluation_of(runs.open_run("run"))
+    assert evaluation.texts == run.rows.texts  # the same rows are held out
+    write("pairs.tsv", "en de", rows(2))  # needs no negatives
+    assert not evaluate.main(["run", "--data", "pairs.tsv"])
+    # The cache keeps the tokens of other columns apart.
+    three = train.start(Texts, data="t.tsv", **SMALL)
+    assert three.data.columns == ("en", "de", "hard_neg_1")
+    assert "Rejected (few values): choose with --langs" in note(three, "not read")
+    assert len(list(Path("cache").glob("t-*"))) == 2
+
+
+def test_columns_are_read_in_order_without_names_of_negatives_and_too_few_are_refused(refused):
+    assert train.start(Texts, data="toy", **SMALL).data.columns == ("en", "de", "fr")
+    write("t.tsv", "fr en de", [(f"un chat {a}", a, b) for a, b in rows(2)])
+    run = train.start(Texts, data="t.tsv", langs="de,fr,en", **SMALL)
+    first = run.data.batches.examples(0)[0].views
+    assert "un chat" in run.data.tokenizer.decode(first[1].tolist())
+    for more, line in ((dict(texts=5), "t has 3 columns that can be read (fr, en, de), and an "
+                        "example of the objective has 5 texts"),
+                       (dict(data="toy", langs="en,de,fr,es"), "texts reads 3 columns, not 4"),
+                       (dict(pairs="neighbours"), "needs two texts, and texts reads 3")):
+        assert line in refused(lambda _, more=more: train.start(
+            Texts, **SMALL | dict(data="t.tsv") | more), "")
+    write("t.tsv", "en de negative", [(a, b, "") for a, b in rows(2)])
+    assert "no row has all 3 texts" in refused(
+        lambda _: train.start(Texts, data="t.tsv", **SMALL), "")
+
+
+@pytest.mark.parametrize("name", ["negative", "Hard_Neg_3", "rejected", "score", "label",
+                                  "similarity_score"])
+def test_a_second_text_is_never_a_negative_or_a_score(name, refused):
+    write("t.tsv", f"anchor positive {name}", rows(3))
+    words = f"--objective contrastive --data t.tsv --out new --langs anchor,positive,{name}"
+    line = refused(train.main, words)
+    assert f"{name} has {no_view(name)}" in line and "gallery/triplets.py" in line
+    assert not Path("new").exists() and not Path("cache").exists()
+    run = train.start("contrastive", data="t.tsv", **SMALL)
+    assert run.data.columns == ("anchor", "positive")
+    assert note(run, "not read") == f"t: columns not read: {name} ({no_view(name)})"
+
+    # A single text can be any column, and a decoder can answer with a label.
+    assert train.start("mlm", data="t.tsv", langs=name, **SMALL).data.columns == (name,)
+    words = f"--objective ntp --data t.tsv --steps 1 --out new --langs anchor,{name}"
+    if "gallery/triplets.py reads" in line:
+        assert "gallery/triplets.py" in refused(train.main, words)
+    else:
+        train.start("ntp", data="t.tsv", langs=f"anchor,{name}", **SMALL)
+
+
+def test_a_translated_negative_is_no_translation():
+    write("t.tsv", "en negative_de", rows(2))
+    with pytest.raises(train.corpora.BadInput, match="negative_de .hard negatives"):
+        train.start("contrastive", data="t.tsv", **SMALL)
+    write("t.tsv", "negative_de en de", [(c, a, b) for a, b, c in rows(3)])
+    assert train.start("contrastive", data="t.tsv", **SMALL).data.columns == ("en", "de")
