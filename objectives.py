@@ -247,6 +247,7 @@ class Objective(nn.Module):
         self.model = model
         self.config = config
         self.mlm_head = None  # a module to use instead of the model's vocabulary head
+        self.tokenizer = None  # the run sets it before a checkpoint is loaded; ids -> text: decode
         self.register_buffer("progress", torch.zeros(()))  # fraction of the run that is done
 
     @classmethod

@@ -147,6 +147,7 @@ class Run:
         by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
                    if not weight.requires_grad}
         self.objective = objective_class(self.model, self.options)
+        self.objective.tokenizer = self.data.tokenizer
         self.model = self.objective.model  # maybe a copy: what is evaluated, saved and exported
         self.trained_names = runs.trained_names(self)
         # A checkpoint omits what LoRA alone froze, because the run of --init has it. But an

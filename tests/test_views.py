@@ -139,3 +139,34 @@ def test_a_translated_negative_is_no_translation():
         train.start("contrastive", data="t.tsv", **SMALL)
     write("t.tsv", "negative_de en de", [(c, a, b) for a, b, c in rows(3)])
     assert train.start("contrastive", data="t.tsv", **SMALL).data.columns == ("en", "de")
+
+
+# ---- texts of the batch, for an objective that needs more than ids
+
+
+class Weighted(Contrastive):
+    """A reader's class, whose loss has a weight that depends on the texts."""
+    name = "weighted"
+
+    def forward(self, batch):
+        rows = batch["packed"].tokens.split(batch["packed"].cu_seqlens.diff().tolist())
+        texts = [self.tokenizer.decode(row[1:-1].tolist()) for row in rows]
+        weight = sum(text.endswith("seen") for text in texts)
+        loss, terms = super().forward(batch)
+        return loss * weight, terms | {"weight": loss.new_tensor(weight)}
+
+    def _load_from_state_dict(self, *arguments):
+        assert self.tokenizer.vocab == self.model.config.vocab
+        self.loaded = True
+        super()._load_from_state_dict(*arguments)
+
+
+def test_an_objective_has_the_tokenizer_before_a_checkpoint_is_loaded():
+    write("t.tsv", "en de", rows(2))
+    settings = SMALL | dict(data="t.tsv", out="run")
+    run = train.start(Weighted, **settings)
+    _, terms = run.objective(run.make_batch(0)[0])
+    assert terms["weight"] == 8  # of 16 texts
+    list(run.steps())
+    resumed = train.start(Weighted, **settings | dict(steps=2))
+    assert resumed.objective.loaded and resumed.step == 1
