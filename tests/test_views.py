@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from test_house import WORDS
+from test_objectives import GALLERY, assert_near, batch_of, build, gradients
 
 import evaluate
 import train
 from base.common import AtLeast1
 from corpora.columns import no_view
-from data import Packed
+from data import Example, Packed
 from harness import runs
 from objectives import Contrastive, add_special, info_nce
 
@@ -170,3 +174,65 @@ def test_an_objective_has_the_tokenizer_before_a_checkpoint_is_loaded():
     list(run.steps())
     resumed = train.start(Weighted, **settings | dict(steps=2))
     assert resumed.objective.loaded and resumed.step == 1
+
+
+# ---- the loss of gallery/triplets.py
+
+
+A, B, C, P, Q, R, N, M = ([number, *range(40, 40 + number)] for number in range(5, 13))
+# Row 0's negative is row 1's positive; row 1's first one is its own anchor; and N is there twice.
+ROWS = [(A, P, Q, N), (B, Q, B, N), (C, R, M, P), (M, N, R, A)]
+CANDIDATES = [(P, Q, N, B, M, R), (Q, P, R, N, M, A), (R, P, Q, N, B, M, A), (N, P, Q, R, B, A)]
+
+
+def triplets(rows):
+    return batch_of(objective(), items=[Example(tuple(map(np.array, row))) for row in rows])
+
+
+def objective():
+    return build(GALLERY["triplets"], negatives=2, temperature=0.5)
+
+
+def by_hand(objective, rows, candidates):
+    """The mean of -log softmax over the candidates that are left, the positive first."""
+    texts = {tuple(text): None for row in rows for text in row}
+    z = objective.model.embeddings(triplets([[text] * 4 for text in texts])["packed"])
+    z = dict(zip(texts, F.normalize(z, dim=1)))
+    losses = []
+    for (anchor, *_), others in zip(rows, candidates):
+        cosines = torch.stack([z[tuple(anchor)] @ z[tuple(text)] for text in others])
+        losses.append(-(cosines / 0.5).log_softmax(0)[0])
+    return sum(losses) / len(losses)
+
+
+def test_an_equal_text_is_no_negative_and_a_text_that_is_there_twice_counts_once():
+    ours = objective()
+    found, gold = ours(triplets(ROWS))[0], by_hand(ours, ROWS, CANDIDATES)
+    assert_near([found], [gold], 1e-12)
+    assert_near(gradients(found, ours), gradients(gold, ours), 1e-10)
+
+
+def test_texts_of_another_process_are_compared_too(monkeypatch):
+    ours = objective()
+    both = ours(triplets(ROWS))[0]
+    parts = [triplets(ROWS[:2]), triplets(ROWS[2:])]
+    # Of two processes, both have both halves of every view, in one order.
+    kept = []
+    module = GALLERY["triplets"].forward.__globals__
+    monkeypatch.setitem(module, "all_gather_with_grad", lambda x: kept.append(x) or x)
+    for part in parts:
+        ours(part)
+    whole = iter([torch.cat(pair) for pair in zip(kept[:8], kept[8:], strict=True)])
+    monkeypatch.setitem(module, "all_gather_with_grad", lambda x: next(whole))
+    assert_near([ours(parts[1])[0]], [both], 1e-12)
+
+
+def test_triplets_name_what_they_lack(refused):
+    path = str(Path(__file__).parent.parent / "gallery" / "triplets.py")
+    assert "toy has no hard negatives among the columns en, de, fr" in refused(
+        train.main, f"--objective {path} --out new")
+    write("t.tsv", "anchor positive negative_1 negative_2", rows(4))
+    assert "an example of the objective has 5 texts" in refused(
+        train.main, f"--objective {path} --out new --negatives 3 --data t.tsv")
+    run = train.start(path, data="t.tsv", negatives=2, **SMALL)
+    assert list(run.steps()) and run.scores()["retrieval/rows"] == 6
