@@ -177,6 +177,12 @@ class Packed:
             self.plans[layout] = each_tensor(plan, lambda x: x.to(home))
         return self.plans[layout]
 
+    def make_plans(self, layouts, device):
+        """Make the plans of all layouts that set_attention returned. Return the batch."""
+        for layout, window in layouts:
+            self.within(window).plan(layout, device)
+        return self
+
     def to(self, device):
         return each_tensor(self, lambda x: x.to(device))
 
@@ -218,11 +224,16 @@ def each_tensor(value, change):
     return value
 
 
+def pinned(batch, device):
+    """Return a batch that `to_device` moves without a wait: for a GPU, in pinned memory."""
+    if device.type != "cuda":
+        return batch
+    return each_tensor(batch, lambda x: x.pin_memory())
+
+
 def to_device(batch, device):
-    """Move a batch to a device; to a GPU from pinned memory, so that the loop need not wait."""
-    if device.type == "cuda":
-        return each_tensor(batch, lambda x: x.pin_memory().to(device, non_blocking=True))
-    return each_tensor(batch, lambda x: x.to(device))
+    """Move a batch to a device. The loop does not wait for what is `pinned`."""
+    return each_tensor(batch, lambda x: x.to(device, non_blocking=device.type == "cuda"))
 
 
 # ---- corpora
@@ -315,7 +326,7 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
                 holdout=True, block=0, count=20_000):
     """Return the Corpus of one split of what corpora.open_text gives, or can open.
 
-    Without a tokenizer one of `vocab` pieces is trained. "valid" and "test" of a file are the same
+    Without a tokenizer, train one of `vocab` pieces. "valid" and "test" of a file are the same
     held-out rows; without `holdout` every split is the whole file. Raises BadInput."""
     source = open_text(spec_or_source, langs, count)
     if source.embedded:
@@ -327,8 +338,11 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         raise BadInput(f"--block {block} concatenates the texts of one column, and {source.name} "
                        f"has {shown(', '.join(source.columns))}: choose one with --langs")
     tokenizer = tokenizer or train_tokenizer(source, vocab, holdout)
-    find_ids = embedded_ids if source.embedded else stored_ids
-    tokens, offsets, kinds, identity = find_ids(source, tokenizer, split, holdout)
+    if source.embedded:
+        tokens, offsets, identity = embedded_ids(source, tokenizer, split)
+        kinds = None
+    else:
+        tokens, offsets, identity, kinds = stored_ids(source, tokenizer, split, holdout)
     if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
     if block:  # a row is the next `block` tokens
@@ -349,22 +363,22 @@ def train_tokenizer(source, vocab, holdout):
     return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
 
 
-def embedded_ids(source, tokenizer, split, holdout):
-    """Return the ids of built-in texts (T,), where each text begins (cells + 1,), no kinds, and a
-    hash."""
+def embedded_ids(source, tokenizer, split):
+    """Return the ids of built-in texts (T,), where each text begins (cells + 1,), and a hash."""
     texts = source.rows(split)
     ids = tokenizer.encode(itertools.chain(*texts))
-    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), None, digest(texts)
+    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), digest(texts)
 
 
 def stored_ids(source, tokenizer, split, holdout):
-    """Return the same of text files, with what each row is for, (N,) or None without `holdout`."""
+    """Return the ids of text files (T,), where each text begins (cells + 1,), a hash, and what each
+    row is for, (N,) or None without `holdout`."""
     from corpora.store import encoded  # here, because only files have stored tokens
     stored = encoded(source, tokenizer, holdout)
     source.hashes, source.kinds, source.counts = stored.hashes, stored.kinds, stored.counts
     source.held = stored.held
     identity = stored.hash + split if holdout else stored.hash
-    return stored.tokens, stored.offsets, stored.kinds, identity
+    return stored.tokens, stored.offsets, identity, stored.kinds
 
 
 # ---- the examples of a step

@@ -391,7 +391,7 @@ def make_parser(prog, description, tasks):
         "and test are the same rows of a file [test for the run's own data, all for other files]")
     add("--limit", type=row_limit, help="maximum number of rows; 0: all [1000; all of a folder]")
     add("--pool", choices=POOLS, help="pooling [the model's]")
-    add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
+    add("--device", help="cpu, cuda, cuda:1 or mps [a CUDA GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object")
     return parser
 

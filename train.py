@@ -65,7 +65,7 @@ from base.processes import (
     together,
     whole,
 )
-from data import Packed, to_device
+from data import Packed, pinned, to_device
 from harness import runs, screen, weights
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
@@ -127,10 +127,11 @@ class Run:
         self.folder = Path(settings.out)
         self.writes = writes and self.rank == 0
         saved = runs.read_checkpoint(self.folder) if writes else None
+        precision = settings.precision
         # A resumed run keeps its precision, also on a machine that would choose another one.
-        is_kept = saved and settings.precision == "auto"
-        self.precision = usable_precision(saved["precision"] if is_kept else settings.precision,
-                                          self.device)
+        if saved and precision == "auto":
+            precision = saved["precision"]
+        self.precision = usable_precision(precision, self.device, is_resumed=bool(saved))
         check_shard(settings, self.precision, self.world)
         tokenizer = self.init.tokenizer if self.init else None
         if saved and not self.init:  # a tokenizer that is trained again could give other ids
@@ -257,15 +258,14 @@ class Run:
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.data.tokenizer.special)
                          for first in range(0, len(examples), size)]
-        # Prepare attention here, in the background thread, and not in the first layer.
+        # Prepare attention and the copy to a GPU here, in the background thread.
         for batch in micro_batches:
             for name, packed in batch.items():
                 if isinstance(packed, Packed):
                     if self.settings.causal:  # an encoder keeps the mask of its decoder
                         packed = batch[name] = packed.as_causal()
-                    for layout, window in self.layouts:
-                        packed.within(window).plan(layout, self.device)
-        return micro_batches
+                    packed.make_plans(self.layouts, self.device)
+        return pinned(micro_batches, self.device)
 
     # ---- a new objective never needs to look below this line
 
@@ -276,7 +276,11 @@ class Run:
             pending = self.pending
             steps = torch.stack([torch.stack(list(one.values())) for one in pending])
             # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
-            mean = dict(zip(pending[0], steps.cpu().double().mean(0).tolist()))
+            columns = dict(zip(pending[0], steps.cpu().double().T))
+            if self.scaler.is_enabled():  # it skips a step whose gradients overflow
+                norms = columns["grad_norm"]
+                columns["grad_norm"] = norms[norms.isfinite()]
+            mean = {name: values.mean().item() for name, values in columns.items()}
             if not math.isfinite(mean["loss"]):
                 raise runs.diverged(self, f"the loss is not finite ({mean})")
             seconds = time.perf_counter() - self.clock

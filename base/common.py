@@ -398,11 +398,18 @@ def digest(value):
 # ---- devices
 
 
+# "auto" takes only what has run somewhere and is recorded, and no Mac's GPU has run the whole. Set
+# this to True when the tests have passed with --device mps.
+MPS_HAS_RUN = False
+
+
 def usable_device(name):
-    """Return a torch.device; "auto" is a GPU if there is one. Raises BadInput."""
+    """Return a torch.device; "auto" is a CUDA GPU if there is one. Raises BadInput."""
     if name in ("", "auto", None):
         name = ("cuda" if torch.cuda.is_available() else
-                "mps" if torch.backends.mps.is_available() else "cpu")
+                "mps" if MPS_HAS_RUN and torch.backends.mps.is_available() else "cpu")
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # otherwise every process would use GPU 0 too
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         torch.zeros(1, device=name).item()  # "meta" has no numbers to read back
     except (RuntimeError, AssertionError, ModuleNotFoundError):
@@ -410,10 +417,11 @@ def usable_device(name):
     return torch.device(name)
 
 
-def usable_precision(name, device):
+def usable_precision(name, device, is_resumed=False):
     """Return the precision of matmuls; "auto" is the fastest that the device supports."""
     if name == "float16" and device.type != "cuda":
-        raise BadInput("precision float16 needs a CUDA GPU (for loss scaling): use bfloat16")
+        way_out = "resume this run on one" if is_resumed else "use bfloat16"
+        raise BadInput(f"precision float16 needs a CUDA GPU (for loss scaling): {way_out}")
     if name != "auto":
         return name
     if device.type == "cuda":

@@ -40,6 +40,9 @@ def join_processes(device):
     rank, world = rank_and_world()
     if world > 1:
         if device.type == "cuda":
+            if "LOCAL_RANK" not in os.environ:
+                raise BadInput(f"WORLD_SIZE is {world}, and LOCAL_RANK, this process's GPU, is not "
+                               "set: start the processes with torchrun")
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE,

@@ -7,7 +7,7 @@ kinds of batches in this file keep what a layer attends to.
 import torch
 from tqdm import tqdm
 
-from data import Packed, token_batches
+from data import Packed, pinned, to_device, token_batches
 from kernels import uncompiled
 from kernels.padded import sdpa
 from model import in_eval_mode
@@ -35,16 +35,19 @@ class Prefill:
 
 
 class DecodeStep:
-    """One new token (R,) for each of R rows that are in the cache, at positions (R,)."""
+    """The last token of each of R rows, lists of ids, whose earlier ones are in the cache."""
 
-    def __init__(self, tokens, positions, cache):
-        self.tokens, self.positions, self.cache = tokens, positions, cache
-        self.row = torch.arange(len(tokens), device=tokens.device)
-        self.longest = int(positions.max()) + 1  # M
+    def __init__(self, rows, cache, device):
+        lengths = [len(row) for row in rows]
+        new = torch.tensor([[row[-1] for row in rows], [length - 1 for length in lengths]])
+        self.tokens, self.positions = to_device(pinned(new, device), device)  # (R,) each
+        self.cache = cache
+        self.row = torch.arange(len(rows), device=device)
+        self.longest = max(lengths)  # M, which the GPU need not be asked for
         self.mask = None  # or (R, 1, 1, M) bool: a token attends to all up to itself
-        if int(positions.min()) + 1 < self.longest:
-            keys = torch.arange(self.longest, device=tokens.device)
-            self.mask = (keys <= positions[:, None])[:, None, None]
+        if min(lengths) < self.longest:
+            keys = torch.arange(self.longest, device=device)
+            self.mask = (keys <= self.positions[:, None])[:, None, None]
 
     def attend(self, layer, qkv):
         return uncompiled(self.attend_to_cache)(layer, qkv)
@@ -55,7 +58,9 @@ class DecodeStep:
         cache = self.cache[layer]  # (R, 2 Hkv, M', K)
         cache[self.row, :, self.positions] = kv
         k, v = cache[:, :, :self.longest].chunk(2, 1)  # (R, Hkv, M, K) each
-        return sdpa(q[:, :, None], k, v, self.mask, layer.softcap).flatten(1)
+        # The G query heads of a key head count as G queries: groups that need no copies.
+        q = q.unflatten(1, (layer.kv_heads, -1))  # (R, Hkv, G, K)
+        return sdpa(q, k, v, self.mask, layer.softcap).flatten(1)
 
 
 def generate(model, prompts, stop, max_new, tokens_per_batch=16384):
@@ -94,7 +99,6 @@ def extend(rows, limits, stop, model):
         if len(unfinished) < len(rows):
             rows = [rows[i] for i in unfinished]
             limits = [limits[i] for i in unfinished]
-            cache = {layer: kept[unfinished] for layer, kept in cache.items()}
-        tokens = torch.tensor([row[-1] for row in rows], device=device)
-        positions = torch.tensor([len(row) - 1 for row in rows], device=device)
-        states = model(DecodeStep(tokens, positions, cache))  # (R, D)
+            index = to_device(pinned(torch.tensor(unfinished), device), device)
+            cache = {layer: kept.index_select(0, index) for layer, kept in cache.items()}
+        states = model(DecodeStep(rows, cache, device))  # (R, D)

@@ -135,7 +135,6 @@ METRICS = {
                                (0, 100)),
     "retrieval/order": Metric("order error, %", "chance: 50; lower is better", 1, (0, 100),
                               "order error, %"),
-    "probe/mean": Metric("linear probe, %", "no goal: random weights do as well", 1, (0, 100)),
     "geometry/rankme": Metric("effective rank (RankMe)", "dimensions in use; collapse: 1", 1, (0,),
                               "RankMe"),
     "geometry/cosine/same": Metric("cosine of unrelated sentences", "collapse: 1", 2, (0, 1),
@@ -148,6 +147,7 @@ METRICS = {
     "geometry/std": Metric("standard deviation of a dimension", "0: one point; 1: healthy"),
     "geometry/norm": Metric("mean L2 norm", "before normalization"),
     "geometry/cosine/different": Metric("cosine of unrelated sentences of two languages"),
+    "probe/mean": Metric("linear probe, %", "no goal: random weights do as well", 1, (0, 100)),
     "probe/majority": Metric("accuracy of always the most frequent class, %"),
 }
 UNKNOWN = Metric("")  # a number that METRICS lacks

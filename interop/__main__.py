@@ -83,7 +83,7 @@ def main(argv):
     add("export", export, run=run, folder=folder)
     flag = add("encode", encode, run=run, file="text file in UTF-8")
     flag("--out", required=True, metavar="FILE", help="array to write, .npy")
-    flag("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
+    flag("--device", help="cpu, cuda, cuda:1 or mps [a CUDA GPU if there is one]")
     options = vars(parser.parse_args(argv))
     options.pop("function")(**options)
 

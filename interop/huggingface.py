@@ -260,9 +260,6 @@ def find_model(name):
         check_inside(path, [inside])
         for file in inside.glob("[!.]*.json"):  # the folder can be deeper
             check_settings(file)
-    if not any(re.fullmatch(r"tokenizer\.json|vocab\..*|tekken\.json|[^.].*\.model", file.name)
-               for file in inside.iterdir()):
-        raise BadInput(f"{inside} has no tokenizer: save it there, tokenizer.save_pretrained()")
     for file in inside.glob("*.index.json"):
         parts = json.loads(file.read_bytes())["weight_map"].values()
         check_inside(path, [inside / name for name in parts])
@@ -270,6 +267,9 @@ def find_model(name):
     if not files:
         raise BadInput(f"{inside} has no .safetensors file; pickles are not read, because they can "
                        "execute code: convert them with save_pretrained()")
+    if not any(re.fullmatch(r"tokenizer\.json|vocab\..*|tekken\.json|[^.].*\.model", file.name)
+               for file in inside.iterdir()):
+        raise BadInput(f"{inside} has no tokenizer: save it there, tokenizer.save_pretrained()")
     for file in files:
         with safe_open(file, "pt") as tensors:
             for key in tensors.keys():
@@ -341,8 +341,8 @@ def load_weights(path):
     unknown = sorted(key for key in report["unexpected_keys"] if key.startswith(trunk)
                      and not re.search("pooler|position_ids|inv_freq", key))
     if unknown:
-        raise BadInput("config.json describes a model that has no use for weights in the file: "
-                       f"{shown(', '.join(unknown[:4]))}")
+        raise BadInput("the model of config.json lacks weights that the file has: correct it, or "
+                       f"remove them ({shown(', '.join(unknown[:4]))})")
     head = {key for key in report["missing_keys"]
             if key.startswith(("lm_head.", "cls.", "head.", "decoder."))}
     wrong = sorted(map(str, (report["missing_keys"] - head) | set(report["mismatched_keys"])))

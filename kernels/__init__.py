@@ -23,6 +23,10 @@ from .padded import Padded, pad_plan, padded_attention
 HEAD_SIZES = (16, 32, 64, 128)  # for which schedule.py has tiles
 warn_once = functools.cache(warn)
 
+# "auto" takes only what has run somewhere and is recorded, and no GPU has run our kernels yet. Set
+# this to True when `python -m results gpu` has passed on one and its file is committed.
+KERNELS_HAVE_RUN = False
+
 
 def why_not(device, head_dim, softcap):
     """Return why our kernels cannot run on a torch.device with such heads, or "" if they can."""
@@ -42,7 +46,12 @@ def choose_back_end(requested, device, head_dim, softcap=0.0):
     """Return what computes attention: "sdpa", "triton", or "auto": our kernels, and SDPA in float32
     and for masks that they do not support. Raises BadInput if "triton" is requested and cannot run.
     """
-    if requested == "sdpa" or (requested == "auto" and device.type != "cuda"):
+    if device.type == "cuda":
+        # cuDNN's attention builds a plan for every new shape, which takes 20 ms to 1 s, and nearly
+        # every bucket of a batch has a new shape.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    by_ours = device.type == "cuda" and KERNELS_HAVE_RUN
+    if requested == "sdpa" or requested == "auto" and not by_ours:
         return "sdpa"
     reason = why_not(device, head_dim, softcap)
     if reason and requested == "triton":

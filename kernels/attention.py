@@ -350,8 +350,9 @@ def new_outputs(qkv, heads, kv_heads):
     """Allocate the output (T, H K), and the base-2 logarithms of the softmax denominators
     (Hkv, T G) in float32. One program writes each element."""
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
-    out = qkv.new_empty(len(qkv), heads * head_dim)
-    return out, qkv.new_empty(kv_heads, len(qkv) * heads // kv_heads, dtype=torch.float32)
+    tokens = qkv.shape[0]  # len() is a plain number, for which torch.compile would compile again
+    out = qkv.new_empty(tokens, heads * head_dim)
+    return out, qkv.new_empty(kv_heads, tokens * heads // kv_heads, dtype=torch.float32)
 
 
 @torch.library.custom_op("nanojepa::attention", mutates_args=())

@@ -1,69 +1,63 @@
-"""Compare our kernels with PyTorch's attention in float64, and time both.
+"""Compare attention by our kernels with attention in float64, and time it beside PyTorch's.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread. Times are
 medians, and "times ours" is the time of a side divided by ours in the same round. Nothing is timed
-unless all sides return the same, gradients too. A side that cannot run says why.
+unless the sides return the same, gradients too. A side that cannot run says why.
 
 On a GPU, "GB" is the peak memory that a side adds, and the time of attention is that of a CUDA
 graph: a short pass takes less time than Python needs to launch it.
 """
 
 import functools
+import itertools
 import statistics
 import time
 from typing import Any, NamedTuple
 
 import torch
 
-from . import packed_attention
+from . import packed_attention, padded
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16 if GPU else torch.float32  # Triton's interpreter gets bfloat16 wrong
-ROUNDS = 2 if GPU else 5  # on a GPU, each is a median already
+ROUNDS = 2 if GPU else 3  # on a GPU, each is a median already
 
 # ---- the clock
 
 
-def milliseconds(run):
-    """Time a function with its launch: on a GPU with an emptied cache; on a CPU the time of this
-    thread, whatever else the machine does."""
+def milliseconds(run, of_kernels=False):
+    """Time a function: on a GPU with an emptied cache, or (of_kernels) without its launch; on a CPU
+    the time of this thread, whatever else the machine does."""
     if GPU:
-        import triton.testing
-        return triton.testing.do_bench(run, warmup=20, rep=60, return_mode="median")
+        from triton.testing import do_bench, do_bench_cudagraph
+        bench = do_bench_cudagraph if of_kernels else do_bench
+        return bench(run, rep=60, return_mode="median")
     start = time.thread_time()
     run()
     return 1000 * (time.thread_time() - start)
 
 
-def milliseconds_of_kernels(run):
-    """Time what a function runs on the GPU, without its launch."""
-    if not GPU:
-        return milliseconds(run)
-    import triton.testing
-    return triton.testing.do_bench_cudagraph(run, return_mode="median")
-
-
 def interleaved(sides, clock=milliseconds):
     """Time {side: function} in turn, after one call to warm up. Return {side: {"ms", "times ours",
     "range"}}, on a GPU with "GB". The first side is ours and may not fail."""
-    table, times = {}, {}
-    for side, run in sides.items():
+    table, times = {}, {side: [] for side in sides}
+    for number, (side, run) in itertools.product(range(ROUNDS + 1), sides.items()):
         try:
-            before = torch.cuda.memory_allocated()
-            if GPU:
-                torch.cuda.reset_peak_memory_stats()
-            run()
-            added = torch.cuda.max_memory_allocated() - before
-            table[side] = {"GB": round(added / 1e9, 2)} if GPU else {}
-            times[side] = []
+            if number and side in times:
+                times[side].append(clock(run))
+            elif not number:
+                before = torch.cuda.memory_allocated()
+                if GPU:
+                    torch.cuda.reset_peak_memory_stats()
+                run()
+                added = torch.cuda.max_memory_allocated() - before
+                table[side] = {"GB": round(added / 1e9, 2)} if GPU else {}
         except Exception as error:  # it may not support this layout or GPU, or lack memory
-            if not times:
+            if not table:
                 raise
-            table[side] = {"failed": repr(error)[:100].replace("\n", " ")}
-    for _ in range(ROUNDS):
-        for side, values in times.items():
-            values.append(clock(sides[side]))
+            table[side] = {"failed": repr(error)[:70].replace("\n", " ")}
+            del times[side]
     ours = next(iter(times.values()))
     for side, values in times.items():
         ratios = sorted(theirs / own for theirs, own in zip(values, ours))
@@ -101,6 +95,26 @@ def back_end(name, shape):
     return lambda line: packed_attention(line, shape.heads, shape.kv_heads, shape.packed, name)
 
 
+def flex_attention(shape):
+    """Return FlexAttention under the mask of a batch; the time to build its mask does not count."""
+    from torch.nn.attention import flex_attention as flex
+    ranges = shape.packed.key_ranges
+
+    def is_visible(_, head, query, key):
+        first, last, first2, last2 = (ranges[query, i] for i in range(4))
+        return (first <= key) & (key < last) | (first2 <= key) & (key < last2)
+
+    mask = flex.create_block_mask(is_visible, None, None, len(ranges), len(ranges), DEVICE,
+                                  _compile=GPU)
+    attend = torch.compile(flex.flex_attention, dynamic=False) if GPU else flex.flex_attention
+
+    def side(line):
+        q, k, v = (x.transpose(0, 1)[None] for x in shape.split_heads(line))
+        return attend(q, k, v, block_mask=mask, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+
+    return side
+
+
 def passes(attend, line, grad):
     """Return the output of a side, and the gradient of its projection."""
     output = attend(line)
@@ -110,24 +124,21 @@ def passes(attend, line, grad):
 def difference(found, expected):
     """Return the largest difference, relative to the largest value, or absolute if that is below
     1."""
-    return float((found - expected).abs().max() / max(1, expected.abs().max()))
+    largest = (found - expected).abs().nan_to_num(torch.inf).max()
+    return float(largest / max(1, expected.abs().max()))
 
 
 def attention_table(shape):
     """Return the table of a shape, of both passes. Raises ValueError if our back ends differ."""
     line, grad = shape.random_line(DTYPE)
-    sides = {"ours": back_end("triton", shape), "our SDPA back end": back_end("sdpa", shape)}
+    sides = {"our kernels": back_end("triton", shape), "our SDPA back end": back_end("sdpa", shape)}
     both = [passes(attend, line, grad) for attend in sides.values()]
-    if not (worst := max(map(difference, *both))) <= 0.03:  # NaN is too large
-        raise ValueError(f"ours differs from our SDPA back end by {worst:.3g}")
+    if (worst := max(map(difference, *both))) > 0.03:
+        raise ValueError(f"our kernels differ from our SDPA back end by {worst:.3g}")
+    sides["FlexAttention"] = flex_attention(shape)
     return interleaved({side: functools.partial(passes, attend, line, grad)
-                        for side, attend in sides.items()}, milliseconds_of_kernels)
-
-
-def attention_parts(shapes):
-    """Return {title of a table: function that makes it} of {title: Shape}."""
-    return {f"attention: {title}, against our SDPA back end":
-            functools.partial(attention_table, shape) for title, shape in shapes.items()}
+                        for side, attend in sides.items()},
+                       functools.partial(milliseconds, of_kernels=True))
 
 
 # ---- each kernel against PyTorch's attention in float64
@@ -135,29 +146,24 @@ def attention_parts(shapes):
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
-def check(shape, dtype):
-    """Return the table of the largest errors of our output and its gradients, against float64.
-    Raises ValueError if one is too large."""
+def errors(shape, dtype):
+    """Return {"output", "dq", "dk", "dv": our largest error against float64}, and whether two calls
+    return the same bits."""
     line, grad = shape.random_line(dtype)
     exact = line.detach().double().requires_grad_()
-    both = []
-    for attend, *given in ((back_end("triton", shape), line, grad),
-                           (back_end("sdpa", shape), exact, grad.double())):
-        output, gradient = passes(attend, *given)
-        both.append((output, *shape.split_heads(gradient)))
-    errors = {name: difference(found.double(), expected)
-              for name, found, expected in zip(("output", "dq", "dk", "dv"), *both)}
-    if not all(error <= LIMIT[dtype] for error in errors.values()):  # NaN is too large
-        raise ValueError(f"errors {errors} are larger than {LIMIT[dtype]:g}")
-    return {name: {"largest error": f"{error:.2g}", "limit": f"{LIMIT[dtype]:g}"}
-            for name, error in errors.items()}
+    first, again, expected = (
+        passes(back_end(name, shape), *given) for name, *given in (
+            ("triton", line, grad), ("triton", line, grad), ("sdpa", exact, grad.double())))
+    both = [(output, *shape.split_heads(gradient)) for output, gradient in (first, expected)]
+    found = {name: difference(ours.double(), theirs)
+             for name, ours, theirs in zip(("output", "dq", "dk", "dv"), *both)}
+    return found, all(map(torch.equal, first, again))
 
 
-def check_parts(masks):
-    """Return {title of a check: function that makes its table} of masks {kernels: a Packed that
-    needs them}."""
-    # Triton's interpreter gets bfloat16 wrong.
-    dtypes = [dtype for dtype in LIMIT if GPU or dtype != torch.bfloat16]
-    return {f"check of {names}, heads of size {size}, {str(dtype)[6:]}":
-            functools.partial(check, Shape(packed, 4, 2, size), dtype)
-            for dtype in dtypes for size in (64, 128) for names, packed in masks.items()}
+def operation_of(q, k, mask):
+    """Return the name of the operation by which PyTorch computes padded.sdpa."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        padded.sdpa(q, k, k, mask)
+    names = {event.key.removeprefix("aten::_scaled_dot_product_")
+             for event in profile.key_averages() if "::_scaled_dot_product_" in event.key}
+    return ", ".join(sorted(names))

@@ -153,12 +153,14 @@ def sdpa(q, k, v, mask=None, softcap=0.0):
     The mask broadcasts to (n, H, L, M); None: every key is visible. `softcap` c: a score s becomes
     c tanh(s / c), unless c is 0 [Gemma 2, sec. 2].
     """
+    group_size = q.shape[1] // k.shape[1]
+    # On a GPU, the kernel that takes a mask or float32 takes no groups before torch 2.14. With
+    # groups, PyTorch would keep all L x M scores of every head.
+    if softcap or group_size > 1 and q.is_cuda:
+        k, v = (x.repeat_interleave(group_size, 1) for x in (k, v))
     if not softcap:
         grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
-    group_size = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(group_size, 1)
-    v = v.repeat_interleave(group_size, 1)
     scores = softcap * (q @ k.transpose(2, 3) / (softcap * q.shape[3] ** 0.5)).tanh()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)

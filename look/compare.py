@@ -139,7 +139,6 @@ def compare_command(words):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--metric", type=comma_list, default=(), help="metrics to show, comma-"
                         f"separated [those that apply of {', '.join(SHOWN)}]")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     options = parser.parse_args(words)
     every = [*map(seen.see, options.runs)]
     for number, one in enumerate(every):
@@ -162,14 +161,13 @@ def compare_command(words):
         verdicts = dict.fromkeys(verdict[0].partition(" (")[0] for one in members
                                  if (verdict := seen.since(one)))
         rows.append([label, len(members), *cells, " / ".join(verdicts) or "-"])
-    lines = markdown if options.markdown else aligned
-    print(*lines(["run", "seeds", *scores, "health"], rows), sep="\n")
+    print(*aligned(["run", "seeds", *scores, "health"], rows), sep="\n")
     first, *others = groups
     tested = {metric: by_label for metric, by_label in scores.items()
               if metric not in ("step", "seconds") and not (unlike and is_loss(metric))}
     heads, tests = test_table(tested, dict.fromkeys(others, first))
     if tests:
-        print("", *lines(heads, tests), sep="\n")
+        print("", *aligned(heads, tests), sep="\n")
     elif others:
         print("\nno t-test: it needs two seeds that both rows have")
     if unlike:

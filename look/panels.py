@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-import evaluate
 from base import metrics
 from base.common import BadInput, shown
 from harness import runs, screen
@@ -201,7 +200,7 @@ def embeddings(one, evaluation):
     words = f"{evaluation.rows.label}, in the plane of their two principal components."
     joined = 25 if len(evaluation.texts) > 1 else 0
     if joined:
-        words += " A gray line joins translations."
+        words += " A gray line joins the texts of a row."
     before = runs.read_untrained(one.run)
     figures = {}
     if before is None:
@@ -231,13 +230,14 @@ def answers(evaluation):
 
 
 def neighbors(one, evaluation, count=4, k=3):
-    """Return the nearest texts of the first column to `count` rows of the others, by cosine; for a
-    decoder its answers."""
+    """Return the nearest texts of the first column to `count` rows of the others, by cosine; to its
+    own rows if it is the only one; for a decoder its answers."""
     if evaluation.can_answer:
         return answers(evaluation)
-    evaluate.need_translations(evaluation, "the list of neighbors")
     (first, y), *others = evaluation.embeddings.items()
     golds = evaluation.texts[first]
+    if not others:
+        return other_texts(golds, y, count, k)
     rows, right = [], 0
     for row in range(min(count, len(golds))):
         name, x = others[row % len(others)]
@@ -250,6 +250,21 @@ def neighbors(one, evaluation, count=4, k=3):
     return Section(f"The three nearest of {len(golds)} texts in {first}, by cosine. The nearest is "
                    f"the translation for {right} of {len(rows)} queries.",
                    (["", "query", "nearest, with their cosines"], rows))
+
+
+def other_texts(texts, embeddings, count, k):
+    """Return the nearest other texts of the same column to its first rows."""
+    if len(texts) < 2:
+        raise BadInput("there is a single text, and no other one could be near to it")
+    rows = []
+    for row in range(min(count, len(texts))):
+        near = metrics.knn(embeddings[row:row + 1], embeddings, k + 1)
+        found = [f"{cosine:.3f} {shown(texts[index])}"
+                 for index, cosine in zip(near.indices[0].tolist(), near.cosines[0].tolist())
+                 if index != row]
+        rows.append((shown(texts[row]), "\n".join(found[:k])))
+    return Section(f"The nearest of the {len(texts) - 1} other texts, by cosine.",
+                   (["query", "nearest, with their cosines"], rows))
 
 
 def mark(right):

@@ -5,6 +5,7 @@ returns the Figure.
     figure, axes = plots.panels(1, 2)
 """
 
+import html
 import io
 import itertools
 import re
@@ -51,6 +52,15 @@ def png(figure):
     return file.getvalue()
 
 
+def title_of(figure):
+    """Return the titles of a figure's panels, which can be those of their legends, in one line."""
+    found = []
+    for axis in figure.axes:
+        legend = axis.get_legend()
+        found.append(axis.get_title() or (legend.get_title().get_text() if legend else ""))
+    return " ".join("; ".join(filter(None, found)).replace(r"\$", "$").split())
+
+
 def svg(figure, prefix):
     """Return a picture as SVG inside a page: text stays text, colors are the page's variables, and
     ids begin with `prefix`, because a page can have each id once."""
@@ -64,8 +74,10 @@ def svg(figure, prefix):
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\n *",
                   "", text[text.index("<svg"):], flags=re.S)
     width = round(100 * figure.get_figwidth())  # in pixels
-    text = re.sub(r'<svg[^>]*? viewBox="([^"]*)"[^>]*>', rf'<svg width="{width}" viewBox="\1">',
-                  text, count=1)
+    view_box = re.search(' viewBox="[^"]*"', text)[0]
+    # A screen reader reads the title, and not every tick.
+    text = (f'<svg role="img" width="{width}"{view_box}><title>{html.escape(title_of(figure))}'
+            f"</title>{text[text.index('>') + 1:]}")
     # Coordinates with two decimals: the picture looks the same.
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
     text = re.sub(r"(xlink:)?href", "href", re.sub(r"font-family: [^;\"]*;? ?", "", text))
@@ -131,6 +143,8 @@ def lines(series, x, y, levels=(), scale="linear", axis=None, title=""):
         same = dict(color=line.get_color(), linestyle=line.get_linestyle())
         for seed in values if len(values) > 1 else ():
             axis.plot(positions, seed, linewidth=0.5, alpha=0.5, **same)
+    if all(isinstance(position, int) for positions, _ in series.values() for position in positions):
+        axis.locator_params("x", integer=True, min_n_ticks=1)  # also around a single step
     for label, value in levels:
         axis.axhline(value, color="black", linewidth=1, linestyle=":", label=label)
     if scale != "linear":

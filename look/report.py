@@ -82,12 +82,14 @@ def text(value):
 
 
 def table(heads, rows):
-    """Return a table. The names of metrics may break at a slash."""
-    lines = []
-    for tag, cells in (("th", heads), *(("td", row) for row in rows)):
-        cells = (text(cell).replace("/", "/<wbr>") for cell in cells)
-        lines.append("<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>")
-    return f"<div class=scroll><table>{''.join(lines)}</table></div>"
+    """Return a table. The names of metrics may break at a slash. A narrow page shows the head of a
+    column before each of its cells."""
+    lines = ["".join(f"<th scope=col>{text(head)}</th>" for head in heads)]
+    for row in rows:
+        cells = (text(cell).replace("/", "/<wbr>") for cell in row)
+        lines.append("".join(f'<td data-head="{text(head)}">{cell}</td>'
+                             for head, cell in zip(heads, cells)))
+    return f"<div class=scroll><table><tr>{'</tr><tr>'.join(lines)}</tr></table></div>"
 
 
 def page_command(words):

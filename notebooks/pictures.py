@@ -68,10 +68,12 @@ def mask(visible, tokens=(), axis=None, groups=0, title=""):
 
 
 def bars(groups, y, x="", axis=None, title=""):
-    """Draw {group: {label: value, or (value, low, high) of an interval}}, one color per label."""
+    """Draw {group: {label: value, or (value, low, high) of an interval}}, one color per label. A
+    bar that is too short to see has its value above it, such as 0."""
     axis = axis or panels()[1][0]
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     width = 0.8 / len(labels)
+    highest = max(np.max(value) for group in groups.values() for value in group.values())
     for number, label in enumerate(labels):
         found = {position: group[label] for position, group in enumerate(groups.values())
                  if label in group}
@@ -81,6 +83,10 @@ def bars(groups, y, x="", axis=None, title=""):
         axis.bar(positions, values, 0.9 * width, color=COLOURS[number % 7],
                  label=label if len(labels) > 1 else None)
         axis.vlines(positions, low, high, color="black", linewidth=1.2)
+        for position, value in zip(positions, values):
+            if abs(value) < 0.01 * highest:
+                axis.annotate(f"{value:.2g}", (position, 0), (0, 2), textcoords="offset points",
+                              ha="center", color=COLOURS[number % 7])
     name_ticks(axis, list(groups))
     return finish(axis, x, y, title)
 

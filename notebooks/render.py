@@ -17,11 +17,20 @@ from pygments.formatters import HtmlFormatter
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-STYLE = """body { max-width: 50em; margin: auto; font: 16px/1.5 sans-serif; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
-img { max-width: 100%; } td, th { border: 1px solid #ccc; }
-.prompt, .anchor-link { display: none; }
-""" + HtmlFormatter().get_style_defs(".highlight")
+CODE = ".highlight"  # the class of all code on a page
+STYLE = f"""
+:root {{ color-scheme: light dark; --line: #ccc; --link: #0645ad }}
+body {{ max-width: 50em; margin: auto; padding: 1em; font: 16px/1.5 sans-serif; }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }}
+a {{ color: var(--link) }}
+img {{ max-width: 100%; }} td, th {{ border: 1px solid var(--line); }}
+.prompt, .anchor-link {{ display: none; }}
+{HtmlFormatter().get_style_defs(CODE)}
+@media screen and (prefers-color-scheme: dark) {{
+:root {{ --line: #444; --link: #8ab4f8 }}
+body {{ background: #14171a; color: #e6e6e6; }}
+{HtmlFormatter(style="github-dark").get_style_defs(CODE)}
+}}"""
 
 
 def clean(notebook, name):
@@ -56,6 +65,7 @@ def write_pages(paths, folder):
                 cell.source = text.replace("](../", f"]({root}/")
         body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
         page = (f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{name}</title>\n'
+                '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
                 f"<style>{STYLE}</style>\n<body>{body}</body></html>\n")
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
 

@@ -9,7 +9,7 @@ repeat    python -m results NAME --files FOLDER  run what an experiment has not 
           python -m results readme               write recorded numbers into both README.md
 compute   python -m results flops --match RUN    the steps that have the compute of another run
 machine   python -m results peers                our training steps against transformers'
-          python -m results gpu                  check and time our kernels on a GPU
+          python -m results gpu                  show that everything works on a GPU, and how fast
 
 Each command has its own --help.
 """

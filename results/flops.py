@@ -82,7 +82,8 @@ def run_flops(folder, named):
     known = {field.name for one in (settings.TrainConfig, objective_class.Config)
              for field in fields(one)}.union(settings.SHAPE)
     known -= settings.FIXED_BY_INIT if config.get("init") else set()
-    values = config | config["model"] | config[name]
+    # --causal is a flag of encoders alone, and the model of every decoder is causal.
+    values = config["model"] | config | config[name]
     given = {name: value for name, value in values.items() if name in known and value is not None}
     steps = max(record.get("step", 0) for record in runs.read_log(folder))
     return count_flops(objective_class, given)[0] * steps * header["processes"]

@@ -12,10 +12,10 @@ BOX = torch.tensor([310.0, 190.0])  # pixels from the center to the edges of the
 
 def language_frames(rows=100):
     """Train mexma by default. Return its languages, and a list of (step, wrong translation in
-    percent, embeddings (L, N, D)) of every sixth step and the last."""
+    percent, embeddings (L, N, D)) of every 18th step and the last."""
     run = train.start("mexma", data="toy", eval_every=10_000, eval_limit=rows)
     frames = []
-    for record in run.steps(every=6):
+    for record in run.steps(every=18):
         if "loss" in record or record["step"] == 0:
             z = run.evaluation().embeddings
             error = metrics.retrieval(z, run.rows.texts)["xsim"]
@@ -44,10 +44,10 @@ polyline{fill:none;stroke:#909090;stroke-width:.8}
 @media(prefers-color-scheme:dark){text{fill:#e6e6e6}rect{fill:#14171a}}</style>"""
 
 
-def moving_svg(languages, frames, views, seconds=12):
+def moving_svg(languages, frames, views, seconds=8):
     """Return a moving SVG of the views of `in_one_view` of frames [(step, error, _)]. It plays once
     and stays at the last frame, which is also what a still picture shows."""
-    time = f'dur="{seconds}s" fill="freeze"'
+    time = f'dur="{seconds}s"'  # after it, an element has its own attribute: the last value
     points = (torch.stack(views) + torch.tensor([330, 245])).round().int()  # (frames, L, N, 2)
     out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 450">', MARK, STYLE,
            '<rect width="660" height="450"/>']

@@ -28,16 +28,17 @@ from base.common import (
     did_you_mean,
     shown,
     usable_device,
+    usable_precision,
     warn,
 )
 from base.metrics import mean
 from base.optimizer import learning_rate, make_optimizer
-from data import Packed
+from data import Packed, pinned, to_device
 from evaluate import map_batches
 from harness import runs, screen
 from harness.settings import TrainConfig
 from harness.weights import load
-from model import POOLS, Model
+from model import POOLS, Model, set_attention
 from tasks import sets
 from tasks.probes import METRICS, headline_mean, majority, measure
 from tasks.questions import Prepared, answering, between, sample
@@ -94,6 +95,11 @@ def fit(model, prepared, settings):
     """Train all weights, in place."""
     rng = np.random.default_rng(settings.seed)
     device = model.head.weight.device
+    # In float32 the matmuls of a GPU are slowest. The numbers of a CPU stay those of float32.
+    precision = usable_precision("auto", device) if device.type == "cuda" else "float32"
+    dtype = getattr(torch, precision)
+    layouts = set_attention(model, "auto", device, dtype.itemsize)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     starts = range(0, len(prepared.rows), settings.batch)
     config = TrainConfig(lr=settings.lr, schedule="linear", weight_decay=0.01, warmup=0.1,
                          steps=settings.epochs * len(starts))
@@ -108,11 +114,15 @@ def fit(model, prepared, settings):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
             packed = Packed.of([prepared.rows[i] for i in batch], causal=model.config.causal)
-            outputs = model(packed.to(device))
-            loss = loss_of(outputs, prepared.targets[batch].to(device), packed)
-            loss.backward()
+            packed.make_plans(layouts, device)
+            inputs, targets = to_device(pinned((packed, prepared.targets[batch]), device), device)
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                loss = loss_of(model(inputs), targets, packed)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             total += loss.detach()
             step += 1
@@ -233,7 +243,7 @@ def parse_flags(words):
     add("--untrained", action="store_true",
         help="also fine-tune from random weights; these numbers are NAME/untrained")
     add_flags(parser.add_argument_group("settings"), Settings, vars(Settings()), vars(Settings()))
-    add("--device", help="cpu, cuda, cuda:1 or mps [a GPU if there is one]")
+    add("--device", help="cpu, cuda, cuda:1 or mps [a CUDA GPU if there is one]")
     add("--json", action="store_true", help="print every number, as one JSON object per task")
     flags = parser.parse_args(words)
     if not flags.task:

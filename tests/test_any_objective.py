@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import functools
 import os
 import random
 from pathlib import Path
@@ -18,6 +17,7 @@ from test_house import ROOT, WORDS
 import data
 import train
 from base.common import BadInput
+from base.processes import leave_processes
 from data import Packed, each_tensor
 from harness.settings import find_objective
 from objectives import OBJECTIVES
@@ -250,11 +250,10 @@ def test_a_run_that_is_stopped_and_resumed_has_the_weights_of_an_uninterrupted_o
 def one_of_two(rank, folder, objectives):
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    meet = functools.partial(dist.init_process_group, rank=rank, world_size=2)
     for number, objective in enumerate(objectives):
-        # Two processes can meet at one address only once.
-        dist.init_process_group = functools.partial(meet,
-                                                    init_method=f"file://{folder}/{number}")
+        # Two processes can meet at one place only once.
+        store = dist.FileStore(f"{folder}/{number}", 2)
+        dist.rendezvous = lambda *_, store=store, **__: iter([(store, rank, 2)])
         try:
             with lowest_draws():
                 run = start(objective)
@@ -263,8 +262,7 @@ def one_of_two(rank, folder, objectives):
                 torch.save(weights(run), f"{number}.pt")
         except (Exception, pytest.fail.Exception) as error:  # its test fails with this
             Path(f"{number}.txt").write_text(f"{type(error).__name__}: {error}")
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_processes()
 
 
 @pytest.fixture(scope="module")

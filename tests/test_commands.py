@@ -182,7 +182,7 @@ def shortened(command, objective, in_block, number):
     if program == "results" and words[0] not in ("show", "board", "plot", "flops", "gpu"):
         words += ["--list"] if words[0] != "make-data" else ["--help"]
     if program == "results" and words[0] == "gpu":
-        words[words.index("--minutes") + 1] = "0.05"
+        words += ["--part", "machine"]
     if "senteval" in words:  # cross-validation of the others takes minutes
         words += ["--sets=sst2"]
     return program, words + SMALLER.get("finetune" if words[:1] == ["finetune"] else program, [])

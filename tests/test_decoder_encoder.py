@@ -120,6 +120,7 @@ def test_every_encoders_objective_starts_from_a_llama_and_resumes(objective):
     ("--objective contrastive --causal", "add --init of one"),
     ("--objective contrastive --causal --init run", "add --init of one"),
     ("--objective mlm --causal --init decoder", "masks = True"),
+    ("--objective contrastive --causal --window 8 --init decoder", "for a bidirectional model"),
     ("--objective ntp --init run", "needs a causal model"),
     ("--objective mexma --init decoder", "needs a token such as [CLS] before each text"),
     ("--objective bepa --init run", "needs a token such as [CLS] before each text")])
@@ -135,11 +136,6 @@ def test_what_cannot_work_is_refused_in_one_line(words, named, refused):
 def test_a_masked_token_is_predicted_by_the_state_before_it(single, capsys):
     decoder(single)
     run, _ = trained("mlm", predict_from="previous", mask_ratio=0.5)
-    [batch] = run.make_batch(0)
-    loss = torch.nn.functional.cross_entropy(
-        run.model.logits(run.model(batch["packed"])[batch["target_positions"]]), batch["targets"])
-    assert torch.allclose(run.objective(batch)[0], loss)
-
     special = run.data.tokenizer.special
     texts = [np.arange(10, 17), np.arange(20, 21), np.arange(30, 42)]
     line = np.concatenate([[*special.before, *ids] for ids in texts])

@@ -136,7 +136,8 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--task xmli", "did you mean xnli?"), ("--task mlqa --max-length 3", "at least 8"),
+    ("--task xmli", "did you mean xnli?"), ("--task=", "--task is empty"),
+    ("--task mlqa --max-length 3", "at least 8"),
     ("--task glue", "there is no mnli_train.tsv"),
     ("--task mlqa", "squad_test.jsonl:1: this is not a question"),
     ("--task mlqa --files nowhere", "there is no nowhere/squad_test.jsonl")])

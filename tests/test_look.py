@@ -17,6 +17,7 @@ from test_house import ROOT, write_pairs
 from test_train import assert_same_run
 
 import train
+from base.common import BadInput
 from harness import runs, screen
 from look import batch, compare, panels, plots, report, seen
 from look.__main__ import main
@@ -55,6 +56,12 @@ def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     assert rows.count("→") == len(targets)
     cells = [list(one) for one in re.findall(r" ([#.]+)$", text, re.M)]
     assert np.array_equal(np.array(cells) == "#", batch[part].mask(0))
+
+
+def test_ticks_are_at_whole_steps():
+    figure = plots.lines({"a": ([2], [0.5])}, "training step", "loss")
+    low, high = figure.axes[0].get_xlim()
+    assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [2]
 
 
 def title_of(axis):
@@ -103,10 +110,10 @@ def train_small(objective, out, **given):
 ENCODER = "<i>the encoder's & others"
 EVIL = ["<script>alert(1)</script>", "_a&\"b'$x$"]
 COMMAND = "python '<u>' & \"x\""
-KINDS = {  # {kind: (objective, other settings, why a section is left out)}
-    ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL)), ""),
-    "decoder": ("llm-jepa", {}, ""),
-    "gallery": (str(ROOT / "gallery/simcse.py"), dict(langs="en"), "needs translations"),
+KINDS = {  # {kind: (objective, other settings)}
+    ENCODER: ("mexma", dict(data="evil.tsv", langs=",".join(EVIL))),
+    "decoder": ("llm-jepa", {}),
+    "gallery": (str(ROOT / "gallery/simcse.py"), dict(langs="en")),
 }
 
 
@@ -119,7 +126,7 @@ def small_runs(tmp_path_factory):
     for number in range(200):
         lines.append(f"<b>{number}</b> & \"text\" $1\t<img src=x onerror=alert(1)>{number}")
     (folder / "evil.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for kind, (objective, given, *_) in KINDS.items():
+    for kind, (objective, given) in KINDS.items():
         given = given | {"data": folder / given.get("data", "pairs.tsv")}
         train_small(objective, folder / kind, **given)
     log = folder / ENCODER / "log.jsonl"
@@ -141,7 +148,6 @@ def pages(small_runs):
 def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log(
         kind, small_runs, pages):
     text, figures = pages[kind]
-    _, _, why = KINDS[kind]
     page = Page(text)
     assert page.figures.keys() == figures.keys() > {"untrained", "embeddings"}
     for name, figure in figures.items():
@@ -150,6 +156,7 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
         title = title_of(axis)
         labels = (axis.get_xlabel() or figure.get_supxlabel(),
                   axis.get_ylabel() or figure.get_supylabel())
+        assert page.figures[name][0] == " ".join(title.split())  # for a screen reader
         for line in "\n".join([title, *labels]).splitlines():
             assert line and line.replace("\\$", "$") in drawn, (name, line)
     log = runs.read_log(small_runs / kind)
@@ -160,7 +167,7 @@ def test_the_page_of_each_kind_of_run_has_titles_axes_and_the_numbers_of_the_log
     for name, value in log[-1]["eval"].items():
         if name in screen.METRICS or name.startswith("validation/"):
             assert compare.mean_std([value]) in page.words, name
-    assert why in page.words and ("Left out" in page.words) == bool(why)
+    assert "Left out" not in page.words and text.count('<svg role="img"') == len(figures)
 
 
 def test_a_metric_with_a_range_has_a_curve_and_a_column():
@@ -197,6 +204,20 @@ def test_the_pages_of_unfinished_and_imported_runs_leave_out_what_they_lack(smal
     page = Page(report.Page([seen.see(tmp_path / "imported")]).html())
     assert "the log has no steps" in page.words and "no file untrained.npy" in page.words
     assert "rows of toy" in page.words and page.figures.keys() == {"embeddings"}
+
+
+def test_a_run_with_one_column_shows_the_nearest_other_texts(small_runs):
+    one = seen.see(small_runs / "gallery")
+    evaluation = seen.evaluation(one)
+    (texts,), (z,) = evaluation.texts.values(), evaluation.embeddings.values()
+    cosines = torch.cosine_similarity(z[1], z)
+    cosines[1] = -2  # the query itself
+    query, nearest = panels.neighbors(one, evaluation).table[1][1]
+    best = int(cosines.argmax())
+    assert query == texts[1] and nearest.count("\n") == 2
+    assert nearest.startswith(f"{cosines[best]:.3f} {texts[best]}\n")
+    with pytest.raises(BadInput, match="a single text"):
+        panels.other_texts(texts[:1], z[:1], 4, 3)
 
 
 def test_a_page_of_several_runs_is_a_file_of_its_own(small_runs, capsys):
@@ -323,8 +344,6 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(four_runs, capsy
     assert compare.paired_test({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0}) is None  # equal differences
     row = f"koleo-weight 1 against koleo-weight 0  geometry/rankme  2  {differences.mean():+.3g}"
     assert row in re.sub(" {2,}", "  ", text)
-    main([*words, "--markdown"])
-    assert "| run | seeds | geometry/rankme | validation/loss |" in capsys.readouterr().out
     assert "is given twice" in refused(main, ["compare", four_runs[0], f"{four_runs[0]}/"])
     words[2] = "geometry/rank"
     assert "no run has it; did you mean geometry/rankme?" in refused(main, words)

@@ -17,6 +17,7 @@ from base.common import BadInput
 from data import Packed, Segment
 from harness.weights import add_lora, add_tokens, load, save
 from kernels.cross_entropy import linear_cross_entropy
+from kernels.padded import sdpa
 from model import DECODER, SIZES, Model, ModelConfig, set_attention
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
@@ -161,6 +162,21 @@ def test_attention_and_its_gradient_equal_the_dense_float64_oracle(name, heads, 
     assert_close(*both(qkv.float(), heads, kv_heads, packed, softcap), 1e-5)
 
 
+def test_attention_of_groups_on_a_gpu_repeats_keys_and_values(monkeypatch):
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    attend, used = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, *rest, enable_gqa: (
+        used.append(k.shape[1]), attend(q, k, *rest, enable_gqa=enable_gqa))[1])
+    q, k, v = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    for given in (mask, None):
+        states = [sdpa(q.as_subclass(kind), k, v, given) for kind in (torch.Tensor, OnGpu)]
+        assert torch.allclose(*states, atol=1e-6)
+    assert used == [2, 4] * 2
+
+
 @pytest.mark.parametrize("softcap", [0, 1.5])
 @pytest.mark.parametrize("is_autocast", [True, False])
 def test_a_cpu_that_computes_in_bfloat16_keeps_attention_in_float32(is_autocast, softcap):
@@ -197,6 +213,17 @@ def test_triton_is_refused_where_it_cannot_run_and_auto_is_sdpa(monkeypatch):
         with pytest.raises(BadInput, match=message):
             set_attention(model, "triton", cpu, 4)
         monkeypatch.setitem(sys.modules, "triton", None)
+
+
+def test_on_a_gpu_auto_is_what_has_run_and_cudnn_is_off(monkeypatch):
+    monkeypatch.setattr(kernels, "why_not", lambda *_: "")
+    cuda = torch.device("cuda")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert kernels.choose_back_end("auto", cuda, 64) == "sdpa"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(kernels, "KERNELS_HAVE_RUN", True)
+    assert kernels.choose_back_end("auto", cuda, 64) == "auto"
+    assert kernels.choose_back_end("auto", torch.device("cpu"), 64) == "sdpa"
 
 
 # ---- the transformer

@@ -133,8 +133,9 @@ def test_the_pictures_of_the_course_show_their_numbers_and_names():
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["a"]
     seen = pictures.mask([[1, 0], [1, 1]], ["p", "q"], groups=[0, 1]).axes[0].images[0]
     assert seen.get_array().tolist() == [[1, 0], [1, 2]]
-    bars = pictures.bars({"g": {"one": 1.0, "two": (2.0, 1.5, 2.5)}}, "y").axes[0]
-    assert [bar.get_height() for bar in bars.patches] == [1, 2]
+    bars = pictures.bars({"g": {"one": 1.0, "two": (2.0, 1.5, 2.5), "none": 0.0}}, "y").axes[0]
+    assert [bar.get_height() for bar in bars.patches] == [1, 2, 0]
+    assert [text.get_text() for text in bars.texts] == ["0"]  # the one that is too short to see
     same = torch.eye(3)
     found = pictures.cosines({"en": same, "de": same, "fr": same}).axes[0]
     assert found.get_legend_handles_labels()[1] == ["translations: mean 1.00",

@@ -3,7 +3,6 @@ toy size in Triton's interpreter."""
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -52,31 +51,29 @@ def test_nothing_is_timed_if_the_losses_differ(monkeypatch):
 # ---- the command for a GPU
 
 
-def report_of(folder, *words):
-    """Run the command. Return its exit status, and its file: one, and below 100 KB."""
-    status = main(["gpu", "--into", folder, *words])
-    path, = Path(folder).iterdir()
-    assert path.name.startswith("gpu-") and path.stat().st_size < 100_000
-    return status, json.loads(path.read_text())
+def rows_of(part, capsys):
+    """Return the exit status and the rows of a part, run in this process."""
+    capsys.readouterr()
+    status = main(["gpu", "--part", part])
+    return status, dict(map(json.loads, re.findall(r"^ROW (.*)$", capsys.readouterr().out, re.M)))
 
 
-def test_the_whole_command_runs_on_a_cpu_in_the_interpreter(capsys):
-    status, report = report_of("a/b", "--minutes", "1" if bench.GPU else "60")
+def test_a_part_that_fails_or_is_stopped_does_not_end_the_command(monkeypatch, capsys):
+    run_part = gpu.run_part
+    seconds = {"kernel errors": 0.1}
+    monkeypatch.setattr(gpu, "run_part", lambda part, left: run_part(part, seconds.get(part, left)))
+    monkeypatch.setattr(gpu, "PARTS", {name: gpu.machine for name in (
+        "no such part", "kernel errors", "machine")})
+    assert main(["gpu", "--into", "a/b"]) == 1
+    path, = Path("a/b").iterdir()
+    report = json.loads(path.read_text())
+    wrong, slow, right = report["parts"]
+    assert wrong["state"] == "failed" and "invalid choice: 'no such part'" in wrong["output"]
+    assert slow["state"] == "stopped" and not slow["rows"]
+    assert right["state"] == "passed" and right["rows"]["torch"] == {"": torch.__version__}
     text = capsys.readouterr().out
-    assert status == 0 and text.startswith("device: ") and "0 failed" in text
-    assert {"device", "torch", "triton", "transformers", "cuda", "started"} <= report.keys()
-    tables = {part["label"]: part["table"] for part in report["parts"] if "table" in part}
-    assert all(f"## {title}\n" in text for title in tables)
-    if bench.GPU:  # a minute is enough for the checks alone
-        return
-    assert report["not run"] == [] and len(tables) == len(report["parts"]) == len(gpu.all_parts())
-    for dtype in ("float32", "float16"):
-        for size in (64, 128):
-            for names in gpu.masks():
-                table = tables[f"check of {names}, heads of size {size}, {dtype}"]
-                assert table.keys() == {"output", "dq", "dk", "dv"}
-    assert "ms" in tables["attention: LLM-JEPA, against our SDPA back end"]["our SDPA back end"]
-    assert all("ms" in row for row in tables["training step of MEXMA"].values())
+    assert "3 parts, 2 failed, 0 not run" in text and "still to come: machine\n" in text
+    assert re.findall(r"^(\w+) +The card", text, re.M) == ["failed", "stopped", "passed"]
 
 
 class Idle:
@@ -86,38 +83,29 @@ class Idle:
         return lambda *_, **__: None
 
 
-@pytest.mark.parametrize("kernel, harm, error", [
-    ("queries_kernel", None, "'NoneType' object is not subscriptable"),
-    ("keys_kernel", Idle(), "are larger than 0.001")])
-def test_a_kernel_that_fails_or_is_wrong_does_not_end_the_command(
-        kernel, harm, error, monkeypatch, capsys):
-    parts = {title: part for title, part in bench.check_parts(gpu.masks()).items()
-             if "size 64, float16" in title}
-    monkeypatch.setattr(gpu, "all_parts", lambda: parts)
-    monkeypatch.setattr(attention, kernel, harm)
+def test_a_kernel_that_is_wrong_is_a_row_and_one_that_fails_ends_its_part(monkeypatch, capsys):
+    monkeypatch.setattr(attention, "keys_kernel", Idle())
     torch.use_deterministic_algorithms(True)  # then what no kernel writes is NaN
     try:
-        status, report = report_of("odd")
+        with pytest.raises(ValueError, match="different bits"):  # NaN equals nothing
+            rows_of("kernel errors", capsys)
+        monkeypatch.setattr(torch, "equal", lambda *_: True)
+        status, rows = rows_of("kernel errors", capsys)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert status == 1 and "2 parts, 1 failed" in capsys.readouterr().out
-    for part in report["parts"]:
-        is_odd = "queries and keys" in part["label"]
-        assert ("table" in part) != is_odd and (error in part.get("failed", "")) == is_odd
+    assert status == 1 and rows
+    for name, cells in rows.items():
+        assert (cells[""] == gpu.TOO_LARGE) == ("queries, keys" in name)
+    monkeypatch.setattr(attention, "queries_kernel", None)
+    with pytest.raises(TypeError):
+        rows_of("kernel errors", capsys)
 
 
-def test_it_stops_in_the_middle_of_a_part_when_its_minutes_are_over(monkeypatch):
-    def slow():
-        try:
-            time.sleep(60)
-        except Exception:  # as in `interleaved`: this does not catch the end
-            pass
-
-    monkeypatch.setattr(gpu, "all_parts", lambda: {"slow": slow, "late": dict})
-    status, report = report_of("short", "--minutes", "0.05")
-    part, = report["parts"]
-    assert "minutes" in part["stopped"] and "table" not in part and part["seconds"] < 30
-    assert status == 0 and report["not run"] == ["late"]
+@pytest.mark.parametrize("part", ["evaluations", "operations", "attention"])
+def test_a_part_runs_on_a_cpu(part, capsys):
+    """.ci/run runs all."""
+    status, rows = rows_of(part, capsys)
+    assert status == 0 and len(rows) > 4 and all(rows.values())
 
 
 def test_without_a_gpu_or_the_interpreter_it_says_how_to_try_it(monkeypatch, refused):

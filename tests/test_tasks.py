@@ -153,13 +153,13 @@ def test_missing_splits_are_always_the_same_training_rows(capsys):
     whole = texts("train+valid+test")
     assert whole[40:] == [*valid, *test] and whole[:40] == texts("train")
     assert sorted(whole, key=int) == [str(i) for i in range(50)]
-    write_table("cr_test", [("x", 1)])
-    assert texts("test") == ["x"] and texts("valid") == test
+    write_table("cr_test", [("x", 1), ("y", 0)])
+    assert texts("test") == ["x", "y"] and texts("valid") == test
 
 
 @pytest.mark.parametrize("text, message", [
     ("text\tlabel\nfine\t1\nbad\t2\n", r"test.tsv:3: .* a class from 0 to 1"),
-    ("text\tlabel\nx\tnan\n", "a class"),
+    ("text\tlabel\nx\tnan\n", "a class"), ("text\tlabel\nx\t1\ny\t1\n", "every label"),
     ("sentence\tlabel\nfine\t1\n", "a row needs a text"), ("text\tlabel\n", "has no rows")])
 def test_bad_tables_are_refused(text, message):
     Path("sst2_test.tsv").write_text(text, encoding="utf-8")

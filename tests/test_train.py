@@ -42,10 +42,12 @@ from test_evaluate import write_rows
 from test_house import ROOT, SHAPE, SMALL, write_pairs
 
 import corpora
+import data
 import evaluate
 import model
 import train
-from base.common import BadInput, file_hash, run_program
+from base import processes
+from base.common import BadInput, file_hash, run_program, usable_device
 from base.optimizer import learning_rate
 from base.processes import check_shard
 from base.tokenizer import Tokenizer
@@ -215,6 +217,8 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--precision float16 --device cpu", "float16"), ("--vocab 7", "7"),
     ("--max-length 600 --max-positions 512", "max_length 600"),
     ("--langs en,xx", "xx"), ("--eval-data pairs.tsv --eval-limit 0", "same rows as --data"),
+    ("--epochs 3", "did you mean --steps?"), ("--objective ntp --window 3", "window 3"),
+    ("--temperature 0.1", "no effect without --align info_nce"),
     ("--objective mlm --pairs neighbours", "pairs neighbours"), ("--init nowhere", "nowhere"),
     ("--lora-rank 4", "add --init"), ("--shard", "torchrun"),
     ("--no-symmetrical", "add --align-views dirty"),
@@ -223,6 +227,7 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--warmup 2000", "warmup is 2000.0: it must be a fraction, from 0 to 1"),
     ("--out .", "pairs.tsv, but no train.pt"), ("--out pairs.tsv/run", "pairs.tsv/run"),
     ("--out pairs.tsv", "(File exists)"), ("--help al", "choose from 'all'"),
+    ("--langs en", "mlm; pairs: columns not read: de (not in --langs)"),
     ("--langs ,", "',' names nothing"), ("--eval-limit 1", "has 1 rows to evaluate"),
     ("--data toy --max-length 1", "use a smaller --batch or a larger --max-length")])
 def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, value, refused):
@@ -280,7 +285,7 @@ def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
     (BadInput("a\nb"), 2, "error: a b\n"),
     (ModuleNotFoundError("No module", name="matplotlib"), 2, "error: matplotlib is not installed, "
      "and this command needs it: pip install -r requirements-dev.txt\n"),
-    (KeyboardInterrupt(), 130, "stopped; no file is half written\n")])
+    (KeyboardInterrupt(signal.SIGTERM), 143, "stopped; no file is half written\n")])
 def test_a_mistake_a_missing_package_and_ctrl_c_are_one_line(error, status, text, capsys):
     with pytest.raises(SystemExit) as end:
         run_program(Mock(side_effect=error))
@@ -334,6 +339,7 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
     options = (r"(?s) --lr FLOAT +peak learning rate \[0.002\]\n.*"  # of the toy scale
                r"loss of my_idea:\n +--temperature FLOAT +softmax temperature .* \[0.05\]\n")
     assert re.search(options, capsys.readouterr().out)
+    assert "did you mean my_idea.py?" in refused(["--objective=my_idea"])
     words = command("my_idea.py", "my run", steps=3)
     assert "did you mean --temperature?" in refused([*words, "--temprature", "2"])
     # It is stopped, and the command that it prints resumes.
@@ -354,7 +360,8 @@ def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, monkeyp
     text = capsys.readouterr().out
     assert text.count(f"  COLLAPSING\n        all embeddings become the same: {advice}") == 1
     pairs = name != "mlm"
-    assert text.count("\ntwin: the same words") == text.count("\ntexts, and the ") == pairs
+    assert text.count("\ntexts, and the ") == pairs
+    assert text.count("\ntwin: the same words") == (pairs and name != "ntp")
     assert "\n\n\n" not in text
     comments = [line.index("  # ") for line in text.splitlines() if line.startswith("  python ")]
     assert len(comments) == 3 and len({*comments}) == 1
@@ -426,7 +433,11 @@ def test_a_finished_run_is_evaluated_again_and_can_be_moved_and_trained_longer(r
         os.rename(name, f"moved_{name}")
     more |= dict(out="moved_run", steps=2)
     assert "held-out rows" in refused(command("ntp", eval_data="other.tsv", **more))
+    capsys.readouterr()
     assert train.main(command("ntp", eval_data="moved_valid.tsv", **more)) == 0
+    text = capsys.readouterr().out
+    said, = [one["warning"] for one in runs.read_log("moved_run")[1:] if "warning" in one]
+    assert said in text and re.match("--steps was 1, is 2, .* from .*e-0. to .*e-0.$", said)
     assert checkpoint("moved_run")["step"] == 2
     assert not evaluate.main(["moved_run", "--json"])  # it finds the rows where they are now
 
@@ -484,6 +495,88 @@ def test_a_run_that_cannot_be_resumed_is_named_and_left_alone(change, text, star
     before = contents("run")
     assert text in refused(words)
     assert contents("run") == before and not os.path.exists("executed")
+
+
+# What is evaluated is a frozen copy, and more is frozen at half, once.
+EMA = """
+import copy
+from dataclasses import dataclass
+from objectives import Contrastive, info_nce, torch
+class Ema(Contrastive):
+    name, pool = "ema", "mean"
+    @dataclass(frozen=True)
+    class Config(Contrastive.Config):
+        freeze: bool = False
+        thaw: bool = False
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.student = copy.deepcopy(model)
+        self.student.embed_norm.requires_grad_(True)  # LoRA froze it
+        model.requires_grad_(False)
+    def forward(self, batch):
+        loss = info_nce(*self.student.embeddings(batch["packed"]).chunk(2), 0.1)
+        return loss, {"align": loss.detach()}
+    @torch.no_grad()
+    def after_step(self, progress):
+        super().after_step(progress)
+        for slow, fast in zip(self.model.parameters(), self.student.parameters()):
+            slow.lerp_(fast, 0.5)
+        if progress == 0.5 and self.config.freeze:
+            self.student.blocks.requires_grad_(False)
+        self.model.requires_grad_(self.config.thaw)
+"""
+
+
+@pytest.mark.parametrize("start", [{}, dict(init="mlm"), dict(init="mlm", lora_rank=2)])
+def test_weights_without_a_gradient_are_in_the_checkpoint_and_frozen_ones_stay_frozen(
+        start, starts, refused):
+    Path("ema.py").write_text(EMA)
+    start = {name: starts / value if name == "init" else value for name, value in start.items()}
+    more = dict(steps=4, freeze=True, lr=0.01, **start)
+    assert train.main(command("ema.py", "whole", **more)) == 0
+    words = command("ema.py", "parts", **more)
+    stop(words, 1)
+    before = weights("parts")
+    stop(words, 3)
+    assert train.main(words) == 0
+    assert_same_run("whole", "parts")
+    trained = contents("parts")["model.pt"]
+    assert not torch.equal(weights("parts")["embed_norm.weight"], before["embed_norm.weight"])
+    assert train.main(words) == 0 and contents("parts")["model.pt"] == trained
+    assert "unfreeze it in __init__" in refused(command("ema.py", "new", thaw=True, **more))
+
+
+def test_a_model_of_init_that_is_written_over_does_not_change_the_run(starts, tmp_path):
+    shutil.copytree(starts / "mlm", "first")
+    list(started("mlm", "whole", init="first", lora_rank=2, steps=3).steps())
+    content = Path("first/model.pt").read_bytes()
+    for _ in started("mlm", "run", init="first", lora_rank=2, steps=3).steps(every=1):
+        Path("first/model.pt").write_bytes(b"another, shorter model")  # as cp does
+    assert_equal(weights("run"), weights("whole"))
+    # While the data are read, a changed file ends the start.
+    Path("first/model.pt").write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BadInput, match="changed while"):
+        patch.setattr(train, "open_data", lambda *given, function=train.open_data: (
+            Path("first/model.pt").write_bytes(b""), function(*given))[1])
+        started("mlm", "new", init="first", lora_rank=2)
+
+
+def test_a_window_is_that_of_training_of_evaluations_and_of_a_run_that_starts_there():
+    run = started("contrastive", "run", window=2, pool="mean", steps=1, precision="float32")
+    list(run.steps())
+    rows = sum(run.rows.ids.values(), [])[:9]
+    found = evaluate.embed(run.model, rows)
+    assert_equal(evaluate.embed(runs.open_run("run").model, rows), found)
+    assert set(started("mlm", init="run").model.config.windows) == {2}
+    assert started("mlm", init="run", window=0).model.config.windows == ()
+    for block in run.model.blocks:
+        block.attention.window = 0
+    assert not torch.allclose(evaluate.embed(run.model, rows), found, atol=1e-3)
+    packed = data.Packed.of(rows)
+    near = torch.arange(len(packed.tokens))[:, None] + torch.tensor([-2, 3])
+    packed.key_ranges[:, :2] = near.clamp(packed.key_ranges[:, :1], packed.key_ranges[:, 1:2])
+    with torch.no_grad():
+        assert_equal(run.model.embeddings(packed), found)
 
 
 def test_a_loop_that_is_left_saves_its_step_and_one_run_at_a_time_trains_in_a_folder():
@@ -567,6 +660,25 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
+def test_a_run_that_reaches_the_limit_of_compilations_warns_and_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(model.Block, "compile", functools.partialmethod(
+        torch.nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(model, "MOST_COMPILATIONS", 1)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8):  # what a test after this one has
+        assert len(losses(started("mlm", steps=2, compile=True))) == 2
+    torch._dynamo.reset()
+    assert "hit config.recompile_limit (1)" in caplog.text
+
+
+def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
+    run = started("mlm")
+    run.scaler, run.clock = torch.amp.GradScaler("cpu"), 0.0
+    run.pending = [{name: torch.tensor(value) for name, value in dict(
+        loss=1.0, tokens=5.0, grad_norm=norm).items()} for norm in (math.nan, 2.0, math.inf, 4.0)]
+    assert run.flush_metrics()["grad_norm"] == 3.0
+
+
 @pytest.mark.gpu
 @every
 def test_a_step_on_a_gpu_never_waits_for_it(name):
@@ -583,6 +695,12 @@ def test_a_step_on_a_gpu_never_waits_for_it(name):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_a_run_in_float16_goes_on_on_a_gpu_alone(refused):
+    list(started("mlm", "run", steps=1).steps())
+    torch.save(checkpoint("run") | dict(precision="float16"), "run/train.pt")
+    assert "resume this run on one" in refused(command("mlm", steps=1, device="cpu"))
+
+
 # ---- several processes
 
 
@@ -593,7 +711,13 @@ TWO = dict(steps=2, dropout=0.0, optimizer="adamw", lr=0.01, embedding_lr=1, see
 SHARDED = {"mexma": ("mexma", dict(accumulate=2, dropout=0.1, eval_every=1)),
            "hybrid": ("hybrid", dict(balance="fixed", accumulate=2, clip=0.1)),
            "llm-jepa": ("llm-jepa", dict(gradient_checkpointing=True)),
-           "lora": ("llm-jepa", dict(init="ntp", lora_rank=2, dropout=0.1))}
+           "lora": ("llm-jepa", dict(init="ntp", lora_rank=2, dropout=0.1)),
+           "ema": ("ema.py", dict(eval_every=1))}
+
+
+def meet_in(file, rank):
+    store = dist.FileStore(file, 2)
+    dist.rendezvous = lambda *_, **__: iter([(store, rank, 2)])
 
 
 def one_of_two(rank, folder, jobs):
@@ -603,8 +727,7 @@ def one_of_two(rank, folder, jobs):
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     for number, words in enumerate(jobs):
-        store = dist.FileStore(f"{folder}/{number}", 2)
-        dist.rendezvous = lambda *_, store=store, **__: iter([(store, rank, 2)])
+        meet_in(f"{folder}/{number}", rank)
         with open(f"stdout{rank}", "a") as file, contextlib.redirect_stdout(file):
             assert train.main(words) == 0
 
@@ -614,6 +737,7 @@ def two(tmp_path_factory):
     """Return a folder with runs of two processes, which train them one after the other."""
     folder = tmp_path_factory.mktemp("two")
     write_pairs(folder / "pairs.tsv", 400)
+    (folder / "ema.py").write_text(EMA)
     jobs = [command("ntp", "ntp", **TWO)]  # lora starts from it
     for name, (objective, given) in SHARDED.items():
         jobs += [command(objective, f"{kind}-{name}", **TWO | given, shard=kind == "sharded")
@@ -627,6 +751,40 @@ def two(tmp_path_factory):
     return folder
 
 
+def node(rank, folder, jobs):
+    """Run train.py on each command line, as one of two machines without a shared disk."""
+    os.chdir(folder / str(rank))
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    for number, words in enumerate(jobs):
+        meet_in(f"{folder}/meeting {number}", rank)
+        sys.argv[1:] = words
+        with (open(f"{number}", "w") as file, contextlib.redirect_stdout(file),
+              contextlib.redirect_stderr(file), pytest.raises(SystemExit) as end):
+            run_program(train.main)
+        assert end.value.code == (2 if number else 0), number
+
+
+def test_machines_that_differ_end_with_one_line_before_the_first_step(tmp_path):
+    """A mistake of one is said by both, and nobody waits for the other."""
+    for rank in (0, 1):
+        (tmp_path / f"{rank}").mkdir()
+        write_pairs(tmp_path / f"{rank}/pairs.tsv", 400)
+        write_pairs(tmp_path / f"{rank}/other.tsv", 400 + rank)
+    (tmp_path / "0/mine.py").write_text(EMA)
+    cases = {"train.pt (of step 1": command("mlm", steps=2),
+             "content of --data": command("mlm", "new", data="other.tsv"),
+             "process 1: --objective mine.py": command("mine.py", "new"),
+             "process 1: run is no folder": command("mlm", "new", init="run"),
+             "process 0: steps is 0": command("mlm", "new", steps=0)}
+    jobs = [command("mlm", steps=1), *cases.values()]
+    torch.multiprocessing.spawn(node, (tmp_path, jobs), nprocs=2)
+    for number, text in enumerate(cases, 1):
+        for rank in (0, 1):
+            said = (tmp_path / f"{rank}/{number}").read_text().splitlines()
+            assert len(said) == 1 and said[0].startswith("error: process ") and text in said[0]
+    assert not (tmp_path / "0/new").exists()
+
+
 def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
     seeds = set()
     for rank in range(2):
@@ -634,6 +792,21 @@ def test_each_process_has_random_numbers_of_its_own_for_dropout(monkeypatch):
         started("mlm")
         seeds.add(torch.initial_seed())
     assert len(seeds) == 2
+
+
+def test_a_process_of_torchrun_touches_its_own_gpu_alone(monkeypatch):
+    used, zeros = [], torch.zeros
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(str(device)))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(processes, "meeting_place", lambda: None)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: (used.append(device), zeros(1))[1])
+    with pytest.raises(BadInput, match="^WORLD_SIZE is 8, and LOCAL_RANK.*torchrun$"):
+        processes.join_processes(torch.device("cuda"))
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert processes.join_processes(usable_device("auto")) == torch.device("cuda:5")
+    assert used == ["cuda:5", "cuda:5"]
 
 
 def assert_close(one, two):
