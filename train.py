@@ -11,7 +11,7 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
 
     run = train.start("mexma", steps=300, out=None)
     for record in run.steps(every=10): print(record)
-    run.scores(); run.encode(["A dog.", "Ein Hund."])
+    run.scores(); run.encode(["A dog.", "Ein Hund."]); run.answer(["What is ...?"])
 """
 
 import contextlib
@@ -46,6 +46,7 @@ import corpora
 import data
 import evaluate
 from base.common import (
+    BadInput,
     ProgressLines,
     make_folder,
     run_program,
@@ -402,6 +403,15 @@ class Run:
         embeddings = evaluate.encode(self.model, self.data.tokenizer, texts, self.data.affixes[0],
                                      self.settings.max_length)
         return torch.nn.functional.normalize(embeddings, dim=-1)
+
+    def answer(self, texts, max_new=128):
+        """Return what a decoder answers to N texts, a list of N: at most max_new tokens, greedily.
+        Raises BadInput for an encoder."""
+        if not self.model.config.is_decoder:
+            raise BadInput(f"{self.objective_class.name} trains an encoder, which cannot answer: "
+                           "use ntp or llm-jepa")
+        texts = evaluate.list_of(texts)
+        return evaluate.answer(self.model, self.data.tokenizer, texts, max_new)[0]
 
 
 # ---- parts of the loop

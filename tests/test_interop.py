@@ -350,6 +350,10 @@ def test_encode_writes_one_embedding_per_line(capsys):
     assert "texts are longer than 20 tokens and were truncated" in capsys.readouterr().err
     wanted = torch.nn.functional.normalize(encode(run, lines), dim=1)
     assert np.allclose(np.load("new/folder/unit.npy"), wanted, atol=1e-6)
+    program.main("encode run lines.txt --out half.npy --device cpu --precision bfloat16".split())
+    half = np.load("half.npy")
+    assert half.dtype == np.float32 and not np.allclose(half, wanted, atol=1e-6)
+    assert (half[:-2] * wanted[:-2].numpy()).sum(1).min() > 0.999  # the last but one is empty
 
 
 @pytest.mark.parametrize("words, message", [
