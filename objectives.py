@@ -726,7 +726,8 @@ class Bepa(Objective):
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"
         # what a [CLS] sees of the other sentence. clean (released code): nothing; hidden (paper):
         # nothing, but the second sentence's positions continue after the first's; masked (early
-        # code): a [MASK] for each of its tokens
+        # code): a [MASK] for each of its tokens, so training never reads a text alone, as
+        # evaluations do
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
 
     def __init__(self, model, config):
