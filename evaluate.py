@@ -90,13 +90,36 @@ def embed(model, rows, pool=None):
     return z[:, :model.config.truncate_dim or None]
 
 
+def list_of(texts):
+    """Return some texts as a list. Raises BadInput for a single text, and for none."""
+    if isinstance(texts, str) or not (texts := list(texts)):
+        raise BadInput(f"{shown(texts)!r} is no list of texts with at least one text")
+    return texts
+
+
 def encode(model, tokenizer, texts, affixes=None, max_length=None):
     """Embed N texts: (N, D) float32 on the CPU. affixes: the ids before and after a text, by
     default [CLS] and [SEP]; max_length: tokens of a text alone, as in training."""
-    if isinstance(texts, str) or not (texts := list(texts)):
-        raise BadInput(f"{shown(texts)!r} is no list of texts with at least one text")
-    rows = tokenize_rows(tokenizer, texts, affixes, model.config.longest_row, max_length)
+    rows = tokenize_rows(tokenizer, list_of(texts), affixes, model.config.longest_row, max_length)
     return embed(model, rows)
+
+
+def prompt_rows(tokenizer, prompts, longest, openings=None):
+    """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
+    chat = tokenizer.special.chat
+    affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
+    return tokenize_rows(tokenizer, prompts, affixes, longest, openings=openings)
+
+
+def answer(model, tokenizer, prompts, max_new, openings=None):
+    """Continue N prompts greedily by at most max_new tokens, up to the stop token. Return N texts,
+    and whether each ended with that token."""
+    from harness.generation import generate  # here, because only decoders answer
+    # Truncate prompts that would leave no room for the answer.
+    longest = model.config.max_positions
+    rows = prompt_rows(tokenizer, prompts, max(longest // 2, longest - max_new), openings)
+    written, stopped = generate(model, rows, tokenizer.special.sep, max_new)
+    return list(map(tokenizer.decode, written)), stopped
 
 
 # ---- a model and the rows on which it is evaluated
@@ -161,10 +184,8 @@ class EncodedRows:
                              self.config.longest_row, self.max_length, openings)
 
     def encode_prompts(self, prompts, longest):
-        """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
-        chat = self.tokenizer.special.chat
-        affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
-        return tokenize_rows(self.tokenizer, prompts, affixes, longest, openings=self.openings())
+        """Return `prompt_rows` of the prompts of the first rows, with their system texts."""
+        return prompt_rows(self.tokenizer, prompts, longest, self.openings())
 
     @functools.cached_property
     def ids(self):
@@ -218,15 +239,11 @@ class Evaluation:
     def answers(self):
         """Answers of a causal model to the first prompts, up to the stop token."""
         need_answers(self, "this task")
-        from harness.generation import generate  # here, because only decoders answer
         tokenizer = self.rows.tokenizer
         prompts, golds = (texts[:self.answer_limit] for texts in self.rows.texts.values())
         max_new = 2 * max(map(len, tokenizer.encode(golds))) + 8
-        # Truncate prompts that would leave no room for the answer.
-        longest = self.model.config.max_positions
-        ids = self.rows.encode_prompts(prompts, max(longest // 2, longest - max_new))
-        written, stopped = generate(self.model, ids, tokenizer.special.sep, max_new)
-        return Answers(prompts, golds, list(map(tokenizer.decode, written)), stopped)
+        written, stopped = answer(self.model, tokenizer, prompts, max_new, self.rows.openings())
+        return Answers(prompts, golds, written, stopped)
 
 
 # ---- tasks: Evaluation -> {"metric" or "metric/detail": number}
@@ -355,10 +372,12 @@ def rows_of(opened, data, langs, split, limit):
 def read_rows(opened, data, langs, split, limit):
     """Return these corpora.EvaluationRows. Warn if the model was trained on some of them."""
     config = opened.config
-    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()))
+    views = opened.header["views"]
+    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()),
+                               views)
     # A run that was trained with system texts can also be evaluated without them.
     system = config.get("chat") == "system" and "system" in source.columns
-    rows = corpora.evaluation_rows(source, langs, split, limit, system)
+    rows = corpora.evaluation_rows(source, langs, split, limit, system, views)
     if not (source.embedded and data == config["data"]):  # the splits of these share no row
         runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
     return rows

@@ -225,7 +225,8 @@ class Objective(nn.Module):
     pytest tests/test_any_objective.py --objective FILE` says if training has another mask.
     """
     name = ""  # also the folder of its runs
-    views = 1  # texts in an example
+    views = 1  # texts in an example: 1, 2, or n, those of n columns in their order
+    hard_negatives = False  # views after the second are negatives, in columns that are named so
     texts_per_row = 1  # how many of them a row can hold
     causal = False  # tokens see only themselves and earlier tokens
     masks = True  # collate masks tokens, so --causal is refused
@@ -247,11 +248,18 @@ class Objective(nn.Module):
         self.model = model
         self.config = config
         self.mlm_head = None  # a module to use instead of the model's vocabulary head
+        self.tokenizer = None  # the run sets it before a checkpoint is loaded; ids -> text: decode
         self.register_buffer("progress", torch.zeros(()))  # fraction of the run that is done
 
     @classmethod
+    def num_views(cls, config):
+        """Return the number of texts in an example, which may follow from an option."""
+        return cls.views
+
+    @classmethod
     def uses_in_batch_negatives(cls, config):
-        """Return whether the loss compares the examples of a batch. Then no text occurs twice."""
+        """Return whether the loss compares the examples of a batch. Then no text occurs twice among
+        the first two views of a batch."""
         return getattr(config, "align", "") in IN_BATCH
 
     @classmethod

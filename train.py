@@ -11,7 +11,7 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
 
     run = train.start("mexma", steps=300, out=None)
     for record in run.steps(every=10): print(record)
-    run.scores(); run.encode(["A dog.", "Ein Hund."])
+    run.scores(); run.encode(["A dog.", "Ein Hund."]); run.answer(["What is ...?"])
 """
 
 import contextlib
@@ -46,6 +46,7 @@ import corpora
 import data
 import evaluate
 from base.common import (
+    BadInput,
     ProgressLines,
     make_folder,
     run_program,
@@ -148,6 +149,7 @@ class Run:
         by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
                    if not weight.requires_grad}
         self.objective = objective_class(self.model, self.options)
+        self.objective.tokenizer = self.data.tokenizer
         self.model = self.objective.model  # maybe a copy: what is evaluated, saved and exported
         self.trained_names = runs.trained_names(self)
         # A checkpoint omits what LoRA alone froze, because the run of --init has it. But an
@@ -388,19 +390,28 @@ class Run:
         settings = self.settings
         rows = corpora.evaluation_rows(
             self.data.eval_source, settings.langs, "all" if settings.eval_data else "valid",
-            settings.eval_limit, system=settings.chat == "system")
+            settings.eval_limit, settings.chat == "system", self.data.views)
         return evaluate.EncodedRows(rows, self.data.tokenizer, self.model.config,
                                     self.data.affixes, settings.max_length)
 
     def evaluation(self):
         """Return an evaluate.Evaluation of the model as it is now, on the held-out rows."""
-        return evaluate.Evaluation(self.model, self.rows, self.objective_class.views)
+        return evaluate.Evaluation(self.model, self.rows, self.data.views)
 
     def encode(self, texts):
         """Return the L2-normalized embeddings (N, D) of N texts, read as the first view is."""
         embeddings = evaluate.encode(self.model, self.data.tokenizer, texts, self.data.affixes[0],
                                      self.settings.max_length)
         return torch.nn.functional.normalize(embeddings, dim=-1)
+
+    def answer(self, texts, max_new=128):
+        """Return what a decoder answers to N texts, a list of N: at most max_new tokens, greedily.
+        Raises BadInput for an encoder."""
+        if not self.model.config.is_decoder:
+            raise BadInput(f"{self.objective_class.name} trains an encoder, which cannot answer: "
+                           "use ntp or llm-jepa")
+        texts = evaluate.list_of(texts)
+        return evaluate.answer(self.model, self.data.tokenizer, texts, max_new)[0]
 
 
 # ---- parts of the loop

@@ -147,6 +147,12 @@ METRICS = {
     "geometry/std": Metric("standard deviation of a dimension", "0: one point; 1: healthy"),
     "geometry/norm": Metric("mean L2 norm", "before normalization"),
     "geometry/cosine/different": Metric("cosine of unrelated sentences of two languages"),
+    "retrieval/recall@1": Metric("partner has the highest cosine, both directions, %",
+                                 "higher is better"),
+    "retrieval/recall@10": Metric("partner is among the 10 of highest cosine, %",
+                                  "higher is better"),
+    "retrieval/mrr@10": Metric("mean of 1 / rank of the partner, 0 beyond 10, %",
+                               "higher is better"),
     "probe/mean": Metric("linear probe, %", "no goal: random weights do as well", 1, (0, 100)),
     "probe/majority": Metric("accuracy of always the most frequent class, %"),
 }

@@ -60,8 +60,8 @@ def start(objective, **more):
     kind = find_objective(objective)
     file = Path("rows.txt" if kind.views == 1 else f"rows{kind.views}.tsv").absolute()
     if not file.exists():
-        languages = "en de fr ru es it pl cs".split()[:kind.views]
-        lines = ["\t".join(languages)] * (kind.views > 1)
+        names = ["en", "de", *(f"negative_{number}" for number in range(1, kind.views - 1))]
+        lines = ["\t".join(names[:kind.views])] * (kind.views > 1)
         for number in range(400):
             words = [WORDS[int(digit)] for digit in f"{number:03}"][:1 + number % 3] + [str(number)]
             lines.append("\t".join(" ".join(word[view:] + word[:view] for word in words)

@@ -290,6 +290,20 @@ def test_the_scores_of_known_answers(tokenizer, monkeypatch):
     assert len(prompts[3]) == max(24, 48 - max_new)
 
 
+def test_a_run_answers_texts_of_your_own():
+    run = train.start("ntp", steps=1, batch=4, eval_limit=4, vocab=300, data=write_rows(
+        "chat.tsv", [f"say {i} dogs\tdogs {i}" for i in range(40)], "user\tassistant"), width=32,
+        layers=1, heads=2, ffn_dim=32, precision="float32")
+    asked, golds = run.rows.texts.values()
+    longest = 2 * max(map(len, run.data.tokenizer.encode(golds))) + 8
+    assert run.answer(asked, longest) == run.evaluation().answers.written
+    assert len(run.data.tokenizer.encode(run.answer(["Who sees a dog?"], 3))[0]) <= 3
+    with pytest.raises(BadInput, match="no list of texts"):
+        run.answer("Who sees a dog?")
+    with pytest.raises(BadInput, match="mlm trains an encoder, which cannot answer"):
+        train.start("mlm", data="chat.tsv", langs="user", out=None).answer(["Who?"])
+
+
 # ---- the command and its files
 
 
