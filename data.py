@@ -38,12 +38,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import kernels
 from base.common import BadInput, digest, shown
 from base.tokenizer import SPELLINGS, Tokenizer
-from corpora import EMBEDDED_VOCAB, open_text
+from corpora import open_text, train_tokenizer
 from corpora.overlap import EVAL, TRAIN
 
 # ---- a batch is one line of tokens, and every token knows which keys it may attend to
@@ -238,8 +237,6 @@ def to_device(batch, device):
 
 # ---- corpora
 
-TRAIN_BYTES = 20_000_000  # of text for a tokenizer: a vocabulary hardly changes with more
-
 
 class Example(NamedTuple):
     """A row as training reads it."""
@@ -338,11 +335,7 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         raise BadInput(f"--block {block} concatenates the texts of one column, and {source.name} "
                        f"has {shown(', '.join(source.columns))}: choose one with --langs")
     tokenizer = tokenizer or train_tokenizer(source, vocab, holdout)
-    if source.embedded:
-        tokens, offsets, identity = embedded_ids(source, tokenizer, split)
-        kinds = None
-    else:
-        tokens, offsets, identity, kinds = stored_ids(source, tokenizer, split, holdout)
+    tokens, offsets, identity, kinds = source.ids(tokenizer, split, holdout)
     if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
     if block:  # a row is the next `block` tokens
@@ -352,33 +345,6 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         rows = np.flatnonzero(kinds == (TRAIN if split == "train" else EVAL))
     return Corpus(source.name, source.columns, source.num_text_columns, tokenizer, tokens, offsets,
                   rows, digest([identity, source.columns, tokenizer.hash, block]))
-
-
-def train_tokenizer(source, vocab, holdout):
-    """Train a Tokenizer on the texts that are not held out; of a large file, on every n-th row."""
-    step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
-    rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
-    rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
-    vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
-    return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
-
-
-def embedded_ids(source, tokenizer, split):
-    """Return the ids of built-in texts (T,), where each text begins (cells + 1,), and a hash."""
-    texts = source.rows(split)
-    ids = tokenizer.encode(itertools.chain(*texts))
-    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), digest(texts)
-
-
-def stored_ids(source, tokenizer, split, holdout):
-    """Return the ids of text files (T,), where each text begins (cells + 1,), a hash, and what each
-    row is for, (N,) or None without `holdout`."""
-    from corpora.store import encoded  # here, because only files have stored tokens
-    stored = encoded(source, tokenizer, holdout)
-    source.hashes, source.kinds, source.counts = stored.hashes, stored.kinds, stored.counts
-    source.held = stored.held
-    identity = stored.hash + split if holdout else stored.hash
-    return stored.tokens, stored.offsets, identity, stored.kinds
 
 
 # ---- the examples of a step

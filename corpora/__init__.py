@@ -4,17 +4,21 @@
     evaluation_rows(spec)    the rows that an evaluation reads
 """
 
+import itertools
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
-from base.common import BadInput, comma_list, did_you_mean, shown, warn
+from base.common import BadInput, comma_list, did_you_mean, digest, shown, warn
+from base.tokenizer import Tokenizer
 from corpora import toy
 from corpora.overlap import text_hash
 
 EMBEDDED = ("toy", "documents", "regex")
+TRAIN_BYTES = 20_000_000  # of text for a tokenizer: a vocabulary hardly changes with more
 EMBEDDED_VOCAB = 4096  # nearly one token for every word form of the five languages
 DOCUMENTS = {"train": 2000, "valid": 200, "test": 200}  # at most: each takes 10 ms to make
 PROBED = ("train", 1000)  # the sentences on which a probe is trained
@@ -53,6 +57,13 @@ class EmbeddedText:
             rows = [(text,) for text in toy.documents(split, count)]
         return [tuple(map(dict(zip(self.known, row)).get, self.columns)) for row in rows]
 
+    def ids(self, tokenizer, split, holdout):
+        """Return the ids of the texts of a split (T,), where each text begins (cells + 1,), a hash,
+        and None: no rows of other splits are among them."""
+        texts = self.rows(split)
+        ids = tokenizer.encode(itertools.chain(*texts))
+        return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), digest(texts), None
+
     def find_hashes(self, split="train"):
         """Return (N, C) uint64, the hashes of all texts of a split, whatever columns are read."""
         rows = EmbeddedText(self.name, count=self.count).rows(split)
@@ -87,6 +98,15 @@ def open_text(spec, langs=(), count=20_000, like=(), views=1):
                        + did_you_mean(name, EMBEDDED))
     from corpora.files import TextFiles  # here, because built-in data needs no reader of files
     return TextFiles(paths, langs, tuple(like), views)
+
+
+def train_tokenizer(source, vocab, holdout):
+    """Train a Tokenizer on the texts that are not held out; of a large file, on every n-th row."""
+    step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
+    rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
+    rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
+    vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
+    return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
 
 
 class EvaluationRows(NamedTuple):

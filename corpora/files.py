@@ -34,6 +34,7 @@ from corpora.columns import (
     parallel_names,
 )
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
+from corpora.store import encoded
 
 csv.field_size_limit(10 ** 8)  # characters of a cell, such as a book
 
@@ -430,6 +431,15 @@ class TextFiles:
         if split == "all":
             return slice(None)
         return self.find_kinds() == (TRAIN if split == "train" else EVAL)
+
+    def ids(self, tokenizer, split, holdout):
+        """Return the ids of all texts (T,), where each text begins (cells + 1,), a hash, and what
+        each row is for, (N,) or None without `holdout`."""
+        stored = encoded(self, tokenizer, holdout)
+        self.hashes, self.kinds, self.counts = stored.hashes, stored.kinds, stored.counts
+        self.held = stored.held
+        identity = stored.hash + split if holdout else stored.hash
+        return stored.tokens, stored.offsets, identity, stored.kinds
 
     def rows(self, split):
         """Return an iterator of tuples of texts: of "all" rows, of those to "train" on, or of those
