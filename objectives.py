@@ -315,6 +315,12 @@ class AlignConfig(Objective.Config):
     temperature: Positive = 0.07  # softmax temperature of --align info_nce
 
 
+def states_at(model, packed, *indices):
+    """Return the hidden states of the tokens at each of several indices (N,), (N, D) each, from one
+    call of the model."""
+    return model(packed, at=torch.cat(indices)).split([*map(len, indices)])
+
+
 def mask_rows(rows, ratio, rng, special, choose=token_mask, each_row=False):
     """Mask a random fraction of all tokens as BERT does. `choose`, token_mask or a function like
     it, gets the line of all rows, or with `each_row` one row at a time. Return the masked rows, the
@@ -680,8 +686,7 @@ class Mexma(Objective):
             states = self.model(packed)  # (T, D)
             return states[:length], self.model.pool(states, packed)[len(masked):]
         clean = index[len(masked):]
-        at = torch.cat([torch.arange(length, device=clean.device), clean])
-        return self.model(packed, at=at).split([length, len(clean)])
+        return states_at(self.model, packed, torch.arange(length, device=clean.device), clean)
 
     def unmasked(self, states, unmask_with, batch):
         """Return the head's states at the target positions; it reads the masked rows with the other
@@ -779,8 +784,7 @@ class Bepa(Objective):
         [CLS], as in the paper, or what --pool makes of their rows."""
         packed, targets, cls = batch["packed"], batch["target_positions"], batch["cls_index"]
         if self.model.config.pool == "cls":
-            at = torch.cat([targets, cls])
-            return self.model(packed, at=at).split([len(targets), len(cls)])
+            return states_at(self.model, packed, targets, cls)
         states = self.model(packed)  # (T, D)
         return states[targets], self.model.pool(states, packed)[-len(cls):]  # the last 2N rows
 
@@ -896,8 +900,7 @@ class LlmJepa(Ntp):
             return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
 
         lasts = batch["last_index"].flatten()  # (2N,)
-        states, embeddings = self.model(batch["packed"], at=torch.cat([targets, lasts])).split(
-            [len(targets), len(lasts)])
+        states, embeddings = states_at(self.model, batch["packed"], targets, lasts)
         ntp = self.target_loss(states, batch)
         text, code = embeddings.chunk(2)  # (N, D) each
         if c.align in IN_BATCH:
@@ -1069,8 +1072,7 @@ class Hybrid(Objective):
         # The masked rows are as long as the clean ones, and the contexts come after them.
         start = len(batch["clean"].tokens)
         contexts = torch.arange(start, len(packed.tokens), device=targets.device)
-        states, context = self.model(packed, at=torch.cat([targets, contexts])).split(
-            [len(targets), len(contexts)])
+        states, context = states_at(self.model, packed, targets, contexts)
         mlm = self.target_loss(states, batch)
 
         target = self.teacher(batch["clean"], at=batch["block_from"])  # (K, D)
