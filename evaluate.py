@@ -10,7 +10,6 @@ Numbers are named task/metric or task/metric/detail. N and M are rows, D the emb
 import functools
 import json
 import math
-import os
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,14 +21,12 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-import corpora
 from base.common import (
     BadInput,
     Parser,
     comma_list,
     did_you_mean,
     digest,
-    file_hash,
     run_program,
     shown,
     usable_device,
@@ -46,9 +43,9 @@ from base.metrics import (
     verdict,
 )
 from base.tokenizer import tokenize_rows
-from corpora.overlap import share_a_text
 from data import Packed, token_batches
 from harness import runs, screen
+from harness.rows import rows_of
 from model import POOLS, in_eval_mode
 
 # ---- embeddings
@@ -353,36 +350,6 @@ def encoded(opened, rows):
                        opened.config.get("max_length"))
 
 
-def rows_of(opened, data, langs, split, limit):
-    """Return the corpora.EvaluationRows that a user chose for a RunFolder: by default its own."""
-    config = opened.config
-    own = config.get("eval_data") or config["data"]
-    data = data or own
-    if not data:
-        raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
-    if data == own:
-        langs = langs or comma_list(config.get("langs", ""))
-    if not split:  # without --eval-data, the run held rows of --data out
-        split = "test" if data == config["data"] else "all"
-    if limit is None:
-        limit = 0 if os.path.isdir(os.path.expanduser(data)) else 1000
-    return read_rows(opened, data, langs, split, limit)
-
-
-def read_rows(opened, data, langs, split, limit):
-    """Return these corpora.EvaluationRows. Warn if the model was trained on some of them."""
-    config = opened.config
-    views = opened.header["views"]
-    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()),
-                               views)
-    # A run that was trained with system texts can also be evaluated without them.
-    system = config.get("chat") == "system" and "system" in source.columns
-    rows = corpora.evaluation_rows(source, langs, split, limit, system, views)
-    if not (source.embedded and data == config["data"]):  # the splits of these share no row
-        runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
-    return rows
-
-
 # ---- command line
 
 
@@ -413,20 +380,6 @@ def make_parser(prog, description, tasks):
     return parser
 
 
-def keep_results(options, opened, results, label):
-    """Write the results to the run's eval.json, if no flag chose other rows or another pooling.
-    Warn if that is impossible, or if the run has another model by now."""
-    chosen = options.data, options.langs, options.split, options.limit, options.pool
-    if any(value not in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
-        return
-    try:
-        if file_hash(opened.folder / "model.pt") != opened.model_hash:
-            raise BadInput(f"{opened.folder} was trained further: evaluate it again")
-        runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)
-    except (BadInput, OSError) as error:
-        warn(f"the numbers are not kept in eval.json: {error}")
-
-
 def main(argv):
     parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. "
                          "python -m tasks has more tasks.", TASKS)
@@ -444,7 +397,7 @@ def main(argv):
         if "geometry/rankme" in results:
             lines.append(f"health: {verdict(results)}")
     print(*lines, sep="\n", flush=True)
-    keep_results(options, opened, results, evaluation.rows.label)
+    runs.keep_results(options, opened, results, evaluation.rows.label)
 
 
 if __name__ == "__main__":

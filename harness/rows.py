@@ -1,12 +1,15 @@
 """The rows that a run trains on and is evaluated on."""
 
 import functools
+import os
 from typing import NamedTuple
 
 import corpora
-from base.common import BadInput, shown
+from base.common import BadInput, comma_list, shown
 from base.tokenizer import Tokenizer
+from corpora.overlap import share_a_text
 from data import Batches, Corpus, open_corpus
+from harness import runs
 
 
 class Data(NamedTuple):
@@ -97,3 +100,27 @@ def read_rows(source, settings, objective_class, options, tokenizer, rank, world
     affixes = objective_class.affixes(options, corpus.tokenizer.special)
     return Data(source, eval_source, columns, corpus.tokenizer, affixes, views, corpus, batches,
                 held_out, validation, notes)
+
+
+def rows_of(opened, data, langs, split, limit):
+    """Return the corpora.EvaluationRows that a user chose for a RunFolder: by default its own. Warn
+    if the model was trained on some of them."""
+    config, views = opened.config, opened.header["views"]
+    own = config.get("eval_data") or config["data"]
+    data = data or own
+    if not data:
+        raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
+    if data == own:
+        langs = langs or comma_list(config.get("langs", ""))
+    if not split:  # without --eval-data, the run held rows of --data out
+        split = "test" if data == config["data"] else "all"
+    if limit is None:
+        limit = 0 if os.path.isdir(os.path.expanduser(data)) else 1000
+    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()),
+                               views)
+    # A run that was trained with system texts can also be evaluated without them.
+    system = config.get("chat") == "system" and "system" in source.columns
+    rows = corpora.evaluation_rows(source, langs, split, limit, system, views)
+    if not (source.embedded and data == config["data"]):  # the splits of these share no row
+        runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
+    return rows

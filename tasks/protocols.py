@@ -94,4 +94,4 @@ def main(words):
             print(screen.table({name: value for name, value in results.items()
                                   if name.startswith(f"{task}/")}), flush=True)
     if not (flags.hard or flags.of_sets):
-        evaluate.keep_results(flags, opened, results, evaluation.rows.label)
+        runs.keep_results(flags, opened, results, evaluation.rows.label)

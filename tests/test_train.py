@@ -44,6 +44,7 @@ from test_house import ROOT, SHAPE, SMALL, write_pairs
 import corpora
 import data
 import evaluate
+import kernels
 import model
 import train
 from base import processes
@@ -663,7 +664,7 @@ def test_a_compiled_run_has_the_same_losses(monkeypatch):
 def test_a_run_that_reaches_the_limit_of_compilations_warns_and_goes_on(monkeypatch, caplog):
     monkeypatch.setattr(model.Block, "compile", functools.partialmethod(
         torch.nn.Module.compile, backend="eager"))
-    monkeypatch.setattr(model, "MOST_COMPILATIONS", 1)
+    monkeypatch.setattr(kernels, "MOST_COMPILATIONS", 1)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=8):  # what a test after this one has
         assert len(losses(started("mlm", steps=2, compile=True))) == 2
