@@ -221,7 +221,8 @@ class Objective(nn.Module):
 
     A checkpoint has all parameters and buffers, and no other attributes. `self.model` is what is
     evaluated and saved; it can be a frozen EMA copy of what is trained. Evaluations do not call
-    `collate`: they read each text alone, under the full or the causal mask and --window.
+    `collate`: they read each text alone, under the full or the causal mask and --window. `python -m
+    pytest tests/test_any_objective.py --objective FILE` says if training has another mask.
     """
     name = ""  # also the folder of its runs
     views = 1  # texts in an example: 1, 2, or n, those of n columns in their order
