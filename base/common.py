@@ -165,7 +165,6 @@ def comments(config):
     """Return {field: help text} of a dataclass: the comment after the field, or the line above; a
     field without one has that of the base class."""
     notes = {}
-    # The pattern matches lines such as `    clip: NotNegative = 1.0  # gradient clipping`.
     for base in reversed(config.__mro__[:-1]):
         try:
             lines = inspect.getsource(base).splitlines()

@@ -1,5 +1,5 @@
 """What a person reads on the screen: rows to look at, tables of numbers, and how a run presents
-itself. Nothing here computes a number that is not printed."""
+itself while it trains. Nothing here computes a number that is not printed."""
 
 import contextlib
 import itertools

@@ -7,7 +7,8 @@
     linear.py          linear layers, fast on a CPU in bfloat16
     bench.py           checks and times them: `python -m results gpu`
 
-This file chooses the back end of attention, and the plan that it needs of a batch.
+This file chooses the back end of attention and the plan that it needs of a batch, and compiles a
+model's blocks (--compile).
 """
 
 import importlib.util
