@@ -36,6 +36,7 @@ from base.metrics import (
     exact,
     geometry,
     linear_probe,
+    majority,
     mean,
     percent,
     retrieval,
@@ -285,13 +286,10 @@ def task_probe(evaluation):
         raise Misleading("no probe: it is trained on --split train, so choose another --split")
     rows = evaluation.rows.encode(texts + queries)
     z, z_queries = embed(evaluation.model, rows, evaluation.pool).split([len(texts), len(queries)])
-    accuracy = {}
-    majority = []  # accuracy of always predicting the most frequent class
-    for name, gold in golds.items():
-        accuracy[name] = linear_probe(z, properties[name], z_queries, gold)
-        majority.append(100 * max(map(gold.count, gold)) / len(gold))
-    return {"rows": len(queries), "mean": mean(accuracy.values()), "majority": mean(majority),
-            **accuracy}
+    accuracy = {name: linear_probe(z, properties[name], z_queries, gold)
+                for name, gold in golds.items()}
+    return {"rows": len(queries), "mean": mean(accuracy.values()),
+            "majority": mean([*map(majority, golds.values())]), **accuracy}
 
 
 def task_generate(evaluation):

@@ -31,7 +31,7 @@ from base.common import (
     usable_precision,
     warn,
 )
-from base.metrics import mean
+from base.metrics import majority, mean
 from base.optimizer import learning_rate, make_optimizer, set_learning_rate
 from data import Packed, pinned, to_device
 from evaluate import map_batches
@@ -40,7 +40,7 @@ from harness.settings import TrainConfig
 from harness.weights import load
 from model import POOLS, Model, set_attention
 from tasks import sets
-from tasks.probes import METRICS, headline_mean, majority, measure
+from tasks.probes import METRICS, headline_mean, measure
 from tasks.questions import Prepared, answering, between, sample
 
 
