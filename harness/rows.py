@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import corpora
 from base.common import BadInput, shown
+from base.processes import Everywhere
 from base.tokenizer import Tokenizer
 from data import Batches, Corpus, open_corpus
 
@@ -31,6 +32,8 @@ def open_data(settings, objective_class, options, tokenizer=None, rank=0, world=
     check_columns(source, settings.langs, objective_class, views)
     try:
         return read_rows(source, settings, objective_class, options, tokenizer, rank, world)
+    except Everywhere:  # a mistake of another process, which all know
+        raise
     except BadInput as error:  # a note can explain it, and none is printed yet
         raise BadInput("; ".join([str(error), *source.notes])) from None
 

@@ -30,8 +30,9 @@ def model_card(run):
              "starts from": origin(run)}
     if "rows" in header:
         train, held_out = header["rows"]
+        columns = [*header["columns"], *["..."] * (header["views"] > 2)]  # the log has two of them
         where = f"in {config['eval_data']}" if config.get("eval_data") else "held out"
-        facts["data"] = (f"{config['data']}: {train:,} rows of {', '.join(header['columns'])}, and "
+        facts["data"] = (f"{config['data']}: {train:,} rows of {', '.join(columns)}, and "
                          f"{held_out:,} {where}")
     steps = [record["step"] for record in runs.log_records(run.folder) if "step" in record]
     facts["steps"] = f"{steps[-1]:,}" if steps else None
@@ -42,8 +43,9 @@ def model_card(run):
     results = runs.read_results(run.folder / "eval.json")
     if results.pop("model", "") == run.model_hash[:8]:  # and not of an earlier step
         rows = results.pop("rows")
-        parts += ["What evaluate.py found:\n", block([f"on {rows}", *screen.table(
-            results).splitlines()])]
+        names = [name for name in results if name in screen.METRICS] + screen.others(results)
+        table = screen.table({name: results[name] for name in names})
+        parts += ["What evaluate.py found:\n", block([f"on {rows}", *table.splitlines()])]
     return "\n".join([*parts, USE])
 
 

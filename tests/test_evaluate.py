@@ -394,7 +394,7 @@ def test_without_a_record_of_its_texts_a_run_says_that_the_overlap_is_unknown(
     assert "unknown" not in command(child).err  # it has its own copy
 
 
-@pytest.mark.parametrize("version", [7, 9])
+@pytest.mark.parametrize("version", [runs.FORMAT - 1, runs.FORMAT + 1])
 def test_a_run_of_another_version_is_refused(version, tokenizer, refused):
     folder = write_run("old", tiny(), tokenizer)
     log = (folder / "log.jsonl").read_text()

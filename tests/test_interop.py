@@ -191,7 +191,7 @@ def test_the_model_card_has_what_the_run_recorded(capsys, monkeypatch):
         assert f"    {line}" in card
     recall = runs.read_results("run/eval.json")["retrieval/recall@1"]
     assert re.search(rf"retrieval/recall@1 +{recall:.2f} ", card)
-    assert "Unknown" not in card
+    assert "Unknown" not in card and "more numbers" not in card
     monkeypatch.chdir("made")
     exec(re.search("```python\n(.*?)```", card, re.DOTALL)[1])
     assert f"(2, {runs.open_run('../run').model.config.width})" in capsys.readouterr().out
