@@ -5,7 +5,7 @@
     schedule.py        which tiles our kernels visit: NumPy, once a batch
     cross_entropy.py   the loss over a large vocabulary, without its logits
     linear.py          linear layers, fast on a CPU in bfloat16
-    bench.py           checks and times them: `python -m results gpu`
+    bench.py           times them: `python -m results gpu`
 
 This file chooses the back end of attention and the plan that it needs of a batch, and compiles a
 model's blocks (--compile).

@@ -680,22 +680,6 @@ def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
     assert run.flush_metrics()["grad_norm"] == 3.0
 
 
-@pytest.mark.gpu
-@every
-def test_a_step_on_a_gpu_never_waits_for_it(name):
-    run = started(name, steps=9, device="cuda")
-    batches = [run.make_batch(step) for step in range(4)]
-    try:
-        for step, micro_batches in enumerate(batches):
-            if step == 2:  # the first steps build kernels and allocate buffers
-                torch.cuda.synchronize()
-                torch.cuda.set_sync_debug_mode("error")
-            run.train_step(micro_batches, run.objective)
-            run.objective.after_step(0.5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_a_run_in_float16_goes_on_on_a_gpu_alone(refused):
     list(started("mlm", "run", steps=1).steps())
     torch.save(checkpoint("run") | dict(precision="float16"), "run/train.pt")
