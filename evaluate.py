@@ -301,6 +301,7 @@ def task_generate(evaluation):
             "stop": percent(answers.stopped)}
 
 
+# A task returns numbers by name. Those that people read have a line in METRICS, harness/screen.py.
 TASKS = {"retrieval": task_retrieval, "geometry": task_geometry, "probe": task_probe,
          "generate": task_generate}
 

@@ -24,7 +24,8 @@ from kernels.linear import Linear
 
 # ---- the configuration
 
-# How hidden states make the sentence embedding: Model.pool computes each.
+# How hidden states make the sentence embedding: Model.pool computes each, from the tokens of its
+# own row alone.
 POOLS = ("cls", "mean", "max", "last")
 
 

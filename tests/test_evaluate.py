@@ -27,7 +27,7 @@ from corpora.overlap import without_frequent
 from data import Packed
 from harness import generation, runs, screen
 from harness.weights import save
-from model import Model, ModelConfig
+from model import POOLS, Model, ModelConfig
 
 TEXTS = ["the cat", "", "seven dogs see the cat", "too long for the model " * 50, "the cat"]
 PAIRS = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde" for row in range(300)]
@@ -79,7 +79,7 @@ def write_rows(path, lines, header="en\tde"):
 # ---- embeddings
 
 
-@pytest.mark.parametrize("pool, causal", [("cls", False), ("mean", False), ("last", True)])
+@pytest.mark.parametrize("pool, causal", [*((pool, False) for pool in POOLS), ("last", True)])
 def test_a_text_has_one_embedding_whatever_the_batch(tokenizer, pool, causal):
     model = tiny(pool, causal).train()
     together = evaluate.encode(model, tokenizer, TEXTS)

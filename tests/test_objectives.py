@@ -92,8 +92,9 @@ def seeded(loss, *args, **options):
 def differs(objective, page, what):
     """Fail with a sentence for whoever changed a class and knows nothing of its page: a file, or a
     function of the tests."""
-    pytest.fail(f"{type(objective).__name__}'s {what}. If you meant it, change {page} too, or keep "
-                "your version in a file of its own: train.py --objective my_idea.py", pytrace=False)
+    pytest.fail(f"{type(objective).__name__}'s {what}. If you meant it, change {page} and the "
+                "class's docstring, too, or keep your version in a file of its own: train.py "
+                "--objective my_idea.py", pytrace=False)
 
 
 def check_equal(objective, page, ours, theirs, bound=1e-9):
