@@ -38,12 +38,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import kernels
 from base.common import BadInput, digest, shown
 from base.tokenizer import SPELLINGS, Tokenizer
-from corpora import EMBEDDED_VOCAB, open_text
+from corpora import open_text, train_tokenizer
 from corpora.overlap import EVAL, TRAIN
 
 # ---- a batch is one line of tokens, and every token knows which keys it may attend to
@@ -238,8 +237,6 @@ def to_device(batch, device):
 
 # ---- corpora
 
-TRAIN_BYTES = 20_000_000  # of text for a tokenizer: a vocabulary hardly changes with more
-
 
 class Example(NamedTuple):
     """A row as training reads it."""
@@ -287,14 +284,27 @@ class Corpus:
         lost = (lengths - max_length).clip(0).sum() / max(1, lengths.sum())
         return int((lengths > max_length).sum()), int((lengths > 0).sum()), float(lost)
 
+    def complete(self, views):
+        """Return the Corpus of the rows that have a text in each of the first `views` columns.
+        Raises BadInput if none has."""
+        lengths = np.diff(self.offsets).reshape(-1, len(self.columns))  # of all cells
+        has_all = (lengths[self.rows, :views] > 0).all(1)
+        if not has_all.any():
+            raise BadInput(f"{self.name}: no row has all {views} texts of an example, "
+                           f"{shown(', '.join(self.columns[:views]))}")
+        return replace(self, rows=self.rows[has_all])
+
     def example(self, row, views, choice, pairs="pivot", max_length=None, system=False):
-        """Return the Example of a row: one or two views, selected by the random number `choice`,
-        and with `system` the system text. Each is truncated to max_length."""
+        """Return the Example of a row: one or two views, selected by the random number `choice`, or
+        those of the first columns; with `system` the system text. Each is truncated to
+        max_length."""
         cells = self._cells(row)
         filled = [column for column in range(self.num_text_columns) if len(cells[column])]
         choice = int(choice)
         if views == 1:
             columns = (filled[choice % len(filled)],)
+        elif views > 2:  # such as anchor, positive, negative
+            columns = tuple(range(views))
         elif pairs == "neighbours":  # of a list of paraphrases each predicts the next
             first = choice % (len(filled) - 1)
             columns = filled[first], filled[first + 1]
@@ -325,11 +335,7 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         raise BadInput(f"--block {block} concatenates the texts of one column, and {source.name} "
                        f"has {shown(', '.join(source.columns))}: choose one with --langs")
     tokenizer = tokenizer or train_tokenizer(source, vocab, holdout)
-    if source.embedded:
-        tokens, offsets, identity = embedded_ids(source, tokenizer, split)
-        kinds = None
-    else:
-        tokens, offsets, identity, kinds = stored_ids(source, tokenizer, split, holdout)
+    tokens, offsets, identity, kinds = source.ids(tokenizer, split, holdout)
     if block > len(tokens):
         raise BadInput(f"--block {block} is longer than the text, which has {len(tokens):,} tokens")
     if block:  # a row is the next `block` tokens
@@ -339,33 +345,6 @@ def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), voca
         rows = np.flatnonzero(kinds == (TRAIN if split == "train" else EVAL))
     return Corpus(source.name, source.columns, source.num_text_columns, tokenizer, tokens, offsets,
                   rows, digest([identity, source.columns, tokenizer.hash, block]))
-
-
-def train_tokenizer(source, vocab, holdout):
-    """Train a Tokenizer on the texts that are not held out; of a large file, on every n-th row."""
-    step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
-    rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
-    rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
-    vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
-    return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
-
-
-def embedded_ids(source, tokenizer, split):
-    """Return the ids of built-in texts (T,), where each text begins (cells + 1,), and a hash."""
-    texts = source.rows(split)
-    ids = tokenizer.encode(itertools.chain(*texts))
-    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), digest(texts)
-
-
-def stored_ids(source, tokenizer, split, holdout):
-    """Return the ids of text files (T,), where each text begins (cells + 1,), a hash, and what each
-    row is for, (N,) or None without `holdout`."""
-    from corpora.store import encoded  # here, because only files have stored tokens
-    stored = encoded(source, tokenizer, holdout)
-    source.hashes, source.kinds, source.counts = stored.hashes, stored.kinds, stored.counts
-    source.held = stored.held
-    identity = stored.hash + split if holdout else stored.hash
-    return stored.tokens, stored.offsets, identity, stored.kinds
 
 
 # ---- the examples of a step
@@ -394,9 +373,14 @@ class Batches:
             corpus.example, views=self.views, pairs=self.pairs, max_length=self.max_length,
             system=self.system)
         if self.views > corpus.num_text_columns:
-            raise BadInput(f"{corpus.name} has the single column {shown(corpus.columns[0])!r}, and "
-                           "the objective needs two: use parallel data, or an objective of single "
-                           "texts, such as mlm")
+            if self.views == 2:
+                raise BadInput(f"{corpus.name} has the single column {shown(corpus.columns[0])!r}, "
+                               "and the objective needs two: use parallel data, or an objective of "
+                               "single texts, such as mlm")
+            columns = shown(", ".join(corpus.columns[:corpus.num_text_columns]))
+            raise BadInput(f"{corpus.name} has {corpus.num_text_columns} columns that can be read "
+                           f"({columns}), and an example of the objective has {self.views} texts: "
+                           "add columns, or choose with --langs")
         if self.system and ("system" not in corpus.columns or corpus.special.chat.system is None):
             raise BadInput(f"--chat system: {corpus.name} has no system texts, or this tokenizer's "
                            "chats have none: use --chat plain")
@@ -451,14 +435,14 @@ class Batches:
             if self._is_new(example, seen):
                 return example
         raise BadInput(f"--batch {self.batch} x {self.world}: {self.corpus.name} has only "
-                       f"{len(seen) // self.views} rows that share no text at --max-length "
+                       f"{len(seen) // min(2, self.views)} rows that share no text at --max-length "
                        f"{self.max_length}, and the rows of a batch are each other's negatives: "
                        "use a smaller --batch or a larger --max-length")
 
     def _is_new(self, example, seen):
-        """Return whether no view is among the texts seen, and then add them."""
-        # System texts do not count, because all chats may have the same one.
-        texts = {ids.tobytes() for ids in example.views}
+        """Return whether none of the first two views is among the texts seen, and then add them."""
+        # All chats may have the same system text, and many rows the same hard negative.
+        texts = {ids.tobytes() for ids in example.views[:2]}
         if not seen.isdisjoint(texts):
             return False
         seen |= texts

@@ -10,7 +10,6 @@ Numbers are named task/metric or task/metric/detail. N and M are rows, D the emb
 import functools
 import json
 import math
-import os
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,14 +21,12 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-import corpora
 from base.common import (
     BadInput,
     Parser,
     comma_list,
     did_you_mean,
     digest,
-    file_hash,
     run_program,
     shown,
     usable_device,
@@ -39,6 +36,7 @@ from base.metrics import (
     exact,
     geometry,
     linear_probe,
+    majority,
     mean,
     percent,
     retrieval,
@@ -46,9 +44,9 @@ from base.metrics import (
     verdict,
 )
 from base.tokenizer import tokenize_rows
-from corpora.overlap import share_a_text
 from data import Packed, token_batches
 from harness import runs, screen
+from harness.rows import rows_of
 from model import POOLS, in_eval_mode
 
 # ---- embeddings
@@ -90,13 +88,36 @@ def embed(model, rows, pool=None):
     return z[:, :model.config.truncate_dim or None]
 
 
+def list_of(texts):
+    """Return some texts as a list. Raises BadInput for a single text, and for none."""
+    if isinstance(texts, str) or not (texts := list(texts)):
+        raise BadInput(f"{shown(texts)!r} is no list of texts with at least one text")
+    return texts
+
+
 def encode(model, tokenizer, texts, affixes=None, max_length=None):
     """Embed N texts: (N, D) float32 on the CPU. affixes: the ids before and after a text, by
     default [CLS] and [SEP]; max_length: tokens of a text alone, as in training."""
-    if isinstance(texts, str) or not (texts := list(texts)):
-        raise BadInput(f"{shown(texts)!r} is no list of texts with at least one text")
-    rows = tokenize_rows(tokenizer, texts, affixes, model.config.longest_row, max_length)
+    rows = tokenize_rows(tokenizer, list_of(texts), affixes, model.config.longest_row, max_length)
     return embed(model, rows)
+
+
+def prompt_rows(tokenizer, prompts, longest, openings=None):
+    """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
+    chat = tokenizer.special.chat
+    affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
+    return tokenize_rows(tokenizer, prompts, affixes, longest, openings=openings)
+
+
+def answer(model, tokenizer, prompts, max_new, openings=None):
+    """Continue N prompts greedily by at most max_new tokens, up to the stop token. Return N texts,
+    and whether each ended with that token."""
+    from harness.generation import generate  # here, because only decoders answer
+    # Truncate prompts that would leave no room for the answer.
+    longest = model.config.max_positions
+    rows = prompt_rows(tokenizer, prompts, max(longest // 2, longest - max_new), openings)
+    written, stopped = generate(model, rows, tokenizer.special.sep, max_new)
+    return list(map(tokenizer.decode, written)), stopped
 
 
 # ---- a model and the rows on which it is evaluated
@@ -161,10 +182,8 @@ class EncodedRows:
                              self.config.longest_row, self.max_length, openings)
 
     def encode_prompts(self, prompts, longest):
-        """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
-        chat = self.tokenizer.special.chat
-        affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
-        return tokenize_rows(self.tokenizer, prompts, affixes, longest, openings=self.openings())
+        """Return `prompt_rows` of the prompts of the first rows, with their system texts."""
+        return prompt_rows(self.tokenizer, prompts, longest, self.openings())
 
     @functools.cached_property
     def ids(self):
@@ -218,15 +237,11 @@ class Evaluation:
     def answers(self):
         """Answers of a causal model to the first prompts, up to the stop token."""
         need_answers(self, "this task")
-        from harness.generation import generate  # here, because only decoders answer
         tokenizer = self.rows.tokenizer
         prompts, golds = (texts[:self.answer_limit] for texts in self.rows.texts.values())
         max_new = 2 * max(map(len, tokenizer.encode(golds))) + 8
-        # Truncate prompts that would leave no room for the answer.
-        longest = self.model.config.max_positions
-        ids = self.rows.encode_prompts(prompts, max(longest // 2, longest - max_new))
-        written, stopped = generate(self.model, ids, tokenizer.special.sep, max_new)
-        return Answers(prompts, golds, list(map(tokenizer.decode, written)), stopped)
+        written, stopped = answer(self.model, tokenizer, prompts, max_new, self.rows.openings())
+        return Answers(prompts, golds, written, stopped)
 
 
 # ---- tasks: Evaluation -> {"metric" or "metric/detail": number}
@@ -271,13 +286,10 @@ def task_probe(evaluation):
         raise Misleading("no probe: it is trained on --split train, so choose another --split")
     rows = evaluation.rows.encode(texts + queries)
     z, z_queries = embed(evaluation.model, rows, evaluation.pool).split([len(texts), len(queries)])
-    accuracy = {}
-    majority = []  # accuracy of always predicting the most frequent class
-    for name, gold in golds.items():
-        accuracy[name] = linear_probe(z, properties[name], z_queries, gold)
-        majority.append(100 * max(map(gold.count, gold)) / len(gold))
-    return {"rows": len(queries), "mean": mean(accuracy.values()), "majority": mean(majority),
-            **accuracy}
+    accuracy = {name: linear_probe(z, properties[name], z_queries, gold)
+                for name, gold in golds.items()}
+    return {"rows": len(queries), "mean": mean(accuracy.values()),
+            "majority": mean([*map(majority, golds.values())]), **accuracy}
 
 
 def task_generate(evaluation):
@@ -289,6 +301,7 @@ def task_generate(evaluation):
             "stop": percent(answers.stopped)}
 
 
+# A task returns numbers by name. Those that people read have a line in METRICS, harness/screen.py.
 TASKS = {"retrieval": task_retrieval, "geometry": task_geometry, "probe": task_probe,
          "generate": task_generate}
 
@@ -336,34 +349,6 @@ def encoded(opened, rows):
                        opened.config.get("max_length"))
 
 
-def rows_of(opened, data, langs, split, limit):
-    """Return the corpora.EvaluationRows that a user chose for a RunFolder: by default its own."""
-    config = opened.config
-    own = config.get("eval_data") or config["data"]
-    data = data or own
-    if not data:
-        raise BadInput(f"{opened.folder} has no data of its own: choose some with --data")
-    if data == own:
-        langs = langs or comma_list(config.get("langs", ""))
-    if not split:  # without --eval-data, the run held rows of --data out
-        split = "test" if data == config["data"] else "all"
-    if limit is None:
-        limit = 0 if os.path.isdir(os.path.expanduser(data)) else 1000
-    return read_rows(opened, data, langs, split, limit)
-
-
-def read_rows(opened, data, langs, split, limit):
-    """Return these corpora.EvaluationRows. Warn if the model was trained on some of them."""
-    config = opened.config
-    source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()))
-    # A run that was trained with system texts can also be evaluated without them.
-    system = config.get("chat") == "system" and "system" in source.columns
-    rows = corpora.evaluation_rows(source, langs, split, limit, system)
-    if not (source.embedded and data == config["data"]):  # the splits of these share no row
-        runs.warn_of_overlap(share_a_text(rows.hashes(), runs.read_trained(opened)), rows.name)
-    return rows
-
-
 # ---- command line
 
 
@@ -394,20 +379,6 @@ def make_parser(prog, description, tasks):
     return parser
 
 
-def keep_results(options, opened, results, label):
-    """Write the results to the run's eval.json, if no flag chose other rows or another pooling.
-    Warn if that is impossible, or if the run has another model by now."""
-    chosen = options.data, options.langs, options.split, options.limit, options.pool
-    if any(value not in (None, "", []) for value in chosen):  # --limit 0 chooses all rows
-        return
-    try:
-        if file_hash(opened.folder / "model.pt") != opened.model_hash:
-            raise BadInput(f"{opened.folder} was trained further: evaluate it again")
-        runs.write_results(opened.folder / "eval.json", results, label, opened.model_hash)
-    except (BadInput, OSError) as error:
-        warn(f"the numbers are not kept in eval.json: {error}")
-
-
 def main(argv):
     parser = make_parser("evaluate.py", "Evaluate a run, by default on all tasks that apply. "
                          "python -m tasks has more tasks.", TASKS)
@@ -425,7 +396,7 @@ def main(argv):
         if "geometry/rankme" in results:
             lines.append(f"health: {verdict(results)}")
     print(*lines, sep="\n", flush=True)
-    keep_results(options, opened, results, evaluation.rows.label)
+    runs.keep_results(options, opened, results, evaluation.rows.label)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from kernels.linear import Linear
 
 # ---- the configuration
 
-# How hidden states make the sentence embedding: Model.pool computes each.
+# How hidden states make the sentence embedding: Model.pool computes each, from the tokens of its
+# own row alone.
 POOLS = ("cls", "mean", "max", "last")
 
 
@@ -445,22 +446,6 @@ def set_attention(module, back_end, device, element_size):
             layout = kernels.layout_of(layer.back_end, *shape, element_size)
             layouts.add((layout, layer.window))
     return layouts
-
-
-# All blocks share one code, which is compiled again for each combination of what a call can have: a
-# gradient, a selection of tokens, a plan with tables of 0, 1 or more rows. PyTorch's limit is 8. At
-# the limit it prints a warning, and goes on uncompiled.
-MOST_COMPILATIONS = 64
-
-
-def compile_blocks(module):
-    """Compile every block of a module with torch.compile, but not what differs in every batch:
-    kernels.uncompiled."""
-    from torch import _dynamo  # half a second
-    _dynamo.config.recompile_limit = MOST_COMPILATIONS
-    for block in module.modules():
-        if isinstance(block, Block):
-            block.compile(dynamic=True)
 
 
 @contextlib.contextmanager

@@ -225,7 +225,8 @@ class Objective(nn.Module):
     pytest tests/test_any_objective.py --objective FILE` says if training has another mask.
     """
     name = ""  # also the folder of its runs
-    views = 1  # texts in an example
+    views = 1  # texts in an example: 1, 2, or n, those of n columns in their order
+    hard_negatives = False  # views after the second are negatives, in columns that are named so
     texts_per_row = 1  # how many of them a row can hold
     causal = False  # tokens see only themselves and earlier tokens
     masks = True  # collate masks tokens, so --causal is refused
@@ -247,11 +248,18 @@ class Objective(nn.Module):
         self.model = model
         self.config = config
         self.mlm_head = None  # a module to use instead of the model's vocabulary head
+        self.tokenizer = None  # the run sets it before a checkpoint is loaded; ids -> text: decode
         self.register_buffer("progress", torch.zeros(()))  # fraction of the run that is done
 
     @classmethod
+    def num_views(cls, config):
+        """Return the number of texts in an example, which may follow from an option."""
+        return cls.views
+
+    @classmethod
     def uses_in_batch_negatives(cls, config):
-        """Return whether the loss compares the examples of a batch. Then no text occurs twice."""
+        """Return whether the loss compares the examples of a batch. Then no text occurs twice among
+        the first two views of a batch."""
         return getattr(config, "align", "") in IN_BATCH
 
     @classmethod
@@ -305,6 +313,12 @@ class AlignConfig(Objective.Config):
     # info_nce, vicreg, barlow, sigreg: also spread out those of a batch
     align: Align = "mse"
     temperature: Positive = 0.07  # softmax temperature of --align info_nce
+
+
+def states_at(model, packed, *indices):
+    """Return the hidden states of the tokens at each of several indices (N,), (N, D) each, from one
+    call of the model."""
+    return model(packed, at=torch.cat(indices)).split([*map(len, indices)])
 
 
 def mask_rows(rows, ratio, rng, special, choose=token_mask, each_row=False):
@@ -672,8 +686,7 @@ class Mexma(Objective):
             states = self.model(packed)  # (T, D)
             return states[:length], self.model.pool(states, packed)[len(masked):]
         clean = index[len(masked):]
-        at = torch.cat([torch.arange(length, device=clean.device), clean])
-        return self.model(packed, at=at).split([length, len(clean)])
+        return states_at(self.model, packed, torch.arange(length, device=clean.device), clean)
 
     def unmasked(self, states, unmask_with, batch):
         """Return the head's states at the target positions; it reads the masked rows with the other
@@ -719,7 +732,8 @@ class Bepa(Objective):
         packing: Literal["bilingual", "monolingual", "separate"] = "bilingual"
         # what a [CLS] sees of the other sentence. clean (released code): nothing; hidden (paper):
         # nothing, but the second sentence's positions continue after the first's; masked (early
-        # code): a [MASK] for each of its tokens
+        # code): a [MASK] for each of its tokens, so training never reads a text alone, as
+        # evaluations do
         cls_view: Literal["hidden", "masked", "clean"] = "hidden"
 
     def __init__(self, model, config):
@@ -770,8 +784,7 @@ class Bepa(Objective):
         [CLS], as in the paper, or what --pool makes of their rows."""
         packed, targets, cls = batch["packed"], batch["target_positions"], batch["cls_index"]
         if self.model.config.pool == "cls":
-            at = torch.cat([targets, cls])
-            return self.model(packed, at=at).split([len(targets), len(cls)])
+            return states_at(self.model, packed, targets, cls)
         states = self.model(packed)  # (T, D)
         return states[targets], self.model.pool(states, packed)[-len(cls):]  # the last 2N rows
 
@@ -887,8 +900,7 @@ class LlmJepa(Ntp):
             return c.gamma * ntp, {"ntp": ntp.detach(), "jepa": 0 * ntp.detach()}
 
         lasts = batch["last_index"].flatten()  # (2N,)
-        states, embeddings = self.model(batch["packed"], at=torch.cat([targets, lasts])).split(
-            [len(targets), len(lasts)])
+        states, embeddings = states_at(self.model, batch["packed"], targets, lasts)
         ntp = self.target_loss(states, batch)
         text, code = embeddings.chunk(2)  # (N, D) each
         if c.align in IN_BATCH:
@@ -1060,8 +1072,7 @@ class Hybrid(Objective):
         # The masked rows are as long as the clean ones, and the contexts come after them.
         start = len(batch["clean"].tokens)
         contexts = torch.arange(start, len(packed.tokens), device=targets.device)
-        states, context = self.model(packed, at=torch.cat([targets, contexts])).split(
-            [len(targets), len(contexts)])
+        states, context = states_at(self.model, packed, targets, contexts)
         mlm = self.target_loss(states, batch)
 
         target = self.teacher(batch["clean"], at=batch["block_from"])  # (K, D)

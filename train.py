@@ -11,7 +11,7 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
 
     run = train.start("mexma", steps=300, out=None)
     for record in run.steps(every=10): print(record)
-    run.scores(); run.encode(["A dog.", "Ein Hund."])
+    run.scores(); run.encode(["A dog.", "Ein Hund."]); run.answer(["What is ...?"])
 """
 
 import contextlib
@@ -22,7 +22,6 @@ import shlex
 import signal
 import sys
 import time
-import weakref
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,14 +39,13 @@ if __name__ == "__main__":
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 import corpora
 import data
 import evaluate
+import kernels
 from base.common import (
-    ProgressLines,
-    make_folder,
+    BadInput,
     run_program,
     uninterrupted,
     usable_device,
@@ -69,7 +67,7 @@ from data import Packed, pinned, to_device
 from harness import runs, screen, weights
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
-from model import Block, compile_blocks, in_eval_mode, set_attention
+from model import Block, in_eval_mode, set_attention
 from objectives import Objective
 
 
@@ -87,8 +85,7 @@ class Run:
         self.layouts = set_attention(self.objective, settings.attention, self.device,
                                      dtype.itemsize)
         if settings.shard:
-            blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
-            self.model = shard(self.objective, blocks, self.device, self.rank, self.world)
+            self.model = shard(self.objective, self.blocks, self.device, self.rank, self.world)
         else:
             self.objective.to(self.device)
         # Its cache would keep every block's weights in bfloat16 until the end of the forward.
@@ -148,14 +145,16 @@ class Run:
         by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
                    if not weight.requires_grad}
         self.objective = objective_class(self.model, self.options)
+        self.objective.tokenizer = self.data.tokenizer
         self.model = self.objective.model  # maybe a copy: what is evaluated, saved and exported
         self.trained_names = runs.trained_names(self)
         # A checkpoint omits what LoRA alone froze, because the run of --init has it. But an
         # after_step can move weights that have no gradient.
         moves = objective_class.after_step is not Objective.after_step
         self.known_names = set() if moves else by_lora - self.trained_names
-        for module in self.objective.modules():
-            module.is_checkpointed = settings.gradient_checkpointing  # transformer blocks read this
+        self.blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
+        for block in self.blocks:
+            block.is_checkpointed = settings.gradient_checkpointing
         self.config = {"objective": objective_class.name, **asdict(settings),
                        "model": asdict(self.model.config),
                        objective_class.name: asdict(self.options)}
@@ -171,9 +170,7 @@ class Run:
         last complete step, and the next loop continues from there. Several processes keep their
         last checkpoint."""
         records = self.loop(every)
-        # Python can exit while you hold this loop. Its last step must be saved before the modules
-        # are torn down.
-        weakref.finalize(records, close_if_alive, weakref.ref(records))
+        runs.close_at_exit(records)
         return records
 
     def loop(self, every):
@@ -183,9 +180,9 @@ class Run:
         # A background thread prepares the next batches while this one is being computed.
         prefetched = data.prefetch(self.make_batch, self.step, settings.steps)
         with (runs.owned(self), contextlib.closing(prefetched) as batches,
-              self.saved_when_left()):
+              runs.saved_when_left(self)):
             if settings.compile:
-                compile_blocks(self.objective)
+                kernels.compile_blocks(self.blocks)
             forward = self.objective
             if self.world > 1 and not settings.shard:  # without a second copy of all gradients
                 untied = not self.model.config.tied  # an objective need not use the vocabulary
@@ -293,25 +290,6 @@ class Run:
             runs.append_log(self, record)
         return record
 
-    @contextlib.contextmanager
-    def saved_when_left(self):
-        """Save the last complete step if the loop is left early, and turn dropout off. Several
-        processes can stop at different steps, so they keep the last checkpoint."""
-        try:
-            yield
-        except (GeneratorExit, KeyboardInterrupt):  # an exception in your loop is a GeneratorExit
-            self.save_last_step()
-            raise
-        finally:
-            self.objective.eval()
-
-    def save_last_step(self):
-        if self.world == 1 and self.step > self.saved_step:
-            with uninterrupted():
-                if self.pending:
-                    self.flush_metrics()
-                runs.save_checkpoint(self)
-
     # ---- evaluation
 
     def evaluation_is_due(self):
@@ -388,13 +366,13 @@ class Run:
         settings = self.settings
         rows = corpora.evaluation_rows(
             self.data.eval_source, settings.langs, "all" if settings.eval_data else "valid",
-            settings.eval_limit, system=settings.chat == "system")
+            settings.eval_limit, settings.chat == "system", self.data.views)
         return evaluate.EncodedRows(rows, self.data.tokenizer, self.model.config,
                                     self.data.affixes, settings.max_length)
 
     def evaluation(self):
         """Return an evaluate.Evaluation of the model as it is now, on the held-out rows."""
-        return evaluate.Evaluation(self.model, self.rows, self.objective_class.views)
+        return evaluate.Evaluation(self.model, self.rows, self.data.views)
 
     def encode(self, texts):
         """Return the L2-normalized embeddings (N, D) of N texts, read as the first view is."""
@@ -402,14 +380,17 @@ class Run:
                                      self.settings.max_length)
         return torch.nn.functional.normalize(embeddings, dim=-1)
 
+    def answer(self, texts, max_new=128):
+        """Return what a decoder answers to N texts, a list of N: at most max_new tokens, greedily.
+        Raises BadInput for an encoder."""
+        if not self.model.config.is_decoder:
+            raise BadInput(f"{self.objective_class.name} trains an encoder, which cannot answer: "
+                           "use ntp or llm-jepa")
+        texts = evaluate.list_of(texts)
+        return evaluate.answer(self.model, self.data.tokenizer, texts, max_new)[0]
+
 
 # ---- parts of the loop
-
-
-def close_if_alive(records):
-    """Close the loop of a weak reference, if somebody still holds it."""
-    if records() is not None:
-        records().close()
 
 
 def average_denominators(micro_batches, world):
@@ -466,49 +447,9 @@ def main(arguments):
         world = os.environ.get("WORLD_SIZE", "1")
         program = ["python"] if world == "1" else ["torchrun", "--nproc_per_node", world]
         command = shlex.join([*program, "train.py", *arguments])
-        return train_and_show(Run(objective_class, given, command=command))
+        return screen.train_and_show(Run(objective_class, given, command=command))
     finally:
         leave_processes()
-
-
-def train_and_show(run):
-    """Train a Run, and print what happens. Return the exit status."""
-    def say(text):
-        if run.rank == 0:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
-
-    # A mistake in --eval-limit or --out is found before anything is printed.
-    with together():
-        run.evaluation()
-        if run.writes:
-            make_folder(run.folder)
-    screen.introduce(run, say)
-    bar = tqdm(total=run.settings.steps, initial=run.step, dynamic_ncols=True,
-               disable=None if run.rank == 0 else True)  # None: no bar in a file
-    progress = None
-    if bar.disable and run.rank == 0:
-        progress = ProgressLines(run.step, run.settings.steps)
-    try:
-        with bar, contextlib.closing(run.steps()) as records:
-            for record in records:
-                bar.update(run.step - bar.n)
-                if "loss" in record:
-                    speed = (f"loss {record['loss']:.3f}, "
-                             f"{record['tokens_per_second']:,} tokens/s")
-                    bar.set_postfix_str(speed)
-                    if progress:
-                        left = (run.settings.steps - run.step) / run.step * run.seconds
-                        progress.show(run.step, f"{speed}, {left:.0f} s left")
-                elif record["eval"]:  # only rank 0 has numbers
-                    screen.show_evaluation(run, record, say)
-    except KeyboardInterrupt as stop:
-        saved = f"saved at step {run.saved_step}" if run.saved_step else "nothing is saved yet"
-        say(f"stopped; {saved}. To resume: {run.command}")
-        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
-    if run.rank == 0:
-        screen.finish(run, record["eval"], say)
-    return 0
 
 
 if __name__ == "__main__":

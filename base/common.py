@@ -14,7 +14,6 @@ import secrets
 import signal
 import sys
 import threading
-import time
 import typing
 import zipfile
 from pathlib import Path
@@ -135,22 +134,6 @@ def uninterrupted():
         signal.raise_signal(caught[0][0])
 
 
-class ProgressLines:
-    """Progress for a file or a notebook, where no bar moves: a line after 30 s or 10 % of the
-    steps, whichever comes first."""
-
-    def __init__(self, step, steps):
-        self.steps = steps
-        self.step, self.time = step, time.monotonic()
-
-    def show(self, step, text):
-        """Print the step and a text to stderr if a line is due."""
-        now = time.monotonic()
-        if now - self.time >= 30 or step - self.step >= self.steps / 10:
-            self.step, self.time = step, now
-            print(f"step {step:>5} of {self.steps}  {text}", file=sys.stderr)
-
-
 # ---- flags: one for each field of a dataclass. The comment after a field is its help text.
 
 class Parser(argparse.ArgumentParser):
@@ -182,7 +165,6 @@ def comments(config):
     """Return {field: help text} of a dataclass: the comment after the field, or the line above; a
     field without one has that of the base class."""
     notes = {}
-    # The pattern matches lines such as `    clip: NotNegative = 1.0  # gradient clipping`.
     for base in reversed(config.__mro__[:-1]):
         try:
             lines = inspect.getsource(base).splitlines()

@@ -83,7 +83,7 @@ class Special(NamedTuple):
 
 
 def ids_of_names(pieces):
-    """Return {role: id} by the first spelling that a vocabulary has, or None."""
+    """Return {role: id or None} by the first spelling that a vocabulary has."""
     return {role: next((pieces[name] for name in names if name in pieces), None)
             for role, names in SPELLINGS.items()}
 
@@ -94,17 +94,6 @@ def ids_of_text(before, after):
     return dict(zip(["cls"], before[:1])) | dict(zip(["sep"], after[-1:]))
 
 
-def ids_of_family(pieces, family):
-    """Return {role: id} of the tokens that begin and end a row in a family of decoders."""
-    return dict(zip(("cls", "sep"), map(pieces.get, family[:2])))
-
-
-def chat_of_family(inner, family, cls):
-    marks = [None if text is None else
-             tuple(inner.encode(text, add_special_tokens=False).ids) for text in family[2:]]
-    return Chat((cls,), *marks)
-
-
 def find_special(inner, around=None, chats=True):
     """Find the special tokens of a tokenizer. It must encode the name of a special token as this
     token. The arguments are those of Tokenizer. Raises BadInput without [CLS] or [SEP]."""
@@ -113,7 +102,7 @@ def find_special(inner, around=None, chats=True):
     family = next((texts for name, texts in FAMILIES.items() if chats and name in pieces), None)
     ids = ids_of_names(pieces)
     if family:
-        ids |= ids_of_family(pieces, family)
+        ids["cls"], ids["sep"] = map(pieces.get, family[:2])
     elif around and not chats:
         ids |= ids_of_text(*around)
     for role in ("cls", "sep"):
@@ -122,7 +111,9 @@ def find_special(inner, around=None, chats=True):
     before, after = map(tuple, around or ([ids["cls"]], [ids["sep"]]))
     chat = Chat(before, (), (), (ids["sep"],), ())  # without a family, [SEP] ends each turn
     if family:
-        chat = chat_of_family(inner, family, ids["cls"])
+        marks = [None if text is None else
+                 tuple(inner.encode(text, add_special_tokens=False).ids) for text in family[2:]]
+        chat = Chat((ids["cls"],), *marks)
     preds = tuple(pieces[name] for name in ROLES[5:] if name in pieces)
     special = {*ids.values(), *preds, *(index for index, one in added.items() if one.special)}
     special = np.array(sorted(special - {None}), np.int64)

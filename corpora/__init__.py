@@ -4,17 +4,21 @@
     evaluation_rows(spec)    the rows that an evaluation reads
 """
 
+import itertools
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
-from base.common import BadInput, comma_list, did_you_mean, shown, warn
+from base.common import BadInput, comma_list, did_you_mean, digest, shown, warn
+from base.tokenizer import Tokenizer
 from corpora import toy
 from corpora.overlap import text_hash
 
 EMBEDDED = ("toy", "documents", "regex")
+TRAIN_BYTES = 20_000_000  # of text for a tokenizer: a vocabulary hardly changes with more
 EMBEDDED_VOCAB = 4096  # nearly one token for every word form of the five languages
 DOCUMENTS = {"train": 2000, "valid": 200, "test": 200}  # at most: each takes 10 ms to make
 PROBED = ("train", 1000)  # the sentences on which a probe is trained
@@ -28,7 +32,7 @@ class EmbeddedText:
     notes = []
     paths = []
 
-    def __init__(self, name, langs=(), count=20_000, like=()):
+    def __init__(self, name, langs=(), count=20_000, like=(), views=1):
         self.name = name
         self.count = count
         self.known = {"toy": toy.LANGUAGES, "regex": ("english", "regex")}.get(name, ("text",))
@@ -37,6 +41,8 @@ class EmbeddedText:
                            f"{', '.join(self.known)}")
         first = [column for column in like if column in self.known]
         self.columns = tuple(langs or dict.fromkeys((*first, *self.known)))
+        if views > 2 and not langs:
+            self.columns = self.columns[:views]
         self.num_text_columns = len(self.columns)
 
     def rows(self, split):
@@ -51,22 +57,29 @@ class EmbeddedText:
             rows = [(text,) for text in toy.documents(split, count)]
         return [tuple(map(dict(zip(self.known, row)).get, self.columns)) for row in rows]
 
+    def ids(self, tokenizer, split, holdout):
+        """Return the ids of the texts of a split (T,), where each text begins (cells + 1,), a hash,
+        and None: no rows of other splits are among them."""
+        texts = self.rows(split)
+        ids = tokenizer.encode(itertools.chain(*texts))
+        return np.concatenate(ids), np.cumsum([0, *map(len, ids)]), digest(texts), None
+
     def find_hashes(self, split="train"):
         """Return (N, C) uint64, the hashes of all texts of a split, whatever columns are read."""
         rows = EmbeddedText(self.name, count=self.count).rows(split)
         return np.array([list(map(text_hash, row)) for row in rows], np.uint64)
 
 
-def open_text(spec, langs=(), count=20_000, like=()):
+def open_text(spec, langs=(), count=20_000, like=(), views=1):
     """Open one of EMBEDDED, a file, "a.de,a.en", a list of files, or a folder of files
     CODE.devtest, as EmbeddedText or TextFiles. langs: the columns to read. like: the columns of the
-    run, which come first unless `langs` are given. Raises BadInput, also for a file that lacks
-    them."""
+    run, which come first unless `langs` are given. views: texts of an example. Raises BadInput,
+    also for a file that lacks these columns."""
     if hasattr(spec, "rows"):  # it is open
         return spec
     langs = comma_list(langs) if isinstance(langs, str) else list(langs or ())
     if spec in EMBEDDED:
-        return EmbeddedText(spec, langs, count, like)
+        return EmbeddedText(spec, langs, count, like, views)
     if isinstance(spec, (str, Path)):
         exists = os.path.lexists(os.path.expanduser(spec))
         spec = [spec] if exists else [*filter(None, map(str.strip, str(spec).split(",")))]
@@ -84,7 +97,16 @@ def open_text(spec, langs=(), count=20_000, like=()):
         raise BadInput(f"{shown(name)!r} is neither a file nor one of {', '.join(EMBEDDED)}"
                        + did_you_mean(name, EMBEDDED))
     from corpora.files import TextFiles  # here, because built-in data needs no reader of files
-    return TextFiles(paths, langs, tuple(like))
+    return TextFiles(paths, langs, tuple(like), views)
+
+
+def train_tokenizer(source, vocab, holdout):
+    """Train a Tokenizer on the texts that are not held out; of a large file, on every n-th row."""
+    step = 1 + sum(path.stat().st_size for path in source.paths) // TRAIN_BYTES
+    rows = itertools.islice(source.rows("train" if holdout else "all"), None, None, step)
+    rows = tqdm(rows, "train a tokenizer", unit=" rows", leave=False, disable=None)
+    vocab = vocab or (EMBEDDED_VOCAB if source.embedded else 8000)
+    return Tokenizer.train(filter(None, itertools.chain.from_iterable(rows)), vocab)
 
 
 class EvaluationRows(NamedTuple):
@@ -111,15 +133,16 @@ class EvaluationRows(NamedTuple):
         return self if texts == self.texts else EvaluationRows(self.name, texts, system)
 
 
-def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
+def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False, views=1):
     """Return at most `limit` rows (0: all) of a split: "train", "valid", "test", or "all" rows of a
-    file. `system` adds the system texts of chats."""
+    file. `system` adds the system texts of chats. Of examples with more than two `views`, the first
+    two columns are evaluated: the others can be negatives."""
     if split not in ("train", "valid", "test", "all"):
         raise BadInput(f"split {split!r} is unknown: choose from train, valid, test, all")
-    source = open_text(spec, langs, limit or 20_000)
+    source = open_text(spec, langs, limit or 20_000, views=views)
     if system and "system" not in source.columns:
         raise BadInput(f"{source.name} has no system texts, which --chat system needs")
-    columns = source.columns[:source.num_text_columns]
+    columns = source.columns[:2 if views > 2 else source.num_text_columns]
     hard, labelled, reordered, order_of = (), None, (), ""
     if source.embedded:
         split = "test" if split == "all" else split
@@ -135,20 +158,21 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False):
         if source.name == "documents":
             labelled = [toy.labelled_story(*which) for which in (PROBED, (split, limit))]
     else:
-        rows = rows_to_evaluate(source, split, limit)
+        rows = rows_to_evaluate(source, split, limit, len(columns))
     texts = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
     return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None, hard,
                           labelled, reordered, order_of)
 
 
-def rows_to_evaluate(source, split, limit):
-    """Return the first rows of files, until each column has `limit` texts (0: all). Warn of what
-    is not evaluated."""
-    size = source.num_text_columns
+def rows_to_evaluate(source, split, limit, size):
+    """Return the first rows of files, until each of the first `size` columns has `limit` texts (0:
+    all). Warn of what is not evaluated."""
     counts = [0] * size  # texts of each column
     rows, is_limited = [], False
     for row in source.rows(split):
         filled = [column for column in range(size) if row[column]]
+        if not filled:
+            continue
         if limit and min(counts[column] for column in filled) >= limit:
             is_limited = True
             if min(counts) >= limit:
@@ -171,8 +195,8 @@ def rows_to_evaluate(source, split, limit):
     return rows
 
 
-def rows_trained_on(spec, langs=(), holdout=True):
+def rows_trained_on(spec, langs=(), holdout=True, views=1):
     """Yield the rows that a training on `spec` reads. `holdout`: it had no --eval-data."""
-    source = open_text(spec, langs)
+    source = open_text(spec, langs, views=views)
     for row in source.rows("train" if holdout or source.embedded else "all"):
         yield row[:source.num_text_columns]

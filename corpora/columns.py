@@ -99,6 +99,19 @@ def parallel_names(paths):
     return ()
 
 
+# How the columns begin that belong to a pair, but are no translation of it, and what they are for.
+NEGATIVE = re.compile("negative|hard_neg|rejected", re.IGNORECASE)
+SCORE = re.compile("score|label|similarity", re.IGNORECASE)
+HARD = "hard negatives, which gallery/triplets.py reads"
+SCORES = ("scores or labels, which no objective reads; wrong pairs can become hard negatives for "
+          "gallery/triplets.py")
+
+
+def no_view(name):
+    """Return what a column with this name is for if it is no text of a pair, or ""."""
+    return HARD if NEGATIVE.match(name) else SCORES if SCORE.match(name) else ""
+
+
 # ---- content
 
 FEW, NO_TEXTS = "few values", "no texts"
@@ -152,23 +165,31 @@ class Schema(NamedTuple):
     unread: dict  # {column: why it is not read}
 
 
-def choose(names, rows, langs=(), like=(), default=()):
+def choose(names, rows, langs=(), like=(), default=(), views=1):
     """Return the Schema of a file with the columns `names`, given some of its rows, {column: text}.
 
     langs: the columns of --langs. like: those that the run has chosen already. default: those that
-    the names of the files give."""
+    the names of the files give. views: texts of an example: with two, a hard negative or a score is
+    none of them; with more, hard negatives follow the pair."""
+    unfit = {name: no_view(name) for name in names if views > 1 and no_view(name)}
+    default = tuple(name for name in default if name not in unfit)
     rows = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in rows)]  # no copies
     for kinds in (kinds_of(names, rows, holds) for holds in (is_text, is_word)):
         texts = [name for name in names if not kinds[name]]
+        fit = [name for name in texts if name not in unfit]
         # Beside two languages, the .ids of OPUS are none.
         found = [name for name in default if name in texts]
-        if len(found) > 1 or not default and (found := known_names(names, texts)):
+        if len(found) > 1 or not default and (found := known_names(names, fit)):
             break
     else:
         texts = texts or names  # a file of numbers has nothing better
+        fit = [name for name in texts if name not in unfit]
         # Labels beside one file of texts are no translation, unless their name says so.
         found = [name for name in default if kinds[name] != FEW or names_a_text(name)]
-        found = found or default or known_names(names, texts)
+        found = found or default or known_names(names, fit)
+    if views > 2 and len(found) > 1:
+        negatives = [name for name in unfit if NEGATIVE.match(name)]
+        found = ([*found[:2], *negatives] if negatives else found)[:views]
     default = tuple(found)
     columns = tuple(langs or like or default)
     if not {*columns} <= {*names}:
@@ -176,8 +197,10 @@ def choose(names, rows, langs=(), like=(), default=()):
     elif like and not langs and {*like} & {*default}:
         columns = tuple(dict.fromkeys((*like, *default)))
     columns = tuple(sorted(columns, key=lambda name: name == "system"))
-    unread = {name: kinds[name] or ("not in --langs" if langs else "others are read")
-              for name in names if name not in columns}
+    if views > 2:  # what else this objective can read
+        unfit = {name: why for name, why in unfit.items() if why != HARD}
+    unread = {name: unfit.get(name) or kinds[name] or (
+        "not in --langs" if langs else "others are read") for name in names if name not in columns}
     least = min(2, sum(name != "system" for name in default or texts))
     return Schema(columns, tuple(dict.fromkeys((*default, *texts))), least,
-                  unread if columns else kinds)
+                  unread if columns else kinds | unfit)

@@ -24,8 +24,17 @@ import numpy as np
 from tqdm import tqdm
 
 from base.common import BadInput, file_state, shown
-from corpora.columns import NESTED, choose, known_names, languages, parallel_names
+from corpora.columns import (
+    HARD,
+    NESTED,
+    SCORES,
+    choose,
+    known_names,
+    languages,
+    parallel_names,
+)
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
+from corpora.store import encoded
 
 csv.field_size_limit(10 ** 8)  # characters of a cell, such as a book
 
@@ -289,11 +298,12 @@ class TextFiles:
     """Rows of text from one or more files. Raises BadInput.
 
     The first `num_text_columns` columns can be views; a chat's system text comes after them.
-    langs: the columns to read. like: the columns of a run, which the files must have."""
+    langs: the columns to read. like: the columns of a run, which the files must have. views: texts
+    of an example."""
 
     embedded = False
 
-    def __init__(self, paths, langs=(), like=()):
+    def __init__(self, paths, langs=(), like=(), views=1):
         # A file that is named twice is read once, in its first place.
         self.paths = paths = [*{os.path.realpath(path): path for path in paths}.values()]
         plain = [Path(PACKED.sub("", path.name)) for path in paths]
@@ -309,7 +319,8 @@ class TextFiles:
             raise BadInput(f"{shown(paths[0])} has no rows")
         self.state = [*map(file_state, self.paths)]
         self.known = dict.fromkeys(itertools.chain.from_iterable(rows))  # the names of all columns
-        self.schema = read_schema(paths[0], [*self.known], rows, langs, like, codes)
+        self.schema = read_schema(paths[0], [*self.known], rows, langs, like, codes,
+                                  views)
         self.columns = self.schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
         self.repeats = [note for name in self.columns[:self.num_text_columns]
@@ -343,7 +354,8 @@ class TextFiles:
         if unread:
             columns = "; ".join(f"{shown(', '.join(names))} ({why})"
                                 for why, names in unread.items())
-            notes.append(f"columns not read: {columns}: choose with --langs")
+            advice = ": choose with --langs" if unread.keys() - {HARD, SCORES} else ""
+            notes.append(f"columns not read: {columns}{advice}")
         if len(self.columns) == 1 and len(self.readers) > 1:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
                          "parallel files are named corpus.de,corpus.en (of several corpora, make "
@@ -420,6 +432,15 @@ class TextFiles:
             return slice(None)
         return self.find_kinds() == (TRAIN if split == "train" else EVAL)
 
+    def ids(self, tokenizer, split, holdout):
+        """Return the ids of all texts (T,), where each text begins (cells + 1,), a hash, and what
+        each row is for, (N,) or None without `holdout`."""
+        stored = encoded(self, tokenizer, holdout)
+        self.hashes, self.kinds, self.counts = stored.hashes, stored.kinds, stored.counts
+        self.held = stored.held
+        identity = stored.hash + split if holdout else stored.hash
+        return stored.tokens, stored.offsets, identity, stored.kinds
+
     def rows(self, split):
         """Return an iterator of tuples of texts: of "all" rows, of those to "train" on, or of those
         held out, for which "valid" and "test" are two names."""
@@ -430,7 +451,7 @@ class TextFiles:
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))
 
 
-def read_schema(path, names, rows, langs, like, codes):
+def read_schema(path, names, rows, langs, like, codes, views):
     """Return the Schema of columns with these names. Raises BadInput if none can be read."""
     # "text" is also our name for lines without a name.
     like = () if like == ("text",) and "text" not in names else like
@@ -439,7 +460,7 @@ def read_schema(path, names, rows, langs, like, codes):
         raise at_line(path, 1, f"the run reads {shown(', '.join(like))}, and there is no {missing} "
                       f"among the columns {shown(', '.join(names))}: rename them, or choose with "
                       "--langs")
-    schema = choose(names, rows, langs, like, codes)
+    schema = choose(names, rows, langs, like, codes, views)
     if not schema.columns:
         why = {} if langs else schema.unread
         named = [f"{name} ({why[name]})" if why.get(name) else name for name in names]

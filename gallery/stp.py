@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from base.common import NotNegative
-from objectives import Ntp, Objective, cosine_distance
+from objectives import Ntp, Objective, cosine_distance, states_at
 
 
 class Stp(Ntp):
@@ -44,8 +44,7 @@ class Stp(Ntp):
 
     def forward(self, batch):
         targets, index = batch["target_positions"], batch["span_index"].flatten()  # (4N,)
-        states, ends = self.model(batch["packed"], at=torch.cat([targets, index])).split(
-            [len(targets), len(index)])
+        states, ends = states_at(self.model, batch["packed"], targets, index)
         ntp = self.target_loss(states, batch)
 
         first, start, end, last = ends.chunk(4)  # (N, D) each

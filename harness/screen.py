@@ -1,16 +1,22 @@
 """What a person reads on the screen: rows to look at, tables of numbers, and how a run presents
-itself. Nothing here computes a number that is not printed."""
+itself while it trains. Nothing here computes a number that is not printed."""
 
+import contextlib
 import itertools
 import os
 import shlex
+import signal
+import sys
+import time
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from tqdm import tqdm
 
-from base.common import shown
+from base.common import make_folder, shown
 from base.metrics import cosines, exact, margin_search, present, verdict
+from base.processes import together
 from corpora.overlap import share_a_text
 from data import Packed
 from harness import runs
@@ -124,7 +130,8 @@ class Metric(NamedTuple):
     column: str = ""  # head of its column during training; "": it has none
 
 
-# The numbers that people read, the most important ones first. A new metric needs one line here.
+# The numbers that people read, the most important ones first: the last table of train.py has the
+# first eight. A new metric of a task that is here needs one line.
 METRICS = {
     "generate/exact": Metric("exact match, %", "higher is better", 1, (0, 100), "exact match, %"),
     "generate/startswith": Metric("answers that begin with the gold text, %", "higher is better"),
@@ -147,6 +154,12 @@ METRICS = {
     "geometry/std": Metric("standard deviation of a dimension", "0: one point; 1: healthy"),
     "geometry/norm": Metric("mean L2 norm", "before normalization"),
     "geometry/cosine/different": Metric("cosine of unrelated sentences of two languages"),
+    "retrieval/recall@1": Metric("partner has the highest cosine, both directions, %",
+                                 "higher is better"),
+    "retrieval/recall@10": Metric("partner is among the 10 of highest cosine, %",
+                                  "higher is better"),
+    "retrieval/mrr@10": Metric("mean of 1 / rank of the partner, 0 beyond 10, %",
+                               "higher is better"),
     "probe/mean": Metric("linear probe, %", "no goal: random weights do as well", 1, (0, 100)),
     "probe/majority": Metric("accuracy of always the most frequent class, %"),
 }
@@ -217,6 +230,62 @@ def headline(results, step, start="untrained"):
 
 
 # ---- a run
+
+
+def train_and_show(run):
+    """Train a Run, and print what happens. Return the exit status."""
+    def say(text):
+        if run.rank == 0:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    # A mistake in --eval-limit or --out is found before anything is printed.
+    with together():
+        run.evaluation()
+        if run.writes:
+            make_folder(run.folder)
+    introduce(run, say)
+    bar = tqdm(total=run.settings.steps, initial=run.step, dynamic_ncols=True,
+               disable=None if run.rank == 0 else True)  # None: no bar in a file
+    progress = None
+    if bar.disable and run.rank == 0:
+        progress = ProgressLines(run.step, run.settings.steps)
+    try:
+        with bar, contextlib.closing(run.steps()) as records:
+            for record in records:
+                bar.update(run.step - bar.n)
+                if "loss" in record:
+                    speed = (f"loss {record['loss']:.3f}, "
+                             f"{record['tokens_per_second']:,} tokens/s")
+                    bar.set_postfix_str(speed)
+                    if progress:
+                        left = (run.settings.steps - run.step) / run.step * run.seconds
+                        progress.show(run.step, f"{speed}, {left:.0f} s left")
+                elif record["eval"]:  # only rank 0 has numbers
+                    show_evaluation(run, record, say)
+    except KeyboardInterrupt as stop:
+        saved = f"saved at step {run.saved_step}" if run.saved_step else "nothing is saved yet"
+        say(f"stopped; {saved}. To resume: {run.command}")
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    if run.rank == 0:
+        finish(run, record["eval"], say)
+    return 0
+
+
+class ProgressLines:
+    """Progress for a file or a notebook, where no bar moves: a line after 30 s or 10 % of the
+    steps, whichever comes first."""
+
+    def __init__(self, step, steps):
+        self.steps = steps
+        self.step, self.time = step, time.monotonic()
+
+    def show(self, step, text):
+        """Print the step and a text to stderr if a line is due."""
+        now = time.monotonic()
+        if now - self.time >= 30 or step - self.step >= self.steps / 10:
+            self.step, self.time = step, now
+            print(f"step {step:>5} of {self.steps}  {text}", file=sys.stderr)
 
 
 def introduce(run, say):

@@ -37,6 +37,7 @@ from corpora.store import remove_dead_parts
 from data import Packed
 from harness import runs
 from harness.weights import save
+from interop.card import model_card
 from interop.families import SIZES, copy_in, copy_out, read_config, write_config
 from model import Model
 
@@ -417,9 +418,9 @@ def export(name, folder):
         transformer.save_in_root = framed == part
         modules = [transformer, Pooling(config.width, theirs_of[config.pool]),
                    *[Normalize()] * config.normalize]
-        # Without local_files_only the model card asks the hub for a model of this name.
         SentenceTransformer(modules=modules, device="cpu", truncate_dim=config.truncate_dim or None,
-                            **LOCAL).save_pretrained(str(part))
+                            **LOCAL).save_pretrained(str(part), create_model_card=False)
+        (part / "README.md").write_text(model_card(run), encoding="utf-8")
         for path in {part, framed}:
             theirs.save_pretrained(path)  # sentence-transformers left out the head, added a pooler
         write_older_modules(part, config)

@@ -5,23 +5,22 @@
     schedule.py        which tiles our kernels visit: NumPy, once a batch
     cross_entropy.py   the loss over a large vocabulary, without its logits
     linear.py          linear layers, fast on a CPU in bfloat16
-    bench.py           checks and times them: `python -m results gpu`
+    bench.py           times them: `python -m results gpu`
 
-This file chooses the back end of attention, and the plan that it needs of a batch.
+This file chooses the back end of attention and the plan that it needs of a batch, and compiles a
+model's blocks (--compile).
 """
 
-import functools
 import importlib.util
 import os
 
 import torch
 
-from base.common import BadInput, warn
+from base.common import BadInput, warn_once
 
 from .padded import Padded, pad_plan, padded_attention
 
 HEAD_SIZES = (16, 32, 64, 128)  # for which schedule.py has tiles
-warn_once = functools.cache(warn)
 
 # "auto" takes only what has run somewhere and is recorded, and no GPU has run our kernels yet. Set
 # this to True when `python -m results gpu` has passed on one and its file is committed.
@@ -93,6 +92,21 @@ def uncompiled(function):
     """Return a function that torch.compile runs as it is: it differs in every batch."""
     # Not a decorator: torch.compiler.disable imports the compiler, which takes 1.5 s.
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
+
+
+# All blocks share one code, which is compiled again for each combination of what a call can have: a
+# gradient, a selection of tokens, a plan with tables of 0, 1 or more rows. PyTorch's limit is 8. At
+# the limit it prints a warning, and goes on uncompiled.
+MOST_COMPILATIONS = 64
+
+
+def compile_blocks(blocks):
+    """Compile every model.Block with torch.compile, but not what differs in every batch:
+    `uncompiled`."""
+    from torch import _dynamo  # half a second
+    _dynamo.config.recompile_limit = MOST_COMPILATIONS
+    for block in blocks:
+        block.compile(dynamic=True)
 
 
 def packed_attention(qkv, heads, kv_heads, packed, back_end=None, softcap=0.0):

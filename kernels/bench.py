@@ -1,4 +1,4 @@
-"""Compare attention by our kernels with attention in float64, and time it beside PyTorch's.
+"""Time attention by our kernels beside PyTorch's.
 
 The sides of a table run in turn, on a GPU if there is one, otherwise on one CPU thread. Times are
 medians, and "times ours" is the time of a side divided by ours in the same round. Nothing is timed
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import packed_attention, padded
+from . import packed_attention
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -65,6 +65,26 @@ def interleaved(sides, clock=milliseconds):
                         "times ours": round(statistics.median(ratios), 2),
                         "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}"}
     return table
+
+
+def matmul_speed(dtype):
+    """Return how fast a large matmul is, in TFLOP/s."""
+    size = 8192 if GPU else 128
+    x = torch.randn(size, size, device=DEVICE, dtype=dtype)
+    return 2 * size ** 3 / interleaved({"": lambda: x @ x})[""]["ms"] / 1e9
+
+
+def idle_share(step):
+    """Return in how many % of the time of five steps no kernel runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        start = time.perf_counter()
+        for _ in range(5):
+            step()
+        torch.cuda.synchronize()
+        wall = 1e6 * (time.perf_counter() - start)
+    busy = sum(event.self_device_time_total for event in profile.key_averages()
+               if not event.is_user_annotation)
+    return round(100 * max(0, 1 - busy / wall))
 
 
 # ---- attention: every side maps one projection (T, (H + 2 Hkv) K) to (T, H K)
@@ -129,41 +149,28 @@ def difference(found, expected):
 
 
 def attention_table(shape):
-    """Return the table of a shape, of both passes. Raises ValueError if our back ends differ."""
+    """Return the table of a shape, of both passes. Raises ValueError if our back ends differ, or if
+    PyTorch's attention keeps all scores on a GPU."""
     line, grad = shape.random_line(DTYPE)
     sides = {"our kernels": back_end("triton", shape), "our SDPA back end": back_end("sdpa", shape)}
+    operation = operations_of(sides["our SDPA back end"], line)
+    if GPU and "math" in operation:
+        raise ValueError(f"PyTorch's attention keeps all scores: its operation is {operation}")
     both = [passes(attend, line, grad) for attend in sides.values()]
     if (worst := max(map(difference, *both))) > 0.03:
         raise ValueError(f"our kernels differ from our SDPA back end by {worst:.3g}")
     sides["FlexAttention"] = flex_attention(shape)
-    return interleaved({side: functools.partial(passes, attend, line, grad)
-                        for side, attend in sides.items()},
-                       functools.partial(milliseconds, of_kernels=True))
+    table = interleaved({side: functools.partial(passes, attend, line, grad)
+                         for side, attend in sides.items()},
+                        functools.partial(milliseconds, of_kernels=True))
+    table["our SDPA back end"]["operation"] = operation
+    return table
 
 
-# ---- each kernel against PyTorch's attention in float64
-
-LIMIT = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-
-
-def errors(shape, dtype):
-    """Return {"output", "dq", "dk", "dv": our largest error against float64}, and whether two calls
-    return the same bits."""
-    line, grad = shape.random_line(dtype)
-    exact = line.detach().double().requires_grad_()
-    first, again, expected = (
-        passes(back_end(name, shape), *given) for name, *given in (
-            ("triton", line, grad), ("triton", line, grad), ("sdpa", exact, grad.double())))
-    both = [(output, *shape.split_heads(gradient)) for output, gradient in (first, expected)]
-    found = {name: difference(ours.double(), theirs)
-             for name, ours, theirs in zip(("output", "dq", "dk", "dv"), *both)}
-    return found, all(map(torch.equal, first, again))
-
-
-def operation_of(q, k, mask):
-    """Return the name of the operation by which PyTorch computes padded.sdpa."""
+def operations_of(attend, line):
+    """Return the names of PyTorch's operations that compute a side."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        padded.sdpa(q, k, k, mask)
+        attend(line)
     names = {event.key.removeprefix("aten::_scaled_dot_product_")
              for event in profile.key_averages() if "::_scaled_dot_product_" in event.key}
     return ", ".join(sorted(names))

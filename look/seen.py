@@ -10,6 +10,7 @@ import evaluate
 from base import metrics
 from base.common import BadInput, shown
 from harness import runs
+from harness.rows import rows_of
 
 # Settings that do not make two runs different ones.
 IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_data"}
@@ -136,6 +137,6 @@ def evaluation(one):
     config = opened.config
     data = "" if config["data"] else "toy"
     split = "" if data or config.get("eval_data") else "valid"
-    rows = evaluate.rows_of(opened, data, (), split, config.get("eval_limit"))
+    rows = rows_of(opened, data, (), split, config.get("eval_limit"))
     rows = evaluate.encoded(opened, rows.complete(runs.UNTRAINED_ROWS))
     return evaluate.Evaluation(opened.model, rows, answer_limit=10)

@@ -65,11 +65,16 @@ def by_label(records, metric):
     return values
 
 
+def table_lines(title, table):
+    """Return the lines of {row: {column: value}}, whose rows may lack columns."""
+    heads = list(dict.fromkeys(key for row in table.values() for key in row))
+    rows = [[side, *(row.get(key, "-") for key in heads)] for side, row in table.items()]
+    return [f"## {title}", "", *aligned(["", *heads], rows), ""]
+
+
 def times_lines(record):
     """Return the table of times that peers or gpu recorded."""
-    heads = list(dict.fromkeys(key for row in record["table"].values() for key in row))
-    rows = [[side, *(row.get(key, "-") for key in heads)] for side, row in record["table"].items()]
-    return [f"## {record['label']}", "", *aligned(["", *heads], rows), "",
+    return [*table_lines(record["label"], record["table"]),
             f"torch {record['torch']}, {record['device']}"]
 
 

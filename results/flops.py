@@ -84,6 +84,9 @@ def run_flops(folder, named):
     known -= settings.FIXED_BY_INIT if config.get("init") else set()
     # --causal is a flag of encoders alone, and the model of every decoder is causal.
     values = config["model"] | config | config[name]
+    # A log has every setting, also those of no effect, which train.py refuses as flags.
+    known -= {flag for flag, (other, value) in settings.NEEDS.items()
+              if values.get(other, value) != value}
     given = {name: value for name, value in values.items() if name in known and value is not None}
     steps = max(record.get("step", 0) for record in runs.read_log(folder))
     return count_flops(objective_class, given)[0] * steps * header["processes"]

@@ -16,6 +16,7 @@ import torch
 import data
 from base.common import BadInput, Parser, usable_precision
 from data import to_device
+from harness.weights import add_lora
 from kernels import bench
 from kernels.bench import DEVICE, GPU
 from model import DECODER, Model, ModelConfig, rows_at, set_attention
@@ -28,6 +29,9 @@ SHORT, LONG_TAIL = [(22, 0.4, 8, 40)] * 2, [(33, 0.9, 4, 200)] * 2
 SENTENCES = [(33, 0.7, 2, 198)] * 2
 
 SIZES = {"toy": dict(width=128, layers=3, heads=4, ffn_dim=512),
+         "base": dict(width=768, layers=12, heads=12, ffn_dim=3072, vocab=250_002),
+         "Llama 3.2 1B": dict(width=2048, layers=16, heads=32, kv_heads=8, ffn_dim=8192,
+                              rope_theta=500_000.0, vocab=128_256),
          "XLM-R large": dict(width=1024, layers=24, heads=16, ffn_dim=4096, vocab=250_002)}
 # {name: (class, options, padded passes of the usual implementation, fields of ModelConfig)}
 OBJECTIVES = {
@@ -108,16 +112,22 @@ def peer_of(objective, grids):
     return peer
 
 
-def sides_of(name, size, count, lengths):
-    """Return a batch, and {side: our objective, or the same one on a padded model}."""
-    objective_class, config, passes, fields = OBJECTIVES[name]
+def build(name, size, lora_rank=0):
+    """Return an objective with a model of random weights on DEVICE."""
+    objective_class, config, _, fields = OBJECTIVES[name]
     torch.manual_seed(0)
     shape = dict(vocab=toy_special().vocab, dropout=0.0) | SIZES[size] | fields
-    batch = make_batch(name, count, lengths)
-    grids = to_device(padded_inputs(batch["packed"], passes), DEVICE)
     with DEVICE:  # draws a billion random weights in less time than a CPU
         model = Model(ModelConfig(**shape, head=objective_class.head_type(config)))
-        ours = objective_class(model, config)
+        return objective_class(add_lora(model, lora_rank) if lora_rank else model, config)
+
+
+def sides_of(name, size, count, lengths):
+    """Return a batch, and {side: our objective, or the same one on a padded model}."""
+    batch = make_batch(name, count, lengths)
+    grids = to_device(padded_inputs(batch["packed"], OBJECTIVES[name][2]), DEVICE)
+    ours = build(name, size)
+    with DEVICE:
         sides = {"ours": ours, "transformers, padded": peer_of(ours, grids)}
     return to_device(batch, DEVICE), sides
 

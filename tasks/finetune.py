@@ -31,8 +31,8 @@ from base.common import (
     usable_precision,
     warn,
 )
-from base.metrics import mean
-from base.optimizer import learning_rate, make_optimizer
+from base.metrics import majority, mean
+from base.optimizer import learning_rate, make_optimizer, set_learning_rate
 from data import Packed, pinned, to_device
 from evaluate import map_batches
 from harness import runs, screen
@@ -40,7 +40,7 @@ from harness.settings import TrainConfig
 from harness.weights import load
 from model import POOLS, Model, set_attention
 from tasks import sets
-from tasks.probes import METRICS, headline_mean, majority, measure
+from tasks.probes import METRICS, headline_mean, measure
 from tasks.questions import Prepared, answering, between, sample
 
 
@@ -111,8 +111,7 @@ def fit(model, prepared, settings):
         total = 0.0
         for start in tqdm(starts, leave=False, disable=None):
             batch = order[start:start + settings.batch]
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, config)
+            set_learning_rate(optimizer, learning_rate(step, config))
             packed = Packed.of([prepared.rows[i] for i in batch], causal=model.config.causal)
             packed.make_plans(layouts, device)
             inputs, targets = to_device(pinned((packed, prepared.targets[batch]), device), device)

@@ -84,7 +84,8 @@ def main(words):
     if config.get("data") and set(flags.tasks) & {"baselines", *answers.JUDGES}:
         with contextlib.suppress(BadInput):  # the data may be on another machine
             flags.train_rows = list(corpora.rows_trained_on(
-                config["data"], comma_list(config.get("langs", "")), not config.get("eval_data")))
+                config["data"], comma_list(config.get("langs", "")), not config.get("eval_data"),
+                opened.header["views"]))
     results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
     if flags.json:
         print(json.dumps(results), flush=True)
@@ -93,4 +94,4 @@ def main(words):
             print(screen.table({name: value for name, value in results.items()
                                   if name.startswith(f"{task}/")}), flush=True)
     if not (flags.hard or flags.of_sets):
-        evaluate.keep_results(flags, opened, results, evaluation.rows.label)
+        runs.keep_results(flags, opened, results, evaluation.rows.label)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import pdist, squareform
+from sklearn.metrics import top_k_accuracy_score
+from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.preprocessing import normalize
 from test_evaluate import evaluation as evaluation_of
 from test_evaluate import rows, tiny
@@ -14,9 +16,32 @@ from test_metrics import normal
 from test_tasks import WORDS, results_of, write_table
 
 import evaluate
+from base import metrics
 from corpora import EvaluationRows
 from data import Packed, Segment
 from tasks import analysis
+
+# ---- retrieval
+
+
+def test_recall_and_mrr_are_those_of_a_plain_search_in_both_directions():
+    en = normal(300, 8)
+    en[7] = math.nan  # a text is missing
+    de = en + 0.7 * normal(300, 8, 1)
+    texts = list(map(str, range(300)))
+    found = metrics.retrieval({"en": en, "de": de}, {"en": texts, "de": texts})
+    wanted = {}
+    for pair, x, y in (("de-en", de, en), ("en-de", en, de)):
+        rows = ~en.isnan().any(1)
+        scores = cosine_similarity(x[rows], y[rows])
+        at = [0, *(100 * top_k_accuracy_score(range(299), scores, k=k) for k in range(1, 11))]
+        wanted |= {f"recall@1/{pair}": at[1], f"recall@10/{pair}": at[10], f"mrr@10/{pair}": sum(
+            (at[k] - at[k - 1]) / k for k in range(1, 11))}
+    for name in ("recall@1", "recall@10", "mrr@10"):
+        wanted[name] = (wanted[f"{name}/de-en"] + wanted[f"{name}/en-de"]) / 2
+        assert wanted[f"{name}/de-en"] != wanted[f"{name}/en-de"] and 1 < wanted[name] < 99
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-12)
+
 
 # ---- ranks
 

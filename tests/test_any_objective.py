@@ -54,21 +54,26 @@ def broken(sentence):
     pytest.fail(sentence, pytrace=False)
 
 
-def start(objective, **more):
-    """Return a small Run. Its file has as many columns as an example has texts, so that no column
-    is drawn, and its texts have different lengths."""
-    kind = find_objective(objective)
+def rows_of(kind):
+    """Return a file that has as many columns as an example of a class has texts, so that no column
+    is drawn. Its texts have different lengths."""
     file = Path("rows.txt" if kind.views == 1 else f"rows{kind.views}.tsv").absolute()
     if not file.exists():
-        languages = "en de fr ru es it pl cs".split()[:kind.views]
-        lines = ["\t".join(languages)] * (kind.views > 1)
+        names = ["en", "de", *(f"negative_{number}" for number in range(1, kind.views - 1))]
+        lines = ["\t".join(names[:kind.views])] * (kind.views > 1)
         for number in range(400):
             words = [WORDS[int(digit)] for digit in f"{number:03}"][:1 + number % 3] + [str(number)]
             lines.append("\t".join(" ".join(word[view:] + word[:view] for word in words)
                                    for view in range(kind.views)))
         file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return file
+
+
+def start(objective, **more):
+    """Return a small Run."""
+    kind = find_objective(objective)
     options = OPTIONS.get(kind.name, {})
-    return train.start(objective, **SETTINGS | options | dict(data=str(file)) | more)
+    return train.start(objective, **SETTINGS | options | dict(data=str(rows_of(kind))) | more)
 
 
 def weights(run):
@@ -270,6 +275,9 @@ def two(request, tmp_path_factory):
     """Return {objective: file of the weights that two processes trained}."""
     objectives = objectives_of(request.config)
     folder = tmp_path_factory.mktemp("two")
+    with contextlib.chdir(folder):  # the files must not change while a process reads them
+        for objective in objectives:
+            rows_of(find_objective(objective))
     torch.multiprocessing.spawn(one_of_two, (folder, objectives), nprocs=2)
     return {objective: folder / f"{number}.pt" for number, objective in enumerate(objectives)}
 

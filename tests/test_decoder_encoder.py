@@ -29,8 +29,9 @@ def decoder(single="<|begin_of_text|> $A"):
     make_models.save("theirs", "llama", make_models.llama3(single), make_models.LLAMA_ROLES, True)
     huggingface.import_model("theirs", "decoder")
     texts = make_models.SENTENCES
-    rows = [f"{text} {i}\t{other} {i}" for i, (text, other) in enumerate(zip(texts, texts[::-1]))]
-    Path("pairs.tsv").write_text("\n".join(["a\tb", *rows]), encoding="utf-8")
+    rows = [f"{text} {i}\t{other} {i}\t{other} {i + 1}"
+            for i, (text, other) in enumerate(zip(texts, texts[::-1]))]
+    Path("pairs.tsv").write_text("\n".join(["a\tb\tnegative", *rows]), encoding="utf-8")
 
 
 def trained(objective="contrastive", **more):
@@ -97,12 +98,13 @@ def test_a_bidirectional_model_that_cannot_be_exported_is_announced(shape):
 
 @pytest.mark.parametrize("objective", [
     "mlm", "mexma", "bepa", "hybrid", "contrastive", "gallery/simcse.py", "gallery/data2vec.py",
-    "gallery/lejepa.py"])
+    "gallery/lejepa.py", "gallery/triplets.py"])
 def test_every_encoders_objective_starts_from_a_llama_and_resumes(objective):
     decoder()
     more = dict(hybrid=dict(predictor_width=16, predictor_heads=2, predictor_layers=1),
                 mexma=dict(head_heads=2, head_hidden=32, head_layers=1)).get(objective, {})
     if "/" in objective:
+        more = dict(langs="a,b,negative") if "triplets" in objective else {}
         objective = str(Path(__file__).parent.parent / objective)
     run, _ = trained(objective, lora_rank=2, **more)
     before, after = (runs.open_run(one).model.embed.weight for one in ("decoder", "run"))

@@ -27,7 +27,7 @@ from corpora.overlap import without_frequent
 from data import Packed
 from harness import generation, runs, screen
 from harness.weights import save
-from model import Model, ModelConfig
+from model import POOLS, Model, ModelConfig
 
 TEXTS = ["the cat", "", "seven dogs see the cat", "too long for the model " * 50, "the cat"]
 PAIRS = [f"the cat sees {row} dogs\tdie Katze sieht {row} Hunde" for row in range(300)]
@@ -79,7 +79,7 @@ def write_rows(path, lines, header="en\tde"):
 # ---- embeddings
 
 
-@pytest.mark.parametrize("pool, causal", [("cls", False), ("mean", False), ("last", True)])
+@pytest.mark.parametrize("pool, causal", [*((pool, False) for pool in POOLS), ("last", True)])
 def test_a_text_has_one_embedding_whatever_the_batch(tokenizer, pool, causal):
     model = tiny(pool, causal).train()
     together = evaluate.encode(model, tokenizer, TEXTS)
@@ -290,6 +290,20 @@ def test_the_scores_of_known_answers(tokenizer, monkeypatch):
     assert len(prompts[3]) == max(24, 48 - max_new)
 
 
+def test_a_run_answers_texts_of_your_own():
+    run = train.start("ntp", steps=1, batch=4, eval_limit=4, vocab=300, data=write_rows(
+        "chat.tsv", [f"say {i} dogs\tdogs {i}" for i in range(40)], "user\tassistant"), width=32,
+        layers=1, heads=2, ffn_dim=32, precision="float32")
+    asked, golds = run.rows.texts.values()
+    longest = 2 * max(map(len, run.data.tokenizer.encode(golds))) + 8
+    assert run.answer(asked, longest) == run.evaluation().answers.written
+    assert len(run.data.tokenizer.encode(run.answer(["Who sees a dog?"], 3))[0]) <= 3
+    with pytest.raises(BadInput, match="no list of texts"):
+        run.answer("Who sees a dog?")
+    with pytest.raises(BadInput, match="mlm trains an encoder, which cannot answer"):
+        train.start("mlm", data="chat.tsv", langs="user", out=None).answer(["Who?"])
+
+
 # ---- the command and its files
 
 
@@ -380,7 +394,7 @@ def test_without_a_record_of_its_texts_a_run_says_that_the_overlap_is_unknown(
     assert "unknown" not in command(child).err  # it has its own copy
 
 
-@pytest.mark.parametrize("version", [7, 10])
+@pytest.mark.parametrize("version", [runs.FORMAT - 1, runs.FORMAT + 1])
 def test_a_run_of_another_version_is_refused(version, tokenizer, refused):
     folder = write_run("old", tiny(), tokenizer)
     log = (folder / "log.jsonl").read_text()

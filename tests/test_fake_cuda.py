@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch._dynamo  # before a_gpu replaces functions of torch.cuda that it lists
-from test_house import ROOT
+from test_house import ROOT, write_pairs
 from test_train import command, pairs, small_settings  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -28,6 +28,7 @@ import objectives
 import train
 from harness import runs
 from harness.generation import generate
+from harness.settings import find_objective
 from model import Model, ModelConfig
 from tasks import finetune
 
@@ -222,6 +223,8 @@ WAYS = {"bfloat16": dict(precision="bfloat16"),
 def take_steps(gpu, name, **given):
     """Take two steps without a wait. Return the run, and which weights they changed."""
     given |= dict(predictor_width=32) if name == "hybrid" else {}
+    if find_objective(name).views > 2:
+        write_pairs(Path("pairs.tsv"), 400, negative=True)
     run = train.start(name, **small_settings(name, device="cuda:0", **given))
     before = [weight.cpu_data.clone() for weight in run.objective.parameters()]
     batches = run.make_batch(0), run.make_batch(1)

@@ -115,8 +115,19 @@ def slow_simcse(objective, batch):
     return slow_info_nce(*objective.projector(x[:, 0]).chunk(2), 0.05, symmetric=False)
 
 
+def slow_triplets(objective, batch):
+    x, _ = encode(objective.model, rows_of(batch["packed"]))
+    a, p, n = x[:, 0].split(3)
+    loss = 0
+    for i in range(3):
+        cosines = torch.stack([1 - far(a[i], c) for c in (*p, *n)])
+        loss -= (cosines / 0.07).log_softmax(0)[i] / 3
+    return loss
+
+
 BY_HAND = {"stp": slow_stp, "nextlat": slow_nextlat, "data2vec": slow_data2vec,
-           "lejepa": slow_lejepa, "simcse": slow_simcse}
+           "lejepa": slow_lejepa, "simcse": slow_simcse,
+           "triplets": slow_triplets}
 
 
 @pytest.mark.parametrize("name", GALLERY)

@@ -119,12 +119,13 @@ print(*objectives.OBJECTIVES)
 WORDS = "sun moon tree river stone bird fish cloud road house".split()
 
 
-def write_pairs(path, count):
-    """Write a parallel corpus: three words, and the same words backwards."""
-    lines = ["en\tde"]
+def write_pairs(path, count, negative=False):
+    """Write a parallel corpus: three words, the same words backwards, and perhaps two of them."""
+    lines = ["en\tde" + "\tnegative" * negative]
     for number in range(count):
         words = [WORDS[int(digit)] for digit in f"{number:03}"]
         lines.append(" ".join(words) + "\t" + " ".join(word[::-1] for word in words))
+        lines[-1] += ("\t" + " ".join(words[:2])) * negative
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from cases import make_models
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from test_evaluate import tiny, write_run
+from test_evaluate import tiny, write_rows, write_run
 from test_families import CHATS, chat_tokenizer
 from test_house import write_pairs
 
@@ -170,6 +170,36 @@ def test_sentence_transformers_has_the_embeddings_of_an_export(changes, classes,
     assert json.loads((made / "config.json").read_bytes())["architectures"] == [classes]
     card = (made / "README.md").read_text(encoding="utf-8")
     assert "<script" not in card and "license: mit" not in card and ".part" not in card
+
+
+def test_the_model_card_has_what_the_run_recorded(capsys, monkeypatch):
+    make_models.bert(Path("theirs"))
+    make_models.sentence(Path("theirs"), "mean_tokens")
+    huggingface.import_model("theirs", "base")
+    huggingface.export("base", "again")
+    assert "starts from: theirs\n" in Path("again", "README.md").read_text(encoding="utf-8")
+    write_rows("pairs.tsv", [f"a dog {i}\tein Hund {i}" for i in range(40)])
+    words = ("--objective contrastive --init base --data pairs.tsv --steps 3 --batch 4 "
+             "--eval-every 3 --eval-limit 4 --precision float32 --out run").split()
+    assert not train.main(words)
+    huggingface.export("run", "made")
+    card = Path("made", "README.md").read_text(encoding="utf-8")
+    for line in (f"trained by:  python train.py {' '.join(words)}",
+                 "starts from: base, imported from theirs", "steps:       3",
+                 "data:        pairs.tsv: 36 rows of en, de, and 4 held out",
+                 "on 4 rows of pairs (en, de)"):
+        assert f"    {line}" in card
+    recall = runs.read_results("run/eval.json")["retrieval/recall@1"]
+    assert re.search(rf"retrieval/recall@1 +{recall:.2f} ", card)
+    assert "Unknown" not in card and "more numbers" not in card
+    monkeypatch.chdir("made")
+    exec(re.search("```python\n(.*?)```", card, re.DOTALL)[1])
+    assert f"(2, {runs.open_run('../run').model.config.width})" in capsys.readouterr().out
+    # Numbers of another model are not those of this one.
+    results = runs.read_results("../run/eval.json")
+    Path("../run/eval.json").write_text(json.dumps(results | {"model": "0" * 8}))
+    huggingface.export("../run", "later")
+    assert "recall" not in Path("later/README.md").read_text(encoding="utf-8")
 
 
 def test_a_difference_refuses_the_folder(tmp_path, monkeypatch, refused):
@@ -350,6 +380,10 @@ def test_encode_writes_one_embedding_per_line(capsys):
     assert "texts are longer than 20 tokens and were truncated" in capsys.readouterr().err
     wanted = torch.nn.functional.normalize(encode(run, lines), dim=1)
     assert np.allclose(np.load("new/folder/unit.npy"), wanted, atol=1e-6)
+    program.main("encode run lines.txt --out half.npy --device cpu --precision bfloat16".split())
+    half = np.load("half.npy")
+    assert half.dtype == np.float32 and not np.allclose(half, wanted, atol=1e-6)
+    assert (half[:-2] * wanted[:-2].numpy()).sum(1).min() > 0.999  # the last but one is empty
 
 
 @pytest.mark.parametrize("words, message", [

@@ -259,7 +259,7 @@ def test_the_bag_prints_numbers_of_tables_and_of_scenes(small, monkeypatch, caps
     Path("short.tsv").write_text("en\tde\na dog\n", encoding="utf-8")
     for words, said in (("--train short.tsv", "shorter"), ("--train no.tsv", "no.tsv"),
                         ("--test table.tsv", "needs --edits"),
-                        ("--rate nan", "a number above 0"), ("--epochs 1", "--epochs"),
+                        ("--rate nan", "are above 0"), ("--epochs 1", "--epochs"),
                         ("--train edits.json", "--train needs 8 rows")):
         with pytest.raises(SystemExit, match="^2$"):
             run(*words.split())

@@ -46,7 +46,7 @@ SHAPE = ModelConfig(vocab=60, width=16, layers=2, heads=2, ffn_dim=32, max_posit
 # Small values of the options of all objectives.
 SMALL = dict(head_layers=2, head_heads=4, head_hidden=24, koleo_weight=0.5, predictor_width=12,
              predictor_layers=2, predictor_heads=3, predictor_std=0.0, min_keep=2, hidden=12,
-             projected=6, top_layers=2, negatives=2, margin=0.1)
+             projected=6, top_layers=2)
 
 
 def build(objective_class, dtype=torch.float64, shape=SHAPE, pool=None, layers=None, **options):
@@ -92,8 +92,9 @@ def seeded(loss, *args, **options):
 def differs(objective, page, what):
     """Fail with a sentence for whoever changed a class and knows nothing of its page: a file, or a
     function of the tests."""
-    pytest.fail(f"{type(objective).__name__}'s {what}. If you meant it, change {page} too, or keep "
-                "your version in a file of its own: train.py --objective my_idea.py", pytrace=False)
+    pytest.fail(f"{type(objective).__name__}'s {what}. If you meant it, change {page} and the "
+                "class's docstring, too, or keep your version in a file of its own: train.py "
+                "--objective my_idea.py", pytrace=False)
 
 
 def check_equal(objective, page, ours, theirs, bound=1e-9):

@@ -481,8 +481,8 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
 
 
 def test_the_file_that_a_log_names_is_not_run_to_count_flops(pairs, capsys, refused):
-    Path("own.py").write_text("from objectives import Ntp\nopen('executed', 'w')\n"
-                              "class Own(Ntp):\n    name = 'own'\n")
+    Path("own.py").write_text("from objectives import Mexma\nopen('executed', 'w')\n"
+                              "class Own(Mexma):\n    name = 'own'\n")
     assert not train.main(f"--objective own.py {TINY} --steps 2 --out own".split())
     Path("executed").unlink()
     assert "--objective FILE" in refused(main, "flops --match own --objective mlm")
