@@ -60,6 +60,10 @@ def leave_processes():
 # ---- before the first step: a mistake on one node ends all
 
 
+class Everywhere(BadInput):
+    """A mistake of one process that all of them know."""
+
+
 @contextlib.contextmanager
 def together():
     """Run a block in all processes. An error in one of them ends all."""
@@ -75,7 +79,7 @@ def together():
 
 def meet(facts=None, error=None):
     """Wait for all processes. If one comes with an error, or their facts, {name: value}, differ,
-    raise BadInput in one process of each machine, end the others, and let each be alone."""
+    raise Everywhere in one process of each machine, end the others, and let each be alone."""
     if is_alone():
         return
     rank, world = rank_and_world()
@@ -96,7 +100,7 @@ def meet(facts=None, error=None):
             raise error
         if os.environ.get("LOCAL_RANK", "0") != "0":
             raise SystemExit(2)
-        raise BadInput(mistake)
+        raise Everywhere(mistake)
 
 
 def first_mistake(notes):
