@@ -85,6 +85,8 @@ def info_nce(x, y, temperature, intra_side_negatives=False, include_self=False, 
     """
     if intra_side_negatives and not symmetric:
         raise BadInput("info_nce: intra_side_negatives needs symmetric=True")
+    if include_self and not intra_side_negatives:
+        raise BadInput("info_nce: include_self needs intra_side_negatives=True")
     x = F.normalize(upcast(x), dim=-1)
     y = F.normalize(upcast(y), dim=-1)
     n = len(x)
