@@ -104,6 +104,10 @@ def write_translations(folder):
     for name in ("text.txt", "lines.txt", "TEXT.txt"):
         (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
     (folder / "OTHER.txt").write_text("\n".join(sentence(row) for row in range(500, 540)))
+    for split, first in (("train", 0), ("eval", 300)):
+        write_json_lines(folder / f"{split}-mined.jsonl", [
+            {"anchor": sentence(row), "positive": sentence(row)[::-1],
+             "negative": sentence(row + 1)} for row in range(first, first + 250)])
     rows = ["a\tb\tc", *(f"{line}\t{line[::-1]}\t{line.upper()}" for line in lines)]
     (folder / "PARAPHRASES").write_text("\n".join(rows))
     flores = folder / "data/flores"
