@@ -167,7 +167,7 @@ def a_gpu():
         copy.is_pinned_copy = True
         return copy
 
-    def apply_anew(module, function, recurse=True):
+    def apply_again(module, function, recurse=True):
         """Make new parameters if they move: those that PyTorch would keep cannot be OnGpu."""
         one = next(module.parameters(), torch.zeros(0)).detach()
         overwrite = torch.__future__.set_overwrite_module_params_on_conversion
@@ -194,7 +194,7 @@ def a_gpu():
             set_rng_state=lambda state, *_: torch.set_rng_state(state)),
         torch: dict(load=load_there), torch.Tensor: dict(pin_memory=pin_memory),
         torch._C: dict(_group_tensors_by_device_and_dtype=groups),
-        torch.nn.Module: dict(_apply=apply_anew)}
+        torch.nn.Module: dict(_apply=apply_again)}
     # Autograd has no thread for "xla".
     with (pytest.MonkeyPatch.context() as patch, FakeCuda() as FakeCuda.current,
           torch.autograd.set_multithreading_enabled(False)):

@@ -750,7 +750,7 @@ def node(rank, folder, jobs):
 
 
 def test_machines_that_differ_end_with_one_line_before_the_first_step(tmp_path):
-    """A mistake of one is said by both, and nobody waits for the other."""
+    """Both print the mistake of one, and nobody waits for the other."""
     for rank in (0, 1):
         (tmp_path / f"{rank}").mkdir()
         write_pairs(tmp_path / f"{rank}/pairs.tsv", 400)
