@@ -272,6 +272,10 @@ class Corpus:
         ends = self.offsets[first:first + len(self.columns) + 1]  # (columns + 1,)
         return np.split(self.tokens[ends[0]:ends[-1]], ends[1:-1] - ends[0])
 
+    def _lengths(self):
+        """Return the number of tokens of each cell, (rows, columns)."""
+        return np.diff(self.offsets).reshape(-1, len(self.columns))[self.rows]
+
     def ids(self, row, column):
         """Return (n,) uint32 of a column by name or number; n is 0 if the row has no text in it."""
         return self._cells(row)[self.columns.index(column) if isinstance(column, str) else column]
@@ -279,16 +283,14 @@ class Corpus:
     def count_truncated(self, max_length, system=False):
         """Return how many texts have more than max_length tokens, how many texts there are, and
         the fraction of all tokens that truncation leaves out. `system`: count system turns too."""
-        lengths = np.diff(self.offsets).reshape(-1, len(self.columns))  # of all cells
-        lengths = lengths[self.rows, :self.num_text_columns + system]
+        lengths = self._lengths()[:, :self.num_text_columns + system]
         lost = (lengths - max_length).clip(0).sum() / max(1, lengths.sum())
         return int((lengths > max_length).sum()), int((lengths > 0).sum()), float(lost)
 
     def complete(self, views):
         """Return the Corpus of the rows that have a text in each of the first `views` columns.
         Raises BadInput if none has."""
-        lengths = np.diff(self.offsets).reshape(-1, len(self.columns))  # of all cells
-        has_all = (lengths[self.rows, :views] > 0).all(1)
+        has_all = (self._lengths()[:, :views] > 0).all(1)
         if not has_all.any():
             raise BadInput(f"{self.name}: no row has all {views} texts of an example, "
                            f"{shown(', '.join(self.columns[:views]))}")
