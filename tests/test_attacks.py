@@ -240,7 +240,7 @@ def strike(owner, name, when, after=False):
 
 PLACES = {  # rank, and where it dies
     "step": (1, (train.Run, "train_step", lambda run, *_: run.step == 3)),
-    "evaluation": (0, (train.Run, "validate", lambda run: run.step == 3)),
+    "evaluation": (0, (train, "validate", lambda run: run.step == 3)),
     "part": (0, (os, "replace", lambda part, path: path.name == "train.pt")),
     "between": (0, (os, "replace", lambda part, path: path.name == "train.pt", True)),
     "gather": (1, (dist, "all_gather_object", lambda *_: True)),  # in a save

@@ -273,12 +273,6 @@ def test_the_note_counts_the_values_that_help_all_shows_beside_the_papers(name, 
     assert f"--objective {name} --init" in text and max(map(len, text.splitlines())) <= 100
 
 
-def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
-    run = started("mexma", data="toy", langs="en,de", steps=1, eval_limit=2)
-    run.first_scores, run.example_number = {}, 10 ** 6
-    assert run.evaluate()["example"] == 0 and run.example[1].split()[-1].endswith(".")
-
-
 # ---- how a program ends
 
 
@@ -401,14 +395,14 @@ def test_the_validation_loss_is_that_of_fixed_batches_and_disturbs_nothing():
         found = [run.objective.eval()(one)[0] for one in micro_batches]
     assert run.scores()["validation/loss"] == pytest.approx(float(sum(found) / len(found)))
     # Views that training drops are evaluated.
-    whole, dropping = (started("llm-jepa", jepa_dropout=rate).validate() for rate in (0.0, 0.9))
+    whole, dropping = (train.validate(started("llm-jepa", jepa_dropout=rate))
+                       for rate in (0.0, 0.9))
     assert whole == dropping and whole["validation/jepa"] > 0
 
 
 def test_a_number_that_is_not_finite_and_what_the_objective_finds_are_warnings(monkeypatch):
-    validate = train.Run.validate
-    monkeypatch.setattr(train.Run, "validate",
-                        lambda run: validate(run) | {"validation/x": math.nan})
+    validate = train.validate
+    monkeypatch.setattr(train, "validate", lambda run: validate(run) | {"validation/x": math.nan})
     list(started("hybrid", "run", steps=1, momentum=0.996).steps())
     warnings = [(one["step"], one["warning"].split()[0])
                 for one in runs.read_log("run") if "warning" in one]
@@ -433,12 +427,14 @@ def test_a_finished_run_is_evaluated_again_and_can_be_moved_and_trained_longer(r
     for name in ("run", "valid.tsv"):
         os.rename(name, f"moved_{name}")
     more |= dict(out="moved_run", steps=2)
+    torch.save(checkpoint("moved_run") | dict(source="other"), "moved_run/train.pt")
     assert "held-out rows" in refused(command("ntp", eval_data="other.tsv", **more))
     capsys.readouterr()
     assert train.main(command("ntp", eval_data="moved_valid.tsv", **more)) == 0
     text = capsys.readouterr().out
     said, = [one["warning"] for one in runs.read_log("moved_run")[1:] if "warning" in one]
     assert said in text and re.match("--steps was 1, is 2, .* from .*e-0. to .*e-0.$", said)
+    assert "objectives.py was edited since step 1: " in text
     assert checkpoint("moved_run")["step"] == 2
     assert not evaluate.main(["moved_run", "--json"])  # it finds the rows where they are now
 
