@@ -11,7 +11,7 @@ from cases import make_models
 from sentence_transformers import SentenceTransformer
 from test_evaluate import write_rows
 from test_families import SHAPES, SPECIAL, make
-from test_house import ROOT
+from test_train import EXTRA
 
 import evaluate
 import train
@@ -24,7 +24,7 @@ from objectives import Mlm
 
 LIMITS = dict(langs="a,b", steps=2, batch=4, eval_limit=8, max_length=30, device="cpu",
               precision="float32")
-TEXTS = ["A tall sailor counts apples.", "Nobody sells 7 clocks at noon."]
+
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,10 @@ def test_a_decoder_is_trained_as_an_encoder_and_exported(causal, name, trained, 
     library = SentenceTransformer("made", device="cpu", local_files_only=True)
     assert library[0].auto_model.config.model_type == ("llama" if causal else "eurobert")
     assert library[1].pooling_mode == ("lasttoken" if causal else "mean")
-    assert np.allclose(library.encode(TEXTS, normalize_embeddings=True), run.encode(TEXTS),
-                       atol=1e-5)
     huggingface.import_model("made", "again")
     before, again = runs.open_run("run"), runs.open_run("again")
     for name, weight in before.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name])
-    assert torch.equal(*(evaluate.encode(one.model, one.tokenizer, TEXTS)
-                         for one in (before, again)))
 
 
 @pytest.mark.parametrize("shape", [
@@ -109,15 +105,9 @@ def test_a_bidirectional_model_that_cannot_be_exported_is_announced(shape):
         families.write_config(config, SPECIAL)
 
 
-@pytest.mark.parametrize("objective", [
-    "mlm", "mexma", "bepa", "hybrid", "contrastive", "gallery/simcse.py", "gallery/data2vec.py",
-    "gallery/lejepa.py", "gallery/triplets.py"])
+@pytest.mark.parametrize("objective", ["mlm", "mexma", "bepa", "hybrid", "contrastive"])
 def test_every_encoders_objective_starts_from_a_llama_and_resumes(objective, trained, decoders):
-    more = dict(hybrid=dict(predictor_width=16, predictor_heads=2, predictor_layers=1),
-                mexma=dict(head_heads=2, head_hidden=32, head_layers=1)).get(objective, {})
-    if "/" in objective:
-        more = dict(langs="a,b,negative") if "triplets" in objective else {}
-        objective = str(ROOT / objective)
+    more = EXTRA.get(objective, {})
     run, _ = trained(objective, lora_rank=2, **more)
     before, after = (runs.open_run(one).model.embed.weight
                      for one in (decoders / "with begin", "run"))

@@ -8,6 +8,7 @@ without an operation, nor several processes: DDP and FSDP2 work in C++.
 """
 
 import ctypes
+import itertools
 import sys
 from collections import Counter
 from contextlib import contextmanager
@@ -213,6 +214,9 @@ WAYS = {"bfloat16": dict(precision="bfloat16", accumulate=2, gradient_checkpoint
         "muon": dict(precision="float16", optimizer="muon"),
         "kernels": dict(precision="float16", optimizer="adamw", attention="triton",
                         width=32)}  # heads of size 16
+# Optimizers and our kernels know no objective; these three have all kinds of masks and heads.
+STEPS = [*itertools.product(OBJECTIVES, ["bfloat16"]),
+         *itertools.product(["mexma", "hybrid", "llm-jepa"], ["muon", "kernels"])]
 
 
 def take_steps(gpu, name, **given):
@@ -234,8 +238,7 @@ def take_steps(gpu, name, **given):
                  for old, weight in zip(before, run.objective.parameters(), strict=True)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", OBJECTIVES, ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("name, way", STEPS, ids=lambda name: Path(name).stem)
 def test_a_step_has_no_tensor_of_the_cpu_and_never_waits(name, way):
     with a_gpu() as gpu:
         run, changed = take_steps(gpu, name, **WAYS[way])
