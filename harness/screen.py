@@ -91,14 +91,12 @@ def gap_lines(objective, rows):
     tokenizer = rows.tokenizer
     ids = list(next(iter(rows.ids.values()))[0])
     middle = len(ids) // 2
-    reads = middle  # the position of the state that predicts the token
-    if getattr(objective.config, "predict_from", "own") == "previous":
-        reads = max(0, middle - 1)
     gold, ids[middle] = ids[middle], tokenizer.special.mask
     device = next(objective.parameters()).device
     packed = Packed.of([ids]).to(device)
     with in_eval_mode(objective):
-        states = objective.model(packed, at=torch.tensor([reads], device=device))  # (1, D)
+        at = torch.tensor([objective.predicting(middle)], device=device)
+        states = objective.model(packed, at=at)  # (1, D)
         found = objective.most_likely(states).item()
     around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
     before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)
@@ -230,6 +228,25 @@ def headline(results, step, start="untrained"):
 
 
 # ---- a run
+
+
+def facts(header, last):
+    """Return {what: text} of a run, from the first line of its log and its last step: what was
+    trained, on what, and for how long. Facts that it lacks are left out."""
+    config = header["config"]
+    found = {"command": header.get("command"),
+             "starts from": config.get("init") or header.get("imported") or "random weights"}
+    if "rows" in header:
+        train, held_out = header["rows"]
+        # The log has two of the columns of more views.
+        columns = ", ".join(header["columns"]) + ", ..." * (header["views"] > 2)
+        where = f"in {config['eval_data']}" if config.get("eval_data") else "held out"
+        found["data"] = f"{config['data']}: {train:,} rows of {columns}, and {held_out:,} {where}"
+        found["parameters"] = f"{header['parameters']:,}"
+    if "step" in last:
+        found["steps"] = f"{last['step']:,} of {config['steps']:,}"
+        found["training time"] = f"{last['seconds']:,.0f} s"
+    return {what: text for what, text in found.items() if text}
 
 
 def train_and_show(run):
