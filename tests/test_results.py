@@ -470,6 +470,9 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
     ("plot helth", "invalid choice: 'helth'"),
     ("flops --match nowhere", "nowhere"),
+    ("make-data . files", "there is no parallel/ntrex.tsv.xz: results/REPRODUCE.md lists"),
+    ("gpu --minutes nan", "--minutes nan: it must be above 0"),
+    ("gpu --into pairs.tsv", "--into pairs.tsv: this folder cannot be created"),
     ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words)
