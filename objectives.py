@@ -288,6 +288,10 @@ class Objective(nn.Module):
         total = linear_cross_entropy(states, weight, bias, batch["targets"], softcap)
         return total / batch["loss_denominators"][0]
 
+    def predicting(self, position):
+        """Return the position of the state that predicts the masked token at a position."""
+        return position
+
     def most_likely(self, states):
         """Return the token with the highest logit for each state, (N, D) -> (N,)."""
         project = self.mlm_head or self.model.vocabulary_projection
@@ -412,6 +416,9 @@ class Mlm(Objective):
         mask = mask_rows if config.predict_from == "own" else mask_after_first
         rows, positions, targets = mask(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
+
+    def predicting(self, position):
+        return position if self.config.predict_from == "own" else max(0, position - 1)
 
     def forward(self, batch):
         states = self.model(batch["packed"], at=batch["target_positions"])  # (N, D)

@@ -64,10 +64,10 @@ from base.processes import (
     whole,
 )
 from data import Packed, pinned, to_device
-from harness import runs, screen, weights
+from harness import runs, screen
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
-from model import Block, in_eval_mode, set_attention
+from model import Block, Model, in_eval_mode, set_attention
 from objectives import Objective
 
 
@@ -113,22 +113,22 @@ class Run:
         new run. Raises BadInput."""
         # open_run and resolve_config look these up, so their types are checked first.
         TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
-        init = runs.open_run(given["init"], mmap=True) if given.get("init") else None
+        init = runs.open_run(given["init"]) if given.get("init") else None
         settings, self.options, shape, self.notes = resolve_config(objective_class, given, init)
         self.settings = settings
         self.objective_class = objective_class
-        self.init = init and weights.adapt_init(init, objective_class, self.options, shape)
+        self.init = init
+        if init:
+            from harness import pretrained  # here, because most runs start from random weights
+            self.init = pretrained.adapt_init(init, objective_class, self.options, shape)
         self.command = command
         self.rank, self.world = rank_and_world()
         self.device = usable_device(settings.device)
         self.folder = Path(settings.out)
         self.writes = writes and self.rank == 0
         saved = runs.read_checkpoint(self.folder) if writes else None
-        precision = settings.precision
-        # A resumed run keeps its precision, also on a machine that would choose another one.
-        if saved and precision == "auto":
-            precision = saved["precision"]
-        self.precision = usable_precision(precision, self.device, is_resumed=bool(saved))
+        self.precision = usable_precision(settings.precision, self.device,
+                                          saved["precision"] if saved else "")
         check_shard(settings, self.precision, self.world)
         tokenizer = self.init.tokenizer if self.init else None
         if saved and not self.init:  # a tokenizer that is trained again could give other ids
@@ -137,21 +137,19 @@ class Run:
                               self.world)
 
         torch.manual_seed(settings.seed)  # all processes start from the same weights
-        runs.check_unchanged(self.init)  # reading a file that became shorter would end Python
-        self.model = weights.make_model(settings, shape, self.init, self.data.tokenizer.special,
-                                        objective_class.masks)
-        runs.check_unchanged(self.init)
-        self.init = self.init and self.init._replace(model=None)  # which needs memory
+        self.model = Model(replace(shape, vocab=max(self.data.tokenizer.vocab, shape.vocab)))
+        if init:
+            pretrained.load_init(self.model, self.init, settings.lora_rank, objective_class.masks)
+            self.init = self.init._replace(model=None)  # which needs memory
         by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
                    if not weight.requires_grad}
         self.objective = objective_class(self.model, self.options)
         self.objective.tokenizer = self.data.tokenizer
         self.model = self.objective.model  # maybe a copy: what is evaluated, saved and exported
-        self.trained_names = runs.trained_names(self)
         # A checkpoint omits what LoRA alone froze, because the run of --init has it. But an
         # after_step can move weights that have no gradient.
         moves = objective_class.after_step is not Objective.after_step
-        self.known_names = set() if moves else by_lora - self.trained_names
+        self.names_in_init = set() if moves else by_lora - runs.trained_names(self)
         self.blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
         for block in self.blocks:
             block.is_checkpointed = settings.gradient_checkpointing
@@ -220,7 +218,7 @@ class Run:
         tokens, summed over micro-batches and averaged over processes; grad_norm, before clipping.
         Nothing here waits for the GPU, except float16's loss scaling with Muon."""
         set_learning_rate(self.optimizer, learning_rate(self.step, self.settings))
-        micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
+        micro_batches = average_denominators(to_device(micro_batches, self.device))
         total = {}
         for one in micro_batches:
             # With DDP the processes exchange gradients once a step, with the last micro-batch.
@@ -232,7 +230,7 @@ class Run:
             add_terms(total, loss, terms, len(micro_batches))
         tokens = sum(len(one["packed"].tokens) for one in micro_batches)
         total["tokens"] = torch.full((), float(tokens), device=self.device)
-        metrics = mean_metrics(total, self.world)
+        metrics = mean_metrics(total)
         self.scaler.unscale_(self.optimizer)  # clip the true gradients, not the scaled ones
         norm = whole(torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
                                                     self.settings.clip or math.inf))
@@ -254,14 +252,7 @@ class Run:
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.data.tokenizer.special)
                          for first in range(0, len(examples), size)]
-        # Prepare attention and the copy to a GPU here, in the background thread.
-        for batch in micro_batches:
-            for name, packed in batch.items():
-                if isinstance(packed, Packed):
-                    if self.settings.causal:  # an encoder keeps the mask of its decoder
-                        packed = batch[name] = packed.as_causal()
-                    packed.make_plans(self.layouts, self.device)
-        return pinned(micro_batches, self.device)
+        return prepared(micro_batches, self.settings.causal, self.layouts, self.device)
 
     # ---- a new objective never needs to look below this line
 
@@ -276,7 +267,8 @@ class Run:
             if self.scaler.is_enabled():  # it skips a step whose gradients overflow
                 norms = columns["grad_norm"]
                 columns["grad_norm"] = norms[norms.isfinite()]
-            mean = {name: values.mean().item() for name, values in columns.items()}
+            # Without a grad_norm, if all steps were skipped.
+            mean = {name: values.mean().item() for name, values in columns.items() if len(values)}
             if not math.isfinite(mean["loss"]):
                 raise runs.diverged(self, f"the loss is not finite ({mean})")
             seconds = time.perf_counter() - self.clock
@@ -346,13 +338,13 @@ class Run:
         micro_batches = []
         for step in range(max(1, rows // (validation.batch * self.world))):
             micro_batches += self.make_batch(step, training=False)
-        micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
+        micro_batches = average_denominators(to_device(micro_batches, self.device))
         total = {}
         devices = [self.device] if self.device.type == "cuda" else []
         with in_eval_mode(self.objective), torch.random.fork_rng(devices):
             for one in micro_batches:
                 add_terms(total, *self.objective(one), len(micro_batches))
-        metrics = mean_metrics(total, self.world)
+        metrics = mean_metrics(total)
         return {f"validation/{name}": value.item() for name, value in metrics.items()}
 
     @functools.cached_property
@@ -393,13 +385,24 @@ class Run:
 # ---- parts of the loop
 
 
-def average_denominators(micro_batches, world):
+def prepared(micro_batches, is_causal, layouts, device):
+    """Return micro-batches with what attention and the copy to a GPU need, in the background
+    thread. is_causal: an encoder keeps the mask of its decoder."""
+    for batch in micro_batches:
+        for name, packed in batch.items():
+            if isinstance(packed, Packed):
+                packed = packed.as_causal() if is_causal else packed
+                batch[name] = packed.make_plans(layouts, device)
+    return pinned(micro_batches, device)
+
+
+def average_denominators(micro_batches):
     """Give every micro-batch the mean number of target tokens over all micro-batches and processes.
     Averaging the losses then gives exactly the gradient of one large batch."""
     if "loss_denominators" not in micro_batches[0]:  # the objective predicts no tokens
         return micro_batches
     counts = torch.stack([one["loss_denominators"] for one in micro_batches]).mean(0)
-    mean = mean_over_ranks(counts, world)
+    mean = mean_over_ranks(counts)
     return [one | {"loss_denominators": mean} for one in micro_batches]
 
 
@@ -409,10 +412,10 @@ def add_terms(total, loss, terms, count):
         total[name] = total.get(name, 0) + value / count
 
 
-def mean_metrics(total, world):
+def mean_metrics(total):
     """Return {name: tensor ()} in float32, averaged over all processes."""
     values = torch.stack([value.float() for value in total.values()])
-    return dict(zip(total, mean_over_ranks(values, world)))
+    return dict(zip(total, mean_over_ranks(values)))
 
 
 # ---- training from Python

@@ -399,10 +399,13 @@ def usable_device(name):
     return torch.device(name)
 
 
-def usable_precision(name, device, is_resumed=False):
-    """Return the precision of matmuls; "auto" is the fastest that the device supports."""
+def usable_precision(name, device, resumed=""):
+    """Return the precision of matmuls; "auto" is that of a resumed run, also on a machine that
+    would choose another one, or the fastest that the device supports."""
+    if name == "auto" and resumed:
+        name = resumed
     if name == "float16" and device.type != "cuda":
-        way_out = "resume this run on one" if is_resumed else "use bfloat16"
+        way_out = "resume this run on one" if resumed else "use bfloat16"
         raise BadInput(f"precision float16 needs a CUDA GPU (for loss scaling): {way_out}")
     if name != "auto":
         return name

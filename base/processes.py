@@ -122,11 +122,11 @@ def num_processes():
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def mean_over_ranks(values, world):
+def mean_over_ranks(values):
     """Replace a tensor by its mean over all processes, in place, and return it."""
-    if world > 1 and len(values):
+    if num_processes() > 1 and len(values):
         dist.all_reduce(values)
-        values /= world
+        values /= num_processes()
     return values
 
 

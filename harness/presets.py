@@ -31,9 +31,3 @@ PRESETS = {
     "ntp": {"scratch": (dict(lr=8e-5), {})},
     "llm-jepa": {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})},  # [table 2]
 }
-
-
-def presets_of(objective_class):
-    """Return the presets of an objective. A class that extends another one has its presets."""
-    names = [getattr(one, "name", "") for one in objective_class.__mro__]
-    return next((PRESETS[name] for name in names if name in PRESETS), {})

@@ -91,14 +91,12 @@ def gap_lines(objective, rows):
     tokenizer = rows.tokenizer
     ids = list(next(iter(rows.ids.values()))[0])
     middle = len(ids) // 2
-    reads = middle  # the position of the state that predicts the token
-    if getattr(objective.config, "predict_from", "own") == "previous":
-        reads = max(0, middle - 1)
     gold, ids[middle] = ids[middle], tokenizer.special.mask
     device = next(objective.parameters()).device
     packed = Packed.of([ids]).to(device)
     with in_eval_mode(objective):
-        states = objective.model(packed, at=torch.tensor([reads], device=device))  # (1, D)
+        at = torch.tensor([objective.predicting(middle)], device=device)
+        states = objective.model(packed, at=at)  # (1, D)
         found = objective.most_likely(states).item()
     around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
     before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)

@@ -15,7 +15,8 @@ import data
 import kernels
 from base.common import BadInput
 from data import Packed, Segment
-from harness.weights import add_lora, add_tokens, load, save
+from harness.pretrained import add_lora, add_tokens
+from harness.weights import load, save
 from kernels.cross_entropy import linear_cross_entropy
 from kernels.padded import sdpa
 from model import DECODER, SIZES, Model, ModelConfig, set_attention

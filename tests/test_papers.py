@@ -16,7 +16,7 @@ from test_objectives import (
 )
 
 import data
-from harness.presets import presets_of
+from harness.settings import presets_of
 from objectives import OBJECTIVES, Bepa, Hybrid, Mexma, Mlm
 
 # {objective: {source: values}}. Sections and tables are the paper's. "code": the paper does not say

@@ -396,7 +396,7 @@ def test_the_validation_loss_is_that_of_fixed_batches_and_disturbs_nothing():
     micro_batches = []
     for step in range(20 // 8):  # --eval-limit // --batch
         micro_batches += run.make_batch(step, training=False)
-    micro_batches = train.average_denominators(micro_batches, 1)
+    micro_batches = train.average_denominators(micro_batches)
     with torch.no_grad():
         found = [run.objective.eval()(one)[0] for one in micro_batches]
     assert run.scores()["validation/loss"] == pytest.approx(float(sum(found) / len(found)))
@@ -554,11 +554,11 @@ def test_a_model_of_init_that_is_written_over_does_not_change_the_run(starts, tm
     for _ in started("mlm", "run", init="first", lora_rank=2, steps=3).steps(every=1):
         Path("first/model.pt").write_bytes(b"another, shorter model")  # as cp does
     assert_equal(weights("run"), weights("whole"))
-    # While the data are read, a changed file ends the start.
+    # A file that changes while it is read ends the start.
     Path("first/model.pt").write_bytes(content)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(BadInput, match="changed while"):
-        patch.setattr(train, "open_data", lambda *given, function=train.open_data: (
-            Path("first/model.pt").write_bytes(b""), function(*given))[1])
+        patch.setattr(runs, "load", lambda *given, function=runs.load: (
+            function(*given), Path("first/model.pt").write_bytes(b""))[0])
         started("mlm", "new", init="first", lora_rank=2)
 
 
@@ -677,7 +677,10 @@ def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
     run.scaler, run.clock = torch.amp.GradScaler("cpu"), 0.0
     run.pending = [{name: torch.tensor(value) for name, value in dict(
         loss=1.0, tokens=5.0, grad_norm=norm).items()} for norm in (math.nan, 2.0, math.inf, 4.0)]
+    step = run.pending[0]
     assert run.flush_metrics()["grad_norm"] == 3.0
+    run.pending = [step]
+    assert "grad_norm" not in run.flush_metrics()
 
 
 def test_a_run_in_float16_goes_on_on_a_gpu_alone(refused):
