@@ -280,6 +280,9 @@ class Run:
     def evaluate(self):
         """Evaluate, log the results and return the record."""
         evaluation = self.evaluation()
+        # A run prints no probe, and xsim++ only in its last table, beside that of the first step.
+        in_table = self.step in (0, self.settings.steps)
+        evaluation.skip = ("probe",) if in_table else ("probe", "xsim++")
         scores = self.scores(evaluation)
         results = {name: value for name, value in scores.items() if math.isfinite(value)}
         if self.first_scores is None:
