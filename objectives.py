@@ -334,6 +334,9 @@ def mask_rows(rows, ratio, rng, special, choose=token_mask, each_row=False):
     line = np.concatenate(rows)
     parts = rows if each_row else [line]
     chosen = np.concatenate([choose(part, ratio, rng, special) for part in parts])  # (T,) bool
+    if chosen.shape != line.shape or chosen.dtype != bool:
+        raise BadInput(f"a mask has {len(chosen)} values of type {chosen.dtype}: it must have one "
+                       f"bool for each of the {len(line)} ids")
     masked = apply_bert_masking(line, chosen, rng, special)
     ends = np.cumsum([len(row) for row in rows])
     return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]
@@ -372,8 +375,11 @@ MEXMA = dict(lr=1e-4, steps=300_000, warmup=1.0, lr_start=0.1, schedule="constan
              weight_decay=0.0, clip=1.2, max_length=200)
 # of mexma, contrastive and bepa
 PAIRS_TOY = dict(batch=64, warmup=0.1, lr_start=0.0, schedule="cosine", max_length=128)
-MEXMA_TOY = dict(accumulate=1, align="cosine", align_weight=2.0, koleo_weight=1.0, head_heads=4,
-                 head_hidden=512)
+# Losses and head of mexma from random weights. The paper's MSE would only shrink all embeddings,
+# and its KoLeo does not prevent collapse. The cosine ignores norms, and a KoLeo weight of 1 is
+# enough.
+MEXMA_SCRATCH = dict(align="cosine", align_weight=2.0, koleo_weight=1.0, head_layers=1,
+                     head_heads=4, head_hidden=512)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
               weight_decay=0.05, clip=0.0, max_length=512, data="documents")
 HYBRID_TOY = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, max_length=128)
@@ -565,10 +571,8 @@ class Mexma(Objective):
     needs_cls = True  # the unmasking head reads the other sentence's embedding in its place
     collapse_advice = "add --koleo-weight 1 or --align info_nce; FAQ.md"
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
-    # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
-    # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
-    toy = dict(PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=8e-3, steps=120, layers=2,
-               head_layers=1, eval_every=60)
+    toy = dict(PAIRS_TOY | MEXMA_SCRATCH, optimizer="muon", lr=8e-3, steps=120, accumulate=1,
+               layers=2, eval_every=60)
 
     @dataclass(frozen=True)
     class Config(AlignConfig):

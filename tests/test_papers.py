@@ -94,6 +94,10 @@ PAPERS = {
 }
 PRESETS = {
     ("mlm", "hybrid"): TABLE_1 | {"eq. 9": dict(regressor=True)},
+    **{(name, "paper"): {} for name in OBJECTIVES},
+    **{(name, "finetune"): {"ours: a small search": dict(
+        lr=2e-4, warmup=0.1, lr_start=0.0, schedule="cosine", steps=1000, batch=64, accumulate=1,
+        optimizer="adamw")} for name in ("mexma", "contrastive")},
     # of the toy scale alone
     **{(name, "cls"): {} for name in ("mexma", "contrastive", "bepa")},
     **{(name, "from-bag"): {} for name in ("mexma", "contrastive")},

@@ -33,6 +33,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -55,6 +56,7 @@ from base.processes import check_shard
 from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
 from harness import runs, screen, settings
+from model import ModelConfig
 from objectives import OBJECTIVES, Contrastive
 
 EXTRA = {  # what else must be small
@@ -222,7 +224,7 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--epochs 3", "did you mean --steps?"), ("--objective ntp --window 3", "window 3"),
     ("--temperature 0.1", "no effect without --align info_nce"),
     ("--objective mlm --pairs neighbours", "pairs neighbours"), ("--init nowhere", "nowhere"),
-    ("--lora-rank 4", "add --init"), ("--shard", "torchrun"),
+    ("--lora-rank 4", "add --init"), ("--preset finetune", "add --init"), ("--shard", "torchrun"),
     ("--init STARTS/mlm --width 32", "width 32"),
     ("--objective ntp --init STARTS/mlm", "needs a causal model"),
     ("--objective ntp --causal --init STARTS/ntp", "causal is for encoders"),
@@ -257,16 +259,37 @@ def test_what_evaluation_data_cannot_measure_is_said():
 @pytest.mark.parametrize("words, expected", [
     ("--objective mexma", dict(koleo_weight=1.0)),
     ("--koleo-weight 0.01 --lr 0.5", dict(koleo_weight=0.01, lr=0.5)),
-    ("--size base", dict(head_layers=6, head_hidden=3072, lr=1e-4, max_length=200)),
+    # From random weights MEXMA's losses would collapse.
+    ("--size base", dict(head_layers=1, align="cosine", koleo_weight=1.0, lr=1e-4, max_length=200,
+                         steps=300_000, eval_every=15_000, save_every=6_000)),
+    ("--size base --preset paper", dict(head_layers=6, align="mse", koleo_weight=0.01)),
+    ("--preset paper", dict(layers=3, head_layers=6, align="mse", steps=300_000, eval_every=150)),
+    ("--size small --eval-every 7", dict(layers=6, align="cosine", batch=256, steps=20_000,
+                                         eval_every=7, save_every=400)),
+    ("--size small --steps 600", dict(steps=600, eval_every=150, save_every=100)),
     # As many positions as a row of two texts needs.
-    ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2))),
+    ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2), lr=4e-3)),
     ("--objective llm-jepa --preset scratch --size small --jepa-weight 4",
      dict(lr=8e-5, jepa_weight=4, predictors=3, data="regex"))])
 def test_each_layer_of_settings_overrides_the_one_before(words, expected):
     *configs, notes = settings.resolve_config(*settings.parse(words.split()))
     found = {name: value for config in configs for name, value in vars(config).items()}
     assert expected.items() <= found.items()
-    assert any("toy scale" in note for note in notes) == ("--size" not in words)
+    assert any("toy scale" in note for note in notes) == ({"--size", "paper"}.isdisjoint(
+        words.split()))
+
+
+@pytest.mark.parametrize("name", ["mexma", "contrastive"])
+def test_with_a_pretrained_model_the_papers_rate_rises_and_finetune_lets_it_fall(name):
+    init = SimpleNamespace(model=SimpleNamespace(config=ModelConfig()),
+                           config=dict(size="imported", max_length=128))
+    resolve = functools.partial(settings.resolve_config, OBJECTIVES[name], init=init)
+    found, options, _, notes = resolve(dict(init="model"))
+    assert found.warmup == 1 and "rises until the last step" in notes[0]
+    assert getattr(options, "align", "mse") == "mse"
+    found, _, _, notes = resolve(dict(init="model", preset="finetune"))
+    assert found.schedule == "cosine" and found.eval_every == 150 and not notes
+    assert learning_rate(found.steps - 1, found) < found.lr / 100
 
 
 @every
@@ -280,10 +303,11 @@ def test_the_note_counts_the_values_that_help_all_shows_beside_the_papers(name, 
     assert f"--objective {name} --init" in text and max(map(len, text.splitlines())) <= 100
 
 
-def test_a_resumed_run_with_fewer_rows_to_evaluate_shows_the_first_twin():
-    run = started("mexma", data="toy", langs="en,de", steps=1, eval_limit=2)
-    run.first_scores, run.example_number = {}, 10 ** 6
-    assert run.evaluate()["example"] == 0 and run.example[1].split()[-1].endswith(".")
+def test_a_run_measures_what_it_prints():
+    run = started("mexma", data="toy", langs="en,de", steps=2, eval_every=1, eval_limit=20)
+    found = [record["eval"] for record in run.steps() if "eval" in record]
+    assert ["retrieval/xsim++" in one for one in found] == [True, False, True]
+    assert not any("probe/mean" in one for one in found) and "probe/mean" in run.scores()
 
 
 # ---- how a program ends
@@ -409,14 +433,14 @@ def test_the_validation_loss_is_that_of_fixed_batches_and_disturbs_nothing():
         found = [run.objective.eval()(one)[0] for one in micro_batches]
     assert run.scores()["validation/loss"] == pytest.approx(float(sum(found) / len(found)))
     # Views that training drops are evaluated.
-    whole, dropping = (started("llm-jepa", jepa_dropout=rate).validate() for rate in (0.0, 0.9))
+    whole, dropping = (train.validate(started("llm-jepa", jepa_dropout=rate))
+                       for rate in (0.0, 0.9))
     assert whole == dropping and whole["validation/jepa"] > 0
 
 
 def test_a_number_that_is_not_finite_and_what_the_objective_finds_are_warnings(monkeypatch):
-    validate = train.Run.validate
-    monkeypatch.setattr(train.Run, "validate",
-                        lambda run: validate(run) | {"validation/x": math.nan})
+    validate = train.validate
+    monkeypatch.setattr(train, "validate", lambda run: validate(run) | {"validation/x": math.nan})
     list(started("hybrid", "run", steps=1, momentum=0.996).steps())
     warnings = [(one["step"], one["warning"].split()[0])
                 for one in runs.read_log("run") if "warning" in one]
@@ -441,12 +465,14 @@ def test_a_finished_run_is_evaluated_again_and_can_be_moved_and_trained_longer(r
     for name in ("run", "valid.tsv"):
         os.rename(name, f"moved_{name}")
     more |= dict(out="moved_run", steps=2)
+    torch.save(checkpoint("moved_run") | dict(source="other"), "moved_run/train.pt")
     assert "held-out rows" in refused(command("ntp", eval_data="other.tsv", **more))
     capsys.readouterr()
     assert train.main(command("ntp", eval_data="moved_valid.tsv", **more)) == 0
     text = capsys.readouterr().out
     said, = [one["warning"] for one in runs.read_log("moved_run")[1:] if "warning" in one]
     assert said in text and re.match("--steps was 1, is 2, .* from .*e-0. to .*e-0.$", said)
+    assert "objectives.py was edited since step 1: " in text
     assert checkpoint("moved_run")["step"] == 2
     assert not evaluate.main(["moved_run", "--json"])  # it finds the rows where they are now
 
