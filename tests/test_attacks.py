@@ -97,6 +97,7 @@ def dying(function, works):
         raise MemoryError
     return dies
 
+
 def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(foreign, monkeypatch):
     list(train.start("mlm", "whole", **foreign).steps())  # also fills the cache
     for done, (owner, name) in PLACES.items():
