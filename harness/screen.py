@@ -137,7 +137,7 @@ METRICS = {
     "retrieval/xsim": Metric("wrong translation (xsim), %", "lower is better", 1, (0, 100),
                              "wrong translation, %"),
     "retrieval/xsim++": Metric("... among hard negatives (xsim++), %",
-                               "lower is better; on toy data a bag of words has 0.1", 1, (0, 100)),
+                               "words replaced; a bag: 0.1 on toy", 1, (0, 100)),
     "retrieval/order": Metric("order error, %", "chance: 50; lower is better", 1, (0, 100),
                               "order error, %"),
     "geometry/rankme": Metric("effective rank (RankMe)", "dimensions in use; collapse: 1", 1, (0,),
