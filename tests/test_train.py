@@ -22,6 +22,7 @@ import contextlib
 import functools
 import json
 import math
+import multiprocessing
 import os
 import re
 import shlex
@@ -726,10 +727,15 @@ def meet_in(file, rank):
     dist.rendezvous = lambda *_, **__: iter([(store, rank, 2)])
 
 
+def start_processes(function, *arguments, count=2):
+    """Call function(rank, *arguments) in new processes. They are copies of one that has imported
+    PyTorch and knows nothing of this one."""
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "train"])
+    torch.multiprocessing.start_processes(function, arguments, count, start_method="forkserver")
+
+
 def one_of_two(rank, folder, jobs):
     """Run train.py on each command line, as one of two processes."""
-    # Importing train does not import these, which takes half a second.
-    assert not {"torch.distributed.fsdp", "torch.distributed.tensor"} & {*sys.modules}
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     for number, words in enumerate(jobs):
@@ -753,7 +759,7 @@ def two(tmp_path_factory):
     jobs += [command("mexma", "moved", **more | dict(steps=steps), shard=steps == 2)
              for steps in (1, 2, 3)]
     jobs.append(command("mexma", "stayed", **more | dict(steps=3)))
-    torch.multiprocessing.spawn(one_of_two, (folder, jobs), nprocs=2)
+    start_processes(one_of_two, folder, jobs)
     return folder
 
 
@@ -783,7 +789,7 @@ def test_machines_that_differ_end_with_one_line_before_the_first_step(tmp_path):
              "process 1: run is no folder": command("mlm", "new", init="run"),
              "process 0: steps is 0": command("mlm", "new", steps=0)}
     jobs = [command("mlm", steps=1), *cases.values()]
-    torch.multiprocessing.spawn(node, (tmp_path, jobs), nprocs=2)
+    start_processes(node, tmp_path, jobs)
     for number, text in enumerate(cases, 1):
         for rank in (0, 1):
             said = (tmp_path / f"{rank}/{number}").read_text().splitlines()
