@@ -334,6 +334,9 @@ def mask_rows(rows, ratio, rng, special, choose=token_mask, each_row=False):
     line = np.concatenate(rows)
     parts = rows if each_row else [line]
     chosen = np.concatenate([choose(part, ratio, rng, special) for part in parts])  # (T,) bool
+    if chosen.shape != line.shape or chosen.dtype != bool:
+        raise BadInput(f"a mask has {len(chosen)} values of type {chosen.dtype}: it must have one "
+                       f"bool for each of the {len(line)} ids")
     masked = apply_bert_masking(line, chosen, rng, special)
     ends = np.cumsum([len(row) for row in rows])
     return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]

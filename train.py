@@ -68,7 +68,6 @@ from harness import runs, screen
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
 from model import Block, Model, in_eval_mode, set_attention
-from objectives import Objective
 
 
 class Run:
@@ -97,7 +96,7 @@ class Run:
         self.step = 0  # the number of complete steps
         self.tokens, self.seconds = 0, 0.0  # of training, up to the last flush_metrics
         self.first_scores = None  # {"task/metric": number} of the first evaluation
-        self.example_number = 0  # the twin that the model confused there, shown at every evaluation
+        self.twin = None  # the number of the one that this process shows at every evaluation
         self.saved_step = 0  # of the last save_checkpoint, which writes nothing without a folder
         self.new_schedule = ""  # what a resumed run says about another --steps
         self.records = []  # what this process appended to the log, also without a folder
@@ -141,15 +140,11 @@ class Run:
         if init:
             pretrained.load_init(self.model, self.init, settings.lora_rank, objective_class.masks)
             self.init = self.init._replace(model=None)  # which needs memory
-        by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
-                   if not weight.requires_grad}
+        by_lora = runs.frozen_names(self.model, "model")
         self.objective = objective_class(self.model, self.options)
         self.objective.tokenizer = self.data.tokenizer
         self.model = self.objective.model  # maybe a copy: what is evaluated, saved and exported
-        # A checkpoint omits what LoRA alone froze, because the run of --init has it. But an
-        # after_step can move weights that have no gradient.
-        moves = objective_class.after_step is not Objective.after_step
-        self.names_in_init = set() if moves else by_lora - runs.trained_names(self)
+        self.names_in_init = runs.names_in_init(self, by_lora)
         self.blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
         for block in self.blocks:
             block.is_checkpointed = settings.gradient_checkpointing
@@ -261,14 +256,7 @@ class Run:
         with uninterrupted():
             runs.check_trained(self)
             pending = self.pending
-            steps = torch.stack([torch.stack(list(one.values())) for one in pending])
-            # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
-            columns = dict(zip(pending[0], steps.cpu().double().T))
-            if self.scaler.is_enabled():  # it skips a step whose gradients overflow
-                norms = columns["grad_norm"]
-                columns["grad_norm"] = norms[norms.isfinite()]
-            # Without a grad_norm, if all steps were skipped.
-            mean = {name: values.mean().item() for name, values in columns.items() if len(values)}
+            mean = mean_of_steps(pending, self.scaler.is_enabled())
             if not math.isfinite(mean["loss"]):
                 raise runs.diverged(self, f"the loss is not finite ({mean})")
             seconds = time.perf_counter() - self.clock
@@ -301,8 +289,6 @@ class Run:
             self.first_scores = results
             if self.writes:
                 runs.write_untrained(self, evaluation.embeddings)
-            if self.rank == 0:
-                self.example_number = screen.confused_twin(evaluation)
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
             runs.append_log(self, {"step": self.step, "warning": text})
@@ -310,19 +296,16 @@ class Run:
                 warn(f"step {self.step}: {text}")
         if self.writes and self.step == self.settings.steps:
             runs.write_eval_json(self, results)
-        number = self.example_number
-        if number >= len(evaluation.rows.reordered):  # step 0 had a larger --eval-limit
-            number = 0
-        record = {"step": self.step, "eval": results, "example": number}
+        record = {"step": self.step, "eval": results}
         runs.append_log(self, record)
         self.evaluated = self.step
         if self.rank == 0:
-            self.example = screen.example_lines(self, evaluation, number)
+            self.example = screen.example_lines(self, evaluation)
         return record
 
     def scores(self, evaluation=None):
         """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
-        losses = self.validate()
+        losses = validate(self)
         runs.trained_weights(self)  # with --shard into self.model, which is on the CPU
         if self.rank > 0:
             return {}
@@ -331,24 +314,6 @@ class Run:
         if self.settings.shard and self.step < self.settings.steps:
             self.model.to("cpu")  # the GPU needs the memory for training
         return scores
-
-    def validate(self):
-        """Return {"validation/TERM": number}, the loss terms on held-out rows."""
-        validation, count = self.data.validation, len(self.data.held_out)
-        if not validation:
-            return {}
-        rows = min(self.settings.eval_limit or count, count)
-        micro_batches = []
-        for step in range(max(1, rows // (validation.batch * self.world))):
-            micro_batches += self.make_batch(step, training=False)
-        micro_batches = average_denominators(to_device(micro_batches, self.device))
-        total = {}
-        devices = [self.device] if self.device.type == "cuda" else []
-        with in_eval_mode(self.objective), torch.random.fork_rng(devices):
-            for one in micro_batches:
-                add_terms(total, *self.objective(one), len(micro_batches))
-        metrics = mean_metrics(total)
-        return {f"validation/{name}": value.item() for name, value in metrics.items()}
 
     @functools.cached_property
     def trained(self):
@@ -388,6 +353,25 @@ class Run:
 # ---- parts of the loop
 
 
+def validate(run):
+    """Return {"validation/TERM": number}, the loss terms on held-out rows."""
+    validation, count = run.data.validation, len(run.data.held_out)
+    if not validation:
+        return {}
+    rows = min(run.settings.eval_limit or count, count)
+    micro_batches = []
+    for step in range(max(1, rows // (validation.batch * run.world))):
+        micro_batches += run.make_batch(step, training=False)
+    micro_batches = average_denominators(to_device(micro_batches, run.device))
+    total = {}
+    devices = [run.device] if run.device.type == "cuda" else []
+    with in_eval_mode(run.objective), torch.random.fork_rng(devices):
+        for one in micro_batches:
+            add_terms(total, *run.objective(one), len(micro_batches))
+    metrics = mean_metrics(total)
+    return {f"validation/{name}": value.item() for name, value in metrics.items()}
+
+
 def prepared(micro_batches, is_causal, layouts, device):
     """Return micro-batches with what attention and the copy to a GPU need, in the background
     thread. is_causal: an encoder keeps the mask of its decoder."""
@@ -419,6 +403,18 @@ def mean_metrics(total):
     """Return {name: tensor ()} in float32, averaged over all processes."""
     values = torch.stack([value.float() for value in total.values()])
     return dict(zip(total, mean_over_ranks(values)))
+
+
+def mean_of_steps(pending, is_scaled):
+    """Return {name: number}, the means of the metrics of some steps. is_scaled: float16's loss
+    scaling skips a step whose gradients overflow, which has no grad_norm."""
+    steps = torch.stack([torch.stack(list(one.values())) for one in pending])
+    # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
+    columns = dict(zip(pending[0], steps.cpu().double().T))
+    if is_scaled:
+        norms = columns["grad_norm"]
+        columns["grad_norm"] = norms[norms.isfinite()]
+    return {name: values.mean().item() for name, values in columns.items() if len(values)}
 
 
 # ---- training from Python

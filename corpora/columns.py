@@ -9,6 +9,8 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
+from base.common import BadInput, shown
+
 # ---- names
 
 # ISO 639-1, FLORES-200, and languages written out.
@@ -110,6 +112,27 @@ SCORES = ("scores or labels, which no objective reads; wrong pairs can become ha
 def no_view(name):
     """Return what a column with this name is for if it is no text of a pair, or ""."""
     return HARD if NEGATIVE.match(name) else SCORES if SCORE.match(name) else ""
+
+
+def check_views(source, langs, views, objective_class):
+    """Raise BadInput for a column that is none of an example's texts, by its name."""
+    columns = source.columns[:source.num_text_columns]
+    name = objective_class.name
+    for number, column in enumerate(columns):
+        why = no_view(column) if views > 1 else ""
+        follows_pair = why == HARD and views > 2 and number > 1
+        is_answer = why == SCORES and objective_class.causal  # a decoder can write a label
+        if why and not follows_pair and not is_answer:
+            raise BadInput(f"--langs {shown(langs)}: {shown(column)} has {why}. {name} would read "
+                           "it as one more text with the same meaning: leave it out")
+    if len(columns) > views > 2:
+        raise BadInput(f"--langs {shown(langs)}: {name} reads {views} columns, not {len(columns)}: "
+                       "leave some out")
+    are_negatives = all(no_view(column) == HARD for column in columns[2:])
+    if objective_class.hard_negatives and not langs and not are_negatives:
+        raise BadInput(f"{source.name} has no hard negatives among the columns "
+                       f"{shown(', '.join(columns))}: name them negative, hard_neg or rejected, "
+                       "with any ending, or choose with --langs")
 
 
 # ---- content

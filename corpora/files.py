@@ -31,6 +31,7 @@ from corpora.columns import (
     choose,
     known_names,
     languages,
+    names_a_text,
     parallel_names,
 )
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
@@ -323,8 +324,12 @@ class TextFiles:
                                   views)
         self.columns = self.schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
-        self.repeats = [note for name in self.columns[:self.num_text_columns]
-                        for note in odd_texts(rows, name, {*readers} == {read_text})]
+        self.odd = [note for name in self.columns[:self.num_text_columns]
+                    for note in odd_texts(rows, name, {*readers} == {read_text})]
+        endings = {path.suffix for path in plain if path.suffix and not codes
+                   and path.suffix.lower() not in READERS and not names_a_text(path.suffix[1:])}
+        self.odd += [f"{shown(ending)} is no ending that is known here, so each line of the file "
+                     "is one text" for ending in sorted(endings)]
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*self.columns, *self.schema.texts)))
         self.compared = [name for name in self.schema.texts if name != "system"]
@@ -360,7 +365,7 @@ class TextFiles:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
                          "parallel files are named corpus.de,corpus.en (of several corpora, make "
                          "one: cat a.de b.de > ab.de; cat a.en b.en > ab.en)")
-        notes += self.repeats
+        notes += self.odd
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)

@@ -61,8 +61,6 @@ def has_twins(evaluation):
 def confused_twin(evaluation):
     """Return the number in rows.reordered of the first twin that the model takes for the
     translation of its sentence, among those that the order error counts. 0 if there is none."""
-    if not has_twins(evaluation):
-        return 0
     rows = evaluation.rows
     y, x, *_ = evaluation.embeddings.values()
     index = [row for _, row, _ in rows.reordered]
@@ -105,11 +103,13 @@ def gap_lines(objective, rows):
     return [f"      ! {before} [{said}] {after}", f"        instead of [{right}]"]
 
 
-def example_lines(run, evaluation, number):
-    """Return lines that show what the model makes of one held-out row: a twin with this number
-    in rows.reordered, a translation, an answer, or a masked token."""
+def example_lines(run, evaluation):
+    """Return lines that show what the model makes of one held-out row: a twin, a translation, an
+    answer, or a masked token."""
     if has_twins(evaluation):
-        return twin_lines(evaluation, number)
+        if run.twin is None:
+            run.twin = confused_twin(evaluation)
+        return twin_lines(evaluation, run.twin)
     # With --shard, all processes would have to compute the masked token.
     if evaluation.views < 2 and isinstance(run.options, MaskConfig) and not run.settings.shard:
         return gap_lines(run.objective, evaluation.rows)
@@ -137,7 +137,7 @@ METRICS = {
     "retrieval/xsim": Metric("wrong translation (xsim), %", "lower is better", 1, (0, 100),
                              "wrong translation, %"),
     "retrieval/xsim++": Metric("... among hard negatives (xsim++), %",
-                               "lower is better; on toy data a bag of words has 0.1", 1, (0, 100)),
+                               "words replaced; a bag: 0.1 on toy", 1, (0, 100)),
     "retrieval/order": Metric("order error, %", "chance: 50; lower is better", 1, (0, 100),
                               "order error, %"),
     "geometry/rankme": Metric("effective rank (RankMe)", "dimensions in use; collapse: 1", 1, (0,),

@@ -15,18 +15,11 @@ import numpy as np
 import pytest
 import torch
 from test_evaluate import tiny, write_rows, write_run
-from test_house import write_pairs
-from test_train import assert_same_run, command, contents, started
+from test_train import assert_same_run, command, contents, pairs, started  # noqa: F401
 
 import train
 from base.tokenizer import Tokenizer
 from harness import runs, weights
-
-
-@pytest.fixture(autouse=True)
-def pairs(tmp_path):
-    write_pairs(tmp_path / "pairs.tsv", 400)
-
 
 # ---- a foreign run as the start
 
@@ -79,7 +72,7 @@ def test_two_plain_files_are_copied_for_an_export_and_never_through_a_link(forei
 
 @pytest.mark.parametrize("name, content", [
     ("tokenizer.json", "mine"), ("hf", None), ("log.jsonl", '{"loss": 1}'), ("notes.txt", "mine"),
-    (".notes.txt.01234567.part", "mine"), ("model.pt", "mine")])
+    (".notes.txt.01234567.part", "mine")])
 def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, content, refused):
     Path("u").mkdir()
     if content is None:
@@ -92,32 +85,30 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, co
     assert content is None or Path("u", name).read_text(encoding="utf-8") == content
 
 
-PLACES = [(runs, "write_log"), (runs, "copy_hf"), (Tokenizer, "save"), (np, "save")]
+# What a start does, in this order. It dies before the first function, or after one of them.
+PLACES = {"nothing": (runs, "write_log"), "log": (runs, "write_log"),
+          "tokenizer": (Tokenizer, "save"), "hf": (runs, "copy_hf"), "trained": (np, "save")}
 
 
-@pytest.mark.parametrize("place", range(len(PLACES)))
-@pytest.mark.parametrize("before", [True, False])
-def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(
-        place, before, foreign, monkeypatch):
-    list(train.start("mlm", "whole", **foreign).steps())  # also fills the cache
-    owner, name = PLACES[place]
-    function = getattr(owner, name)
-
+def dying(function, works):
     def dies(*arguments):
-        if not before:
+        if works:
             function(*arguments)
         raise MemoryError
+    return dies
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, dies)
-        with pytest.raises(MemoryError):
-            list(train.start("mlm", "run", **foreign).steps())
-    left = {path.name for path in Path("run").iterdir()}
-    assert not left or "log.jsonl" in left  # which proves that the folder is ours
-    list(train.start("mlm", "run", **foreign).steps())
-    assert_same_run("run", "whole")
-    assert contents("run").keys() == contents("whole").keys()
-    assert contents("run")["trained.npy"] == contents("whole")["trained.npy"]
+def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(foreign, monkeypatch):
+    list(train.start("mlm", "whole", **foreign).steps())  # also fills the cache
+    for done, (owner, name) in PLACES.items():
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(owner, name, dying(getattr(owner, name), done != "nothing"))
+            list(train.start("mlm", done, **foreign).steps())
+        left = {path.name for path in Path(done).iterdir()}
+        assert not left or "log.jsonl" in left  # which proves that the folder is ours
+        list(train.start("mlm", done, **foreign).steps())
+        assert_same_run(done, "whole")
+        assert contents(done).keys() == contents("whole").keys()
+        assert contents(done)["trained.npy"] == contents("whole")["trained.npy"]
 
 
 # ---- damage
@@ -159,9 +150,9 @@ def test_every_row_of_eval_data_is_compared_with_the_training_rows(capsys):
 # ---- a signal in a save, one of two processes is killed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, monkeypatch):
-    """Of a KeyboardInterrupt in one of its writes, torch.save would make a RuntimeError."""
+def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(monkeypatch):
+    """Of a KeyboardInterrupt in one of its writes, torch.save would make a RuntimeError.
+    test_train.py has the other signals."""
     words = command("mlm", steps=4, save_every=2)
     whole, targets = torch.save, []
 
@@ -169,14 +160,14 @@ def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, mo
         def write(content):
             if targets and f"/.{targets[0]}." in file.name:
                 targets.clear()
-                signal.raise_signal(number)
+                signal.raise_signal(signal.SIGHUP)
             return file.write(content)
         whole(saved, SimpleNamespace(write=write, flush=file.flush))
 
     monkeypatch.setattr(torch, "save", save)
     for name in ("train.pt", "model.pt"):  # a start at step 2 writes model.pt once more
         targets.append(name)
-        assert train.main(words) == 128 + number and not targets
+        assert train.main(words) == 128 + signal.SIGHUP and not targets
         assert torch.load("run/train.pt", weights_only=True)["step"] == 2
     assert train.main(words) == 0
     assert train.main(command("mlm", "whole", steps=4)) == 0
@@ -240,7 +231,7 @@ def strike(owner, name, when, after=False):
 
 PLACES = {  # rank, and where it dies
     "step": (1, (train.Run, "train_step", lambda run, *_: run.step == 3)),
-    "evaluation": (0, (train.Run, "validate", lambda run: run.step == 3)),
+    "evaluation": (0, (train, "validate", lambda run: run.step == 3)),
     "part": (0, (os, "replace", lambda part, path: path.name == "train.pt")),
     "between": (0, (os, "replace", lambda part, path: path.name == "train.pt", True)),
     "gather": (1, (dist, "all_gather_object", lambda *_: True)),  # in a save

@@ -193,6 +193,12 @@ def test_lines_with_more_than_a_text_are_said(line, note):
     assert any(note in text for text in open_text("a.de,a.en").notes)
 
 
+def test_a_file_with_an_unknown_ending_is_read_as_text_and_a_note_says_so():
+    known = [open_text(write(name, "a b c\nd e f\n")).notes for name in ("a.txt", "a", "a.de")]
+    note, = open_text(write("a.yaml", "a b c\nd e f\n")).notes
+    assert known == [[], [], []] and note.startswith("a: .yaml is no ending that is known here")
+
+
 def test_fields_of_a_turn_that_are_not_read_are_counted():
     turns = [{"role": "user", "content": "u"},
              {"role": "assistant", "content": "a", "thinking": "t", "name": ""}]

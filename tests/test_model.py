@@ -96,26 +96,14 @@ def oracle(qkv, heads, kv_heads, packed, softcap=0.0):
 # ---- the line
 
 
-def test_the_mask_of_a_row_is_what_its_segments_say():
+def test_the_mask_of_a_row_is_the_table_at_the_head_of_data_and_is_printed_so():
     row = [segment(3, True), segment(2, True, (0, 2)), segment(2)]
-    packed = Packed.of_segments([[segment(3)], row])
-    assert packed.mask(0).tolist() == [[True] * 3] * 3
-    assert packed.mask(1).int().tolist() == [  # as drawn at the head of model.py
-        [1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0, 0],
-        [1, 1, 0, 1, 1, 0, 0],
-        [0, 0, 0, 0, 0, 1, 1],
-        [0, 0, 0, 0, 0, 1, 1]]
-    assert packed.key_ranges[7].tolist() == [6, 8, 3, 5]
-    assert packed.positions.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
-    assert packed.visible_pairs() == sum(int(packed.mask(row).sum()) for row in (0, 1))
-
-
-def test_a_printed_batch_is_the_table_at_the_head_of_data():
-    row = [segment(3, True), segment(2, True, prefix=(0, 2)), segment(2)]
+    shifted = Packed.of_segments([[segment(3)], row])
     packed = Packed.of_segments([row, [segment(50)]])
+    assert torch.equal(shifted.mask(1), packed.mask(0)) and shifted.mask(0).all()
+    assert shifted.key_ranges[7].tolist() == [6, 8, 3, 5]
+    assert shifted.positions.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
+    assert packed.visible_pairs() == packed.mask(0).sum() + 50 ** 2
     drawn = [line.split()[2:] for line in re.findall("\n    [0-6]  .*", data.__doc__)]
     first, _, *printed, last = str(packed).splitlines()
     assert len(drawn) == 7 and len(printed) == 48 and last == "the first 48 of 57 tokens"
