@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.gpu] if GPU else []
 DEVICE = "cuda:0"
 # {way: (settings, largest difference of a loss from the CPU's in float32, relative above 1)}
 WAYS = {"float32": ({}, 1e-4), "bfloat16": (dict(precision="bfloat16"), 0.03),
-        "muon": (dict(precision="bfloat16", optimizer="muon"), 0.03),
+        "float16": (dict(precision="float16"), 0.03),
+        "muon": (dict(precision="float16", optimizer="muon"), 0.03),
         "kernels": (dict(precision="bfloat16", attention="triton"), 0.03)}
 # Heads have a size that our kernels support.
 SETTINGS = dict(width=32, layers=2, dropout=0.0, optimizer="adamw", lr=1e-3, steps=5,

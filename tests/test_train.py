@@ -217,7 +217,8 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--deepspeed x", "unknown flag --deepspeed: see"), ("--steps 0", "steps is 0"),
     ("--koleo-weight inf", "inf"), ("--preset nope", "'nope'"),
     ("--batch 10 --accumulate 3", "batch 10"), ("--batch 4 --accumulate 4", "batch 4"),
-    ("--device cuda:77", "cuda:77"), ("--vocab 7", "7"),
+    ("--device cuda:77", "cuda:77"),
+    ("--precision float16 --device cpu", "float16"), ("--vocab 7", "7"),
     ("--max-length 600 --max-positions 512", "max_length 600"),
     ("--langs en,xx", "xx"), ("--eval-data pairs.tsv --eval-limit 0", "same rows as --data"),
     ("--epochs 3", "did you mean --steps?"), ("--objective ntp --window 3", "window 3"),
@@ -513,6 +514,8 @@ def flipped(path):
     (lambda path: write_pairs(Path("pairs.tsv"), 401), "content of --data was"),
     (lambda path: Tokenizer.train([], 300).save(path.with_name("tokenizer.json")),
      "json is"),
+    (lambda path: torch.save(checkpoint(path.parent) | dict(precision="float16"), path),
+     "resume this run on one"),
     # A trained model without its checkpoint is not replaced by a new one.
     (Path.unlink, "model.pt, but no train.pt"),
     (lambda path: path.write_bytes(b"cos\nmkdir\n(S'executed'\ntR."), "train.pt"),  # a program
@@ -708,6 +711,17 @@ def test_a_run_that_reaches_the_limit_of_compilations_warns_and_goes_on(monkeypa
     assert "hit config.recompile_limit (1)" in caplog.text
 
 
+def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
+    run = started("mlm")
+    run.scaler, run.clock = torch.amp.GradScaler("cpu"), 0.0
+    run.pending = [{name: torch.tensor(value) for name, value in dict(
+        loss=1.0, tokens=5.0, grad_norm=norm).items()} for norm in (math.nan, 2.0, math.inf, 4.0)]
+    step = run.pending[0]
+    assert run.flush_metrics()["grad_norm"] == 3.0
+    run.pending = [step]
+    assert "grad_norm" not in run.flush_metrics()
+
+
 # ---- several processes
 
 
@@ -861,13 +875,13 @@ def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeyp
     assert json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("given, world, named", [
-    (dict(optimizer="muon"), 2, "2 and muon"), (dict(), 1, "1 and adamw")])
-def test_what_cannot_be_sharded_is_refused(given, world, named):
+@pytest.mark.parametrize("given, precision, world, named", [
+    (dict(optimizer="muon"), "bfloat16", 2, "muon"), (dict(), "float16", 8, "float16")])
+def test_what_cannot_be_sharded_is_refused(given, precision, world, named):
     config = settings.TrainConfig(shard=True, **given)
     with pytest.raises(BadInput, match=named):
-        check_shard(config, world)
-    check_shard(replace(config, shard=False), world)
+        check_shard(config, precision, world)
+    check_shard(replace(config, shard=False), precision, world)
 
 
 # ---- another run as the start, LoRA, chats
