@@ -91,6 +91,7 @@ class Run:
         self.autocast = functools.partial(torch.autocast, self.device.type, dtype,
                                           enabled=dtype != torch.float32,
                                           cache_enabled=not settings.shard)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.optimizer = make_optimizer(self.objective, settings)
         self.step = 0  # the number of complete steps
         self.tokens, self.seconds = 0, 0.0  # of training, up to the last flush_metrics
@@ -127,7 +128,7 @@ class Run:
         saved = runs.read_checkpoint(self.folder) if writes else None
         self.precision = usable_precision(settings.precision, self.device,
                                           saved["precision"] if saved else "")
-        check_shard(settings, self.world)
+        check_shard(settings, self.precision, self.world)
         tokenizer = self.init.tokenizer if self.init else None
         if saved and not self.init:  # a tokenizer that is trained again could give other ids
             tokenizer = runs.read_tokenizer(self.folder)
@@ -210,7 +211,7 @@ class Run:
         """Run one optimizer step. `forward` is the objective, or DistributedDataParallel around it.
         Return {name: tensor ()}: the loss and its terms, averaged over micro-batches and processes;
         tokens, summed over micro-batches and averaged over processes; grad_norm, before clipping.
-        Nothing here waits for the GPU."""
+        Nothing here waits for the GPU, except float16's loss scaling with Muon."""
         set_learning_rate(self.optimizer, learning_rate(self.step, self.settings))
         micro_batches = average_denominators(to_device(micro_batches, self.device))
         total = {}
@@ -220,14 +221,16 @@ class Run:
             with contextlib.nullcontext() if exchanges else forward.no_sync():
                 with self.autocast():
                     loss, terms = forward(one)
-                (loss / len(micro_batches)).backward()
+                self.scaler.scale(loss / len(micro_batches)).backward()
             add_terms(total, loss, terms, len(micro_batches))
         tokens = sum(len(one["packed"].tokens) for one in micro_batches)
         total["tokens"] = torch.full((), float(tokens), device=self.device)
         metrics = mean_metrics(total)
+        self.scaler.unscale_(self.optimizer)  # clip the true gradients, not the scaled ones
         norm = whole(torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
                                                     self.settings.clip or math.inf))
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad()
         return metrics | {"grad_norm": norm.float()}
 
@@ -253,10 +256,7 @@ class Run:
         with uninterrupted():
             runs.check_trained(self)
             pending = self.pending
-            steps = torch.stack([torch.stack(list(one.values())) for one in pending])
-            # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
-            columns = zip(pending[0], steps.cpu().double().T)
-            mean = {name: values.mean().item() for name, values in columns}
+            mean = mean_of_steps(pending, self.scaler.is_enabled())
             if not math.isfinite(mean["loss"]):
                 raise runs.diverged(self, f"the loss is not finite ({mean})")
             seconds = time.perf_counter() - self.clock
@@ -403,6 +403,18 @@ def mean_metrics(total):
     """Return {name: tensor ()} in float32, averaged over all processes."""
     values = torch.stack([value.float() for value in total.values()])
     return dict(zip(total, mean_over_ranks(values)))
+
+
+def mean_of_steps(pending, is_scaled):
+    """Return {name: number}, the means of the metrics of some steps. is_scaled: float16's loss
+    scaling skips a step whose gradients overflow, which has no grad_norm."""
+    steps = torch.stack([torch.stack(list(one.values())) for one in pending])
+    # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
+    columns = dict(zip(pending[0], steps.cpu().double().T))
+    if is_scaled:
+        norms = columns["grad_norm"]
+        columns["grad_norm"] = norms[norms.isfinite()]
+    return {name: values.mean().item() for name, values in columns.items() if len(values)}
 
 
 # ---- training from Python

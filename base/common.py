@@ -401,14 +401,16 @@ def usable_device(name):
 
 def usable_precision(name, device, resumed=""):
     """Return the precision of matmuls; "auto" is that of a resumed run, also on a machine that
-    would choose another one, or bfloat16 if the device supports it."""
+    would choose another one, or the fastest that the device supports."""
     if name == "auto" and resumed:
-        return resumed
+        name = resumed
+    if name == "float16" and device.type != "cuda":
+        way_out = "resume this run on one" if resumed else "use bfloat16"
+        raise BadInput(f"precision float16 needs a CUDA GPU (for loss scaling): {way_out}")
     if name != "auto":
         return name
     if device.type == "cuda":
-        can = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-        can = known.get("avx512_bf16") or known.get("amx_bf16")
-    return "bfloat16" if can else "float32"
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if has_bfloat16 else "float16"
+    can = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"

@@ -144,11 +144,12 @@ def all_gather_with_grad(x):
 # ---- --shard: each process keeps a part of every tensor
 
 
-def check_shard(train, world):
+def check_shard(train, precision, world):
     """Raise BadInput if a run with --shard cannot be sharded."""
-    if train.shard and (world == 1 or train.optimizer != "adamw"):
-        raise BadInput("shard needs several processes (torchrun --nproc_per_node 8 train.py ...) "
-                       f"and --optimizer adamw: this run has {world} and {train.optimizer}")
+    if train.shard and (world == 1 or train.optimizer != "adamw" or precision == "float16"):
+        raise BadInput("shard needs several processes (torchrun --nproc_per_node 8 train.py ...), "
+                       "--optimizer adamw, and --precision float32 or bfloat16: this run has "
+                       f"{world}, {train.optimizer} and {precision}")
 
 
 def shard(objective, blocks, device, rank, world):

@@ -99,6 +99,7 @@ def fit(model, prepared, settings):
     precision = usable_precision("auto", device) if device.type == "cuda" else "float32"
     dtype = getattr(torch, precision)
     layouts = set_attention(model, "auto", device, dtype.itemsize)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     starts = range(0, len(prepared.rows), settings.batch)
     config = TrainConfig(lr=settings.lr, schedule="linear", weight_decay=0.01, warmup=0.1,
                          steps=settings.epochs * len(starts))
@@ -116,9 +117,11 @@ def fit(model, prepared, settings):
             inputs, targets = to_device(pinned((packed, prepared.targets[batch]), device), device)
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 loss = loss_of(model(inputs), targets, packed)
-            loss.backward()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             total += loss.detach()
             step += 1

@@ -22,6 +22,7 @@ import contextlib
 import functools
 import json
 import math
+import multiprocessing
 import os
 import re
 import shlex
@@ -216,7 +217,8 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--deepspeed x", "unknown flag --deepspeed: see"), ("--steps 0", "steps is 0"),
     ("--koleo-weight inf", "inf"), ("--preset nope", "'nope'"),
     ("--batch 10 --accumulate 3", "batch 10"), ("--batch 4 --accumulate 4", "batch 4"),
-    ("--device cuda:77", "cuda:77"), ("--vocab 7", "7"),
+    ("--device cuda:77", "cuda:77"),
+    ("--precision float16 --device cpu", "float16"), ("--vocab 7", "7"),
     ("--max-length 600 --max-positions 512", "max_length 600"),
     ("--langs en,xx", "xx"), ("--eval-data pairs.tsv --eval-limit 0", "same rows as --data"),
     ("--epochs 3", "did you mean --steps?"), ("--objective ntp --window 3", "window 3"),
@@ -265,6 +267,7 @@ def test_what_evaluation_data_cannot_measure_is_said():
     ("--size small --eval-every 7", dict(layers=6, align="cosine", batch=256, steps=20_000,
                                          eval_every=7, save_every=400)),
     ("--size small --steps 600", dict(steps=600, eval_every=150, save_every=100)),
+    ("--objective llm-jepa --size small", dict(align="info_nce", jepa_weight=0.1, steps=20_000)),
     # As many positions as a row of two texts needs.
     ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2), lr=4e-3)),
     ("--objective llm-jepa --preset scratch --size small --jepa-weight 4",
@@ -511,6 +514,8 @@ def flipped(path):
     (lambda path: write_pairs(Path("pairs.tsv"), 401), "content of --data was"),
     (lambda path: Tokenizer.train([], 300).save(path.with_name("tokenizer.json")),
      "json is"),
+    (lambda path: torch.save(checkpoint(path.parent) | dict(precision="float16"), path),
+     "resume this run on one"),
     # A trained model without its checkpoint is not replaced by a new one.
     (Path.unlink, "model.pt, but no train.pt"),
     (lambda path: path.write_bytes(b"cos\nmkdir\n(S'executed'\ntR."), "train.pt"),  # a program
@@ -706,6 +711,17 @@ def test_a_run_that_reaches_the_limit_of_compilations_warns_and_goes_on(monkeypa
     assert "hit config.recompile_limit (1)" in caplog.text
 
 
+def test_a_step_that_loss_scaling_skips_is_not_in_the_mean_of_gradient_norms():
+    run = started("mlm")
+    run.scaler, run.clock = torch.amp.GradScaler("cpu"), 0.0
+    run.pending = [{name: torch.tensor(value) for name, value in dict(
+        loss=1.0, tokens=5.0, grad_norm=norm).items()} for norm in (math.nan, 2.0, math.inf, 4.0)]
+    step = run.pending[0]
+    assert run.flush_metrics()["grad_norm"] == 3.0
+    run.pending = [step]
+    assert "grad_norm" not in run.flush_metrics()
+
+
 # ---- several processes
 
 
@@ -726,10 +742,15 @@ def meet_in(file, rank):
     dist.rendezvous = lambda *_, **__: iter([(store, rank, 2)])
 
 
+def start_processes(function, *arguments, count=2):
+    """Call function(rank, *arguments) in new processes. They are copies of one that has imported
+    PyTorch and knows nothing of this one."""
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "train"])
+    torch.multiprocessing.start_processes(function, arguments, count, start_method="forkserver")
+
+
 def one_of_two(rank, folder, jobs):
     """Run train.py on each command line, as one of two processes."""
-    # Importing train does not import these, which takes half a second.
-    assert not {"torch.distributed.fsdp", "torch.distributed.tensor"} & {*sys.modules}
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     for number, words in enumerate(jobs):
@@ -753,7 +774,7 @@ def two(tmp_path_factory):
     jobs += [command("mexma", "moved", **more | dict(steps=steps), shard=steps == 2)
              for steps in (1, 2, 3)]
     jobs.append(command("mexma", "stayed", **more | dict(steps=3)))
-    torch.multiprocessing.spawn(one_of_two, (folder, jobs), nprocs=2)
+    start_processes(one_of_two, folder, jobs)
     return folder
 
 
@@ -783,7 +804,7 @@ def test_machines_that_differ_end_with_one_line_before_the_first_step(tmp_path):
              "process 1: run is no folder": command("mlm", "new", init="run"),
              "process 0: steps is 0": command("mlm", "new", steps=0)}
     jobs = [command("mlm", steps=1), *cases.values()]
-    torch.multiprocessing.spawn(node, (tmp_path, jobs), nprocs=2)
+    start_processes(node, tmp_path, jobs)
     for number, text in enumerate(cases, 1):
         for rank in (0, 1):
             said = (tmp_path / f"{rank}/{number}").read_text().splitlines()
@@ -854,13 +875,13 @@ def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeyp
     assert json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("given, world, named", [
-    (dict(optimizer="muon"), 2, "2 and muon"), (dict(), 1, "1 and adamw")])
-def test_what_cannot_be_sharded_is_refused(given, world, named):
+@pytest.mark.parametrize("given, precision, world, named", [
+    (dict(optimizer="muon"), "bfloat16", 2, "muon"), (dict(), "float16", 8, "float16")])
+def test_what_cannot_be_sharded_is_refused(given, precision, world, named):
     config = settings.TrainConfig(shard=True, **given)
     with pytest.raises(BadInput, match=named):
-        check_shard(config, world)
-    check_shard(replace(config, shard=False), world)
+        check_shard(config, precision, world)
+    check_shard(replace(config, shard=False), precision, world)
 
 
 # ---- another run as the start, LoRA, chats
