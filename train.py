@@ -45,7 +45,6 @@ import data
 import evaluate
 import kernels
 from base.common import (
-    BadInput,
     run_program,
     uninterrupted,
     usable_device,
@@ -343,11 +342,8 @@ class Run:
     def answer(self, texts, max_new=128):
         """Return what a decoder answers to N texts, a list of N: at most max_new tokens, greedily.
         Raises BadInput for an encoder."""
-        if not self.model.config.is_decoder:
-            raise BadInput(f"{self.objective_class.name} trains an encoder, which cannot answer: "
-                           "use ntp or llm-jepa")
-        texts = evaluate.list_of(texts)
-        return evaluate.answer(self.model, self.data.tokenizer, texts, max_new)[0]
+        from harness.generation import answer
+        return answer(self.model, self.data.tokenizer, evaluate.list_of(texts), max_new)[0]
 
 
 # ---- parts of the loop

@@ -3,7 +3,6 @@ itself while it trains. Nothing here computes a number that is not printed."""
 
 import contextlib
 import itertools
-import os
 import shlex
 import signal
 import sys
@@ -331,10 +330,6 @@ def introduce(run, say):
         hashes = rows.eval_source.find_hashes("all" if settings.eval_data else "valid",
                                              rows.held_out.columns)
         runs.warn_of_overlap(share_a_text(hashes, run.trained), rows.eval_source.name)
-    load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count()
-    if run.device.type == "cpu" and load > cores and torch.get_num_threads() > 1:
-        say(f"other programs use this machine (load {load:.0f}, {cores} cores): one thread can be "
-            "faster (OMP_NUM_THREADS=1)")
     if run.step == settings.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:
