@@ -31,7 +31,6 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -49,10 +48,9 @@ import evaluate
 import kernels
 import model
 import train
-from base import processes
+from base import processes, sharding
 from base.common import BadInput, file_hash, run_program, usable_device
 from base.optimizer import learning_rate
-from base.processes import check_shard
 from base.tokenizer import Tokenizer
 from corpora.overlap import text_hash
 from harness import runs, screen, settings
@@ -871,10 +869,8 @@ def test_a_run_goes_on_with_and_without_shard_and_evaluate_reads_it(two, monkeyp
 @pytest.mark.parametrize("given, precision, world, named", [
     (dict(optimizer="muon"), "bfloat16", 2, "muon"), (dict(), "float16", 8, "float16")])
 def test_what_cannot_be_sharded_is_refused(given, precision, world, named):
-    config = settings.TrainConfig(shard=True, **given)
     with pytest.raises(BadInput, match=named):
-        check_shard(config, precision, world)
-    check_shard(replace(config, shard=False), precision, world)
+        sharding.check_shard(settings.TrainConfig(shard=True, **given), precision, world)
 
 
 # ---- another run as the start, LoRA, chats
