@@ -264,6 +264,7 @@ def test_what_evaluation_data_cannot_measure_is_said():
     ("--size small --eval-every 7", dict(layers=6, align="cosine", batch=256, steps=20_000,
                                          eval_every=7, save_every=400)),
     ("--size small --steps 600", dict(steps=600, eval_every=150, save_every=100)),
+    ("--objective llm-jepa --size small", dict(align="info_nce", jepa_weight=0.1, steps=20_000)),
     # As many positions as a row of two texts needs.
     ("--objective ntp --size small", dict(max_length=512, max_positions=2 * (512 + 2), lr=4e-3)),
     ("--objective llm-jepa --preset scratch --size small --jepa-weight 4",
