@@ -283,7 +283,7 @@ def test_with_a_pretrained_model_the_papers_rate_rises_and_finetune_lets_it_fall
                            config=dict(size="imported", max_length=128))
     resolve = functools.partial(settings.resolve_config, OBJECTIVES[name], init=init)
     found, options, _, notes = resolve(dict(init="model"))
-    assert found.warmup == 1 and "rises until the last step" in notes[0]
+    assert found.warmup == 1 and "are the paper's" in notes[0] and "rises until" in notes[1]
     assert getattr(options, "align", "mse") == "mse"
     found, _, _, notes = resolve(dict(init="model", preset="finetune"))
     assert found.schedule == "cosine" and found.eval_every == 150 and not notes
