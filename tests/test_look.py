@@ -363,6 +363,7 @@ def test_a_number_without_a_deviation_has_the_decimals_of_its_column():
     assert compare.column([[0.5229], [3.0, 9.0], [2.0, 2.4], []]) == [
         "0.5", "6.0 ± 4.2", "2.20 ± 0.28", "-"]
     assert compare.column([[0.005928], [0.4961]]) == ["0.0059", "0.4961"]
+    assert compare.mean_std([0.7810, 0.7812]) == "0.78110 ± 0.00014"
     assert compare.column([[700, 700], [2000]]) == ["700", "2,000"]
     assert compare.column([[0.0], [math.inf]]) == ["0.000", "-"]
 
@@ -442,7 +443,6 @@ def drawn_texts(figure, monkeypatch):
         draw(text, renderer, *more)
 
     with monkeypatch.context() as patch:
-        figure.draw_without_rendering()  # arranges the panels; the second drawing keeps them
         patch.setattr(Text, "draw", drawing)
         figure.draw_without_rendering()
     return boxes
@@ -450,6 +450,9 @@ def drawn_texts(figure, monkeypatch):
 
 def test_no_text_of_a_picture_overlaps_another_or_is_cut_off(pages, four_runs, monkeypatch):
     several = report.Page([*map(seen.see, four_runs)]).sections.values()
+    for _, figures in pages.values():
+        for figure in figures.values():
+            figure.set_layout_engine("none")  # it was arranged for the page
     for figures in (*(figures for _, figures in pages.values()),
                     *(section.figures for section in several)):
         for name, figure in figures.items():

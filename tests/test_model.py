@@ -14,13 +14,15 @@ import torch.nn.functional as F
 import data
 import kernels
 from base.common import BadInput
+from base.sharding import check_shard
 from data import Packed, Segment
 from harness.pretrained import add_lora, add_tokens
+from harness.settings import TrainConfig
 from harness.weights import load, save
 from kernels.cross_entropy import linear_cross_entropy
 from kernels.padded import sdpa
 from model import DECODER, SIZES, Model, ModelConfig, set_attention
-from objectives import Bepa, Hybrid, LlmJepa, Mexma
+from objectives import Bepa, Hybrid, LlmJepa, Mexma, info_nce
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, ffn_dim=32, max_positions=64, dropout=0.0)
 LLAMA = replace(TINY, **DECODER, kv_heads=2)
@@ -301,6 +303,12 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
     (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
                   Bepa.Config(cls_view="masked")), "use --pool cls instead of mean"),
     (lambda: LlmJepa(None, LlmJepa.Config(align="info_nce", jepa_dropout=.5)), "a single process"),
+    (lambda: check_shard(TrainConfig(shard=True, optimizer="muon"), "bfloat16", 2), "muon"),
+    (lambda: check_shard(TrainConfig(shard=True), "float16", 8), "float16"),
+    (lambda: info_nce(None, None, 0.1, True, symmetric=False),
+     "intra_side_negatives needs symmetric"),
+    (lambda: info_nce(None, None, 0.1, include_self=True),
+     "include_self needs intra_side_negatives"),
     (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0"),
     (lambda: Hybrid.Config(balance="scheduled"), "from 0.5 to 0.5, which is constant: add")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, name, monkeypatch):

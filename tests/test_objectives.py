@@ -169,13 +169,6 @@ def test_a_file_without_an_objective_of_its_own_name_is_refused_in_one_line(text
 # ---- losses
 
 
-def test_info_nce_of_one_direction_has_no_negatives_of_the_same_side():
-    with pytest.raises(BadInput, match="intra_side_negatives needs symmetric"):
-        objectives.info_nce(*torch.randn(2, 3, 4), 0.1, intra_side_negatives=True, symmetric=False)
-    with pytest.raises(BadInput, match="include_self needs intra_side_negatives"):
-        objectives.info_nce(torch.eye(3), torch.eye(3), 0.1, include_self=True)
-
-
 def test_koleo_of_duplicates_is_large_but_finite():
     twins = torch.randn(1, 1024).repeat(2, 1).requires_grad_()
     value = koleo(twins)

@@ -58,13 +58,6 @@ ODD = {"tables": [{"columns": {"X": "x"}}]}
 # ---- statistics and the board
 
 
-@pytest.mark.parametrize("values, text", [
-    ([59.1, 60.2, 60.3], "59.87 ± 0.67"), ([700, 700], "700"), ([0.97], "0.9700"),
-    ([0.7810, 0.7812], "0.78110 ± 0.00014"), ([100.0, 100.0], "100.0"), ([], "-")])
-def test_a_deviation_has_two_digits(values, text):
-    assert compare.mean_std(values) == text
-
-
 def scipy_test(claim, one):
     """Return p, the verdict if it is small after correction, and the verdict if it is not."""
     ours, baseline = ([one[side][seed] for seed in sorted(one["ours"])]
