@@ -456,8 +456,6 @@ class Contrastive(Objective):
     @dataclass(frozen=True)
     class Config(Objective.Config):
         temperature: Positive = 0.07  # softmax temperature
-        # the other sentences of the same language are in-batch negatives too
-        intra_language_negatives: bool = False
 
     @classmethod
     def uses_in_batch_negatives(cls, config):
@@ -472,7 +470,7 @@ class Contrastive(Objective):
     def forward(self, batch):
         embeddings = self.model.embeddings(batch["packed"])  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, self.config.intra_language_negatives)
+        loss = info_nce(x, y, self.config.temperature)
         return loss, {"align": loss.detach()}
 
 
@@ -600,8 +598,6 @@ class Mexma(Objective):
         head_layers: AtLeast0 = 6
         head_heads: AtLeast1 = 8  # number of attention heads of the unmasking head
         head_hidden: AtLeast1 = 3072  # feed-forward width of the unmasking head
-        # --align info_nce uses the other sentences of the same language as in-batch negatives too
-        intra_language_negatives: bool = False
 
         def __post_init__(self):
             super().__post_init__()
@@ -677,8 +673,7 @@ class Mexma(Objective):
         mlm = sum(ce) / len(ce)
 
         align = alignment_loss(c.align, all_gather_with_grad(aligned_a), all_gather_with_grad(b),
-                               temperature=c.temperature,
-                               intra_side_negatives=c.intra_language_negatives)
+                               temperature=c.temperature)
 
         loss = c.align_weight * align + c.mlm_weight * mlm
         terms = {"mlm": mlm.detach(), "align": align.detach()}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from test_house import ROOT, columns_of, write_pairs
-from test_train import meet_in, small_settings
+from test_train import meet_in, small_settings, start_processes
 
 import data
 import train
@@ -263,7 +263,7 @@ def two(request, tmp_path_factory):
     objectives = objectives_of(request.config)
     folder = tmp_path_factory.mktemp("two")
     write_pairs(folder / "pairs.tsv", 400, columns_of(8))
-    torch.multiprocessing.spawn(one_of_two, (folder, objectives), nprocs=2)
+    start_processes(one_of_two, folder, objectives)
     return {objective: folder / f"{number}.pt" for number, objective in enumerate(objectives)}
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from test_fake_cuda import WAYS as STEPS
 from test_fake_cuda import a_gpu
-from test_train import TWO, command, losses, pairs, small_settings  # noqa: F401
+from test_train import TWO, command, losses, pairs, small_settings, start_processes  # noqa: F401
 
 import evaluate
 import train
@@ -90,7 +90,7 @@ def logged(folder):
 def test_a_run_that_is_killed_goes_on_from_cpu_to_gpu_and_back(tmp_path):
     for device, step in (("cpu", 3), (DEVICE, 6)):
         with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
-            torch.multiprocessing.spawn(train_hybrid, (tmp_path, device, step))
+            start_processes(train_hybrid, tmp_path, device, step, count=1)
     train_hybrid(0, tmp_path, "cpu")
     list(start("hybrid", "cpu", "stayed", steps=9).steps(every=1))
     assert logged("moved") == pytest.approx(logged("stayed"), rel=1e-4, abs=1e-4)
@@ -127,6 +127,6 @@ def one_of_two(rank, folder):
 
 @pytest.mark.gpu  # test_train.py has it on the CPU
 def test_two_processes_on_one_gpu_train_as_one_with_twice_the_batch(tmp_path):
-    torch.multiprocessing.spawn(one_of_two, (tmp_path,), nprocs=2)
+    start_processes(one_of_two, tmp_path)
     train.main(command("ntp", "one", **TWO))
     assert logged("two") == pytest.approx(logged("one"), rel=1e-4, abs=1e-4)

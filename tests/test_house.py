@@ -103,6 +103,8 @@ for name in ("safetensors", "sklearn", "scipy", "matplotlib", "transformers", "h
     sys.modules[name] = None  # as if it were not installed
 import evaluate, objectives, train
 from harness import runs
+# Which takes half a second.
+assert not {{"torch.distributed.fsdp", "torch.distributed.tensor"}} & sys.modules.keys()
 list(train.start("mexma", steps=1, out=None, **{SMALL | SHAPE | dict(data="toy")}).steps())
 # The first command imports nothing that only files, decoders or our kernels need.
 assert not {{"corpora.files", "corpora.columns", "corpora.store", "harness.generation",

@@ -13,8 +13,9 @@ import pytest
 import torch
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from test_evaluate import write_rows
 from test_house import ROOT, write_pairs
-from test_train import assert_same_run
+from test_train import assert_same_run, started
 
 import train
 from data import Packed
@@ -22,8 +23,7 @@ from harness import runs, screen
 from look import batch, compare, panels, plots, report, seen
 from look.__main__ import main
 
-SMALL = dict(batch=8, eval_limit=20, width=16, layers=1, heads=2, ffn_dim=32, vocab=300, steps=4,
-             eval_every=2, log_every=1, save_every=2)
+STEPS = dict(steps=4, eval_every=2, log_every=1, save_every=2)
 
 
 @pytest.fixture
@@ -98,10 +98,7 @@ class Page(HTMLParser):
 
 
 def train_small(objective, out, **given):
-    with_steps = SMALL | given
-    run = train.start(objective, out=out, **with_steps)
-    list(run.steps())
-    return run
+    list(started(objective, out, **STEPS, **given).steps())
 
 
 # A folder, columns, texts and a command that would be markup.
@@ -255,19 +252,13 @@ def test_names_texts_and_commands_are_shown_and_never_markup(pages):
         assert word in shown, word
 
 
-@pytest.mark.parametrize("init", [False, True])
-def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init, monkeypatch):
+def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(monkeypatch):
     monkeypatch.setattr(runs, "UNTRAINED_ROWS", 9)
-    write_pairs(Path("more.tsv"), 300)
-    both = [line.split("\t") for line in Path("more.tsv").read_text().splitlines()]
-    Path("pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in both[:150]))
-    Path("three.tsv").write_text("\n".join(f"{a}\t{b}\t{a} {b}" for a, b in [
-        ("en", "de"), *both[150:]]).replace("en de", "fr"))
-    given = SMALL | dict(data="pairs.tsv,three.tsv", eval_limit=0)
-    if init:
-        train_small("mlm", "first", **given)
-        given = dict(data=given["data"], init="first", steps=4, batch=8, save_every=2)
-    run = train.start("mexma", out="run", **given)
+    write_pairs(Path("pairs.tsv"), 150)
+    write_rows("three.tsv", [f"a dog {n}\tein Hund {n}\tun chien {n}" for n in range(150)],
+               "en\tde\tfr")
+    given = STEPS | dict(data="pairs.tsv,three.tsv", eval_limit=0)
+    run = started("mexma", "run", **given)
     before = run.evaluation()
     z = torch.stack([*before.embeddings.values()])  # (3, N, D)
     complete = [row for row, cells in enumerate(zip(*before.texts.values())) if all(cells)][:9]
@@ -282,17 +273,15 @@ def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init,
     texts = {name: [cells[row] for row in complete] for name, cells in before.texts.items()}
     assert seen.evaluation(one).texts == texts
     Path("run/untrained.npy").unlink()
-    list(train.start("mexma", out="run", **given).steps())
-    list(train.start("mexma", out="whole", **given).steps())
+    for folder in ("run", "whole"):
+        list(started("mexma", folder, **given).steps())
     assert_same_run("run", "whole")
     assert not Path("run/untrained.npy").exists()
 
 
 def test_without_a_row_that_has_all_texts_there_is_no_untrained_npy():
-    write_pairs(Path("pairs.tsv"), 300)
-    lines = Path("pairs.tsv").read_text().splitlines()
-    Path("a.tsv").write_text("\n".join(lines[:150]))
-    Path("b.tsv").write_text("\n".join(["en\tfr", *lines[150:]]))
+    for name, other in (("a", "de"), ("b", "fr")):
+        write_pairs(Path(f"{name}.tsv"), 200, ["en", other])
     train_small("contrastive", "run", data="a.tsv,b.tsv")
     assert not Path("run/untrained.npy").exists()
 
@@ -453,9 +442,9 @@ def drawn_texts(figure, monkeypatch):
         draw(text, renderer, *more)
 
     with monkeypatch.context() as patch:
-        plots.png(figure)  # arranges the panels; the second drawing keeps them
+        figure.draw_without_rendering()  # arranges the panels; the second drawing keeps them
         patch.setattr(Text, "draw", drawing)
-        plots.png(figure)
+        figure.draw_without_rendering()
     return boxes
 
 

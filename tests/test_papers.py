@@ -50,10 +50,9 @@ PAPERS = {
             align_weight=1.0, mlm_weight=2 * 1 / 2, koleo_weight=2 * 0.01 / 2),
         "A.5: 40 %": dict(mask_first=0.4, mask_second=0.4),
         "code, heads": dict(head_heads=8, head_hidden=3072, koleo_input="unit"),
-        "ours": dict(temperature=0.07, intra_language_negatives=False)},
+        "ours": dict(temperature=0.07)},
     "contrastive": MEXMA | {
-        "MEXMA, sec. 5.2: batch of 1.2k, symmetric cross-entropy": dict(
-            batch=1200, intra_language_negatives=False),
+        "MEXMA, sec. 5.2: batch of 1.2k, symmetric cross-entropy": dict(batch=1200),
         "ours": dict(temperature=0.07)},
     "bepa": {
         "A.3": dict(lr=2e-5, batch=16, weight_decay=0.01, mask_ratio=0.15, align_weight=1.0),
