@@ -298,9 +298,8 @@ OFTEN = 'held-out rows share a frequent text, such as "Yes.", with rows that are
 class TextFiles:
     """Rows of text from one or more files. Raises BadInput.
 
-    The first `num_text_columns` columns can be views; a chat's system text comes after them.
-    langs: the columns to read. like: the columns of a run, which the files must have. views: texts
-    of an example."""
+    The first `num_text_columns` columns can be views; a chat's system text comes after them. The
+    arguments are those of `open_text`."""
 
     embedded = False
 
