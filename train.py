@@ -22,7 +22,7 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,21 +45,17 @@ import data
 import evaluate
 import kernels
 from base.common import (
-    BadInput,
     run_program,
     uninterrupted,
     usable_device,
     usable_precision,
-    warn,
 )
 from base.optimizer import learning_rate, make_optimizer, set_learning_rate
 from base.processes import (
-    check_shard,
     join_processes,
     leave_processes,
     mean_over_ranks,
     rank_and_world,
-    shard,
     together,
     whole,
 )
@@ -84,6 +80,7 @@ class Run:
         self.layouts = set_attention(self.objective, settings.attention, self.device,
                                      dtype.itemsize)
         if settings.shard:
+            from base.sharding import shard  # here, because most runs are not sharded
             self.model = shard(self.objective, self.blocks, self.device, self.rank, self.world)
         else:
             self.objective.to(self.device)
@@ -128,7 +125,9 @@ class Run:
         saved = runs.read_checkpoint(self.folder) if writes else None
         self.precision = usable_precision(settings.precision, self.device,
                                           saved["precision"] if saved else "")
-        check_shard(settings, self.precision, self.world)
+        if settings.shard:
+            from base.sharding import check_shard
+            check_shard(settings, self.precision, self.world)
         tokenizer = self.init.tokenizer if self.init else None
         if saved and not self.init:  # a tokenizer that is trained again could give other ids
             tokenizer = runs.read_tokenizer(self.folder)
@@ -148,9 +147,7 @@ class Run:
         self.blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
         for block in self.blocks:
             block.is_checkpointed = settings.gradient_checkpointing
-        self.config = {"objective": objective_class.name, **asdict(settings),
-                       "model": asdict(self.model.config),
-                       objective_class.name: asdict(self.options)}
+        self.config = runs.config_of(self)
         return saved
 
     # ---- the loop
@@ -291,9 +288,7 @@ class Run:
                 runs.write_untrained(self, evaluation.embeddings)
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
-            runs.append_log(self, {"step": self.step, "warning": text})
-            if self.rank == 0:
-                warn(f"step {self.step}: {text}")
+            runs.log_warning(self, text)
         if self.writes and self.step == self.settings.steps:
             runs.write_eval_json(self, results)
         record = {"step": self.step, "eval": results}
@@ -343,11 +338,8 @@ class Run:
     def answer(self, texts, max_new=128):
         """Return what a decoder answers to N texts, a list of N: at most max_new tokens, greedily.
         Raises BadInput for an encoder."""
-        if not self.model.config.is_decoder:
-            raise BadInput(f"{self.objective_class.name} trains an encoder, which cannot answer: "
-                           "use ntp or llm-jepa")
-        texts = evaluate.list_of(texts)
-        return evaluate.answer(self.model, self.data.tokenizer, texts, max_new)[0]
+        from harness.generation import answer
+        return answer(self.model, self.data.tokenizer, evaluate.list_of(texts), max_new)[0]
 
 
 # ---- parts of the loop

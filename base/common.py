@@ -380,16 +380,11 @@ def digest(value):
 # ---- devices
 
 
-# "auto" takes only what has run somewhere and is recorded, and no Mac's GPU has run the whole. Set
-# this to True when the tests have passed with --device mps.
-MPS_HAS_RUN = False
-
-
 def usable_device(name):
     """Return a torch.device; "auto" is a CUDA GPU if there is one. Raises BadInput."""
     if name in ("", "auto", None):
-        name = ("cuda" if torch.cuda.is_available() else
-                "mps" if MPS_HAS_RUN and torch.backends.mps.is_available() else "cpu")
+        # A Mac's GPU has not run the tests, so it needs --device mps.
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:  # otherwise every process would use GPU 0 too
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:

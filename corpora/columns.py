@@ -191,9 +191,8 @@ class Schema(NamedTuple):
 def choose(names, rows, langs=(), like=(), default=(), views=1):
     """Return the Schema of a file with the columns `names`, given some of its rows, {column: text}.
 
-    langs: the columns of --langs. like: those that the run has chosen already. default: those that
-    the names of the files give. views: texts of an example: with two, a hard negative or a score is
-    none of them; with more, hard negatives follow the pair."""
+    langs, like: see open_text. default: the columns that the names of the files give. views: with
+    two, a hard negative or a score is none of them; with more, hard negatives follow the pair."""
     unfit = {name: no_view(name) for name in names if views > 1 and no_view(name)}
     default = tuple(name for name in default if name not in unfit)
     rows = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in rows)]  # no copies

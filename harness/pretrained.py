@@ -6,10 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from base.common import BadInput
+from base.common import BadInput, atomic_file
 from harness.weights import Uninitialized
 from kernels.linear import in_whole_tiles
 from model import Model
+
+HF_FILES = ("chat_template.jinja", "generation_config.json")
 
 
 def adapt_init(init, objective_class, options, shape):
@@ -45,6 +47,17 @@ def load_init(model, init, lora_rank, masks):
         if masks and init.model.config.causal and not model.config.causal:
             new_ids += (special.mask,)
         add_lora(model, lora_rank, new_ids)
+
+
+def copy_hf(source, target):
+    """Copy what an export needs of an imported model, from one folder hf/ to another. A foreign run
+    can have links there, which are neither followed nor copied."""
+    for name in HF_FILES:
+        file = source / name
+        if file.is_file() and not file.is_symlink() and not source.is_symlink():
+            target.mkdir(exist_ok=True)
+            with atomic_file(target / name) as copy:
+                copy.write(file.read_bytes())
 
 
 def add_tokens(model, count, known):

@@ -3,7 +3,6 @@ itself while it trains. Nothing here computes a number that is not printed."""
 
 import contextlib
 import itertools
-import os
 import shlex
 import signal
 import sys
@@ -230,25 +229,6 @@ def headline(results, step, start="untrained"):
 # ---- a run
 
 
-def facts(header, last):
-    """Return {what: text} of a run, from the first line of its log and its last step: what was
-    trained, on what, and for how long. Facts that it lacks are left out."""
-    config = header["config"]
-    found = {"command": header.get("command"),
-             "starts from": config.get("init") or header.get("imported") or "random weights"}
-    if "rows" in header:
-        train, held_out = header["rows"]
-        # The log has two of the columns of more views.
-        columns = ", ".join(header["columns"]) + ", ..." * (header["views"] > 2)
-        where = f"in {config['eval_data']}" if config.get("eval_data") else "held out"
-        found["data"] = f"{config['data']}: {train:,} rows of {columns}, and {held_out:,} {where}"
-        found["parameters"] = f"{header['parameters']:,}"
-    if "step" in last:
-        found["steps"] = f"{last['step']:,} of {config['steps']:,}"
-        found["training time"] = f"{last['seconds']:,.0f} s"
-    return {what: text for what, text in found.items() if text}
-
-
 def train_and_show(run):
     """Train a Run, and print what happens. Return the exit status."""
     def say(text):
@@ -331,10 +311,6 @@ def introduce(run, say):
         hashes = rows.eval_source.find_hashes("all" if settings.eval_data else "valid",
                                              rows.held_out.columns)
         runs.warn_of_overlap(share_a_text(hashes, run.trained), rows.eval_source.name)
-    load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count()
-    if run.device.type == "cpu" and load > cores and torch.get_num_threads() > 1:
-        say(f"other programs use this machine (load {load:.0f}, {cores} cores): one thread can be "
-            "faster (OMP_NUM_THREADS=1)")
     if run.step == settings.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:

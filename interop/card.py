@@ -4,6 +4,7 @@ import contextlib
 
 from base.common import BadInput
 from harness import runs, screen
+from harness.facts import facts_of
 
 PAGE = """\
 ---
@@ -31,7 +32,7 @@ def model_card(run):
     """Return the model card of a RunFolder: its facts, and what evaluate.py found."""
     model = run.model.config
     last = [record for record in runs.log_records(run.folder) if "loss" in record][-1:] or [{}]
-    facts = screen.facts(run.header, last[0])
+    facts = facts_of(run.header, last[0])
     facts["model"] = (f"{model.layers} layers of width {model.width}, pooling {model.pool}, at "
                       f"most {model.max_tokens:,} tokens")
     if init := run.config.get("init"):

@@ -14,6 +14,7 @@ import torch
 from base import metrics
 from base.common import BadInput, shown
 from harness import runs, screen
+from harness.facts import facts_of
 
 from . import compare, plots, seen
 
@@ -80,7 +81,7 @@ def verdict(groups):
 def trained(groups):
     """Say what was trained, in a column for each run."""
     every = [(label, one) for label, members in groups.items() for one in members]
-    found = [{"legend": label, **screen.facts(one.header, one.last())} for label, one in every]
+    found = [{"legend": label, **facts_of(one.header, one.last())} for label, one in every]
     names = dict.fromkeys(name for facts in found for name in facts)
     rows = [[name, *(shown(facts.get(name, "-")) for facts in found)] for name in names]
     return Section("", (["", *(one.name for _, one in every)], rows))

@@ -19,7 +19,7 @@ from test_train import assert_same_run, command, contents, pairs, started  # noq
 
 import train
 from base.tokenizer import Tokenizer
-from harness import runs, weights
+from harness import pretrained, runs, weights
 
 # ---- a foreign run as the start
 
@@ -53,11 +53,11 @@ def test_no_link_of_a_foreign_run_is_followed(forge, foreign):
 
 def test_two_plain_files_are_copied_for_an_export_and_never_through_a_link(foreign):
     Path("foreign/hf").mkdir()
-    for name in (*runs.HF_FILES, "config.json", "tokenizer.json"):
+    for name in (*pretrained.HF_FILES, "config.json", "tokenizer.json"):
         Path("foreign/hf", name).write_text("theirs", encoding="utf-8")
     list(train.start("mlm", "run", **foreign).steps())
     copied = {path.name: path.read_text() for path in Path("run/hf").iterdir()}
-    assert copied == dict.fromkeys(runs.HF_FILES, "theirs")
+    assert copied == dict.fromkeys(pretrained.HF_FILES, "theirs")
     # A link in the new run, which an older version could copy there, is not written through.
     Path("mine").mkdir()
     log = Path("run/log.jsonl").read_text(encoding="utf-8").splitlines()[0]
@@ -88,7 +88,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, co
 
 # What a start does, in this order. It dies before the first function, or after one of them.
 PLACES = {"nothing": (runs, "write_log"), "log": (runs, "write_log"),
-          "tokenizer": (Tokenizer, "save"), "hf": (runs, "copy_hf"), "trained": (np, "save")}
+          "tokenizer": (Tokenizer, "save"), "hf": (pretrained, "copy_hf"), "trained": (np, "save")}
 
 
 def dying(function, works):

@@ -299,7 +299,7 @@ def test_a_run_answers_texts_of_your_own():
     assert len(run.data.tokenizer.encode(run.answer(["Who sees a dog?"], 3))[0]) <= 3
     with pytest.raises(BadInput, match="no list of texts"):
         run.answer("Who sees a dog?")
-    with pytest.raises(BadInput, match="mlm trains an encoder, which cannot answer"):
+    with pytest.raises(BadInput, match="an encoder, which cannot answer: use ntp or llm-jepa"):
         train.start("mlm", data="chat.tsv", langs="user", out=None).answer(["Who?"])
 
 

@@ -16,15 +16,15 @@ from test_objectives import check_equal, differs, make_special
 from torch.nn.utils.rnn import pad_sequence
 
 from base import metrics
-from corpora import toy
+from corpora import toy, toy_regex
 from data import Example
 from model import Model, ModelConfig
 from objectives import Bepa, Hybrid, LlmJepa, Mexma
 
 with pytest.MonkeyPatch.context() as few:  # A page makes its rows, 20,000, when it is imported.
-    for name in ("toy", "regex"):
-        few.setattr(toy, name, partial(lambda make, split, count: make(split, count // 5),
-                                       getattr(toy, name)))
+    for module, name in ((toy, "toy"), (toy_regex, "regex")):
+        few.setattr(module, name, partial(lambda make, split, count: make(split, count // 5),
+                                          getattr(module, name)))
     from minimal import bag, bert_jepa, llm_jepa, mexma, predict_and_reconstruct
 predict_and_reconstruct.sentences *= 5  # It draws from 20,000.
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import data
 import kernels
 from base.common import BadInput
-from base.processes import check_shard
+from base.sharding import check_shard
 from data import Packed, Segment
 from harness.pretrained import add_lora, add_tokens
 from harness.settings import TrainConfig

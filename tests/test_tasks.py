@@ -133,7 +133,7 @@ def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer,
     ("--tasks gap --sets stsc", "did you mean stsb?"),
     ("finetune --task xmli", "did you mean xnli?"), ("finetune --task=", "--task is empty"),
     ("finetune --task mlqa --max-length 3", "at least 8"),
-    ("finetune --task glue", "there is no ./mnli_train.tsv"),
+    ("finetune --task glue", "there is no data/mnli_train.tsv"),
     ("finetune --task mlqa --files sets", "squad_test.jsonl:1: this is not a question"),
     ("finetune --task mlqa --files nowhere", "there is no nowhere/squad_test.jsonl")])
 def test_each_mistake_is_one_line(run_folder, refused, words, message):

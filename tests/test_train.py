@@ -283,7 +283,7 @@ def test_with_a_pretrained_model_the_papers_rate_rises_and_finetune_lets_it_fall
                            config=dict(size="imported", max_length=128))
     resolve = functools.partial(settings.resolve_config, OBJECTIVES[name], init=init)
     found, options, _, notes = resolve(dict(init="model"))
-    assert found.warmup == 1 and "rises until the last step" in notes[0]
+    assert found.warmup == 1 and "are the paper's" in notes[0] and "rises until" in notes[1]
     assert getattr(options, "align", "mse") == "mse"
     found, _, _, notes = resolve(dict(init="model", preset="finetune"))
     assert found.schedule == "cosine" and found.eval_every == 150 and not notes
@@ -584,16 +584,9 @@ def test_weights_without_a_gradient_are_in_the_checkpoint_and_frozen_ones_stay_f
 def test_a_model_of_init_that_is_written_over_does_not_change_the_run(starts, tmp_path):
     shutil.copytree(starts / "mlm", "first")
     list(started("mlm", "whole", init="first", lora_rank=2, steps=3).steps())
-    content = Path("first/model.pt").read_bytes()
     for _ in started("mlm", "run", init="first", lora_rank=2, steps=3).steps(every=1):
         Path("first/model.pt").write_bytes(b"another, shorter model")  # as cp does
     assert_equal(weights("run"), weights("whole"))
-    # A file that changes while it is read ends the start.
-    Path("first/model.pt").write_bytes(content)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(BadInput, match="changed while"):
-        patch.setattr(runs, "load", lambda *given, function=runs.load: (
-            function(*given), Path("first/model.pt").write_bytes(b""))[0])
-        started("mlm", "new", init="first", lora_rank=2)
 
 
 def test_a_window_is_that_of_training_of_evaluations_and_of_a_run_that_starts_there():
