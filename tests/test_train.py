@@ -325,13 +325,12 @@ def test_a_mistake_a_missing_package_and_ctrl_c_are_one_line(error, status, text
 # ---- runs and resume
 
 
-@pytest.mark.parametrize("name", ["mexma", "hybrid"])
-def test_an_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
-    """test_any_objective.py resumes all."""
+def test_an_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit():
+    """The one with most state, an EMA teacher. test_any_objective.py resumes all."""
     more = dict(steps=6, save_every=4, log_every=2, eval_every=3)
-    assert train.main(command(name, "whole", **more)) == 0
+    assert train.main(command("hybrid", "whole", **more)) == 0
     first, *records = runs.read_log("whole")
-    assert first["config"]["objective"] == name and first["columns"] == ["en", "de"]
+    assert first["config"]["objective"] == "hybrid" and first["columns"] == ["en", "de"]
     texts = {text for row in corpora.open_text("pairs.tsv").rows("train") for text in row}
     assert np.load("whole/trained.npy").tolist() == sorted(map(text_hash, texts))
     steps, evaluated = ([record for record in records if kind in record]
@@ -347,7 +346,7 @@ def test_an_objective_trains_logs_is_evaluated_and_resumes_bit_for_bit(name):
                               "trained.npy", "untrained.npy"}
     known = json.loads(written["eval.json"])
     assert known.pop("model") and known.pop("rows") and known == evaluated[-1]["eval"]
-    words = command(name, "parts", **more)
+    words = command("hybrid", "parts", **more)
     for step, number in ((1, signal.SIGINT), (5, signal.SIGTERM)):
         stop(words, step, number)
         assert checkpoint("parts")["step"] == step
