@@ -102,24 +102,6 @@ def encode(model, tokenizer, texts, affixes=None, max_length=None):
     return embed(model, rows)
 
 
-def prompt_rows(tokenizer, prompts, longest, openings=None):
-    """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
-    chat = tokenizer.special.chat
-    affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
-    return tokenize_rows(tokenizer, prompts, affixes, longest, openings=openings)
-
-
-def answer(model, tokenizer, prompts, max_new, openings=None):
-    """Continue N prompts greedily by at most max_new tokens, up to the stop token. Return N texts,
-    and whether each ended with that token."""
-    from harness.generation import generate  # here, because only decoders answer
-    # Truncate prompts that would leave no room for the answer.
-    longest = model.config.max_positions
-    rows = prompt_rows(tokenizer, prompts, max(longest // 2, longest - max_new), openings)
-    written, stopped = generate(model, rows, tokenizer.special.sep, max_new)
-    return list(map(tokenizer.decode, written)), stopped
-
-
 # ---- a model and the rows on which it is evaluated
 
 
@@ -181,10 +163,6 @@ class EncodedRows:
         return tokenize_rows(self.tokenizer, texts, self.affixes[min(column, 1)],
                              self.config.longest_row, self.max_length, openings)
 
-    def encode_prompts(self, prompts, longest):
-        """Return `prompt_rows` of the prompts of the first rows, with their system texts."""
-        return prompt_rows(self.tokenizer, prompts, longest, self.openings())
-
     @functools.cached_property
     def ids(self):
         """{column: N rows of ids}."""
@@ -201,6 +179,7 @@ class Evaluation:
     views: int = 2  # texts of a training example
     pool: str | None = None  # None: the model's
     answer_limit: int | None = 200  # number of rows that are answered
+    skip: tuple = ()  # of "probe" and "xsim++", which are slow
 
     def __post_init__(self):
         self.pool = self.pool or self.model.config.pool
@@ -237,6 +216,7 @@ class Evaluation:
     def answers(self):
         """Answers of a causal model to the first prompts, up to the stop token."""
         need_answers(self, "this task")
+        from harness.generation import answer  # here, because only decoders answer
         tokenizer = self.rows.tokenizer
         prompts, golds = (texts[:self.answer_limit] for texts in self.rows.texts.values())
         max_new = 2 * max(map(len, tokenizer.encode(golds))) + 8
@@ -263,11 +243,12 @@ def task_retrieval(evaluation):
     """Search the translations of every language in the first."""
     need_translations(evaluation, "retrieval")
     rows = evaluation.rows
+    hard = () if "xsim++" in evaluation.skip else rows.hard
 
-    hard = rows.encode([text for text, _, _ in rows.hard])
+    ids = rows.encode([text for text, _, _ in hard])
     return {"rows": rows.count} | retrieval(
         evaluation.embeddings, rows.texts,
-        embed(evaluation.model, hard, evaluation.pool) if hard else None, rows.hard,
+        embed(evaluation.model, ids, evaluation.pool) if ids else None, hard,
         evaluation.reordered, rows.reordered, rows.order_of)
 
 
@@ -319,6 +300,8 @@ def run(evaluation, names=None, tasks=TASKS):
         if not names and name in ("retrieval", "generate") and evaluation.views < 2:
             continue
         if not names and name == "retrieval" and evaluation.can_answer:
+            continue
+        if not names and name in evaluation.skip:
             continue
         try:
             scores = tasks[name](evaluation)

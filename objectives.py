@@ -288,6 +288,10 @@ class Objective(nn.Module):
         total = linear_cross_entropy(states, weight, bias, batch["targets"], softcap)
         return total / batch["loss_denominators"][0]
 
+    def predicting(self, position):
+        """Return the position of the state that predicts the masked token at a position."""
+        return position
+
     def most_likely(self, states):
         """Return the token with the highest logit for each state, (N, D) -> (N,)."""
         project = self.mlm_head or self.model.vocabulary_projection
@@ -330,6 +334,9 @@ def mask_rows(rows, ratio, rng, special, choose=token_mask, each_row=False):
     line = np.concatenate(rows)
     parts = rows if each_row else [line]
     chosen = np.concatenate([choose(part, ratio, rng, special) for part in parts])  # (T,) bool
+    if chosen.shape != line.shape or chosen.dtype != bool:
+        raise BadInput(f"a mask has {len(chosen)} values of type {chosen.dtype}: it must have one "
+                       f"bool for each of the {len(line)} ids")
     masked = apply_bert_masking(line, chosen, rng, special)
     ends = np.cumsum([len(row) for row in rows])
     return np.split(masked, ends[:-1]), np.flatnonzero(chosen), line[chosen]
@@ -368,8 +375,11 @@ MEXMA = dict(lr=1e-4, steps=300_000, warmup=1.0, lr_start=0.1, schedule="constan
              weight_decay=0.0, clip=1.2, max_length=200)
 # of mexma, contrastive and bepa
 PAIRS_TOY = dict(batch=64, warmup=0.1, lr_start=0.0, schedule="cosine", max_length=128)
-MEXMA_TOY = dict(accumulate=1, align="cosine", align_weight=2.0, koleo_weight=1.0, head_heads=4,
-                 head_hidden=512)
+# Losses and head of mexma from random weights. The paper's MSE would only shrink all embeddings,
+# and its KoLeo does not prevent collapse. The cosine ignores norms, and a KoLeo weight of 1 is
+# enough.
+MEXMA_SCRATCH = dict(align="cosine", align_weight=2.0, koleo_weight=1.0, head_layers=1,
+                     head_heads=4, head_hidden=512)
 HYBRID = dict(lr=5e-5, batch=64, steps=300_000, warmup=10 / 300_000, schedule="cosine",
               weight_decay=0.05, clip=0.0, max_length=512, data="documents")
 HYBRID_TOY = dict(lr=1e-3, batch=32, steps=600, warmup=0.1, max_length=128)
@@ -413,6 +423,9 @@ class Mlm(Objective):
         rows, positions, targets = mask(clean, config.mask_ratio, rng, special)
         return dict(packed=Packed.of(rows), **token_targets(positions, targets))
 
+    def predicting(self, position):
+        return position if self.config.predict_from == "own" else max(0, position - 1)
+
     def forward(self, batch):
         states = self.model(batch["packed"], at=batch["target_positions"])  # (N, D)
         loss = self.target_loss(states, batch)
@@ -443,8 +456,6 @@ class Contrastive(Objective):
     @dataclass(frozen=True)
     class Config(Objective.Config):
         temperature: Positive = 0.07  # softmax temperature
-        # the other sentences of the same language are in-batch negatives too
-        intra_language_negatives: bool = False
 
     @classmethod
     def uses_in_batch_negatives(cls, config):
@@ -459,7 +470,7 @@ class Contrastive(Objective):
     def forward(self, batch):
         embeddings = self.model.embeddings(batch["packed"])  # (2N, D)
         x, y = map(all_gather_with_grad, embeddings.chunk(2))  # (N, D) each
-        loss = info_nce(x, y, self.config.temperature, self.config.intra_language_negatives)
+        loss = info_nce(x, y, self.config.temperature)
         return loss, {"align": loss.detach()}
 
 
@@ -558,10 +569,8 @@ class Mexma(Objective):
     needs_cls = True  # the unmasking head reads the other sentence's embedding in its place
     collapse_advice = "add --koleo-weight 1 or --align info_nce; FAQ.md"
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
-    # From scratch, the paper's MSE only shrinks all embeddings, and its KoLeo does not prevent
-    # collapse. The cosine ignores norms, and a KoLeo weight of 1 is enough.
-    toy = dict(PAIRS_TOY | MEXMA_TOY, optimizer="muon", lr=8e-3, steps=120, layers=2,
-               head_layers=1, eval_every=60)
+    toy = dict(PAIRS_TOY | MEXMA_SCRATCH, optimizer="muon", lr=8e-3, steps=120, accumulate=1,
+               layers=2, eval_every=60)
 
     @dataclass(frozen=True)
     class Config(AlignConfig):
@@ -589,8 +598,6 @@ class Mexma(Objective):
         head_layers: AtLeast0 = 6
         head_heads: AtLeast1 = 8  # number of attention heads of the unmasking head
         head_hidden: AtLeast1 = 3072  # feed-forward width of the unmasking head
-        # --align info_nce uses the other sentences of the same language as in-batch negatives too
-        intra_language_negatives: bool = False
 
         def __post_init__(self):
             super().__post_init__()
@@ -666,8 +673,7 @@ class Mexma(Objective):
         mlm = sum(ce) / len(ce)
 
         align = alignment_loss(c.align, all_gather_with_grad(aligned_a), all_gather_with_grad(b),
-                               temperature=c.temperature,
-                               intra_side_negatives=c.intra_language_negatives)
+                               temperature=c.temperature)
 
         loss = c.align_weight * align + c.mlm_weight * mlm
         terms = {"mlm": mlm.detach(), "align": align.detach()}

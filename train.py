@@ -22,7 +22,7 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,30 +45,25 @@ import data
 import evaluate
 import kernels
 from base.common import (
-    BadInput,
     run_program,
     uninterrupted,
     usable_device,
     usable_precision,
-    warn,
 )
 from base.optimizer import learning_rate, make_optimizer, set_learning_rate
 from base.processes import (
-    check_shard,
     join_processes,
     leave_processes,
     mean_over_ranks,
     rank_and_world,
-    shard,
     together,
     whole,
 )
 from data import Packed, pinned, to_device
-from harness import runs, screen, weights
+from harness import runs, screen
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
-from model import Block, in_eval_mode, set_attention
-from objectives import Objective
+from model import Block, Model, in_eval_mode, set_attention
 
 
 class Run:
@@ -85,6 +80,7 @@ class Run:
         self.layouts = set_attention(self.objective, settings.attention, self.device,
                                      dtype.itemsize)
         if settings.shard:
+            from base.sharding import shard  # here, because most runs are not sharded
             self.model = shard(self.objective, self.blocks, self.device, self.rank, self.world)
         else:
             self.objective.to(self.device)
@@ -97,7 +93,7 @@ class Run:
         self.step = 0  # the number of complete steps
         self.tokens, self.seconds = 0, 0.0  # of training, up to the last flush_metrics
         self.first_scores = None  # {"task/metric": number} of the first evaluation
-        self.example_number = 0  # the twin that the model confused there, shown at every evaluation
+        self.twin = None  # the number of the one that this process shows at every evaluation
         self.saved_step = 0  # of the last save_checkpoint, which writes nothing without a folder
         self.new_schedule = ""  # what a resumed run says about another --steps
         self.records = []  # what this process appended to the log, also without a folder
@@ -113,23 +109,25 @@ class Run:
         new run. Raises BadInput."""
         # open_run and resolve_config look these up, so their types are checked first.
         TrainConfig(**{name: given[name] for name in ("size", "preset", "init") if name in given})
-        init = runs.open_run(given["init"], mmap=True) if given.get("init") else None
+        init = runs.open_run(given["init"]) if given.get("init") else None
         settings, self.options, shape, self.notes = resolve_config(objective_class, given, init)
         self.settings = settings
         self.objective_class = objective_class
-        self.init = init and weights.adapt_init(init, objective_class, self.options, shape)
+        self.init = init
+        if init:
+            from harness import pretrained  # here, because most runs start from random weights
+            self.init = pretrained.adapt_init(init, objective_class, self.options, shape)
         self.command = command
         self.rank, self.world = rank_and_world()
         self.device = usable_device(settings.device)
         self.folder = Path(settings.out)
         self.writes = writes and self.rank == 0
         saved = runs.read_checkpoint(self.folder) if writes else None
-        precision = settings.precision
-        # A resumed run keeps its precision, also on a machine that would choose another one.
-        if saved and precision == "auto":
-            precision = saved["precision"]
-        self.precision = usable_precision(precision, self.device, is_resumed=bool(saved))
-        check_shard(settings, self.precision, self.world)
+        self.precision = usable_precision(settings.precision, self.device,
+                                          saved["precision"] if saved else "")
+        if settings.shard:
+            from base.sharding import check_shard
+            check_shard(settings, self.precision, self.world)
         tokenizer = self.init.tokenizer if self.init else None
         if saved and not self.init:  # a tokenizer that is trained again could give other ids
             tokenizer = runs.read_tokenizer(self.folder)
@@ -137,27 +135,19 @@ class Run:
                               self.world)
 
         torch.manual_seed(settings.seed)  # all processes start from the same weights
-        runs.check_unchanged(self.init)  # reading a file that became shorter would end Python
-        self.model = weights.make_model(settings, shape, self.init, self.data.tokenizer.special,
-                                        objective_class.masks)
-        runs.check_unchanged(self.init)
-        self.init = self.init and self.init._replace(model=None)  # which needs memory
-        by_lora = {f"model.{name}" for name, weight in self.model.named_parameters()
-                   if not weight.requires_grad}
+        self.model = Model(replace(shape, vocab=max(self.data.tokenizer.vocab, shape.vocab)))
+        if init:
+            pretrained.load_init(self.model, self.init, settings.lora_rank, objective_class.masks)
+            self.init = self.init._replace(model=None)  # which needs memory
+        by_lora = runs.frozen_names(self.model, "model")
         self.objective = objective_class(self.model, self.options)
         self.objective.tokenizer = self.data.tokenizer
         self.model = self.objective.model  # maybe a copy: what is evaluated, saved and exported
-        self.trained_names = runs.trained_names(self)
-        # A checkpoint omits what LoRA alone froze, because the run of --init has it. But an
-        # after_step can move weights that have no gradient.
-        moves = objective_class.after_step is not Objective.after_step
-        self.known_names = set() if moves else by_lora - self.trained_names
+        self.names_in_init = runs.names_in_init(self, by_lora)
         self.blocks = [module for module in self.objective.modules() if isinstance(module, Block)]
         for block in self.blocks:
             block.is_checkpointed = settings.gradient_checkpointing
-        self.config = {"objective": objective_class.name, **asdict(settings),
-                       "model": asdict(self.model.config),
-                       objective_class.name: asdict(self.options)}
+        self.config = runs.config_of(self)
         return saved
 
     # ---- the loop
@@ -220,7 +210,7 @@ class Run:
         tokens, summed over micro-batches and averaged over processes; grad_norm, before clipping.
         Nothing here waits for the GPU, except float16's loss scaling with Muon."""
         set_learning_rate(self.optimizer, learning_rate(self.step, self.settings))
-        micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
+        micro_batches = average_denominators(to_device(micro_batches, self.device))
         total = {}
         for one in micro_batches:
             # With DDP the processes exchange gradients once a step, with the last micro-batch.
@@ -232,7 +222,7 @@ class Run:
             add_terms(total, loss, terms, len(micro_batches))
         tokens = sum(len(one["packed"].tokens) for one in micro_batches)
         total["tokens"] = torch.full((), float(tokens), device=self.device)
-        metrics = mean_metrics(total, self.world)
+        metrics = mean_metrics(total)
         self.scaler.unscale_(self.optimizer)  # clip the true gradients, not the scaled ones
         norm = whole(torch.nn.utils.clip_grad_norm_(self.objective.parameters(),
                                                     self.settings.clip or math.inf))
@@ -254,14 +244,7 @@ class Run:
         micro_batches = [self.objective_class.collate(examples[first:first + size], rng, options,
                                                       self.data.tokenizer.special)
                          for first in range(0, len(examples), size)]
-        # Prepare attention and the copy to a GPU here, in the background thread.
-        for batch in micro_batches:
-            for name, packed in batch.items():
-                if isinstance(packed, Packed):
-                    if self.settings.causal:  # an encoder keeps the mask of its decoder
-                        packed = batch[name] = packed.as_causal()
-                    packed.make_plans(self.layouts, self.device)
-        return pinned(micro_batches, self.device)
+        return prepared(micro_batches, self.settings.causal, self.layouts, self.device)
 
     # ---- a new objective never needs to look below this line
 
@@ -270,13 +253,7 @@ class Run:
         with uninterrupted():
             runs.check_trained(self)
             pending = self.pending
-            steps = torch.stack([torch.stack(list(one.values())) for one in pending])
-            # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
-            columns = dict(zip(pending[0], steps.cpu().double().T))
-            if self.scaler.is_enabled():  # it skips a step whose gradients overflow
-                norms = columns["grad_norm"]
-                columns["grad_norm"] = norms[norms.isfinite()]
-            mean = {name: values.mean().item() for name, values in columns.items()}
+            mean = mean_of_steps(pending, self.scaler.is_enabled())
             if not math.isfinite(mean["loss"]):
                 raise runs.diverged(self, f"the loss is not finite ({mean})")
             seconds = time.perf_counter() - self.clock
@@ -300,34 +277,30 @@ class Run:
     def evaluate(self):
         """Evaluate, log the results and return the record."""
         evaluation = self.evaluation()
+        # A run prints no probe, and xsim++ only in its last table, beside that of the first step.
+        in_table = self.step in (0, self.settings.steps)
+        evaluation.skip = ("probe",) if in_table else ("probe", "xsim++")
         scores = self.scores(evaluation)
         results = {name: value for name, value in scores.items() if math.isfinite(value)}
         if self.first_scores is None:
             self.first_scores = results
             if self.writes:
                 runs.write_untrained(self, evaluation.embeddings)
-            if self.rank == 0:
-                self.example_number = screen.confused_twin(evaluation)
         warnings = [f"{name} is not a finite number" for name in scores if name not in results]
         for text in filter(None, [*warnings, self.objective.warning()]):
-            runs.append_log(self, {"step": self.step, "warning": text})
-            if self.rank == 0:
-                warn(f"step {self.step}: {text}")
+            runs.log_warning(self, text)
         if self.writes and self.step == self.settings.steps:
             runs.write_eval_json(self, results)
-        number = self.example_number
-        if number >= len(evaluation.rows.reordered):  # step 0 had a larger --eval-limit
-            number = 0
-        record = {"step": self.step, "eval": results, "example": number}
+        record = {"step": self.step, "eval": results}
         runs.append_log(self, record)
         self.evaluated = self.step
         if self.rank == 0:
-            self.example = screen.example_lines(self, evaluation, number)
+            self.example = screen.example_lines(self, evaluation)
         return record
 
     def scores(self, evaluation=None):
         """Evaluate on the held-out rows. Return {"task/metric": number}; {} on ranks above 0."""
-        losses = self.validate()
+        losses = validate(self)
         runs.trained_weights(self)  # with --shard into self.model, which is on the CPU
         if self.rank > 0:
             return {}
@@ -336,24 +309,6 @@ class Run:
         if self.settings.shard and self.step < self.settings.steps:
             self.model.to("cpu")  # the GPU needs the memory for training
         return scores
-
-    def validate(self):
-        """Return {"validation/TERM": number}, the loss terms on held-out rows."""
-        validation, count = self.data.validation, len(self.data.held_out)
-        if not validation:
-            return {}
-        rows = min(self.settings.eval_limit or count, count)
-        micro_batches = []
-        for step in range(max(1, rows // (validation.batch * self.world))):
-            micro_batches += self.make_batch(step, training=False)
-        micro_batches = average_denominators(to_device(micro_batches, self.device), self.world)
-        total = {}
-        devices = [self.device] if self.device.type == "cuda" else []
-        with in_eval_mode(self.objective), torch.random.fork_rng(devices):
-            for one in micro_batches:
-                add_terms(total, *self.objective(one), len(micro_batches))
-        metrics = mean_metrics(total, self.world)
-        return {f"validation/{name}": value.item() for name, value in metrics.items()}
 
     @functools.cached_property
     def trained(self):
@@ -383,23 +338,50 @@ class Run:
     def answer(self, texts, max_new=128):
         """Return what a decoder answers to N texts, a list of N: at most max_new tokens, greedily.
         Raises BadInput for an encoder."""
-        if not self.model.config.is_decoder:
-            raise BadInput(f"{self.objective_class.name} trains an encoder, which cannot answer: "
-                           "use ntp or llm-jepa")
-        texts = evaluate.list_of(texts)
-        return evaluate.answer(self.model, self.data.tokenizer, texts, max_new)[0]
+        from harness.generation import answer
+        return answer(self.model, self.data.tokenizer, evaluate.list_of(texts), max_new)[0]
 
 
 # ---- parts of the loop
 
 
-def average_denominators(micro_batches, world):
+def validate(run):
+    """Return {"validation/TERM": number}, the loss terms on held-out rows."""
+    validation, count = run.data.validation, len(run.data.held_out)
+    if not validation:
+        return {}
+    rows = min(run.settings.eval_limit or count, count)
+    micro_batches = []
+    for step in range(max(1, rows // (validation.batch * run.world))):
+        micro_batches += run.make_batch(step, training=False)
+    micro_batches = average_denominators(to_device(micro_batches, run.device))
+    total = {}
+    devices = [run.device] if run.device.type == "cuda" else []
+    with in_eval_mode(run.objective), torch.random.fork_rng(devices):
+        for one in micro_batches:
+            add_terms(total, *run.objective(one), len(micro_batches))
+    metrics = mean_metrics(total)
+    return {f"validation/{name}": value.item() for name, value in metrics.items()}
+
+
+def prepared(micro_batches, is_causal, layouts, device):
+    """Return micro-batches with what attention and the copy to a GPU need, in the background
+    thread. is_causal: an encoder keeps the mask of its decoder."""
+    for batch in micro_batches:
+        for name, packed in batch.items():
+            if isinstance(packed, Packed):
+                packed = packed.as_causal() if is_causal else packed
+                batch[name] = packed.make_plans(layouts, device)
+    return pinned(micro_batches, device)
+
+
+def average_denominators(micro_batches):
     """Give every micro-batch the mean number of target tokens over all micro-batches and processes.
     Averaging the losses then gives exactly the gradient of one large batch."""
     if "loss_denominators" not in micro_batches[0]:  # the objective predicts no tokens
         return micro_batches
     counts = torch.stack([one["loss_denominators"] for one in micro_batches]).mean(0)
-    mean = mean_over_ranks(counts, world)
+    mean = mean_over_ranks(counts)
     return [one | {"loss_denominators": mean} for one in micro_batches]
 
 
@@ -409,10 +391,22 @@ def add_terms(total, loss, terms, count):
         total[name] = total.get(name, 0) + value / count
 
 
-def mean_metrics(total, world):
+def mean_metrics(total):
     """Return {name: tensor ()} in float32, averaged over all processes."""
     values = torch.stack([value.float() for value in total.values()])
-    return dict(zip(total, mean_over_ranks(values, world)))
+    return dict(zip(total, mean_over_ranks(values)))
+
+
+def mean_of_steps(pending, is_scaled):
+    """Return {name: number}, the means of the metrics of some steps. is_scaled: float16's loss
+    scaling skips a step whose gradients overflow, which has no grad_norm."""
+    steps = torch.stack([torch.stack(list(one.values())) for one in pending])
+    # This is the only line that waits for the GPU. In float64 the sum of tokens is exact.
+    columns = dict(zip(pending[0], steps.cpu().double().T))
+    if is_scaled:
+        norms = columns["grad_norm"]
+        columns["grad_norm"] = norms[norms.isfinite()]
+    return {name: values.mean().item() for name, values in columns.items() if len(values)}
 
 
 # ---- training from Python

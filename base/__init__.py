@@ -1,2 +1,2 @@
 """What every file may use and that knows no objective: common (errors, flags, files, devices),
-tokenizer, metrics, optimizer, and processes (several GPUs)."""
+tokenizer, metrics, optimizer, processes (several GPUs) and sharding (--shard)."""

@@ -380,16 +380,11 @@ def digest(value):
 # ---- devices
 
 
-# "auto" takes only what has run somewhere and is recorded, and no Mac's GPU has run the whole. Set
-# this to True when the tests have passed with --device mps.
-MPS_HAS_RUN = False
-
-
 def usable_device(name):
     """Return a torch.device; "auto" is a CUDA GPU if there is one. Raises BadInput."""
     if name in ("", "auto", None):
-        name = ("cuda" if torch.cuda.is_available() else
-                "mps" if MPS_HAS_RUN and torch.backends.mps.is_available() else "cpu")
+        # A Mac's GPU has not run the tests, so it needs --device mps.
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:  # otherwise every process would use GPU 0 too
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
@@ -399,10 +394,13 @@ def usable_device(name):
     return torch.device(name)
 
 
-def usable_precision(name, device, is_resumed=False):
-    """Return the precision of matmuls; "auto" is the fastest that the device supports."""
+def usable_precision(name, device, resumed=""):
+    """Return the precision of matmuls; "auto" is that of a resumed run, also on a machine that
+    would choose another one, or the fastest that the device supports."""
+    if name == "auto" and resumed:
+        name = resumed
     if name == "float16" and device.type != "cuda":
-        way_out = "resume this run on one" if is_resumed else "use bfloat16"
+        way_out = "resume this run on one" if resumed else "use bfloat16"
         raise BadInput(f"precision float16 needs a CUDA GPU (for loss scaling): {way_out}")
     if name != "auto":
         return name

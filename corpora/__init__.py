@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from base.common import BadInput, comma_list, did_you_mean, digest, shown, warn
+from base.common import BadInput, comma_list, did_you_mean, digest, shown
 from base.tokenizer import Tokenizer
 from corpora import toy
 from corpora.overlap import text_hash
@@ -51,10 +51,12 @@ class EmbeddedText:
         if self.name == "toy":
             rows = [row.values() for row in toy.toy(split, count)]
         elif self.name == "regex":
-            rows = toy.regex(split, count)
+            from corpora.toy_regex import regex  # here, as below: most runs read the toy language
+            rows = regex(split, count)
         else:
+            from corpora.toy_stories import documents
             count = min(count, DOCUMENTS[split])
-            rows = [(text,) for text in toy.documents(split, count)]
+            rows = [(text,) for text in documents(split, count)]
         return [tuple(map(dict(zip(self.known, row)).get, self.columns)) for row in rows]
 
     def ids(self, tokenizer, split, holdout):
@@ -156,47 +158,10 @@ def evaluation_rows(spec, langs=(), split="test", limit=1000, system=False, view
     elif source.embedded:
         rows = source.rows(split)[:limit]
         if source.name == "documents":
-            labelled = [toy.labelled_story(*which) for which in (PROBED, (split, limit))]
+            from corpora.toy_stories import labelled_story
+            labelled = [labelled_story(*which) for which in (PROBED, (split, limit))]
     else:
-        rows = rows_to_evaluate(source, split, limit, len(columns))
+        rows = source.to_evaluate(split, limit, len(columns))
     texts = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
     return EvaluationRows(source.name, texts, [row[-1] for row in rows] if system else None, hard,
                           labelled, reordered, order_of)
-
-
-def rows_to_evaluate(source, split, limit, size):
-    """Return the first rows of files, until each of the first `size` columns has `limit` texts (0:
-    all). Warn of what is not evaluated."""
-    counts = [0] * size  # texts of each column
-    rows, is_limited = [], False
-    for row in source.rows(split):
-        filled = [column for column in range(size) if row[column]]
-        if not filled:
-            continue
-        if limit and min(counts[column] for column in filled) >= limit:
-            is_limited = True
-            if min(counts) >= limit:
-                break
-        else:
-            rows.append(row)
-            for column in filled:
-                counts[column] += 1
-    if min(counts) < len(rows):
-        texts = ", ".join(f"{count:,} of {name}" for name, count in zip(source.columns, counts))
-        warn(f"not every row of {source.name} has all texts ({shown(texts)}): each language is "
-             "compared with the first one on the rows that have both")
-    # train.py reads "valid" and prints these notes itself.
-    if split != "valid":
-        for note in source.notes:
-            warn(note)
-        if is_limited:
-            warn(f"only the first {limit:,} rows of {source.name} are evaluated; --limit 0 (of "
-                 "train.py: --eval-limit 0) evaluates all")
-    return rows
-
-
-def rows_trained_on(spec, langs=(), holdout=True, views=1):
-    """Yield the rows that a training on `spec` reads. `holdout`: it had no --eval-data."""
-    source = open_text(spec, langs, views=views)
-    for row in source.rows("train" if holdout or source.embedded else "all"):
-        yield row[:source.num_text_columns]

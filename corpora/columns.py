@@ -9,6 +9,8 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
+from base.common import BadInput, shown
+
 # ---- names
 
 # ISO 639-1, FLORES-200, and languages written out.
@@ -112,6 +114,27 @@ def no_view(name):
     return HARD if NEGATIVE.match(name) else SCORES if SCORE.match(name) else ""
 
 
+def check_views(source, langs, views, objective_class):
+    """Raise BadInput for a column that is none of an example's texts, by its name."""
+    columns = source.columns[:source.num_text_columns]
+    name = objective_class.name
+    for number, column in enumerate(columns):
+        why = no_view(column) if views > 1 else ""
+        follows_pair = why == HARD and views > 2 and number > 1
+        is_answer = why == SCORES and objective_class.causal  # a decoder can write a label
+        if why and not follows_pair and not is_answer:
+            raise BadInput(f"--langs {shown(langs)}: {shown(column)} has {why}. {name} would read "
+                           "it as one more text with the same meaning: leave it out")
+    if len(columns) > views > 2:
+        raise BadInput(f"--langs {shown(langs)}: {name} reads {views} columns, not {len(columns)}: "
+                       "leave some out")
+    are_negatives = all(no_view(column) == HARD for column in columns[2:])
+    if objective_class.hard_negatives and not langs and not are_negatives:
+        raise BadInput(f"{source.name} has no hard negatives among the columns "
+                       f"{shown(', '.join(columns))}: name them negative, hard_neg or rejected, "
+                       "with any ending, or choose with --langs")
+
+
 # ---- content
 
 FEW, NO_TEXTS = "few values", "no texts"
@@ -168,9 +191,8 @@ class Schema(NamedTuple):
 def choose(names, rows, langs=(), like=(), default=(), views=1):
     """Return the Schema of a file with the columns `names`, given some of its rows, {column: text}.
 
-    langs: the columns of --langs. like: those that the run has chosen already. default: those that
-    the names of the files give. views: texts of an example: with two, a hard negative or a score is
-    none of them; with more, hard negatives follow the pair."""
+    langs, like: see open_text. default: the columns that the names of the files give. views: with
+    two, a hard negative or a score is none of them; with more, hard negatives follow the pair."""
     unfit = {name: no_view(name) for name in names if views > 1 and no_view(name)}
     default = tuple(name for name in default if name not in unfit)
     rows = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in rows)]  # no copies

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from base.common import BadInput, file_state, shown
+from base.common import BadInput, file_state, shown, warn
 from corpora.columns import (
     HARD,
     NESTED,
@@ -31,6 +31,7 @@ from corpora.columns import (
     choose,
     known_names,
     languages,
+    names_a_text,
     parallel_names,
 )
 from corpora.overlap import EVAL, TRAIN, hold_out, text_hash
@@ -297,9 +298,8 @@ OFTEN = 'held-out rows share a frequent text, such as "Yes.", with rows that are
 class TextFiles:
     """Rows of text from one or more files. Raises BadInput.
 
-    The first `num_text_columns` columns can be views; a chat's system text comes after them.
-    langs: the columns to read. like: the columns of a run, which the files must have. views: texts
-    of an example."""
+    The first `num_text_columns` columns can be views; a chat's system text comes after them. The
+    arguments are those of `open_text`."""
 
     embedded = False
 
@@ -323,8 +323,12 @@ class TextFiles:
                                   views)
         self.columns = self.schema.columns
         self.num_text_columns = len(self.columns) - ("system" in self.columns[1:])
-        self.repeats = [note for name in self.columns[:self.num_text_columns]
-                        for note in odd_texts(rows, name, {*readers} == {read_text})]
+        self.odd = [note for name in self.columns[:self.num_text_columns]
+                    for note in odd_texts(rows, name, {*readers} == {read_text})]
+        endings = {path.suffix for path in plain if path.suffix and not codes
+                   and path.suffix.lower() not in READERS and not names_a_text(path.suffix[1:])}
+        self.odd += [f"{shown(ending)} is no ending that is known here, so each line of the file "
+                     "is one text" for ending in sorted(endings)]
         # All of these are read, so that the same rows are held out whatever --langs chooses.
         self.names = tuple(dict.fromkeys((*self.columns, *self.schema.texts)))
         self.compared = [name for name in self.schema.texts if name != "system"]
@@ -360,7 +364,7 @@ class TextFiles:
             notes.append(f"{len(self.readers)} files are read one after the other, as one column; "
                          "parallel files are named corpus.de,corpus.en (of several corpora, make "
                          "one: cat a.de b.de > ab.de; cat a.en b.en > ab.en)")
-        notes += self.repeats
+        notes += self.odd
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
@@ -449,6 +453,36 @@ class TextFiles:
         size = len(self.columns)
         rows = (tuple(texts[:size]) for texts, is_enough in self._read() if is_enough)
         return rows if split == "all" else itertools.compress(rows, self._is_in(split))
+
+    def to_evaluate(self, split, limit, size):
+        """Return the first rows of a split, until each of the first `size` columns has `limit`
+        texts (0: all). Warn of what is not evaluated."""
+        counts = [0] * size  # texts of each column
+        rows, is_limited = [], False
+        for row in self.rows(split):
+            filled = [column for column in range(size) if row[column]]
+            if not filled:
+                continue
+            if limit and min(counts[column] for column in filled) >= limit:
+                is_limited = True
+                if min(counts) >= limit:
+                    break
+            else:
+                rows.append(row)
+                for column in filled:
+                    counts[column] += 1
+        if min(counts) < len(rows):
+            texts = ", ".join(f"{count:,} of {name}" for name, count in zip(self.columns, counts))
+            warn(f"not every row of {self.name} has all texts ({shown(texts)}): each language is "
+                 "compared with the first one on the rows that have both")
+        # train.py reads "valid" and prints these notes itself.
+        if split != "valid":
+            for note in self.notes:
+                warn(note)
+            if is_limited:
+                warn(f"only the first {limit:,} rows of {self.name} are evaluated; --limit 0 (of "
+                     "train.py: --eval-limit 0) evaluates all")
+        return rows
 
 
 def read_schema(path, names, rows, langs, like, codes, views):

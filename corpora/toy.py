@@ -1,4 +1,4 @@
-"""The embedded corpora: scenes in five languages, English stories, and regular expressions.
+"""The embedded corpus toy: scenes in five languages.
 
 A `Meaning` is a small record of a scene, and a small grammar of each language turns it into a
 sentence. So the sentences are exact translations, an edited record is an exact hard negative, and
@@ -21,13 +21,9 @@ from typing import NamedTuple
 
 from corpora.words import (
     LANGUAGES,
-    MASK,
     Stream,
     concepts,
-    hash64,
     in_split,
-    lexicon,
-    mix,
     word,
 )
 
@@ -87,7 +83,7 @@ def orbit(meaning):
     return found
 
 
-def _walk(draw, key, split, salt):
+def distinct(draw, key, split, salt):
     """Yield different draws of one split without end. Draws with one key are in one split."""
     stream = Stream(salt, split, 0)
     seen = set()
@@ -101,7 +97,7 @@ def _walk(draw, key, split, salt):
 def meanings(split, count):
     """Return `count` different meanings. All meanings of an orbit are in one split, so that no twin
     of a test sentence is in the training set."""
-    walk = _walk(_draw, lambda meaning: min(orbit(meaning)), split, "meanings")
+    walk = distinct(_draw, lambda meaning: min(orbit(meaning)), split, "meanings")
     return list(islice(walk, count))
 
 
@@ -260,7 +256,7 @@ def twins(meanings, language):
     return found
 
 
-def _properties(rows, *fields):
+def properties(rows, *fields):
     return {"negation": [row.negated for row in rows]} | {
         field: [getattr(row, field) for row in rows] for field in fields}
 
@@ -268,254 +264,5 @@ def _properties(rows, *fields):
 def labelled(split, count, language="en"):
     """Return (texts, {property: [the class of each text]}) for linear probes."""
     rows = meanings(split, count)
-    return [render(meaning, language) for meaning in rows], _properties(
+    return [render(meaning, language) for meaning in rows], properties(
         rows, "subject", "object", "verb", "tense", "place", "time")
-
-
-# ---- documents
-
-
-class Event(NamedTuple):
-    """What one sentence of a story says; "" is none."""
-    subject: str         # a name or an animate
-    subject_number: int  # 1..9; a name has 1, and no adjective
-    subject_adjective: str
-    verb: str
-    tense: str
-    negated: int
-    object: str          # a name, an animate or a thing
-    object_number: int
-    object_adjective: str
-    place: str
-    time: str
-    link: str            # because, although
-    cause_subject: str
-    cause_number: int
-    cause: str
-
-
-def _is_name(noun):
-    return noun in lexicon()["story names"]
-
-
-def _draw_noun(stream, section, names, taken):
-    """Return (noun, number, adjective). The noun is not in `taken`; in `names` percent of the cases
-    it is a name."""
-    named = stream.chance(names)
-    noun = taken[0]
-    while noun in taken:
-        noun = stream.pick(concepts("story names" if named else f"story {section}"))
-    if named:
-        return noun, 1, ""
-    number = 2 + stream.below(8) if stream.chance(45) else 1
-    kind = "thing" if section == "things" else "animate"
-    adjectives = concepts("story adjectives", "both", kind)
-    return noun, number, stream.pick(adjectives) if stream.chance(45) else ""
-
-
-def _draw_event(stream):
-    subject = _draw_noun(stream, "animates", 25, ("",))
-    verb = stream.pick(concepts("story verbs"))
-    kind = lexicon()["story verbs"][verb][0]
-    is_thing = stream.chance({"thing": 100, "both": 50, "animate": 0}[kind])
-    section, names = ("things", 0) if is_thing else ("animates", 35)
-    other = _draw_noun(stream, section, names, (subject[0],))
-    tense = stream.pick(TENSES)
-    negated = int(stream.chance(25))
-    time = stream.pick(concepts("story times")) if stream.chance(60) else ""
-    cause = ("", "", 1, "")
-    if stream.chance(45):
-        noun, number, _ = _draw_noun(stream, "animates", 50, (subject[0], other[0]))
-        link = stream.pick(("because", "because", "although"))
-        cause = (link, noun, number, stream.pick(concepts("story causes")))
-    # At least one adjunct, because bare sentences are too similar.
-    has_place = stream.chance(60) or not (time or cause[0])
-    place = stream.pick(concepts("story places")) if has_place else ""
-    return Event(*subject, verb, tense, negated, *other, place, time, *cause)
-
-
-def _said(section, concept, bits, first, eighths=2):
-    """Return the forms of a concept. Three of the bits, from `first` on, choose a synonym."""
-    rare = bits >> first & 7 < eighths
-    return word("en", f"story {section}", concept, rare).split(", ")
-
-
-def _noun(noun, number, adjective, bits, first):
-    if _is_name(noun):
-        return word("en", "story names", noun)
-    is_thing = noun in lexicon()["story things"]
-    forms = _said("things" if is_thing else "animates", noun, bits, first)
-    words = _said("adjectives", adjective, bits, first + 3) if adjective else []
-    words.append(forms[number > 1])
-    if number > 1:
-        article = word("en", "story numbers", str(number))
-    elif is_thing:
-        article = "an" if words[0][0] in "aeiou" else "a"
-    else:
-        article = "the"
-    return " ".join([article, *words])
-
-
-def _pronoun(name):
-    return word("en", "story words", lexicon()["story names"][name][0])
-
-
-def _because(event, bits, opening):
-    """Return the cause with its link. The subject of the sentence becomes a pronoun."""
-    [link] = _said("links", event.link + "_first" * opening, bits, 0, 3)
-    noun = _noun(event.cause_subject, event.cause_number, "", bits, 3)
-    if event.cause_subject == event.subject:
-        noun = _pronoun(event.cause_subject)
-    verbs = word("en", "story words", lexicon()["story causes"][event.cause][0]).split(", ")
-    verb = verbs[2 * TENSES.index(event.tense) + (event.cause_number > 1)]
-    return f"{link} {noun} {verb} {_said('causes', event.cause, bits, 6)[0]}"
-
-
-def _tell(event, style=0, known=False, opener=""):
-    """Return the sentence of an event. A style chooses synonyms and word order. `known`: the
-    subject is a pronoun. `opener`: a text to begin with."""
-    base = mix(hash64("style", event.verb, event.place, event.time, event.subject_adjective,
-                      event.object_adjective))
-    bits = mix(base + style & MASK)
-    who = _pronoun(event.subject) if known else _noun(*event[0:3], bits, 0)
-    infinitive, third, past = _said("verbs", event.verb, bits, 13)
-    when = TENSES.index(event.tense)
-    many = event.subject_number > 1
-    verb = (past, infinitive if many else third, f"will {infinitive}")[when]
-    if event.negated:
-        verb = f"{('did', 'do' if many else 'does', 'will')[when]} not {infinitive}"
-
-    # Neighboring styles begin with different parts, so that they are different strings.
-    given = [field for field in ("time", "link", "place") if getattr(event, field)]
-    front = "opener" if opener else ["subject", *given][((base & 7) + style) % (1 + len(given))]
-    said = {"subject": "", "opener": opener}
-    for field, first in (("place", 16), ("time", 19)):
-        if field in given:
-            [said[field]] = _said(field + "s", getattr(event, field), bits, first, 3)
-    if event.link:
-        said["link"] = _because(event, bits >> 40, front == "link")
-    start = said.pop(front)
-    order = ("time", "place", "link") if bits >> 22 & 1 else ("place", "time", "link")
-    parts = [start and start + ",", who, verb, _noun(*event[6:9], bits, 6), *map(said.get, order)]
-    text = " ".join(filter(None, parts))
-    return text[0].upper() + text[1:] + "."
-
-
-@lru_cache(4)
-def documents(split, count):
-    """Return English stories of 130 to 390 words and punctuation marks. A story has one hero, one
-    other character, one place and one tense."""
-    stream = Stream("documents", split, 0)
-    walk = _walk(_draw_event, tuple, split, "documents")
-    texts = []
-    for _ in range(count):
-        first = next(walk)
-        while not (_is_name(first.subject) and first.place) or first.tense == "future":
-            first = next(walk)
-        hero = first.subject
-        other, _, _ = _draw_noun(stream, "animates", 50, (hero,))
-        enough = 130 + stream.below(231)
-        lines = []
-        length = 0
-        previous = ""
-        while length < enough:
-            event = _next_event(stream, split, first, hero, other) if lines else first
-            opener = ""
-            if lines and stream.chance(25):
-                opener = word("en", "story openers", stream.pick(concepts("story openers")))
-            known = event.subject == hero == previous  # now a pronoun
-            lines.append(_tell(event, stream.below(5), known, opener))
-            length += len(re.findall(r"\w+|[^\w\s]", lines[-1]))
-            previous = event.subject
-        texts.append(" ".join(lines))
-    return texts
-
-
-def _next_event(stream, split, first, hero, other):
-    """Return a later event of a story: mostly the hero acts, and few sentences repeat the place."""
-    while True:
-        event = _draw_event(stream)
-        subject = hero if stream.chance(70) else other
-        place = first.place if stream.chance(20) else ""
-        event = event._replace(subject=subject, subject_number=1, subject_adjective="",
-                               tense=first.tense, place=place)
-        if event.link and stream.chance(60):
-            cause_subject = subject if _is_name(subject) else hero
-            event = event._replace(cause_subject=cause_subject, cause_number=1)
-        pronoun_fits = event.cause_subject != subject or _is_name(subject)
-        taken = (hero, subject, event.cause_subject)
-        if pronoun_fits and event.object not in taken and in_split(split, *event):
-            return event
-
-
-def labelled_story(split, count):
-    """Return what `labelled` does, for single sentences of stories."""
-    events = [*islice(_walk(_draw_event, tuple, split, "meanings"), count)]
-    number = ["plural" if event.subject_number > 1 else "singular" for event in events]
-    return [_tell(event) for event in events], {"number": number} | _properties(
-        events, "subject", "object", "verb", "tense", "place", "time", "link")
-
-
-# ---- regular expressions
-
-
-ITEMS = ("join", "chain", "repeat", "refuse")  # kinds of operators
-
-
-def _tree(stream, depth, kinds):
-    """Return (operator, operands, n), a random tree of at most `depth` operators above its atoms.
-
-    So that no two targets share a wording, only a first operand may be long. A later one is short,
-    or a join that says where it begins (either, both)."""
-    kinds = ("atom",) if depth == 0 or stream.chance(25) else kinds
-    name = stream.pick(concepts("regex", *kinds))
-    kind, (patterns, _) = lexicon()["regex"][name]
-    inner = {"refuse": ("atom",), "repeat": ("join", "chain", "refuse")}.get(kind, ITEMS)
-    operands = []
-    while "{%d}" % len(operands) in patterns[0]:
-        operand = _tree(stream, depth - 1, ("join", "refuse") if operands else inner)
-        # No "a vowel or a vowel".
-        if operand not in operands:
-            operands.append(operand)
-    return name, operands, str(2 + stream.below(6)) if kind == "repeat" else ""
-
-
-def _fill(template, operands, number):
-    """Insert operands for {0} to {2} and the number for {n}. Patterns have braces of their own,
-    which str.format would read."""
-    text = re.sub(r"\{([012])\}", lambda match: operands[int(match[1])], template)
-    return text.replace("{n}", number)
-
-
-def _target(tree):
-    name, operands, number = tree
-    pattern = lexicon()["regex"][name][1][0][0]
-    return _fill(pattern, [_target(operand) for operand in operands], number)
-
-
-def _wording(tree, stream, later=False):
-    name, operands, number = tree
-    kind, (_, wordings) = lexicon()["regex"][name]
-    if later and kind == "join":
-        begin = ("both", "either", "all of", "any of")
-        wordings = [wording for wording in wordings if wording.startswith(begin)]
-    wording = stream.pick(wordings)
-    texts = [_wording(operand, stream, index > 0) for index, operand in enumerate(operands)]
-    return _fill(wording, texts, number)
-
-
-@lru_cache(4)
-def regex(split, count):
-    """Return different pairs (English, regular expression) like NL-RX's [Locascio et al. 2016].
-
-    The dialect has & (and) and ~ (not). The split of a row depends on its target alone."""
-    stream = Stream("regex", split, 0)
-    rows = {}
-    while len(rows) < count:
-        line = stream.pick(concepts("regex", "line"))
-        tree = line, [_tree(stream, 1 + stream.below(2), ITEMS)], ""
-        target = _target(tree)
-        english = _wording(tree, stream)
-        if target not in rows and in_split(split, "regex", target):
-            rows[target] = english
-    return [(english, target) for target, english in rows.items()]

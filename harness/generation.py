@@ -7,10 +7,31 @@ kinds of batches in this file keep what a layer attends to.
 import torch
 from tqdm import tqdm
 
+from base.common import BadInput
+from base.tokenizer import tokenize_rows
 from data import Packed, pinned, to_device, token_batches
 from kernels import uncompiled
 from kernels.padded import sdpa
 from model import in_eval_mode
+
+
+def prompt_rows(tokenizer, prompts, longest, openings=None):
+    """Tokenize prompts as [CLS] prompt [SEP], or by the chat template of the model's family."""
+    chat = tokenizer.special.chat
+    affixes = (*chat.start, *chat.user), (*chat.end, *chat.assistant)
+    return tokenize_rows(tokenizer, prompts, affixes, longest, openings=openings)
+
+
+def answer(model, tokenizer, prompts, max_new, openings=None):
+    """Continue N prompts greedily by at most max_new tokens, up to the stop token. Return N texts,
+    and whether each ended with that token. Raises BadInput for an encoder."""
+    if not model.config.is_decoder:
+        raise BadInput("this model is an encoder, which cannot answer: use ntp or llm-jepa")
+    # Truncate prompts that would leave no room for the answer.
+    longest = model.config.max_positions
+    rows = prompt_rows(tokenizer, prompts, max(longest // 2, longest - max_new), openings)
+    written, stopped = generate(model, rows, tokenizer.special.sep, max_new)
+    return list(map(tokenizer.decode, written)), stopped
 
 
 class Prefill:

@@ -32,38 +32,15 @@ def open_data(settings, objective_class, options, tokenizer=None, rank=0, world=
     """Return the Data that the settings name. Without a tokenizer, one is trained."""
     views = objective_class.num_views(options)
     source = corpora.open_text(settings.data, settings.langs, views=views)
-    check_columns(source, settings.langs, objective_class, views)
+    if views > 2 or not source.embedded:
+        from corpora.columns import check_views  # here, because built-in pairs need no names
+        check_views(source, settings.langs, views, objective_class)
     try:
         return read_rows(source, settings, objective_class, options, tokenizer, rank, world)
     except Everywhere:  # a mistake of another process, which all know
         raise
     except BadInput as error:  # a note can explain it, and none is printed yet
         raise BadInput("; ".join([str(error), *source.notes])) from None
-
-
-def check_columns(source, langs, objective_class, views):
-    """Raise BadInput for a column that is none of an example's texts, by its name."""
-    if source.embedded and views < 3:
-        return
-    from corpora.columns import HARD, SCORES, no_view  # here, because built-in data needs no names
-    columns = source.columns[:source.num_text_columns]
-    name = objective_class.name
-    for number, column in enumerate(columns):
-        why = no_view(column) if views > 1 else ""
-        follows_pair = why == HARD and views > 2 and number > 1
-        is_answer = why == SCORES and objective_class.causal  # a decoder can write a label
-        if why and not follows_pair and not is_answer:
-            raise BadInput(f"--langs {shown(langs)}: {shown(column)} has {why}. {name} would read "
-                           "it as one more text with the same meaning: leave it out")
-    listed = shown(", ".join(columns))
-    if len(columns) > views > 2:
-        raise BadInput(f"--langs {shown(langs)}: {name} reads {views} columns, not {len(columns)}: "
-                       "leave some out")
-    are_negatives = all(no_view(column) == HARD for column in columns[2:])
-    if objective_class.hard_negatives and not langs and not are_negatives:
-        raise BadInput(f"{source.name} has no hard negatives among the columns {listed}: name "
-                       "them negative, hard_neg or rejected, with any ending, or choose with "
-                       "--langs")
 
 
 def read_rows(source, settings, objective_class, options, tokenizer, rank, world):

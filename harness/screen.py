@@ -3,7 +3,6 @@ itself while it trains. Nothing here computes a number that is not printed."""
 
 import contextlib
 import itertools
-import os
 import shlex
 import signal
 import sys
@@ -61,8 +60,6 @@ def has_twins(evaluation):
 def confused_twin(evaluation):
     """Return the number in rows.reordered of the first twin that the model takes for the
     translation of its sentence, among those that the order error counts. 0 if there is none."""
-    if not has_twins(evaluation):
-        return 0
     rows = evaluation.rows
     y, x, *_ = evaluation.embeddings.values()
     index = [row for _, row, _ in rows.reordered]
@@ -91,14 +88,12 @@ def gap_lines(objective, rows):
     tokenizer = rows.tokenizer
     ids = list(next(iter(rows.ids.values()))[0])
     middle = len(ids) // 2
-    reads = middle  # the position of the state that predicts the token
-    if getattr(objective.config, "predict_from", "own") == "previous":
-        reads = max(0, middle - 1)
     gold, ids[middle] = ids[middle], tokenizer.special.mask
     device = next(objective.parameters()).device
     packed = Packed.of([ids]).to(device)
     with in_eval_mode(objective):
-        states = objective.model(packed, at=torch.tensor([reads], device=device))  # (1, D)
+        at = torch.tensor([objective.predicting(middle)], device=device)
+        states = objective.model(packed, at=at)  # (1, D)
         found = objective.most_likely(states).item()
     around = ids[max(0, middle - 12):middle], [found], [gold], ids[middle + 1:middle + 13]
     before, said, right, after = (shown(tokenizer.decode(part).strip()) for part in around)
@@ -107,11 +102,13 @@ def gap_lines(objective, rows):
     return [f"      ! {before} [{said}] {after}", f"        instead of [{right}]"]
 
 
-def example_lines(run, evaluation, number):
-    """Return lines that show what the model makes of one held-out row: a twin with this number
-    in rows.reordered, a translation, an answer, or a masked token."""
+def example_lines(run, evaluation):
+    """Return lines that show what the model makes of one held-out row: a twin, a translation, an
+    answer, or a masked token."""
     if has_twins(evaluation):
-        return twin_lines(evaluation, number)
+        if run.twin is None:
+            run.twin = confused_twin(evaluation)
+        return twin_lines(evaluation, run.twin)
     # With --shard, all processes would have to compute the masked token.
     if evaluation.views < 2 and isinstance(run.options, MaskConfig) and not run.settings.shard:
         return gap_lines(run.objective, evaluation.rows)
@@ -138,8 +135,8 @@ METRICS = {
     "generate/stop": Metric("answers that end with the stop token, %"),
     "retrieval/xsim": Metric("wrong translation (xsim), %", "lower is better", 1, (0, 100),
                              "wrong translation, %"),
-    "retrieval/xsim++": Metric("... among hard negatives (xsim++), %", "lower is better", 1,
-                               (0, 100)),
+    "retrieval/xsim++": Metric("... among hard negatives (xsim++), %",
+                               "words replaced; a bag: 0.1 on toy", 1, (0, 100)),
     "retrieval/order": Metric("order error, %", "chance: 50; lower is better", 1, (0, 100),
                               "order error, %"),
     "geometry/rankme": Metric("effective rank (RankMe)", "dimensions in use; collapse: 1", 1, (0,),
@@ -314,10 +311,6 @@ def introduce(run, say):
         hashes = rows.eval_source.find_hashes("all" if settings.eval_data else "valid",
                                              rows.held_out.columns)
         runs.warn_of_overlap(share_a_text(hashes, run.trained), rows.eval_source.name)
-    load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count()
-    if run.device.type == "cpu" and load > cores and torch.get_num_threads() > 1:
-        say(f"other programs use this machine (load {load:.0f}, {cores} cores): one thread can be "
-            "faster (OMP_NUM_THREADS=1)")
     if run.step == settings.steps:
         say("this run is finished, and is evaluated again")
     elif run.step:
@@ -351,7 +344,7 @@ def finish(run, results, say):
         say(f"peak memory of the GPU: {torch.cuda.max_memory_allocated(run.device) / 1e9:.1f} GB")
     say(f"\n{run.tokens:,} tokens in {run.seconds:.0f} s. The run is in {run.folder}")
     commands = {}
-    if run.data.eval_source.embedded and run.data.eval_source.name == "toy":
+    if "retrieval/order" in results and run.data.eval_source.embedded:
         commands["-m minimal.bag"] = "what bags of words and of word pairs reach"
     commands |= {f"evaluate.py {folder}": "all measures, on test rows",
                  f"-m look {folder}": "one page of pictures; needs requirements-dev.txt"}

@@ -1,17 +1,12 @@
-"""The weights of a model: its file, the run that it starts from (--init), and LoRA."""
+"""The file model.pt: the weights of a model, and its configuration."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from base.common import BadInput, atomic_file, read_torch, uninterrupted
-from kernels.linear import in_whole_tiles
 from model import Model, ModelConfig
-
-# ---- the file
 
 
 class Uninitialized(TorchFunctionMode):
@@ -30,11 +25,10 @@ def save(model, path):
         torch.save({"config": asdict(model.config), "weights": plain_weights(model)}, file)
 
 
-def load(path, device="cpu", mmap=False):
-    """Rebuild a saved Model, in eval mode. mmap: as in read_torch. Config fields that an older file
-    lacks get their defaults. Raises BadInput if the file is missing, damaged or of another
-    version."""
-    saved = read_torch(path, device, mmap)
+def load(path, device="cpu"):
+    """Rebuild a saved Model, in eval mode. Config fields that an older file lacks get their
+    defaults. Raises BadInput if the file is missing, damaged or of another version."""
+    saved = read_torch(path, device)
     try:
         config = ModelConfig(**saved["config"])
         with torch.device("meta"), Uninitialized():  # its weights are those of the file
@@ -48,141 +42,12 @@ def load(path, device="cpu", mmap=False):
     return model.eval()
 
 
-# ---- starting from another run (--init)
-
-
-def make_model(settings, shape, init, special, masks):
-    """Return a new model, or the one of --init with the objective's vocabulary head and LoRA.
-    masks: the objective masks tokens."""
-    model = Model(replace(shape, vocab=max(special.vocab, shape.vocab)))
-    if init:  # strict=False: only the vocabulary head may be new or unused
-        # A copy: init.model can be pages of a file, into which another program may write.
-        model.load_state_dict(init.model.state_dict(), strict=False)
-    if settings.lora_rank:
-        # The embeddings of new tokens have no meaning yet, so they are trained too: those of [PRED]
-        # tokens, and of [MASK] in an encoder that was a decoder.
-        new_ids = special.preds
-        if masks and init.model.config.causal and not shape.causal:
-            new_ids += (special.mask,)
-        add_lora(model, settings.lora_rank, new_ids)
-    return model
-
-
-def adapt_init(init, objective_class, options, shape):
-    """Return the run of --init with embeddings for the objective's special tokens, and for [MASK]
-    if a decoder becomes bidirectional. shape: the new ModelConfig. Raises BadInput if the objective
-    cannot use the model."""
-    name = objective_class.name
-    own, special = init.model.config, init.tokenizer.special
-    if objective_class.causal and not own.causal:
-        raise BadInput(f"--init {init.folder}: {name} needs a causal model: choose another run")
-    if objective_class.needs_cls and not special.before:
-        raise BadInput(f"--init {init.folder}: {name} needs a token such as [CLS] before each text,"
-                       " and this tokenizer adds none: use contrastive or mlm, or another model")
-    names = objective_class.special_tokens(options)
-    if own.causal and not shape.causal and special.mask is None:
-        names += ("[MASK]",)
-    tokenizer = init.tokenizer.with_tokens(names, chats=shape.causal)
-    new = tokenizer.vocab - init.tokenizer.vocab
-    model = add_tokens(init.model, new, init.tokenizer.vocab) if new else init.model
-    return init._replace(tokenizer=tokenizer, model=model)
-
-
-def add_tokens(model, count, known):
-    """Return a Model with embeddings for `count` more tokens: the mean of those of the `known`
-    tokens that its tokenizer has."""
-    weights = model.state_dict()
-    for name in weights.keys() & {"embed.weight", "vocabulary.weight", "vocabulary_bias"}:
-        old = weights[name]
-        mean = old[:known].mean(0, keepdim=True).expand(count, *old.shape[1:])
-        # The new tokens first get the unused rows after those of the tokenizer.
-        weights[name] = torch.cat([old[:known], mean, old[known + count:]])
-    with torch.device("meta"), Uninitialized():
-        larger = Model(replace(model.config, vocab=max(known + count, model.config.vocab)))
-    larger.load_state_dict(weights, assign=True)
-    return larger.train(model.training)
-
-
-# ---- LoRA: train a low-rank update of frozen weights [Hu et al. 2022, eq. 3]
-
-LORA_SCALE = 2  # alpha / rank
-LORA_DROPOUT = 0.1
-
-
-class LowRank(nn.Module):
-    """A frozen linear layer with a trained update of each projection that it has side by side:
-    W x + (alpha / rank) B A dropout(x), B = 0 at first. `sizes`: outputs of the projections."""
-
-    def __init__(self, linear, sizes, rank):
-        super().__init__()
-        like = linear.weight
-        bound = like.shape[1] ** -0.5
-        self.linear = linear
-        self.dropout = nn.Dropout(LORA_DROPOUT)
-        self.a = nn.ParameterList()
-        self.b = nn.ParameterList()
-        for size in sizes:
-            a = like.new_empty(rank, like.shape[1])
-            self.a.append(a.uniform_(-bound, bound))  # PEFT's initial values
-            self.b.append(like.new_zeros(size, rank))
-
-    @property
-    def weight(self):
-        """The merged weight, for files."""
-        updates = [b @ a for a, b in zip(self.a, self.b)]
-        return self.linear.weight + torch.cat(updates) * LORA_SCALE
-
-    def forward(self, x):
-        return in_whole_tiles(self.updated, x)
-
-    def updated(self, x):
-        updates = [F.linear(F.linear(self.dropout(x), a), b) for a, b in zip(self.a, self.b)]
-        return self.linear(x) + torch.cat(updates, -1) * LORA_SCALE
-
-
-class TrainableEmbeddingRows(nn.Module):
-    """A frozen embedding of which only the rows `ids` are trained: those of new tokens."""
-
-    def __init__(self, embedding, ids):
-        super().__init__()
-        ids = torch.as_tensor(ids, device=embedding.weight.device)
-        self.embedding = embedding
-        self.register_buffer("ids", ids, persistent=False)
-        self.rows = nn.Parameter(embedding.weight[ids].clone())
-
-    @property
-    def weight(self):
-        """The whole table (V, D), for tied logits too."""
-        return self.embedding.weight.index_copy(0, self.ids, self.rows)
-
-    def forward(self, tokens):
-        return F.embedding(tokens, self.weight)
-
-
-def add_lora(model, rank, new_ids=()):
-    """Freeze a Model; train low-rank updates of the seven projections of every block (six without
-    a gate), and the embeddings of `new_ids`."""
-    model.requires_grad_(False)
-    for block in model.blocks:
-        attention = block.attention
-        mlp = block.mlp
-        width = attention.out.out_features
-        attention.qkv = LowRank(attention.qkv, attention.sizes, rank)
-        attention.out = LowRank(attention.out, [width], rank)
-        mlp.up = LowRank(mlp.up, mlp.sizes, rank)
-        mlp.down = LowRank(mlp.down, [width], rank)
-    if len(new_ids):
-        model.embed = TrainableEmbeddingRows(model.embed, new_ids)
-    return model
-
-
 def plain_weights(model):
     """Return the state of a Model under the names that it has without LoRA, updates merged."""
     state = model.state_dict()
     for name, module in model.named_modules():
-        if isinstance(module, (LowRank, TrainableEmbeddingRows)):
-            own = {key: state.pop(f"{name}.{key}") for key in module.state_dict()}
-            state[f"{name}.weight"] = module.weight.detach()
-            if "linear.bias" in own:
-                state[f"{name}.bias"] = own["linear.bias"]
+        if hasattr(module, "merged"):
+            for key in module.state_dict():
+                del state[f"{name}.{key}"]
+            state |= {f"{name}.{key}": weight for key, weight in module.merged().items()}
     return state

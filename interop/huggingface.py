@@ -35,7 +35,7 @@ from base.common import BadInput, shown, warn
 from base.tokenizer import Tokenizer
 from corpora.store import remove_dead_parts
 from data import Packed
-from harness import runs
+from harness import pretrained, runs
 from harness.weights import save
 from interop.card import model_card
 from interop.families import SIZES, copy_in, copy_out, read_config, write_config
@@ -426,7 +426,7 @@ def export(name, folder):
         write_older_modules(part, config)
         if framed != part:
             their_tokenizer(run, around).save_pretrained(part)
-        runs.copy_hf(run.folder / "hf", part)
+        pretrained.copy_hf(run.folder / "hf", part)
         library, theirs = load_library(part), load_weights(part)[0]
         return f"{compare(run, library, theirs)}; {compare_use(run, part, library, theirs)}"
 

@@ -1,19 +1,17 @@
-"""Print one batch of an objective: its rows as text, and the attention mask of one row.
+"""Print one batch of an objective: the rows of each packed line as text, and its attention mask.
 
-    python -m look batch --objective hybrid --part predictor_packed --row 1
+    python -m look batch --objective hybrid
 
-objectives.py explains the parts of a batch, above the objective's collate.
+objectives.py explains the lines of a batch, above the objective's collate.
 """
 
 import itertools
 import textwrap
 
 import train
-from base.common import BadInput, Parser, shown
+from base.common import Parser, shown
 from data import Packed
 from harness import settings
-
-GRID = 64  # largest number of tokens whose mask is drawn
 
 
 def token_rows(batch, part, tokenizer):
@@ -43,31 +41,18 @@ def token_rows(batch, part, tokenizer):
 def batch_command(words):
     parser = Parser("python -m look batch", "Print one batch of an objective. Accepts every "
                     "flag of train.py; --batch is 2.")
-    parser.add_argument("--row", type=int, default=0, help="row whose mask is drawn [0]")
-    parser.add_argument("--part", default="packed", help="which line of the batch: packed, "
-                        "head_packed, clean or predictor_packed [packed]")
-    options, rest = parser.parse_known_args(words)
+    _, rest = parser.parse_known_args(words)
     run = train.Run(*settings.parse(["--batch", "2", *rest]), writes=False)
     batch, *_ = run.make_batch(0)
-    parts = [name for name, value in batch.items() if isinstance(value, Packed)]
-    if options.part not in parts:
-        raise BadInput(f"--part {options.part}: this batch has {', '.join(parts)}")
-    packed = batch[options.part]
-    if options.part in ("packed", "clean"):  # what the model reads, maybe with a window
-        packed = packed.within(min(run.model.config.windows, default=0))
-    if not 0 <= options.row < len(packed):
-        raise BadInput(f"--row {options.row}: {options.part} has rows 0 to {len(packed) - 1}")
-    rows = token_rows(batch, options.part, run.data.tokenizer)
-    visible = packed.visible_pairs() / len(packed.tokens) ** 2
-    print(f"{run.objective.name}: {len(packed)} rows, {len(packed.tokens)} tokens in one packed "
-          f"line; {visible:.0%} of all pairs see each other\n\n"
-          "ROWS; →word: predict this word here\n")
-    for number, texts in enumerate(rows):
-        print(textwrap.fill(f"{number:>4} {' '.join(texts)}", 100, subsequent_indent="     ",
-                            break_on_hyphens=False))
-    print(f"\nMASK of row {options.row}, at most {GRID} tokens: a line is a query (with its "
-          "position), a column a key, # is visible\n")
-    mask = packed.mask(options.row)[:GRID, :GRID].tolist()
-    positions = packed.positions[packed.cu_seqlens[options.row]:].tolist()
-    for position, text, keys in zip(positions, rows[options.row], mask):
-        print(f"{position:>4} {text[:28]:<28} {''.join('#' if sees else '.' for sees in keys)}")
+    for part, packed in batch.items():
+        if not isinstance(packed, Packed):
+            continue
+        if part in ("packed", "clean"):  # what the model reads, maybe with a window
+            packed = packed.within(min(run.model.config.windows, default=0))
+        visible = packed.visible_pairs() / len(packed.tokens) ** 2
+        print(f"{part}: {visible:.0%} of all pairs of tokens see each other; →word: predict this "
+              "word here\n")
+        for number, texts in enumerate(token_rows(batch, part, run.data.tokenizer)):
+            print(textwrap.fill(f"{number:>4} {' '.join(texts)}", 100, subsequent_indent="     ",
+                                break_on_hyphens=False))
+        print("", packed, "", sep="\n")

@@ -14,6 +14,7 @@ import torch
 from base import metrics
 from base.common import BadInput, shown
 from harness import runs, screen
+from harness.facts import facts_of
 
 from . import compare, plots, seen
 
@@ -80,19 +81,9 @@ def verdict(groups):
 def trained(groups):
     """Say what was trained, in a column for each run."""
     every = [(label, one) for label, members in groups.items() for one in members]
-    facts = []
-    for label, one in every:
-        header, config, last = one.header, one.header["config"], one.last()
-        facts.append({
-            "legend": label if len(every) > 1 else "",
-            "command": header.get("command") or header.get("imported") or "from Python",
-            "data": f"{config['data'] or 'none'} {config.get('langs') or ''}".strip(),
-            "rows": "rows" in header and "{:,} to train on, {:,} held out".format(*header["rows"]),
-            "parameters": "parameters" in header and f"{header['parameters']:,}",
-            "steps": "step" in last and f"{last['step']:,} of {config['steps']:,}",
-            "training time": "seconds" in last and f"{last['seconds']:,.0f} s"})
-    rows = [[name, *(shown(each[name] or "-") for each in facts)] for name in facts[0]
-            if any(each[name] for each in facts)]
+    found = [{"legend": label, **facts_of(one.header, one.last())} for label, one in every]
+    names = dict.fromkeys(name for facts in found for name in facts)
+    rows = [[name, *(shown(facts.get(name, "-")) for facts in found)] for name in names]
     return Section("", (["", *(one.name for _, one in every)], rows))
 
 
@@ -236,35 +227,21 @@ def neighbors(one, evaluation, count=4, k=3):
         return answers(evaluation)
     (first, y), *others = evaluation.embeddings.items()
     golds = evaluation.texts[first]
-    if not others:
-        return other_texts(golds, y, count, k)
     rows, right = [], 0
     for row in range(min(count, len(golds))):
-        name, x = others[row % len(others)]
-        near = metrics.knn(x[row:row + 1], y, min(k, len(golds)))
-        found = [golds[index] for index in near.indices[0].tolist()]
-        right += found[0] == golds[row]
+        name, x = others[row % len(others)] if others else (first, y)
+        near = metrics.knn(x[row:row + 1], y, k + 1)
+        # A text of the column that is searched is nearest to itself.
+        found = [(golds[index], cosine) for index, cosine in zip(
+            near.indices[0].tolist(), near.cosines[0].tolist()) if others or index != row][:k]
+        right += bool(others) and found[0][0] == golds[row]
         rows.append((name, shown(evaluation.texts[name][row]), "\n".join(
-            f"{mark(text == golds[row])}{cosine:.2f} {shown(text)}"
-            for text, cosine in zip(found, near.cosines[0].tolist()))))
-    return Section(f"The three nearest of {len(golds)} texts in {first}, by cosine. The nearest is "
-                   f"the translation for {right} of {len(rows)} queries.",
-                   (["", "query", "nearest, with their cosines"], rows))
-
-
-def other_texts(texts, embeddings, count, k):
-    """Return the nearest other texts of the same column to its first rows."""
-    if len(texts) < 2:
-        raise BadInput("there is a single text, and no other one could be near to it")
-    rows = []
-    for row in range(min(count, len(texts))):
-        near = metrics.knn(embeddings[row:row + 1], embeddings, k + 1)
-        found = [f"{cosine:.3f} {shown(texts[index])}"
-                 for index, cosine in zip(near.indices[0].tolist(), near.cosines[0].tolist())
-                 if index != row]
-        rows.append((shown(texts[row]), "\n".join(found[:k])))
-    return Section(f"The nearest of the {len(texts) - 1} other texts, by cosine.",
-                   (["query", "nearest, with their cosines"], rows))
+            f"{mark(text == golds[row]) * bool(others)}{cosine:.2f} {shown(text)}"
+            for text, cosine in found)))
+    words = f"The three nearest of {len(golds)} texts in {first}, by cosine."
+    if others:
+        words += f" The nearest is the translation for {right} of {len(rows)} queries."
+    return Section(words, (["", "query", "nearest, with their cosines"], rows))
 
 
 def mark(right):

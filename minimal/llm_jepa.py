@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 sys.path.append(sys.path[0] + "/..")  # for python minimal/llm_jepa.py
-from corpora.toy import regex
+from corpora.toy_regex import regex
 
 STEPS, BATCH, D, HEADS, LAYERS = 600, 32, 128, 4, 2  # D: width of the model
 

@@ -7,7 +7,6 @@ import collections
 import functools
 import json
 import lzma
-import statistics
 from pathlib import Path
 
 from base.common import atomic_file, locked
@@ -98,15 +97,6 @@ def equivalence_p(test, seeds, margin):
     from scipy import stats
     error = (test["high"] - test["low"]) / 2 / stats.t.ppf(0.975, seeds - 1)
     return float(stats.t.sf((margin - abs(test["difference"])) / error, seeds - 1))
-
-
-def welch_p(ours, baseline):
-    """Return the p value of Welch's t-test, two-sided: of two rows {seed: number} with at least two
-    runs each, which it does not pair. [Welch 1947]"""
-    from scipy import stats
-    facts = [fact for one in (ours, baseline) for fact in (
-        statistics.fmean(one.values()), statistics.stdev(one.values()), len(one))]
-    return float(stats.ttest_ind_from_stats(*facts, equal_var=False).pvalue)
 
 
 # ---- the board: what the papers claim, and what we measured

@@ -16,7 +16,7 @@ import torch
 import data
 from base.common import BadInput, Parser, usable_precision
 from data import to_device
-from harness.weights import add_lora
+from harness.pretrained import add_lora
 from kernels import bench
 from kernels.bench import DEVICE, GPU
 from model import DECODER, Model, ModelConfig, rows_at, set_attention

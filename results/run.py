@@ -159,17 +159,10 @@ def run_command(name, words):
     parser.add_argument("--files", type=Path, metavar="FOLDER", help=experiment.get("files"))
     parser.add_argument("--seeds", type=seeds, help="such as 0,1 [those of the experiment]")
     parser.add_argument("--again", action="store_true", help="also run what is recorded")
-    parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     options = parser.parse_args(words)
     recorded = {(one["label"], one["seed"]) for one in read_records(name)}
     jobs = [job for job in jobs_of(name, options.seeds)
             if options.again or (job.label, job.seed) not in recorded]
-    if options.list:
-        for job in jobs:
-            print(" && ".join(filter(None, [job.train, job.tests])))
-        if not jobs:
-            print("every run is recorded: --again lists them", file=sys.stderr)
-        return None
     if jobs and "files" in experiment and not (options.files and options.files.is_dir()):
         given = "--files is not given" if options.files is None else f"{options.files} is no folder"
         raise BadInput(f"{given}: give the folder with {experiment['files']}")

@@ -7,7 +7,7 @@ import textwrap
 from base.common import BadInput, Parser, atomic_file, did_you_mean, shown
 from look.compare import aligned, column, markdown, mean_std, p_text, test_table
 
-from .compare import DATA, EXPERIMENTS, ROOT, by_label, judge, read_records, times_lines, welch_p
+from .compare import DATA, EXPERIMENTS, ROOT, by_label, judge, read_records, times_lines
 from .run import jobs_of
 
 # ---- one experiment
@@ -166,9 +166,6 @@ def claim_lines(claim, one):
         rows["difference"] = f"95 % interval {test['low']:+.2f} to {test['high']:+.2f}"
         rows["p"] = (f"{p_text(test['p'])}; {p_text(one['holm'])} after Holm's correction over the "
                      f"family {family!r}")
-        if "within" not in claim:
-            rows["unpaired"] = (f"{p_text(welch_p(**one['all']))} by Welch's test over all runs of "
-                                "both rows, without a correction")
     rows |= {"verdict": one["verdict"], "a bag": one["bag"], "the paper": claim["paper"],
              "note": claim["note"] or "-", "runs": f"python -m results show {claim['experiment']}"}
     commands = {job.label: job.train.partition(" --seed ")[0]

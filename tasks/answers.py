@@ -19,6 +19,7 @@ from sklearn.preprocessing import normalize
 from base.common import BadInput, shown, warn
 from base.metrics import exact, percent, starts_with
 from evaluate import NotApplicable, map_batches, need_answers
+from harness.generation import prompt_rows
 
 # ---- GSM8K, NQ-Open, labels
 
@@ -213,8 +214,9 @@ def hellaswag_letter(evaluation):
             raise NotApplicable("hellaswag-letter needs prompts with the lines A) to D), and a "
                                 f"letter as answer, unlike {shown(prompt)!r} and {shown(gold)!r}")
     model = evaluation.model
-    rows = evaluation.rows.encode_prompts(prompts, model.config.longest_row)
-    letters = [ids[-1] for ids in evaluation.rows.tokenizer.encode(LETTERS)]
+    tokenizer = evaluation.rows.tokenizer
+    rows = prompt_rows(tokenizer, prompts, model.config.longest_row, evaluation.rows.openings())
+    letters = [ids[-1] for ids in tokenizer.encode(LETTERS)]
 
     logits = map_batches(model, rows, lambda packed: (
         model.logits(model.embeddings(packed, "last"))[:, letters].cpu()))  # (4,) each

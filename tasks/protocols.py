@@ -83,9 +83,11 @@ def main(words):
     config = opened.config
     if config.get("data") and set(flags.tasks) & {"baselines", *answers.JUDGES}:
         with contextlib.suppress(BadInput):  # the data may be on another machine
-            flags.train_rows = list(corpora.rows_trained_on(
-                config["data"], comma_list(config.get("langs", "")), not config.get("eval_data"),
-                opened.header["views"]))
+            source = corpora.open_text(config["data"], config.get("langs", ""),
+                                       views=opened.header["views"])
+            everything = config.get("eval_data") and not source.embedded
+            flags.train_rows = [row[:source.num_text_columns]
+                                for row in source.rows("all" if everything else "train")]
     results = evaluate.run(evaluation, flags.tasks, make_tasks(flags))
     if flags.json:
         print(json.dumps(results), flush=True)

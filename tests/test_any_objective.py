@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from test_house import ROOT, WORDS
+from test_house import ROOT, columns_of, write_pairs
+from test_train import meet_in, small_settings, start_processes
 
 import data
 import train
@@ -22,8 +22,7 @@ from data import Packed, each_tensor
 from harness.settings import find_objective
 from objectives import OBJECTIVES
 
-SETTINGS = dict(steps=2, batch=8, accumulate=1, eval_limit=20, save_every=1, vocab=300, width=16,
-                layers=2, heads=2, ffn_dim=32, dropout=0.0, optimizer="adamw", lr=0.01,
+SETTINGS = dict(steps=2, accumulate=1, save_every=1, dropout=0.0, optimizer="adamw", lr=0.01,
                 embedding_lr=1.0, warmup=0.0, precision="float32")
 # Two options that do not fit rows this short, or two processes: MEXMA's KoLeo is that of one.
 OPTIONS = {"hybrid": dict(min_keep=2), "mexma": dict(koleo_weight=0.0)}
@@ -54,26 +53,16 @@ def broken(sentence):
     pytest.fail(sentence, pytrace=False)
 
 
-def rows_of(kind):
-    """Return a file that has as many columns as an example of a class has texts, so that no column
-    is drawn. Its texts have different lengths."""
-    file = Path("rows.txt" if kind.views == 1 else f"rows{kind.views}.tsv").absolute()
-    if not file.exists():
-        names = ["en", "de", *(f"negative_{number}" for number in range(1, kind.views - 1))]
-        lines = ["\t".join(names[:kind.views])] * (kind.views > 1)
-        for number in range(400):
-            words = [WORDS[int(digit)] for digit in f"{number:03}"][:1 + number % 3] + [str(number)]
-            lines.append("\t".join(" ".join(word[view:] + word[:view] for word in words)
-                                   for view in range(kind.views)))
-        file.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return file
+@pytest.fixture(autouse=True)
+def pairs(tmp_path):
+    write_pairs(tmp_path / "pairs.tsv", 400, columns_of(8))
 
 
 def start(objective, **more):
     """Return a small Run."""
     kind = find_objective(objective)
-    options = OPTIONS.get(kind.name, {})
-    return train.start(objective, **SETTINGS | options | dict(data=str(rows_of(kind))) | more)
+    given = SETTINGS | OPTIONS.get(kind.name, {}) | dict(langs=",".join(columns_of(kind.views)))
+    return train.start(objective, **small_settings(objective, **given | more))
 
 
 def weights(run):
@@ -256,9 +245,7 @@ def one_of_two(rank, folder, objectives):
     os.chdir(folder)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     for number, objective in enumerate(objectives):
-        # Two processes can meet at one place only once.
-        store = dist.FileStore(f"{folder}/{number}", 2)
-        dist.rendezvous = lambda *_, store=store, **__: iter([(store, rank, 2)])
+        meet_in(f"{folder}/{number}", rank)
         try:
             with lowest_draws():
                 run = start(objective)
@@ -275,10 +262,8 @@ def two(request, tmp_path_factory):
     """Return {objective: file of the weights that two processes trained}."""
     objectives = objectives_of(request.config)
     folder = tmp_path_factory.mktemp("two")
-    with contextlib.chdir(folder):  # the files must not change while a process reads them
-        for objective in objectives:
-            rows_of(find_objective(objective))
-    torch.multiprocessing.spawn(one_of_two, (folder, objectives), nprocs=2)
+    write_pairs(folder / "pairs.tsv", 400, columns_of(8))
+    start_processes(one_of_two, folder, objectives)
     return {objective: folder / f"{number}.pt" for number, objective in enumerate(objectives)}
 
 

@@ -15,18 +15,11 @@ import numpy as np
 import pytest
 import torch
 from test_evaluate import tiny, write_rows, write_run
-from test_house import write_pairs
-from test_train import assert_same_run, command, contents, started
+from test_train import assert_same_run, command, contents, pairs, started  # noqa: F401
 
 import train
 from base.tokenizer import Tokenizer
-from harness import runs, weights
-
-
-@pytest.fixture(autouse=True)
-def pairs(tmp_path):
-    write_pairs(tmp_path / "pairs.tsv", 400)
-
+from harness import pretrained, runs, weights
 
 # ---- a foreign run as the start
 
@@ -60,10 +53,10 @@ def test_no_link_of_a_foreign_run_is_followed(forge, foreign):
 
 def test_two_plain_files_are_copied_for_an_export_and_never_through_a_link(foreign):
     Path("foreign/hf").mkdir()
-    for name in (*runs.HF_FILES, "config.json", "tokenizer.json"):
+    for name in (*pretrained.HF_FILES, "config.json", "tokenizer.json"):
         Path("foreign/hf", name).write_text("theirs", encoding="utf-8")
     list(train.start("mlm", "run", **foreign).steps())
-    assert sorted(path.name for path in Path("run/hf").iterdir()) == sorted(runs.HF_FILES)
+    assert sorted(path.name for path in Path("run/hf").iterdir()) == sorted(pretrained.HF_FILES)
     # A link in the new run, which an older version could copy there, is not written through.
     Path("mine").mkdir()
     log = Path("run/log.jsonl").read_text(encoding="utf-8").splitlines()[0]
@@ -79,7 +72,7 @@ def test_two_plain_files_are_copied_for_an_export_and_never_through_a_link(forei
 
 @pytest.mark.parametrize("name, content", [
     ("tokenizer.json", "mine"), ("hf", None), ("log.jsonl", '{"loss": 1}'), ("notes.txt", "mine"),
-    (".notes.txt.01234567.part", "mine"), ("model.pt", "mine")])
+    (".notes.txt.01234567.part", "mine")])
 def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, content, refused):
     Path("u").mkdir()
     if content is None:
@@ -92,32 +85,31 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(name, co
     assert content is None or Path("u", name).read_text(encoding="utf-8") == content
 
 
-PLACES = [(runs, "write_log"), (runs, "copy_hf"), (Tokenizer, "save"), (np, "save")]
+# What a start does, in this order. It dies before the first function, or after one of them.
+PLACES = {"nothing": (runs, "write_log"), "log": (runs, "write_log"),
+          "tokenizer": (Tokenizer, "save"), "hf": (pretrained, "copy_hf"), "trained": (np, "save")}
 
 
-@pytest.mark.parametrize("place", range(len(PLACES)))
-@pytest.mark.parametrize("before", [True, False])
-def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(
-        place, before, foreign, monkeypatch):
-    list(train.start("mlm", "whole", **foreign).steps())  # also fills the cache
-    owner, name = PLACES[place]
-    function = getattr(owner, name)
-
+def dying(function, works):
     def dies(*arguments):
-        if not before:
+        if works:
             function(*arguments)
         raise MemoryError
+    return dies
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, dies)
-        with pytest.raises(MemoryError):
-            list(train.start("mlm", "run", **foreign).steps())
-    left = {path.name for path in Path("run").iterdir()}
-    assert not left or "log.jsonl" in left  # which proves that the folder is ours
-    list(train.start("mlm", "run", **foreign).steps())
-    assert_same_run("run", "whole")
-    assert contents("run").keys() == contents("whole").keys()
-    assert contents("run")["trained.npy"] == contents("whole")["trained.npy"]
+
+def test_a_start_that_dies_anywhere_is_taken_up_by_the_same_command(foreign, monkeypatch):
+    list(train.start("mlm", "whole", **foreign).steps())  # also fills the cache
+    for done, (owner, name) in PLACES.items():
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(owner, name, dying(getattr(owner, name), done != "nothing"))
+            list(train.start("mlm", done, **foreign).steps())
+        left = {path.name for path in Path(done).iterdir()}
+        assert not left or "log.jsonl" in left  # which proves that the folder is ours
+        list(train.start("mlm", done, **foreign).steps())
+        assert_same_run(done, "whole")
+        assert contents(done).keys() == contents("whole").keys()
+        assert contents(done)["trained.npy"] == contents("whole")["trained.npy"]
 
 
 # ---- damage
@@ -131,7 +123,7 @@ def test_weights_that_repeat_one_number_or_have_another_type_become_whole_ones()
     for forged in (torch.ones(1).expand(size), torch.ones(size).half()):
         saved["weights"]["embed.weight"] = forged
         torch.save(saved, "model.pt")
-        weight = weights.load("model.pt", mmap=True).embed.weight
+        weight = weights.load("model.pt").embed.weight
         assert weight.is_contiguous() and weight.dtype == torch.float32 and (weight == 1).all()
 
 
@@ -159,9 +151,9 @@ def test_every_row_of_eval_data_is_compared_with_the_training_rows(capsys):
 # ---- a signal in a save, one of two processes is killed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, monkeypatch):
-    """Of a KeyboardInterrupt in one of its writes, torch.save would make a RuntimeError."""
+def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(monkeypatch):
+    """Of a KeyboardInterrupt in one of its writes, torch.save would make a RuntimeError.
+    test_train.py has the other signals."""
     words = command("mlm", steps=4, save_every=2)
     whole, targets = torch.save, []
 
@@ -169,14 +161,14 @@ def test_a_signal_inside_a_save_waits_for_its_end_and_no_step_is_lost(number, mo
         def write(content):
             if targets and f"/.{targets[0]}." in file.name:
                 targets.clear()
-                signal.raise_signal(number)
+                signal.raise_signal(signal.SIGHUP)
             return file.write(content)
         whole(saved, SimpleNamespace(write=write, flush=file.flush))
 
     monkeypatch.setattr(torch, "save", save)
     for name in ("train.pt", "model.pt"):  # a start at step 2 writes model.pt once more
         targets.append(name)
-        assert train.main(words) == 128 + number and not targets
+        assert train.main(words) == 128 + signal.SIGHUP and not targets
         assert torch.load("run/train.pt", weights_only=True)["step"] == 2
     assert train.main(words) == 0
     assert train.main(command("mlm", "whole", steps=4)) == 0
@@ -193,21 +185,22 @@ def test_an_interrupt_while_pytorch_is_loaded_prints_no_traceback():
 
 
 HELD = """
-import sys, train
-run = train.start("mlm", sys.argv[1] or None, data="pairs.tsv", langs="en", vocab=300, width=16,
-                  layers=1, heads=2, ffn_dim=32, batch=8, eval_limit=20, steps=6, device="cpu")
-records = run.steps(every=1)
-while next(records)["step"] < 3:
-    pass
+import train
+held = []
+for out in (None, "run"):
+    run = train.start("mlm", out, data="pairs.tsv", langs="en", vocab=300, width=16, layers=1,
+                      heads=2, ffn_dim=32, batch=8, eval_limit=20, steps=6, device="cpu")
+    held.append(run.steps(every=1))
+    while next(held[-1])["step"] < 3:
+        pass
 """
 
 
-@pytest.mark.parametrize("out", ["", "run"])
-def test_a_loop_that_somebody_holds_when_python_exits_saves_its_last_step(out):
+def test_a_loop_that_somebody_holds_when_python_exits_saves_its_last_step():
     """Later, when Python closes the loop by itself, nothing can be imported or saved."""
-    done = subprocess.run([sys.executable, "-c", HELD, out], text=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", HELD], text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert not out or torch.load("run/train.pt", weights_only=True)["step"] == 3
+    assert torch.load("run/train.pt", weights_only=True)["step"] == 3
 
 
 def test_a_record_that_a_full_disk_cut_is_no_longer_in_the_log_when_the_loop_goes_on():
@@ -240,10 +233,8 @@ def strike(owner, name, when, after=False):
 
 PLACES = {  # rank, and where it dies
     "step": (1, (train.Run, "train_step", lambda run, *_: run.step == 3)),
-    "evaluation": (0, (train.Run, "validate", lambda run: run.step == 3)),
     "part": (0, (os, "replace", lambda part, path: path.name == "train.pt")),
     "between": (0, (os, "replace", lambda part, path: path.name == "train.pt", True)),
-    "gather": (1, (dist, "all_gather_object", lambda *_: True)),  # in a save
 }
 
 def start(number, words, place=None):
@@ -274,10 +265,10 @@ for number, (place, words) in enumerate(json.loads(sys.argv[1])):
 
 def test_whichever_of_two_processes_is_killed_the_run_resumes_bit_for_bit():
     more = dict(steps=6, save_every=2, log_every=1, eval_every=3, precision="float32")
-    places = ("", "step", "evaluation", "part", "between", "gather")
+    places = ("", "step", "part", "between")
     jobs = [(place, command("mlm", place or "whole", **more)) for place in places]
     more |= dict(optimizer="adamw", balance="fixed", shard=True)
-    shards = {"shard": "", "shard-step": "step", "shard-between": "between"}
+    shards = {"shard": "", "shard-between": "between"}
     jobs += [(place, command("hybrid", name, **more)) for name, place in shards.items()]
     done = subprocess.run([sys.executable, "-c", ONE_OF_TWO, json.dumps(jobs)], text=True,
                           capture_output=True, timeout=300)

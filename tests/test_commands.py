@@ -184,7 +184,7 @@ def shortened(command, objective, in_block, number):
             words += [] if "--out" in words else ["--out", f"out/{number}"]
             words += [] if "--data" in words else ["--data", known["FILE"]]
     if program == "results" and words[0] not in ("show", "board", "plot", "flops", "gpu"):
-        words += ["--list"] if words[0] != "make-data" else ["--help"]
+        words += ["--help"]
     if program == "results" and words[0] == "gpu":
         words += ["--part", "machine"]
     if "senteval" in words:  # cross-validation of the others takes minutes

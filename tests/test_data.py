@@ -12,6 +12,7 @@ import data
 from base.common import BadInput
 from base.tokenizer import ROLES, Tokenizer, add_special, tokenize_rows
 from data import Batches, open_corpus
+from objectives import mask_rows
 
 PAIRS = [(f"the cat number {i} sleeps", f"die Katze Nummer {i} schläft") for i in range(40)]
 # 20 different first texts
@@ -218,7 +219,9 @@ NO_MASK = Inner(models.WordLevel({"[CLS]": 0, "[SEP]": 1}))
     (lambda table: Batches(table(REPEATS), 2, 11, 1, world=2, uses_in_batch_negatives=True),
      "--batch 11 x 2.*has only 20 rows"),
     (lambda table: Batches(table([["a"]], "text"), 2, 4, 1), "a has the single column 'text'"),
-    (lambda table: Batches(table(PAIRS), 2, 4, 0, system=True), "a has no system texts")])
+    (lambda table: Batches(table(PAIRS), 2, 4, 0, system=True), "a has no system texts"),
+    (lambda table: mask_rows([np.arange(3)], 0.5, None, None, lambda *given: np.arange(2)),
+     "a mask has 2 values of type int64: .* one bool for each of the 3 ids")])
 def test_what_cannot_be_used_is_refused_in_one_line(table, make, message):
     with pytest.raises(BadInput, match=f"^[^\n]*{message}[^\n]*$"):
         make(table)

@@ -171,7 +171,7 @@ def test_columns_are_texts_by_their_content(header, columns, wanted, why):
 @pytest.mark.parametrize("names, columns", [
     ("x.aa x.ab x.ac", "text"), ("a.en a.de b.en", "text"), ("a.raw b.tok", "text"),
     ("notes.txt de.txt", "text"), ("eng-engwebp.txt deu-deu1951.txt", "eng deu"),
-    ("en.txt de.txt", "en de"), ("aaq_Latn.dev zgh_Tfng.dev", "aaq_Latn zgh_Tfng")])
+    ("en.txt de.txt", "en de")])
 def test_files_are_parallel_if_their_names_tell_it(names, columns):
     """Then line N of all is one row. Others are read one after the other, and a note tells it."""
     names, columns = names.split(), columns.split()
@@ -191,6 +191,12 @@ def test_lines_with_more_than_a_text_are_said(line, note):
     for name in ("a.de", "a.en"):
         write(name, "".join(f"{line.format(10 + row)}\n" for row in range(40)))
     assert any(note in text for text in open_text("a.de,a.en").notes)
+
+
+def test_a_file_with_an_unknown_ending_is_read_as_text_and_a_note_says_so():
+    known = [open_text(write(name, "a b c\nd e f\n")).notes for name in ("a.txt", "a", "a.de")]
+    note, = open_text(write("a.yaml", "a b c\nd e f\n")).notes
+    assert known == [[], [], []] and note.startswith("a: .yaml is no ending that is known here")
 
 
 def test_fields_of_a_turn_that_are_not_read_are_counted():
@@ -247,7 +253,6 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: not JSON Lines ('utf-8' codec"),
     ("a.jsonl", lines({"text": "a"}, {"messages": [{"role": "user"}, {}, 7]}),
      "a.jsonl:2: not JSON Lines ('content'): write one object of texts, or one chat,"),
-    ("a.tmx", '<tmx version="1.4">\n<header/>\n', "a.tmx:1: this is markup: extract its text"),
     ("a.en", "<url>http://x.org</url>\nA cat.\n", "a.en:1: this is markup: extract its text"),
     ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: a NUL, as in a binary file: u"),
     ("a.zip", b"PK\3\4\x14\0\0\0", "a.zip:1: this is a zip archive or a spreadsheet: unpack it"),

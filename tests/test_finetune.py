@@ -133,14 +133,3 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
     zeros = [torch.zeros(len(window.row), 2) for window in windows]
     assert questions.judge_answers(outputs, windows, asked) == {"f1": 100, "exact": 100}
     assert questions.judge_answers(zeros, windows, asked)["exact"] < 50
-
-
-@pytest.mark.parametrize("flags, message", [
-    ("--task xmli", "did you mean xnli?"), ("--task=", "--task is empty"),
-    ("--task mlqa --max-length 3", "at least 8"),
-    ("--task glue", "there is no mnli_train.tsv"),
-    ("--task mlqa", "squad_test.jsonl:1: this is not a question"),
-    ("--task mlqa --files nowhere", "there is no nowhere/squad_test.jsonl")])
-def test_each_mistake_is_one_line(ask, refused, flags, message):
-    Path("squad_test.jsonl").write_text('{"context": "", "answers": [{"text": 1}]}\n')
-    assert message in refused(command.main, f"finetune run --files=. --device=cpu {flags}")

@@ -103,10 +103,13 @@ for name in ("safetensors", "sklearn", "scipy", "matplotlib", "transformers", "h
     sys.modules[name] = None  # as if it were not installed
 import evaluate, objectives, train
 from harness import runs
+# Which takes half a second.
+assert not {{"torch.distributed.fsdp", "torch.distributed.tensor"}} & sys.modules.keys()
 list(train.start("mexma", steps=1, out=None, **{SMALL | SHAPE | dict(data="toy")}).steps())
 # The first command imports nothing that only files, decoders or our kernels need.
 assert not {{"corpora.files", "corpora.columns", "corpora.store", "harness.generation",
-             "kernels.schedule"}} & sys.modules.keys()
+             "kernels.schedule", "harness.pretrained", "corpora.toy_regex",
+             "corpora.toy_stories"}} & sys.modules.keys()
 for name in objectives.OBJECTIVES:
     for step in (0, 1):  # the second run resumes the first
         run = train.start(name, steps=step + 1, out=name, **{SMALL | SHAPE})
@@ -119,14 +122,21 @@ print(*objectives.OBJECTIVES)
 WORDS = "sun moon tree river stone bird fish cloud road house".split()
 
 
-def write_pairs(path, count, negative=False):
-    """Write a parallel corpus: three words, the same words backwards, and perhaps two of them."""
-    lines = ["en\tde" + "\tnegative" * negative]
+def write_pairs(path, count, names=("en", "de")):
+    """Write a parallel corpus: three words, the same words backwards, and in the columns after them
+    the first word, which many rows share."""
+    lines = ["\t".join(names)]
     for number in range(count):
         words = [WORDS[int(digit)] for digit in f"{number:03}"]
-        lines.append(" ".join(words) + "\t" + " ".join(word[::-1] for word in words))
-        lines[-1] += ("\t" + " ".join(words[:2])) * negative
+        texts = [" ".join(words), " ".join(word[::-1] for word in words)]
+        texts += [f"{words[0]} {name}" for name in names[2:]]
+        lines.append("\t".join(texts[:len(names)]))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def columns_of(views):
+    """Return as many columns as an example has texts, so that none is drawn."""
+    return "en de fr es it pt nl pl".split()[:views]
 
 
 def test_the_core_alone_trains_resumes_and_evaluates_every_objective(monkeypatch, tmp_path):

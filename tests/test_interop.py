@@ -93,15 +93,11 @@ OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
     ("config.json", {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C"}}, "cannot import"),
     ("modules.json", b'[{"type": "evil.Transformer", "path": ""}]', "the modules evil.Transformer"),
     ("pytorch_model.bin", b"cos\nsystem\n(S'touch executed'\ntR.", "pickles are not read"),
-    ("config.json", {"attn_implementation": KERNEL}, "attn_implementation is not imported"),
     ("config.json", {"attn_implementation": {"": f"paged|{KERNEL}"}}, "attn_implementation"),
     ("config.json", {"_attn_implementation_internal": KERNEL}, "_attn_implementation_internal"),
     ("config.json", {"experts_implementation": KERNEL}, "experts_implementation"),
-    ("config.json", {"per_layer_config": {"0": {"attn_implementation": KERNEL}}}, "per_layer_conf"),
     ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
     ("config.json", {"transformers_weights": "../other.safetensors"}, "must reference a file insi"),
-    ("sentence_bert_config.json", {"model_kwargs": {
-        "attn_implementation": KERNEL, "allow_all_kernels": True}}, "kwargs.allow_all_kernels"),
     ("sentence_bert_config.json", {"model_args": OFFLOAD}, "model_args.offload_folder"),
     ("sentence_bert_config.json", {"tokenizer_name_or_path": "evil-org/x"}, "tokenizer_name_or_pa"),
     ("a/b/sentence_bert_config.json", {"model_kwargs": {"revision": "x"}}, "model_kwargs.revision"),
@@ -109,7 +105,6 @@ OFFLOAD = {"device_map": {"": "disk"}, "offload_folder": "../outside"}
     ("modules.json", b'[{"type": "sentence_transformers.models.Transformer", "path": ".."}, '
      b'{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]', "theirs/.. leads"),
     ("model.safetensors.index.json", {"weight_map": {"x": "../mine.json"}}, "mine.json leads out"),
-    ("generation_config.json", "../mine.json", "generation_config.json leads out of the folder"),
     ("a/x.jinja", "../../mine.json", "x.jinja leads out of the folder"),
     ("tokenizer_config.json", {"truncation_side": "left"}, "lacks truncation_side 'left'"),
     ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil-org/x--t.T", None]}}, ""),
@@ -177,21 +172,20 @@ def test_the_model_card_has_what_the_run_recorded(capsys, monkeypatch):
     make_models.sentence(Path("theirs"), "mean_tokens")
     huggingface.import_model("theirs", "base")
     huggingface.export("base", "again")
-    assert "starts from: theirs\n" in Path("again", "README.md").read_text(encoding="utf-8")
+    assert "starts from:   theirs\n" in Path("again", "README.md").read_text(encoding="utf-8")
     write_rows("pairs.tsv", [f"a dog {i}\tein Hund {i}" for i in range(40)])
     words = ("--objective contrastive --init base --data pairs.tsv --steps 3 --batch 4 "
              "--eval-every 3 --eval-limit 4 --precision float32 --out run").split()
     assert not train.main(words)
     huggingface.export("run", "made")
     card = Path("made", "README.md").read_text(encoding="utf-8")
-    for line in (f"trained by:  python train.py {' '.join(words)}",
-                 "starts from: base, imported from theirs", "steps:       3",
-                 "data:        pairs.tsv: 36 rows of en, de, and 4 held out",
+    for line in (f"command:       python train.py {' '.join(words)}",
+                 "starts from:   base, imported from theirs", "steps:         3 of 3",
+                 "data:          pairs.tsv: 36 rows of en, de, and 4 held out",
                  "on 4 rows of pairs (en, de)"):
         assert f"    {line}" in card
     recall = runs.read_results("run/eval.json")["retrieval/recall@1"]
     assert re.search(rf"retrieval/recall@1 +{recall:.2f} ", card)
-    assert "Unknown" not in card and "more numbers" not in card
     monkeypatch.chdir("made")
     exec(re.search("```python\n(.*?)```", card, re.DOTALL)[1])
     assert f"(2, {runs.open_run('../run').model.config.width})" in capsys.readouterr().out

@@ -13,17 +13,17 @@ import pytest
 import torch
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from test_evaluate import write_rows
 from test_house import ROOT, write_pairs
-from test_train import assert_same_run
+from test_train import assert_same_run, started
 
 import train
-from base.common import BadInput
+from data import Packed
 from harness import runs, screen
 from look import batch, compare, panels, plots, report, seen
 from look.__main__ import main
 
-SMALL = dict(batch=8, eval_limit=20, width=16, layers=1, heads=2, ffn_dim=32, vocab=300, steps=4,
-             eval_every=2, log_every=1, save_every=2)
+STEPS = dict(steps=4, eval_every=2, log_every=1, save_every=2)
 
 
 @pytest.fixture
@@ -35,10 +35,8 @@ def pairs():
 
 
 @pytest.mark.parametrize("words, error", [
-    ("bach", "bach is no folder"), ("batch --row 99 --data pairs.tsv", "rows 0 to 7"),
-    ("batch --part clean --data pairs.tsv", "this batch has packed, head_packed"),
-    ("compare nowhere", "nowhere is no folder")])
-def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
+    ("bach", "bach is no folder"), ("compare nowhere", "nowhere is no folder")])
+def test_a_mistake_is_one_line_that_names_it(words, error, refused):
     assert error in refused(main, words)
 
 
@@ -46,16 +44,16 @@ def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     ("mexma", "head_packed"), ("llm-jepa", "packed"), ("hybrid", "predictor_packed")])
 def test_batch_shows_rows_targets_and_mask(objective, part, pairs, capsys):
     langs = "en" if objective == "hybrid" else "en,de"
-    main(f"batch --objective {objective} --part {part} --langs {langs} --vocab 300 "
-         "--data pairs.tsv".split())
+    main(f"batch --objective {objective} --langs {langs} --vocab 300 --data pairs.tsv".split())
     text = capsys.readouterr().out
     batch = train.batch(objective, 2, 0, data="pairs.tsv", vocab=300, langs=langs)
-    rows = text.partition("ROWS")[2].partition("\n")[2].partition("\nMASK")[0]
+    parts = re.split(r"^(\w+): \d+% of all pairs .*\n\n", text, flags=re.M)[1:]
+    assert parts[::2] == [name for name, value in batch.items() if isinstance(value, Packed)]
+    rows, _, table = dict(zip(parts[::2], parts[1::2]))[part].partition("\n\n")
     assert len(set(re.findall(r"^ {3}\d ", rows, re.M))) == len(batch[part])
     targets = batch["block_to"] if part == "predictor_packed" else batch["target_positions"]
     assert rows.count("→") == len(targets)
-    cells = [list(one) for one in re.findall(r" ([#.]+)$", text, re.M)]
-    assert np.array_equal(np.array(cells) == "#", batch[part].mask(0))
+    assert table == f"{batch[part]}\n\n"
 
 
 def test_ticks_are_at_whole_steps():
@@ -100,10 +98,7 @@ class Page(HTMLParser):
 
 
 def train_small(objective, out, **given):
-    with_steps = SMALL | given
-    run = train.start(objective, out=out, **with_steps)
-    list(run.steps())
-    return run
+    list(started(objective, out, **STEPS, **given).steps())
 
 
 # A folder, columns, texts and a command that would be markup.
@@ -212,12 +207,10 @@ def test_a_run_with_one_column_shows_the_nearest_other_texts(small_runs):
     (texts,), (z,) = evaluation.texts.values(), evaluation.embeddings.values()
     cosines = torch.cosine_similarity(z[1], z)
     cosines[1] = -2  # the query itself
-    query, nearest = panels.neighbors(one, evaluation).table[1][1]
+    _, query, nearest = panels.neighbors(one, evaluation).table[1][1]
     best = int(cosines.argmax())
     assert query == texts[1] and nearest.count("\n") == 2
-    assert nearest.startswith(f"{cosines[best]:.3f} {texts[best]}\n")
-    with pytest.raises(BadInput, match="a single text"):
-        panels.other_texts(texts[:1], z[:1], 4, 3)
+    assert nearest.startswith(f"{cosines[best]:.2f} {texts[best]}\n")
 
 
 def test_a_page_of_several_runs_is_a_file_of_its_own(small_runs, capsys):
@@ -259,19 +252,13 @@ def test_names_texts_and_commands_are_shown_and_never_markup(pages):
         assert word in shown, word
 
 
-@pytest.mark.parametrize("init", [False, True])
-def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init, monkeypatch):
+def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(monkeypatch):
     monkeypatch.setattr(runs, "UNTRAINED_ROWS", 9)
-    write_pairs(Path("more.tsv"), 300)
-    both = [line.split("\t") for line in Path("more.tsv").read_text().splitlines()]
-    Path("pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in both[:150]))
-    Path("three.tsv").write_text("\n".join(f"{a}\t{b}\t{a} {b}" for a, b in [
-        ("en", "de"), *both[150:]]).replace("en de", "fr"))
-    given = SMALL | dict(data="pairs.tsv,three.tsv", eval_limit=0)
-    if init:
-        train_small("mlm", "first", **given)
-        given = dict(data=given["data"], init="first", steps=4, batch=8, save_every=2)
-    run = train.start("mexma", out="run", **given)
+    write_pairs(Path("pairs.tsv"), 150)
+    write_rows("three.tsv", [f"a dog {n}\tein Hund {n}\tun chien {n}" for n in range(150)],
+               "en\tde\tfr")
+    given = STEPS | dict(data="pairs.tsv,three.tsv", eval_limit=0)
+    run = started("mexma", "run", **given)
     before = run.evaluation()
     z = torch.stack([*before.embeddings.values()])  # (3, N, D)
     complete = [row for row, cells in enumerate(zip(*before.texts.values())) if all(cells)][:9]
@@ -286,17 +273,15 @@ def test_untrained_npy_has_the_embeddings_of_step_0_and_no_resume_needs_it(init,
     texts = {name: [cells[row] for row in complete] for name, cells in before.texts.items()}
     assert seen.evaluation(one).texts == texts
     Path("run/untrained.npy").unlink()
-    list(train.start("mexma", out="run", **given).steps())
-    list(train.start("mexma", out="whole", **given).steps())
+    for folder in ("run", "whole"):
+        list(started("mexma", folder, **given).steps())
     assert_same_run("run", "whole")
     assert not Path("run/untrained.npy").exists()
 
 
 def test_without_a_row_that_has_all_texts_there_is_no_untrained_npy():
-    write_pairs(Path("pairs.tsv"), 300)
-    lines = Path("pairs.tsv").read_text().splitlines()
-    Path("a.tsv").write_text("\n".join(lines[:150]))
-    Path("b.tsv").write_text("\n".join(["en\tfr", *lines[150:]]))
+    for name, other in (("a", "de"), ("b", "fr")):
+        write_pairs(Path(f"{name}.tsv"), 200, ["en", other])
     train_small("contrastive", "run", data="a.tsv,b.tsv")
     assert not Path("run/untrained.npy").exists()
 
@@ -378,6 +363,7 @@ def test_a_number_without_a_deviation_has_the_decimals_of_its_column():
     assert compare.column([[0.5229], [3.0, 9.0], [2.0, 2.4], []]) == [
         "0.5", "6.0 ± 4.2", "2.20 ± 0.28", "-"]
     assert compare.column([[0.005928], [0.4961]]) == ["0.0059", "0.4961"]
+    assert compare.mean_std([0.7810, 0.7812]) == "0.78110 ± 0.00014"
     assert compare.column([[700, 700], [2000]]) == ["700", "2,000"]
     assert compare.column([[0.0], [math.inf]]) == ["0.000", "-"]
 
@@ -457,14 +443,16 @@ def drawn_texts(figure, monkeypatch):
         draw(text, renderer, *more)
 
     with monkeypatch.context() as patch:
-        plots.png(figure)  # arranges the panels; the second drawing keeps them
         patch.setattr(Text, "draw", drawing)
-        plots.png(figure)
+        figure.draw_without_rendering()
     return boxes
 
 
 def test_no_text_of_a_picture_overlaps_another_or_is_cut_off(pages, four_runs, monkeypatch):
     several = report.Page([*map(seen.see, four_runs)]).sections.values()
+    for _, figures in pages.values():
+        for figure in figures.values():
+            figure.set_layout_engine("none")  # it was arranged for the page
     for figures in (*(figures for _, figures in pages.values()),
                     *(section.figures for section in several)):
         for name, figure in figures.items():

@@ -118,9 +118,3 @@ def test_the_command_makes_every_file_and_no_tested_sentence_is_trained_on(monke
     assert len(hard) == len({*gold} - {"A test caption."})
     for text, row, _ in hard:
         assert text != gold[row] and text.startswith("A woman in a ")
-
-
-def test_a_missing_public_file_is_one_line(refused):
-    Path("public").mkdir()
-    assert "there is no public/parallel/ntrex.tsv.xz: results/REPRODUCE.md lists" in refused(
-        main, "make-data public files")

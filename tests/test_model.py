@@ -14,12 +14,15 @@ import torch.nn.functional as F
 import data
 import kernels
 from base.common import BadInput
+from base.sharding import check_shard
 from data import Packed, Segment
-from harness.weights import add_lora, add_tokens, load, save
+from harness.pretrained import add_lora, add_tokens
+from harness.settings import TrainConfig
+from harness.weights import load, save
 from kernels.cross_entropy import linear_cross_entropy
 from kernels.padded import sdpa
 from model import DECODER, SIZES, Model, ModelConfig, set_attention
-from objectives import Bepa, Hybrid, LlmJepa, Mexma
+from objectives import Bepa, Hybrid, LlmJepa, Mexma, info_nce
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, ffn_dim=32, max_positions=64, dropout=0.0)
 LLAMA = replace(TINY, **DECODER, kv_heads=2)
@@ -95,26 +98,14 @@ def oracle(qkv, heads, kv_heads, packed, softcap=0.0):
 # ---- the line
 
 
-def test_the_mask_of_a_row_is_what_its_segments_say():
+def test_the_mask_of_a_row_is_the_table_at_the_head_of_data_and_is_printed_so():
     row = [segment(3, True), segment(2, True, (0, 2)), segment(2)]
-    packed = Packed.of_segments([[segment(3)], row])
-    assert packed.mask(0).tolist() == [[True] * 3] * 3
-    assert packed.mask(1).int().tolist() == [  # as drawn at the head of model.py
-        [1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0, 0],
-        [1, 1, 0, 1, 1, 0, 0],
-        [0, 0, 0, 0, 0, 1, 1],
-        [0, 0, 0, 0, 0, 1, 1]]
-    assert packed.key_ranges[7].tolist() == [6, 8, 3, 5]
-    assert packed.positions.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
-    assert packed.visible_pairs() == sum(int(packed.mask(row).sum()) for row in (0, 1))
-
-
-def test_a_printed_batch_is_the_table_at_the_head_of_data():
-    row = [segment(3, True), segment(2, True, prefix=(0, 2)), segment(2)]
+    shifted = Packed.of_segments([[segment(3)], row])
     packed = Packed.of_segments([row, [segment(50)]])
+    assert torch.equal(shifted.mask(1), packed.mask(0)) and shifted.mask(0).all()
+    assert shifted.key_ranges[7].tolist() == [6, 8, 3, 5]
+    assert shifted.positions.tolist() == [0, 1, 2, 0, 1, 2, 2, 3, 0, 1]
+    assert packed.visible_pairs() == packed.mask(0).sum() + 50 ** 2
     drawn = [line.split()[2:] for line in re.findall("\n    [0-6]  .*", data.__doc__)]
     first, _, *printed, last = str(packed).splitlines()
     assert len(drawn) == 7 and len(printed) == 48 and last == "the first 48 of 57 tokens"
@@ -312,6 +303,12 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
     (lambda: Bepa(Model(replace(TINY, pool="mean", head="transform")),
                   Bepa.Config(cls_view="masked")), "use --pool cls instead of mean"),
     (lambda: LlmJepa(None, LlmJepa.Config(align="info_nce", jepa_dropout=.5)), "a single process"),
+    (lambda: check_shard(TrainConfig(shard=True, optimizer="muon"), "bfloat16", 2), "muon"),
+    (lambda: check_shard(TrainConfig(shard=True), "float16", 8), "float16"),
+    (lambda: info_nce(None, None, 0.1, True, symmetric=False),
+     "intra_side_negatives needs symmetric"),
+    (lambda: info_nce(None, None, 0.1, include_self=True),
+     "include_self needs intra_side_negatives"),
     (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0"),
     (lambda: Hybrid.Config(balance="scheduled"), "from 0.5 to 0.5, which is constant: add")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, name, monkeypatch):

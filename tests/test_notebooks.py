@@ -14,7 +14,6 @@ from nbclient.exceptions import CellExecutionError
 from test_house import ROOT, name_of
 from test_results import unprinted
 
-from look import plots
 from notebooks import pictures
 from results.flops import step_flops
 
@@ -97,8 +96,9 @@ def test_every_link_of_the_pages_works(tmp_path):
 
 
 @each_notebook
-def test_a_notebook_imports_from_where_things_are(path):
-    """Notebook 11 writes files of one's own, which import add_special from objectives."""
+def test_what_a_notebook_uses_of_ours_exists_and_is_imported_from_where_it_is(path):
+    """Where nothing is trained: a renamed function is found at once. Notebook 11 writes files of
+    one's own, which import add_special from objectives."""
     source = "\n".join(OPEN.sub("", cell.source) for cell in code_cells(read(path)))
     used, modules = [], {}
     for node in ast.walk(ast.parse(source)):
@@ -111,20 +111,9 @@ def test_a_notebook_imports_from_where_things_are(path):
             used.append((modules.get(node.value.id), node.attr))
     for module, name in used:
         if module and (ROOT / f"{module.replace('.', '/')}.py").exists():
-            thing = getattr(importlib.import_module(module), name, None)
+            thing = getattr(importlib.import_module(module), name)
             home = thing.__module__ if isinstance(thing, (type, FunctionType)) else module
             assert home == module or (module, name) == ("objectives", "add_special"), name
-
-
-@each_notebook
-def test_every_picture_that_a_notebook_draws_has_its_function(path):
-    """Where nothing is trained: a renamed function is found at once."""
-    source = "\n".join(cell.source for cell in code_cells(read(path)))
-    for module in (plots, pictures):
-        name = module.__name__.split(".")[-1]
-        found = set(re.findall(rf"\b{name}\.(\w+)", source))
-        assert all(hasattr(module, each) for each in found), found
-        assert bool(found) == (f" import {name}\n" in source)
 
 
 def test_the_pictures_of_the_course_show_their_numbers_and_names():

@@ -169,13 +169,6 @@ def test_a_file_without_an_objective_of_its_own_name_is_refused_in_one_line(text
 # ---- losses
 
 
-def test_info_nce_of_one_direction_has_no_negatives_of_the_same_side():
-    with pytest.raises(BadInput, match="intra_side_negatives needs symmetric"):
-        objectives.info_nce(*torch.randn(2, 3, 4), 0.1, intra_side_negatives=True, symmetric=False)
-    with pytest.raises(BadInput, match="include_self needs intra_side_negatives"):
-        objectives.info_nce(torch.eye(3), torch.eye(3), 0.1, include_self=True)
-
-
 def test_koleo_of_duplicates_is_large_but_finite():
     twins = torch.randn(1, 1024).repeat(2, 1).requires_grad_()
     value = koleo(twins)
@@ -272,7 +265,7 @@ def slow_mlm(objective, batch, items, count=None):
 
 def slow_contrastive(objective, batch, items):
     c, z = objective.config, embeddings(objective, rows_of(batch["packed"]))
-    return slow_info_nce(*z.chunk(2), c.temperature, c.intra_language_negatives)
+    return slow_info_nce(*z.chunk(2), c.temperature, within=False)
 
 
 def slow_mexma(objective, batch, items):
@@ -289,8 +282,7 @@ def slow_mexma(objective, batch, items):
     logits, sides = logits[batch["target_positions"]], batch["targets_per_side"]
     mlm = sum(map(F.cross_entropy, logits.split(sides), batch["targets"].split(sides)))
     first = dirty if c.align_views == "dirty" else a
-    aligned = slow_align(c.align, first, b, temperature=c.temperature,
-                         within=c.intra_language_negatives)
+    aligned = slow_align(c.align, first, b, temperature=c.temperature, within=False)
     return (c.align_weight * aligned + c.mlm_weight * mlm / len(sides)
             + c.koleo_weight * (slow_koleo(a, c.koleo_input) + slow_koleo(b, c.koleo_input)) / 2)
 
@@ -442,13 +434,12 @@ def slow_hybrid(objective, batch, items):
 VARIANTS = {
     slow_mlm: [Mlm, {}, dict(regressor=True), dict(predict_from="previous")],
     slow_contrastive: [
-        Contrastive, {}, dict(pool="mean", intra_language_negatives=True),
-        dict(pool="mean", layers=0, temperature=0.5)],
+        Contrastive, {}, dict(pool="mean", layers=0, temperature=0.5)],
     slow_mexma: [
         Mexma, dict(align_weight=3.0, mlm_weight=0.7, mask_first=0.8, mask_second=0.1),
         dict(align="info_nce", temperature=0.5, token_gradients=False),
         dict(align_views="dirty", koleo_weight=0.0),
-        dict(align="info_nce", intra_language_negatives=True, koleo_input="raw"),
+        dict(align="info_nce", koleo_input="raw"),
         dict(symmetrical=False, align_views="dirty"), dict(symmetrical=False, align="none"),
         dict(pool="mean"), dict(pool="mean", align_views="dirty"),
         dict(pool="mean", align_views="dirty", symmetrical=False)],

@@ -16,7 +16,7 @@ from test_objectives import (
 )
 
 import data
-from harness.presets import presets_of
+from harness.settings import presets_of
 from objectives import OBJECTIVES, Bepa, Hybrid, Mexma, Mlm
 
 # {objective: {source: values}}. Sections and tables are the paper's. "code": the paper does not say
@@ -50,10 +50,9 @@ PAPERS = {
             align_weight=1.0, mlm_weight=2 * 1 / 2, koleo_weight=2 * 0.01 / 2),
         "A.5: 40 %": dict(mask_first=0.4, mask_second=0.4),
         "code, heads": dict(head_heads=8, head_hidden=3072, koleo_input="unit"),
-        "ours": dict(temperature=0.07, intra_language_negatives=False)},
+        "ours": dict(temperature=0.07)},
     "contrastive": MEXMA | {
-        "MEXMA, sec. 5.2: batch of 1.2k, symmetric cross-entropy": dict(
-            batch=1200, intra_language_negatives=False),
+        "MEXMA, sec. 5.2: batch of 1.2k, symmetric cross-entropy": dict(batch=1200),
         "ours": dict(temperature=0.07)},
     "bepa": {
         "A.3": dict(lr=2e-5, batch=16, weight_decay=0.01, mask_ratio=0.15, align_weight=1.0),
@@ -94,6 +93,10 @@ PAPERS = {
 }
 PRESETS = {
     ("mlm", "hybrid"): TABLE_1 | {"eq. 9": dict(regressor=True)},
+    **{(name, "paper"): {} for name in OBJECTIVES},
+    **{(name, "finetune"): {"ours: a small search": dict(
+        lr=2e-4, warmup=0.1, lr_start=0.0, schedule="cosine", steps=1000, batch=64, accumulate=1,
+        optimizer="adamw")} for name in ("mexma", "contrastive")},
     # of the toy scale alone
     **{(name, "cls"): {} for name in ("mexma", "contrastive", "bepa")},
     **{(name, "from-bag"): {} for name in ("mexma", "contrastive")},

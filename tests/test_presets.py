@@ -12,37 +12,37 @@ from results.run import jobs_of
 STORED = Path(__file__).parent / "experiment_settings.json"
 
 
-def resolved():
-    """Return {"experiment: row": {setting: value}} of every row on real data that train.py makes,
-    without names of folders."""
-    found = {}
-    for name, experiment in EXPERIMENTS.items():
-        for job in jobs_of(name, [0]) if "files" in experiment else ():
-            words = re.sub(r"MATCH\[.*?\]", "1", job.train).split()
-            if words[1] != "train.py":
-                continue
-            objective, given = settings.parse(words[2:])
-            paper, toy = settings.defaults(objective, given.get("size", "toy"),
-                                           given.get("preset", ""))
-            values = paper | toy | given
-            for flag in ("out", "seed", "preset"):
-                values.pop(flag, None)
-            found[f"{name}: {job.label}"] = values
+def resolved(name):
+    """Return the settings of each row of an experiment on real data that train.py makes, without
+    names of folders."""
+    found = []
+    for job in jobs_of(name, [0]):
+        words = re.sub(r"MATCH\[.*?\]", "1", job.train).split()
+        if words[1] != "train.py":
+            continue
+        objective, given = settings.parse(words[2:])
+        paper, toy = settings.defaults(objective, given.get("size", "toy"), given.get("preset", ""))
+        found.append(paper | toy | given)
     return found
 
 
-def hashed(values, names):
+def hashed(rows, names):
     """Hash the settings that have one of the names: a later edition can add others."""
-    text = json.dumps({name: values[name] for name in names if name in values}, sort_keys=True)
+    text = json.dumps([{name: row[name] for name in names if name in row} for row in rows],
+                      sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def test_experiments_on_real_data_have_the_settings_of_their_records(monkeypatch):
+    """After a row is added or removed, store what this prints."""
     monkeypatch.chdir(ROOT)  # commands name files such as gallery/stp.py
     stored = json.loads(STORED.read_text(encoding="utf-8"))
-    today = resolved()
-    assert {row: hashed(today[row], stored["settings"]) for row in stored["rows"]} == stored["rows"]
+    today = {name: rows for name, experiment in EXPERIMENTS.items()
+             if "files" in experiment and (rows := resolved(name))}
+    hashes = {name: hashed(rows, stored["settings"]) for name, rows in today.items()}
+    print(json.dumps(hashes, indent=0))
+    assert hashes == stored["experiments"]
     # The hashes notice a changed value.
-    row = "encoders-recipe: mexma"
-    changed = today[row] | {"koleo_weight": 0.5}
-    assert hashed(changed, stored["settings"]) != stored["rows"][row]
+    *rest, last = today["encoders-recipe"]
+    changed = hashed([*rest, last | {"koleo_weight": 0.5}], stored["settings"])
+    assert changed != hashes["encoders-recipe"]

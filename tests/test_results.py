@@ -58,13 +58,6 @@ ODD = {"tables": [{"columns": {"X": "x"}}]}
 # ---- statistics and the board
 
 
-@pytest.mark.parametrize("values, text", [
-    ([59.1, 60.2, 60.3], "59.87 ± 0.67"), ([700, 700], "700"), ([0.97], "0.9700"),
-    ([0.7810, 0.7812], "0.78110 ± 0.00014"), ([100.0, 100.0], "100.0"), ([], "-")])
-def test_a_deviation_has_two_digits(values, text):
-    assert compare.mean_std(values) == text
-
-
 def scipy_test(claim, one):
     """Return p, the verdict if it is small after correction, and the verdict if it is not."""
     ours, baseline = ([one[side][seed] for seed in sorted(one["ours"])]
@@ -158,7 +151,6 @@ def test_the_board_has_every_claim_and_prints_all_about_one(capsys):
 
 
 def test_the_board_says_which_seeds_are_compared_and_left_out(own_records, monkeypatch):
-    """The unpaired test is over all of them."""
     keep_odd({"a": [1.0, 2.5, 3.0, 9.0], "b": [2.0, 4.0, 4.5]})
     monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD | {
         "jobs": {"a": "", "b": ""}, "seeds": [0, 1, 2], "flags": ""})
@@ -169,9 +161,6 @@ def test_the_board_says_which_seeds_are_compared_and_left_out(own_records, monke
     one = compare.judge()["1"]
     text = " ".join(" ".join(show.claim_lines(claim, one)).split())
     assert "at equal steps, seeds 0, 1, 2; left out: 3 of a difference" in text
-    p = stats.ttest_ind([1.0, 2.5, 3.0, 9.0], [2.0, 4.0, 4.5], equal_var=False).pvalue
-    assert f"unpaired {p:.3f} by Welch's test over all runs" in text
-    assert compare.welch_p(**one["all"]) == pytest.approx(p)
     assert re.split("  +", show.board_lines()[-1])[4] == "3"
 
 
@@ -390,7 +379,7 @@ def call_here(command, files):
 
 
 def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pairs, tmp_path,
-                                                                monkeypatch, capsys):
+                                                                monkeypatch):
     monkeypatch.setattr(run, "OUT", tmp_path / "out")
     monkeypatch.setattr(run, "call", call_here)
     monkeypatch.setitem(compare.EXPERIMENTS, "mini", {
@@ -406,9 +395,8 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
         second["steps"] * flops.step_flops(second["train"].split()[2:])[0], rel=0.2)
     assert 1 <= second["steps"] < 4 and f"--steps {second['steps']} " in second["train"]
     assert "a/geometry/rankme" in second["eval"] and "generate/exact" in first["eval"]
-    capsys.readouterr()
-    main(["mini", "--list"])
-    assert capsys.readouterr().out.strip() == ""
+    monkeypatch.setattr(run, "call", None)
+    main(["mini"])  # all is recorded, so nothing runs
 
 
 CHILD = """
@@ -475,6 +463,9 @@ def test_a_job_that_prints_its_numbers_has_no_run(own_records, monkeypatch):
     ("bord", "did you mean board?"), ("show collapsed", "did you mean collapse?"),
     ("plot helth", "invalid choice: 'helth'"),
     ("flops --match nowhere", "nowhere"),
+    ("make-data . files", "there is no parallel/ntrex.tsv.xz: results/REPRODUCE.md lists"),
+    ("gpu --minutes nan", "--minutes nan: it must be above 0"),
+    ("gpu --into pairs.tsv", "--into pairs.tsv: this folder cannot be created"),
     ("encoders --again", "--files is not given: "), ("collapse --seeds x", "value: 'x'")])
 def test_a_mistake_is_one_line_that_names_it(words, error, pairs, refused):
     assert error in refused(main, words)

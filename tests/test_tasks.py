@@ -130,10 +130,21 @@ def test_answers_that_were_not_in_the_training_data_are_counted_apart(tokenizer,
     ("--tasks spider", "there is no data/database"),
     ("--tasks bucc,sts --files nowhere", "there is no nowhere/stsb_test.tsv"),
     ("--tasks senteval --sets stsb", "has no set stsb"),
-    ("--tasks gap --sets stsc", "did you mean stsb?")])
+    ("--tasks gap --sets stsc", "did you mean stsb?"),
+    ("finetune --task xmli", "did you mean xnli?"), ("finetune --task=", "--task is empty"),
+    ("finetune --task mlqa --max-length 3", "at least 8"),
+    ("finetune --task glue", "there is no data/mnli_train.tsv"),
+    ("finetune --task mlqa --files sets", "squad_test.jsonl:1: this is not a question"),
+    ("finetune --task mlqa --files nowhere", "there is no nowhere/squad_test.jsonl")])
 def test_each_mistake_is_one_line(run_folder, refused, words, message):
+    Path("sets").mkdir()
+    Path("sets/squad_test.jsonl").write_text('{"context": "", "answers": [{"text": 1}]}\n')
     before = sorted(run_folder.iterdir())
-    assert message in refused(command.main, f"run --device cpu {words}")
+    if words.startswith("finetune"):
+        words = words.replace("finetune", "finetune run --device cpu")
+    else:
+        words = f"run --device cpu {words}"
+    assert message in refused(main, words)
     assert sorted(run_folder.iterdir()) == before
 
 

@@ -12,6 +12,8 @@ import pytest
 from base.tokenizer import Tokenizer
 from corpora import toy
 from corpora.toy import LANGUAGES, Meaning
+from corpora.toy_regex import regex
+from corpora.toy_stories import documents, labelled_story
 
 MEANING = Meaning("nurse", "old", "red", "see", "present", 0, "guest", "young", "blue", "park",
                   "today")
@@ -25,11 +27,11 @@ def render(language="en", **changes):
 
 
 @pytest.mark.parametrize("make, digest", [
-    (lambda: toy.regex("train", 500), "df480044245b17cb"),
-    (lambda: toy.documents("train", 60), "366f7f0d0c7372fc"),
+    (lambda: regex("train", 500), "df480044245b17cb"),
+    (lambda: documents("train", 60), "366f7f0d0c7372fc"),
     (lambda: toy.toy("train", 1000), "bcf7948622d5476f"),
     (lambda: [toy.negatives(meaning) for meaning in toy.meanings("test", 30)], "ad949bc53be3281b"),
-    (lambda: toy.labelled_story("test", 60), "b6655ce15a425215")],
+    (lambda: labelled_story("test", 60), "b6655ce15a425215")],
     ids=["regex", "documents", "toy", "negatives", "sentences of documents"])
 def test_the_corpora_are_the_same_bytes_in_every_process(make, digest):
     text = json.dumps(make(), ensure_ascii=False, sort_keys=True)
@@ -140,6 +142,6 @@ def test_labels_agree_with_the_strings():
 
 
 def test_regex_splits_share_no_target_and_no_two_targets_share_their_english():
-    rows = toy.regex("train", 2000) + toy.regex("valid", 500) + toy.regex("test", 500)
+    rows = regex("train", 2000) + regex("valid", 500) + regex("test", 500)
     assert len({target for _, target in rows}) == 3000
     assert len({english for english, _ in rows}) == 3000
