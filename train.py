@@ -22,9 +22,15 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 if __name__ == "__main__":
+    missing = [name for name in ("numpy", "tokenizers", "torch", "tqdm") if not find_spec(name)]
+    if missing:
+        print(f"error: {', '.join(missing)} cannot be imported: pip install -r requirements.txt",
+              file=sys.stderr)
+        sys.exit(2)
     # While PyTorch is imported, Ctrl-C ends Python without a traceback. run_program changes that.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a shell's & ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
