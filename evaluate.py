@@ -369,6 +369,9 @@ def main(argv):
     opened = runs.open_run(options.run, usable_device(options.device))
     evaluation = evaluation_of(opened, options.data, options.langs, options.split, options.limit,
                                options.pool)
+    if evaluation.can_answer and "imported" in opened.header and not options.tasks:
+        warn("the decoder answers each prompt, which takes long: --tasks retrieval,geometry "
+             "measures its embeddings instead")
     results = run(evaluation, options.tasks)
     if options.json:
         lines = [json.dumps(results)]

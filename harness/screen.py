@@ -348,6 +348,8 @@ def finish(run, results, say):
         commands["-m minimal.bag"] = "what bags of words and of word pairs reach"
     commands |= {f"evaluate.py {folder}": "all measures, on test rows",
                  f"-m look {folder}": "one page of pictures; needs requirements-dev.txt"}
+    if run.settings.init:
+        commands[f"-m interop export {folder} FOLDER"] = "for SentenceTransformer"
     say("next:")
     width = max(map(len, commands))
     for command, about in commands.items():

@@ -66,10 +66,13 @@ def test_a_causal_batch_has_no_later_token():
 
 
 @pytest.mark.parametrize("causal, name", [(False, "with begin"), (True, "bare")])
-def test_a_decoder_is_trained_as_an_encoder_and_exported(causal, name, trained, capsys):
+def test_a_decoder_is_trained_as_an_encoder_and_exported(causal, name, trained, decoders, capsys):
     run, record = trained(name=name, causal=causal)
     assert run.model.config.pool == ("last" if causal else "mean")
-    assert ("now see later ones" in "".join(run.notes)) == (not causal)
+    notes = "\n".join(run.notes)
+    assert ("now see later ones" in notes) == (not causal)
+    mask = "causal, pooling last" if causal else "bidirectional, pooling mean"
+    assert f"{name}: all weights, {mask}" in notes
     # Training reads a text under the mask of the evaluation.
     packed = run.make_batch(0)[0]["packed"]
     rows = [row.tolist() for row in packed.tokens.split(packed.cu_seqlens.diff().tolist())]
@@ -81,6 +84,15 @@ def test_a_decoder_is_trained_as_an_encoder_and_exported(causal, name, trained, 
     assert not evaluate.main(["run"])
     assert "the translations that the model finds" in capsys.readouterr().out
 
+    # What starts from it keeps its mask.
+    given = LIMITS | dict(init="run", data=str(decoders / "pairs.tsv"))
+    then = train.start("contrastive", **given)
+    assert then.settings.causal == then.model.config.encodes == causal
+    assert then.model.config.pool == run.model.config.pool
+    if causal:
+        then = train.start("contrastive", causal=False, **given)
+        assert (then.model.config.causal, then.model.config.pool) == (False, "mean")
+
     huggingface.export("run", "made")
     library = SentenceTransformer("made", device="cpu", local_files_only=True)
     assert library[0].auto_model.config.model_type == ("llama" if causal else "eurobert")
@@ -89,6 +101,14 @@ def test_a_decoder_is_trained_as_an_encoder_and_exported(causal, name, trained, 
     before, again = runs.open_run("run"), runs.open_run("again")
     for name, weight in before.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name])
+
+
+def test_an_imported_decoder_says_that_it_answers(decoders, capsys):
+    words = [str(decoders / "bare"), "--data", str(decoders / "pairs.tsv"), "--langs", "a,b",
+             "--limit", "4"]
+    for more in ([], ["--tasks", "retrieval"]):
+        assert not evaluate.main([*words, *more])
+        assert ("answers each prompt, which takes long" in capsys.readouterr().err) == (not more)
 
 
 @pytest.mark.parametrize("shape", [
