@@ -109,10 +109,6 @@ class NotApplicable(BadInput):
     """A task does not fit the model or the rows."""
 
 
-class Misleading(NotApplicable):
-    """A task would give a wrong number for these rows: a warning says so."""
-
-
 class Answers(NamedTuple):
     prompts: list
     golds: list
@@ -264,7 +260,7 @@ def task_probe(evaluation):
                             "toy")
     (texts, properties), (queries, golds) = evaluation.rows.labelled
     if texts[0] == queries[0]:  # both are the first of --split train
-        raise Misleading("no probe: it is trained on --split train, so choose another --split")
+        raise NotApplicable("probe is trained on --split train: choose another --split")
     rows = evaluation.rows.encode(texts + queries)
     z, z_queries = embed(evaluation.model, rows, evaluation.pool).split([len(texts), len(queries)])
     accuracy = {name: linear_probe(z, properties[name], z_queries, gold)
@@ -305,11 +301,9 @@ def run(evaluation, names=None, tasks=TASKS):
             continue
         try:
             scores = tasks[name](evaluation)
-        except NotApplicable as error:
+        except NotApplicable:
             if names:
                 raise
-            if isinstance(error, Misleading):
-                warn(error)
             continue
         results |= {f"{name}/{metric}": value for metric, value in scores.items()}
     return results
