@@ -17,7 +17,6 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
 import contextlib
 import functools
 import math
-import os
 import shlex
 import signal
 import sys
@@ -438,8 +437,8 @@ def main(arguments):
     try:
         with together():
             objective_class, given = parse(arguments)
-        world = os.environ.get("WORLD_SIZE", "1")
-        program = ["python"] if world == "1" else ["torchrun", "--nproc_per_node", world]
+        _, world = rank_and_world()
+        program = ["python"] if world == 1 else ["torchrun", "--nproc_per_node", str(world)]
         command = shlex.join([*program, "train.py", *arguments])
         return screen.train_and_show(Run(objective_class, given, command=command))
     finally:

@@ -59,10 +59,6 @@ def leave_processes():
 # ---- before the first step: a mistake on one node ends all
 
 
-class Everywhere(BadInput):
-    """A mistake of one process that all of them know."""
-
-
 @contextlib.contextmanager
 def together():
     """Run a block in all processes. An error in one of them ends all."""
@@ -71,14 +67,14 @@ def together():
     try:
         yield
     except Exception as error:
-        meet(error=error)  # unless all know it already
+        meet(error=error)  # unless all know it already, and each is alone
         raise
     meet()
 
 
 def meet(facts=None, error=None):
     """Wait for all processes. If one comes with an error, or their facts, {name: value}, differ,
-    raise Everywhere in one process of each machine, end the others, and let each be alone."""
+    raise BadInput in one process of each machine, end the others, and let each be alone."""
     if is_alone():
         return
     rank, world = rank_and_world()
@@ -99,7 +95,7 @@ def meet(facts=None, error=None):
             raise error
         if os.environ.get("LOCAL_RANK", "0") != "0":
             raise SystemExit(2)
-        raise Everywhere(mistake)
+        raise BadInput(mistake)
 
 
 def first_mistake(notes):

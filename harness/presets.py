@@ -12,6 +12,7 @@ FROM_BAG = dict(PAIRS_TOY, optimizer="adamw", layers=2, pool="mean", zero_init=T
 CLS = dict(PAIRS_TOY, optimizer="muon", embedding_lr=1.0, layers=3, pool="cls", zero_init=False)
 
 # With --init: the learning rate falls, and does not rise until the last step as in MEXMA's paper.
+# Its value is the best of three for InfoNCE (python -m results show minilm-parts-search).
 FINETUNE = dict(lr=2e-4, warmup=0.1, lr_start=0.0, schedule="cosine", steps=1000, batch=64,
                 accumulate=1, optimizer="adamw")
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import corpora
 from base.common import BadInput, comma_list, shown
-from base.processes import Everywhere
 from base.tokenizer import Tokenizer
 from corpora.overlap import share_a_text
 from data import Batches, Corpus, open_corpus
@@ -37,8 +36,6 @@ def open_data(settings, objective_class, options, tokenizer=None, rank=0, world=
         check_views(source, settings.langs, views, objective_class)
     try:
         return read_rows(source, settings, objective_class, options, tokenizer, rank, world)
-    except Everywhere:  # a mistake of another process, which all know
-        raise
     except BadInput as error:  # a note can explain it, and none is printed yet
         raise BadInput("; ".join([str(error), *source.notes])) from None
 

@@ -42,11 +42,10 @@ def read_records(experiment=None):
 
 
 def keep_records(new):
-    """Add records to the file, each in place of one of the same experiment, label and seed; a table
-    of times only in place of one of the same device."""
+    """Add records to the file, each in place of one of the same experiment, label and seed."""
     with locked(RECORDS.parent):  # several experiments can run at once
-        kept = {(one["experiment"], one["label"], one["seed"], "table" in one and one["device"]):
-                one for one in [*read_records(), *new]}
+        kept = {(one["experiment"], one["label"], one["seed"]): one
+                for one in [*read_records(), *new]}
         ordered = sorted(kept.values(), key=lambda record: record["experiment"])
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in ordered)
         with atomic_file(RECORDS) as file:
@@ -72,7 +71,7 @@ def table_lines(title, table):
 
 
 def times_lines(record):
-    """Return the table of times that peers or gpu recorded."""
+    """Return the lines of a table of times, as peers makes it."""
     return [*table_lines(record["label"], record["table"]),
             f"torch {record['torch']}, {record['device']}"]
 

@@ -13,7 +13,7 @@ from cases import make_models
 from test_house import ROOT, WORDS, write_pairs
 
 import train
-from corpora import toy
+from corpora import toy, toy_regex, toy_stories
 from tasks import probes, sets
 from tasks.finetune import XNLI
 
@@ -207,9 +207,9 @@ def test_every_command_of_the_pages_starts(number, command, desks, monkeypatch):
     """In a block, later commands use the runs of earlier ones. At most 1,000 rows are built in."""
     page, objective, text, in_block = command
     monkeypatch.chdir(desks(page))
-    for corpus in ("toy", "regex", "documents"):
-        make = getattr(toy, corpus)
-        monkeypatch.setattr(toy, corpus,
+    for module, corpus in ((toy, "toy"), (toy_regex, "regex"), (toy_stories, "documents")):
+        make = getattr(module, corpus)
+        monkeypatch.setattr(module, corpus,
                             lambda split, count, make=make: make(split, min(count, 1000)))
     monkeypatch.setattr(probes, "EPOCHS", dict.fromkeys(probes.EPOCHS, (1, 32)))
     program, words = shortened(text, objective, in_block, number)

@@ -170,10 +170,6 @@ def test_a_new_record_replaces_that_of_the_same_run(own_records, monkeypatch):
     assert compare.by_label(compare.read_records("odd"), "x") == {"a": {0: 2.0, 1: 1.0}}
     monkeypatch.setitem(compare.EXPERIMENTS, "odd", ODD)
     assert "\nrun  seeds            X\na        2  1.50 ± 0.71\n" in show.show("odd")
-    times = {"experiment": "times", "label": "a", "seed": 0, "torch": "2", "table": {}}
-    for device in ("one", "two", "two"):  # times of two devices are two records
-        compare.keep_records([times | {"device": device}])
-    assert [one["device"] for one in compare.read_records("times")] == ["one", "two"]
 
 
 @pytest.mark.parametrize("ours, better, answer", [
