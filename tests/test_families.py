@@ -1,6 +1,7 @@
 """Families of transformers: the same numbers from the same weights, and rows as their chats."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import tokenizers
 import torch
 from cases.make_models import DECODER, byte_level, random_model, save
+from test_house import write_pairs
 from test_train import EXTRA
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -123,9 +125,10 @@ def test_an_encoder_is_imported_trained_and_exported_with_its_head(shape, object
     roles = dict(zip(("bos", "eos", "mask"), (names[i] for i in (*ends, mask))))
     save("theirs", kind, inner, roles, True, **settings | {"max_position_embeddings": 200})
     assert "logits" in huggingface.import_model("theirs", "run")[1]
-    run = train.start(objective, "trained", init="run", steps=1, batch=4, accumulate=1,
-                      eval_limit=4, max_length=60, device="cpu", **EXTRA.get(objective, {}),
-                      lora_rank=2 if objective == "bepa" else 0)
+    write_pairs(Path("pairs.tsv"), 60)
+    run = train.start(objective, "trained", init="run", data="pairs.tsv", steps=1, batch=4,
+                      accumulate=1, eval_limit=4, max_length=60, device="cpu",
+                      lora_rank=2 if objective == "bepa" else 0, **EXTRA.get(objective, {}))
     assert np.isfinite([one["loss"] for one in run.steps() if "loss" in one]).all()
     compared = huggingface.export("trained", "made")
     # hybrid has a head of its own, and then only EuroBERT's, which is one matrix, is left.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_evaluate import PAIRS, tiny, write_rows, write_run
 from test_evaluate import evaluation as evaluation_of
-from test_evaluate import tiny, write_rows, write_run
 
 import evaluate
 from base.common import BadInput
@@ -63,7 +63,8 @@ def ask(capsys):
     return numbers
 
 
-def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
+def test_the_command_prints_a_table_and_adds_to_eval_json(tokenizer, ask):
+    run_folder = write_run("run", tiny(), tokenizer, write_rows("data.tsv", PAIRS))
     flags = "--limit 20 --langs en,de --tasks"
     printed = ask(f"{flags} bucc,poolings")
     assert "bucc/f1 " in printed and "poolings/mean/rank_90 " in printed
@@ -71,7 +72,7 @@ def test_the_command_prints_a_table_and_adds_to_eval_json(run_folder, ask):
     found = [ask(f"--tasks {task} --json") for task in ("poolings", "bucc")]
     assert {name.split("/")[0] for name in found[1]} == {"bucc"}
     written = runs.read_results(run_folder / "eval.json")
-    assert written.pop("rows").startswith("1000 rows of toy (") and written.pop("model")
+    assert "rows of data (en, de)" in written.pop("rows") and written.pop("model")
     assert written == found[0] | found[1]
 
 
