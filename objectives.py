@@ -238,6 +238,7 @@ class Objective(nn.Module):
     paper = {}  # settings and options of the paper; those that are missing have defaults
     toy = {}  # settings that differ at size toy
     eval_overrides = {}  # options that differ for the validation loss
+    collapse_advice = "FAQ.md says what helps"  # printed when the embeddings collapse
     file_hash = ""  # of the file that --objective named
 
     @dataclass(frozen=True)
@@ -566,6 +567,7 @@ class Mexma(Objective):
     name = "mexma"
     views = 2
     needs_cls = True  # the unmasking head reads the other sentence's embedding in its place
+    collapse_advice = "add --koleo-weight 1 or --align info_nce; FAQ.md"
     paper = dict(MEXMA, batch=300, accumulate=2)  # on each of eight GPUs
     toy = dict(PAIRS_TOY | MEXMA_SCRATCH, optimizer="muon", lr=8e-3, steps=120, accumulate=1,
                layers=2, eval_every=60)
@@ -718,6 +720,7 @@ class Bepa(Objective):
     texts_per_row = 2
     needs_cls = True  # it separates the two sentences of a row
     head = "transform"
+    collapse_advice = "add --align info_nce; FAQ.md"
     # Ten epochs of 140,000 pairs. A pair has 256 tokens, and four of them are special.
     paper = dict(lr=2e-5, batch=16, steps=87_500, warmup=500 / 87_500, schedule="linear",
                  weight_decay=0.01, clip=1.0, max_length=126)
@@ -838,6 +841,7 @@ class LlmJepa(Ntp):
     """
     name = "llm-jepa"  # views, pool and training values are inherited from Ntp
     eval_overrides = dict(jepa_dropout=0.0)
+    collapse_advice = "a finding, not a bug; the cosine does this also where the answers are good"
 
     @dataclass(frozen=True)
     class Config(AlignConfig, Ntp.Config):

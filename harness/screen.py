@@ -329,7 +329,7 @@ def show_evaluation(run, record, say):
         say("\n" + heading(results))
     say(headline(results, step, "start" if run.settings.init else "untrained"))
     if step and verdict(results) == "COLLAPSING":
-        say("        all embeddings become the same: FAQ.md says what helps")
+        say(f"        all embeddings become the same: {run.objective_class.collapse_advice}")
     for line in run.example:
         say(line)
 
