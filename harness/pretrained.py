@@ -14,6 +14,26 @@ from model import Model
 HF_FILES = ("chat_template.jinja", "generation_config.json")
 
 
+def adapt_shape(own, new, settings, objective_class, pool=None):
+    """Return the ModelConfig of a run that starts from a model with the config `own`, and notes for
+    the user. new: the config without --init; pool: that of the flags."""
+    # EuroBERT predicts masked tokens by its vocabulary matrix alone, without BERT's head.
+    head = "none" if own.norm == "rmsnorm" else new.head
+    if not pool:
+        pool = own.pool
+        if own.causal and not objective_class.causal:  # a decoder becomes an encoder
+            pool = "last" if settings.causal else "mean"
+    shape = replace(own, head=head, pool=pool, encodes=settings.causal,
+                    causal=objective_class.causal or settings.causal)
+    masked = "causal" if shape.causal else "bidirectional"
+    weights = f"LoRA of rank {settings.lora_rank}" if settings.lora_rank else "all weights"
+    notes = [f"from {settings.init}: {weights}, {masked}, pooling {shape.pool}"]
+    if own.causal and not shape.causal:
+        notes.append("the decoder's tokens now see later ones, too [LLM2Vec, arXiv 2404.05961]; of "
+                     "such runs only those from Llama, Mistral and SmolLM2 can be exported")
+    return shape, notes
+
+
 def adapt_init(init, objective_class, options, shape):
     """Return the run of --init with embeddings for the objective's special tokens, and for [MASK]
     if a decoder becomes bidirectional. shape: the new ModelConfig. Raises BadInput if the objective
