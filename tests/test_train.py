@@ -286,7 +286,8 @@ def test_with_a_pretrained_model_the_papers_rate_rises_and_finetune_lets_it_fall
     assert found.warmup == 1 and "are the paper's" in notes[0] and "rises until" in notes[1]
     assert getattr(options, "align", "mse") == "mse"
     found, _, _, notes = resolve(dict(init="model", preset="finetune"))
-    assert found.schedule == "cosine" and found.eval_every == 150 and not notes
+    assert found.schedule == "cosine" and found.eval_every == 150
+    assert notes == ["from model: all weights, bidirectional, pooling cls"]
     assert learning_rate(found.steps - 1, found) < found.lr / 100
 
 
