@@ -19,6 +19,7 @@ import torch  # noqa: E402
 
 from base.common import STOPS, interrupt, run_program  # noqa: E402
 from base.tokenizer import Tokenizer  # noqa: E402
+from corpora import toy, toy_regex, toy_stories  # noqa: E402
 
 torch.set_num_threads(1)
 # As run_program does. A shell that runs the tests in the background ignores SIGINT.
@@ -90,6 +91,16 @@ def refused(capsys, monkeypatch):
         assert printed is None or output.out == printed
         return output.err
     return error_line
+
+
+@pytest.fixture
+def few_rows(monkeypatch):
+    """Let the corpora that are built in have at most 1,000 rows."""
+    def few(make):
+        return lambda split, count: make(split, min(count, 1000))
+
+    for module, name in ((toy, "toy"), (toy_regex, "regex"), (toy_stories, "documents")):
+        monkeypatch.setattr(module, name, few(getattr(module, name)))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from cases import make_models
 from test_house import ROOT, WORDS, write_pairs
 
 import train
-from corpora import toy, toy_regex, toy_stories
 from tasks import probes, sets
 from tasks.finetune import XNLI
 
@@ -203,14 +202,10 @@ def tiny_model(name, folder):
 
 @pytest.mark.parametrize("number, command", [*enumerate(commands())],
                          ids=[f"{page}: {command}" for page, _, command, _ in commands()])
-def test_every_command_of_the_pages_starts(number, command, desks, monkeypatch):
-    """In a block, later commands use the runs of earlier ones. At most 1,000 rows are built in."""
+def test_every_command_of_the_pages_starts(number, command, desks, few_rows, monkeypatch):
+    """In a block, later commands use the runs of earlier ones."""
     page, objective, text, in_block = command
     monkeypatch.chdir(desks(page))
-    for module, corpus in ((toy, "toy"), (toy_regex, "regex"), (toy_stories, "documents")):
-        make = getattr(module, corpus)
-        monkeypatch.setattr(module, corpus,
-                            lambda split, count, make=make: make(split, min(count, 1000)))
     monkeypatch.setattr(probes, "EPOCHS", dict.fromkeys(probes.EPOCHS, (1, 32)))
     program, words = shortened(text, objective, in_block, number)
     if program == "interop" and words[0] == "import":

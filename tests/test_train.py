@@ -302,7 +302,7 @@ def test_the_note_counts_the_values_that_help_all_shows_beside_the_papers(name, 
     assert f"--objective {name} --init" in text and max(map(len, text.splitlines())) <= 100
 
 
-def test_a_run_measures_what_it_prints():
+def test_a_run_measures_what_it_prints(few_rows):
     run = started("mexma", data="toy", langs="en,de", steps=2, eval_every=1, eval_limit=20)
     found = [record["eval"] for record in run.steps() if "eval" in record]
     assert ["retrieval/xsim++" in one for one in found] == [True, False, True]
@@ -384,7 +384,8 @@ def test_the_readmes_own_objective_has_help_refusals_resume_and_evaluation(refus
 @pytest.mark.parametrize("name, advice", [
     ("mexma", "add --koleo-weight 1 or --align info_nce"), ("bepa", "add --align info_nce"),
     ("mlm", "FAQ.md"), ("ntp", "FAQ.md")])
-def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, monkeypatch, capsys):
+def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, few_rows, monkeypatch,
+                                                           capsys):
     monkeypatch.setattr(screen, "verdict", lambda results: "COLLAPSING")
     has_twins = name == "mexma"
     given = dict(data="toy", langs="en,de") if has_twins else {}

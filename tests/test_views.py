@@ -80,7 +80,7 @@ def test_the_first_two_columns_are_evaluated_in_training_and_later():
     assert not evaluate.main(["run", "--data", "t.tsv"])
 
 
-def test_columns_are_read_in_order_without_names_of_negatives():
+def test_columns_are_read_in_order_without_names_of_negatives(few_rows):
     assert start(Texts, data="toy").data.columns == ("en", "de", "fr")
     write("fr en de", [(f"un chat {a}", a, b) for a, b in rows(2)])
     run = start(Texts, langs="de,fr,en")
