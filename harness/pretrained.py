@@ -21,7 +21,8 @@ def adapt_shape(own, new, settings, objective_class, pool=None):
     head = "none" if own.norm == "rmsnorm" else new.head
     if not pool:
         pool = own.pool
-        if own.causal and not objective_class.causal:  # a decoder becomes an encoder
+        keeps = objective_class.causal or (own.encodes and settings.causal)
+        if own.causal and not keeps:  # a decoder becomes an encoder
             pool = "last" if settings.causal else "mean"
     shape = replace(own, head=head, pool=pool, encodes=settings.causal,
                     causal=objective_class.causal or settings.causal)

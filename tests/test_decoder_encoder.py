@@ -18,8 +18,10 @@ import train
 from base.common import BadInput
 from data import Example, Packed, Segment
 from harness import runs
+from harness.pretrained import adapt_shape
+from harness.settings import TrainConfig
 from interop import families, huggingface
-from objectives import Mlm
+from objectives import Contrastive, Mlm
 
 LIMITS = dict(langs="a,b", steps=2, batch=4, eval_limit=8, max_length=30, device="cpu",
               precision="float32")
@@ -101,6 +103,14 @@ def test_a_decoder_is_trained_as_an_encoder_and_exported(causal, name, trained, 
     before, again = runs.open_run("run"), runs.open_run("again")
     for name, weight in before.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name])
+
+
+@pytest.mark.parametrize("encodes, causal, pool", [
+    (False, True, "last"), (False, False, "mean"), (True, True, "max"), (True, False, "mean")])
+def test_a_causal_encoder_keeps_its_pooling(encodes, causal, pool):
+    own = replace(make(next(iter(SHAPES)))[1].config, causal=True, encodes=encodes, pool="max")
+    shape, _ = adapt_shape(own, own, TrainConfig(causal=causal), Contrastive)
+    assert (shape.pool, shape.causal, shape.encodes) == (pool, causal, causal)
 
 
 def test_an_imported_decoder_says_that_it_answers(decoders, capsys):
