@@ -368,8 +368,9 @@ class TextFiles:
         notes += [f"{count:,} {what}" for what, count in self.counts.items() if count]
         if self.kinds is not None:
             _, held, excluded = np.bincount(self.kinds, minlength=3)
-            notes.append(f"{held:,} rows are held out for evaluation; {excluded:,} other rows share"
-                         " a text with them in any column, and are left out of training")
+            sharing = (f"; {excluded:,} other rows share a text with them in any column, and are "
+                       "left out of training") if excluded else ", and no other shares a text"
+            notes.append(f"{held:,} rows are held out for evaluation{sharing}")
         return [f"{self.name}: {note}" for note in notes]
 
     def _read(self):

@@ -136,7 +136,7 @@ METRICS = {
     "retrieval/xsim": Metric("wrong translation (xsim), %", "lower is better", 1, (0, 100),
                              "wrong translation, %"),
     "retrieval/xsim++": Metric("... among hard negatives (xsim++), %",
-                               "words replaced; a bag: 0.1 on toy", 1, (0, 100)),
+                               "a bag is better: 0.1 on toy data", 1, (0, 100)),
     "retrieval/order": Metric("order error, %", "chance: 50; lower is better", 1, (0, 100),
                               "order error, %"),
     "geometry/rankme": Metric("effective rank (RankMe)", "dimensions in use; collapse: 1", 1, (0,),
@@ -346,7 +346,8 @@ def finish(run, results, say):
     commands = {}
     if "retrieval/order" in results and run.data.eval_source.embedded:
         commands["-m minimal.bag"] = "what bags of words and of word pairs reach"
-    commands |= {f"evaluate.py {folder}": "all measures, on test rows",
+    rows = "the test split" if run.data.eval_source.embedded else "the same rows"
+    commands |= {f"evaluate.py {folder}": f"all measures, on {rows}",
                  f"-m look {folder}": "one page of pictures; needs requirements-dev.txt"}
     if run.settings.init:
         commands[f"-m interop export {folder} FOLDER"] = "for SentenceTransformer"

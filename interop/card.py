@@ -34,7 +34,7 @@ def model_card(run):
     last = [record for record in runs.log_records(run.folder) if "loss" in record][-1:] or [{}]
     facts = facts_of(run.header, last[0])
     facts["model"] = (f"{model.layers} layers of width {model.width}, pooling {model.pool}, at "
-                      f"most {model.max_tokens:,} tokens")
+                      f"most {model.longest_row:,} tokens")
     if init := run.config.get("init"):
         with contextlib.suppress(BadInput, KeyError):  # it is on another machine, or no import
             facts["starts from"] += f", imported from {runs.read_header(init)['imported']}"

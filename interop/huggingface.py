@@ -411,7 +411,8 @@ def export(name, folder):
         their_tokenizer(run, frame).save_pretrained(framed)
         theirs_of = {ours: name for name, ours in POOLS.items()}
         if config.pool not in theirs_of:
-            raise BadInput(f"sentence-transformers has no pooling {config.pool}")
+            raise BadInput(f"sentence-transformers has no pooling {config.pool}: train with --pool "
+                           "mean, or use python -m interop encode")
         # The name of a special token inside a text is text, as in base.tokenizer.Tokenizer.
         transformer = Transformer(str(framed), model_kwargs=WEIGHTS,
                                   processing_kwargs={"text": {"split_special_tokens": True}})

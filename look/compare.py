@@ -165,6 +165,8 @@ def compare_command(words):
     first, *others = groups
     tested = {metric: by_label for metric, by_label in scores.items()
               if metric not in ("step", "seconds") and not (unlike and is_loss(metric))}
+    if unequal := differences(groups):
+        print(f"\nthe rows also differ in: {', '.join(unequal)}")
     heads, tests = test_table(tested, dict.fromkeys(others, first))
     if tests:
         print("", *aligned(heads, tests), sep="\n")
@@ -176,5 +178,3 @@ def compare_command(words):
         for record in one.records:
             if record.get("warning", "").startswith("--steps"):
                 print(shown(f"\n{one.name}, step {record['step']}: {record['warning']}"))
-    if others := differences(groups):
-        print(f"\nthe rows also differ in: {', '.join(others)}")

@@ -148,6 +148,16 @@ def test_a_row_attends_to_itself_alone(objective):
                        "row's two cu_seqlens.")
 
 
+def test_the_embedding_of_a_text_is_its_own(objective):
+    run = start(objective)
+    texts = [run.data.tokenizer.decode(example.views[0].tolist())
+             for example in run.data.batches.examples(0)]
+    alone = torch.cat([run.encode([text]) for text in texts])
+    if not torch.allclose(run.encode(texts), alone, atol=1e-4):
+        broken("the embedding of a text depends on the other texts of its batch: Model.pool, or "
+               "what it pools, mixes rows.")
+
+
 def test_evaluation_reads_a_text_under_the_mask_of_training(objective):
     run = start(objective)
     batch, = run.make_batch(0)

@@ -383,8 +383,9 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, ofte
     kinds = np.bincount(source.kinds, minlength=3)
     assert kinds.tolist() == [len(train), held_out, excluded] and kinds.sum() == len(table)
     *notes, last = source.notes
-    assert last == (f"a: {held_out:,} rows are held out for evaluation; {excluded:,} other rows "
-                    "share a text with them in any column, and are left out of training")
+    sharing = (f"; {excluded:,} other rows share a text with them in any column, and are left out "
+               "of training") if excluded else ", and no other shares a text"
+    assert last == f"a: {held_out:,} rows are held out for evaluation{sharing}"
     if often:  # and only a frequent text
         assert notes[-1] == f"a: {often} {files.OFTEN}"
     else:
