@@ -107,6 +107,8 @@ def write_translations(folder):
         write_json_lines(folder / f"{split}-mined.jsonl", [
             {"anchor": sentence(row), "positive": sentence(row)[::-1],
              "negative": sentence(row + 1)} for row in range(first, first + 250)])
+    rows = ["anchor\tpositive", *(f"{line}\t{line[::-1]}" for line in lines[:40])]
+    (folder / "eval.tsv").write_text("\n".join(rows))
     rows = ["a\tb\tc", *(f"{line}\t{line[::-1]}\t{line.upper()}" for line in lines)]
     (folder / "PARAPHRASES").write_text("\n".join(rows))
     flores = folder / "data/flores"
@@ -174,6 +176,8 @@ def shortened(command, objective, in_block, number):
     for name in (known["RUN"], "out/mexma"):
         if name in words and program != "train.py" or "--init" in words and name in words:
             train_tiny(objective or "mexma", name)
+    if "--init out/tuned" in command:  # FAQ goes on with a run of README
+        train_tiny("contrastive", "out/tuned")
     if "--help" in words or words[:1] == ["batch"]:
         return program, words
     if program == "train.py":
