@@ -190,7 +190,8 @@ MODULES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA, "modernbert
 
 def pairs(model, theirs):
     """Yield (part of our tensor, their tensor), which hold the same numbers, for all weights. They
-    share memory with the two models, so a copy in either direction changes a model."""
+    share memory with the two models, so a copy in either direction changes a model. Raises BadInput
+    for a weight of your own."""
     kind = theirs.config.model_type
     layer = "encoder.layer" if kind in BERTS else "layers"
     prefix = f"{theirs.base_model_prefix}."  # "bert." or "model."; a base model has none
@@ -199,10 +200,13 @@ def pairs(model, theirs):
         if key == "position_embedding.weight" and kind == "bert":
             ours = ours[model.config.position_offset:]  # BERT has no rows before position 0
         key = key.replace("vocabulary_bias", "vocabulary.bias")
-        number, module, suffix = re.fullmatch(r"(?:blocks\.(\d+))?(.+)\.(\w+)", key).groups()
+        number, module, suffix = re.fullmatch(r"(?:blocks\.(\d+))?(.*?)\.?(\w+)", key).groups()
         if module == "vocabulary" and theirs.get_output_embeddings() is None:
             continue  # an objective with a head of its own has left ours unused
-        names = MODULES.get(kind, LLAMA)["*" * bool(number) + module]
+        names = MODULES.get(kind, LLAMA).get("*" * bool(number) + module)
+        if not names:
+            raise BadInput(f"{kind} has no place for the weight {key}: use python -m interop "
+                           "encode")
         found = [weights[f"{name}.{suffix}"]
                  for name in names.replace("*", f"{layer}.{number}").split()]
         yield from zip(ours.split([len(weight) for weight in found]), found)

@@ -105,6 +105,14 @@ def test_a_model_that_transformers_cannot_express_is_refused_with_the_reason(cha
         write_config(replace(make("bert")[1].config, **changes), SPECIAL)
 
 
+@pytest.mark.parametrize("part", [torch.nn.Parameter(torch.zeros(4)), torch.nn.Linear(2, 2)])
+def test_a_weight_of_your_own_is_refused_by_name(part):
+    theirs, model = make("bert")
+    model.query = part
+    with pytest.raises(BadInput, match=r"bert has no place for the weight query\b"):
+        copy_out(model, theirs)
+
+
 # ---- encoders of today: training, LoRA and export
 
 EURO = "<|begin_of_text|> <|end_of_text|> <|mask|> <|start_header_id|> <|eot_id|>"  # of Llama 3
