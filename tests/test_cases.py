@@ -139,7 +139,7 @@ def test_w5_a_later_file_that_lacks_a_column_is_refused_by_name():
 def test_w9_the_rows_that_are_held_out_are_the_same_whatever_langs(capsys):
     data = CASES / "w9_summary/data.tsv"
     run = train.start("contrastive", data=data, langs="en,summary", out="run", **SMALL)
-    assert any("share a text with them in any column" in note for note in run.data.source.notes)
+    assert any("rows are held out for evaluation" in note for note in run.data.source.notes)
     list(run.steps())
     capsys.readouterr()
     found = evaluate.evaluation_of(runs.open_run("run"), langs=["en", "de"]).rows.texts
