@@ -328,8 +328,11 @@ def show_evaluation(run, record, say):
                 "(an order error)")
         say("\n" + heading(results))
     say(headline(results, step, "start" if run.settings.init else "untrained"))
-    if step and verdict(results) == "COLLAPSING":
+    words = verdict(results)
+    if step and words == "COLLAPSING":
         say(f"        all embeddings become the same: {run.objective_class.collapse_advice}")
+    elif step == run.settings.steps and words != "ok":
+        say(f"        {words}: the first entry of FAQ.md says when that is bad")
     for line in run.example:
         say(line)
 

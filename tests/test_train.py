@@ -402,6 +402,14 @@ def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, few_row
     assert len(summary) > 8 and max(map(len, summary)) <= 100
 
 
+@pytest.mark.parametrize("words", ["ok", "half-collapsed (low effective rank)"])
+def test_the_last_verdict_has_a_line_unless_it_is_ok(words, monkeypatch, capsys):
+    monkeypatch.setattr(screen, "verdict", lambda results: words)
+    assert train.main(command("mlm", "run", steps=2, eval_every=1)) == 0
+    said = capsys.readouterr().out
+    assert said.count(f"        {words}: the first entry of FAQ.md") == (words != "ok")
+
+
 def test_auto_is_bfloat16_on_a_cpu_that_supports_it_and_a_run_keeps_its_precision(monkeypatch):
     can = {"avx512_bf16": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
