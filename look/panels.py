@@ -235,12 +235,10 @@ def neighbors(one, evaluation, count=4, k=3):
         found = [(golds[index], cosine) for index, cosine in zip(
             near.indices[0].tolist(), near.cosines[0].tolist()) if others or index != row][:k]
         right += bool(others) and found[0][0] == golds[row]
-        # Only the nearest text is a hit or a mistake.
-        marks = [mark(text == golds[row]) if text == golds[row] or not place else ""
-                 for place, (text, _) in enumerate(found)]
-        rows.append((name, shown(evaluation.texts[name][row]), "\n".join(
-            f"{one * bool(others)}{cosine:.2f} {shown(text)}"
-            for one, (text, cosine) in zip(marks, found))))
+        lines = [f"{cosine:.2f} {shown(text)}" for text, cosine in found]
+        if others:  # only the nearest text is a hit or a mistake
+            lines[0] = mark(found[0][0] == golds[row]) + lines[0]
+        rows.append((name, shown(evaluation.texts[name][row]), "\n".join(lines)))
     words = f"The three nearest of {len(golds)} texts in {first}, by cosine."
     if others:
         words += f" The nearest is the translation for {right} of {len(rows)} queries."
