@@ -83,6 +83,10 @@ def evaluate(encode, rows, copies):
     scores |= {f"order/{k}": wrong[[kind == k for kind in kinds]].mean() for k in sorted({*kinds})}
     return {f"retrieval/{name}": 100 * value.item() for name, value in scores.items()}
 
+def fail(message):  # a mistake is one line
+    print("error:", " ".join(str(message).split()), file=sys.stderr)
+    sys.exit(2)
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", choices=MODES, help="train this bag alone")
@@ -90,12 +94,25 @@ def main():
     for name, default in dict(steps=200, rate=0.01, batch=BATCH, temperature=TEMPERATURE, seed=0,
                               distance=99, split="valid", train="", test="", edits="").items():
         parser.add_argument(f"--{name}", default=default, type=type(default))
+    parser.error = fail
     flags = parser.parse_args()
+    if not (0 < flags.rate < 10 and flags.temperature > 0 and flags.steps > 0 and flags.batch > 1):
+        fail("--rate and --temperature are above 0, --steps at least 1, --batch at least 2")
+    if flags.split not in ("train", "valid", "test"):
+        fail("--split is train, valid or test")
+    if flags.test and not flags.edits:
+        fail("--test needs --edits")
     torch.set_num_threads(1)
-    rows = read_table(flags.train) if flags.train else toy("train", 20_000)
-    test = read_table(flags.test) if flags.test else toy(flags.split, 1000)
-    copies = (read_edits(flags.edits, test) if flags.test or flags.edits
-              else twins(meanings(flags.split, 1000), "en"))
+    try:
+        rows = read_table(flags.train) if flags.train else toy("train", 20_000)
+        test = read_table(flags.test) if flags.test else toy(flags.split, 1000)
+        copies = (read_edits(flags.edits, test) if flags.test or flags.edits
+                  else twins(meanings(flags.split, 1000), "en"))
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        fail(f"a file of --train, --test or --edits: {type(error).__name__}: {error}")
+    if (len(rows) < flags.batch or len(test) < 4 or len(rows[0]) < 2 or len(test[0]) < 2
+            or not copies):
+        fail(f"--train needs {flags.batch} rows, --test 4, both 2 columns, --edits a copy")
     print("50 % is chance: a far twin keeps the words and the neighboring pairs.", file=sys.stderr)
     for mode in [flags.only] if flags.only else MODES:
         torch.manual_seed(flags.seed)

@@ -258,3 +258,12 @@ def test_the_bag_prints_numbers_of_tables_and_of_scenes(small, monkeypatch, caps
     assert line.startswith("words    twins: far 50.0 %  near 50.0 %   wrong translation: ")
     assert len(line) <= 100
     assert run(*OWN).startswith("words    twins: exchange ")
+    Path("short.tsv").write_text("en\tde\na dog\n", encoding="utf-8")
+    for words, said in (("--train short.tsv", "shorter"), ("--train no.tsv", "no.tsv"),
+                        ("--test table.tsv", "needs --edits"),
+                        ("--rate nan", "are above 0"), ("--epochs 1", "--epochs"),
+                        ("--train edits.json", "--train needs 8 rows")):
+        with pytest.raises(SystemExit, match="^2$"):
+            run(*words.split())
+        line = capsys.readouterr().err
+        assert line.startswith("error: ") and said in line and line.count("\n") == 1
