@@ -328,11 +328,8 @@ def show_evaluation(run, record, say):
                 "(an order error)")
         say("\n" + heading(results))
     say(headline(results, step, "start" if run.settings.init else "untrained"))
-    words = verdict(results)
-    if step and words == "COLLAPSING":
+    if step and verdict(results) == "COLLAPSING":
         say(f"        all embeddings become the same: {run.objective_class.collapse_advice}")
-    elif step == run.settings.steps and words != "ok":
-        say(f"        {words}: the first entry of FAQ.md says when that is bad")
     for line in run.example:
         say(line)
 
@@ -342,6 +339,9 @@ def finish(run, results, say):
     if lines := examples(run.evaluation(), count=3):
         say("\n".join(["", *lines]))
     say("\n" + summary(results, run.first_scores, "start" if run.settings.init else "untrained"))
+    words = verdict(results)
+    if words not in ("ok", "COLLAPSING"):
+        say(f"{words}: the first entry of FAQ.md says when that is bad")
     folder = shlex.quote(str(run.folder))
     if run.device.type == "cuda":
         say(f"peak memory of the GPU: {torch.cuda.max_memory_allocated(run.device) / 1e9:.1f} GB")

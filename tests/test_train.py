@@ -407,7 +407,7 @@ def test_the_last_verdict_has_a_line_unless_it_is_ok(words, monkeypatch, capsys)
     monkeypatch.setattr(screen, "verdict", lambda results: words)
     assert train.main(command("mlm", "run", steps=2, eval_every=1)) == 0
     said = capsys.readouterr().out
-    assert said.count(f"        {words}: the first entry of FAQ.md") == (words != "ok")
+    assert said.count(f"\n{words}: the first entry of FAQ.md") == (words != "ok")
 
 
 def test_auto_is_bfloat16_on_a_cpu_that_supports_it_and_a_run_keeps_its_precision(monkeypatch):
