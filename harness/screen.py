@@ -3,6 +3,7 @@ itself while it trains. Nothing here computes a number that is not printed."""
 
 import contextlib
 import itertools
+import os
 import shlex
 import signal
 import sys
@@ -317,6 +318,10 @@ def introduce(run, say):
         say(f"resuming at step {run.step} of {settings.steps}")
     if run.new_schedule:
         say(run.new_schedule)
+    load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count()
+    if run.device.type == "cpu" and load > cores and torch.get_num_threads() > 1:
+        say(f"other programs use this machine (load {load:.0f}, {cores} cores): one thread can be "
+            "faster (OMP_NUM_THREADS=1)")
 
 
 def show_evaluation(run, record, say):

@@ -402,6 +402,21 @@ def test_the_screen_explains_its_marks_and_says_what_to_do(name, advice, few_row
     assert len(summary) > 8 and max(map(len, summary)) <= 100
 
 
+def test_a_run_in_float16_goes_on_on_a_gpu_alone(refused):
+    list(started("mlm", "run", steps=1).steps())
+    torch.save(checkpoint("run") | dict(precision="float16"), "run/train.pt")
+    assert "resume this run on one" in refused(command("mlm", steps=1, device="cpu"))
+
+
+@pytest.mark.parametrize("load, threads, says", [(9.0, 2, 1), (9.0, 1, 0), (0.5, 2, 0)])
+def test_a_run_says_that_the_machine_is_busy(load, threads, says, monkeypatch, capsys):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert train.main(command("mlm", "run", steps=1, device="cpu")) == 0
+    assert capsys.readouterr().out.count("one thread can be faster") == says
+
+
 @pytest.mark.parametrize("words", ["ok", "half-collapsed (low effective rank)"])
 def test_the_last_verdict_has_a_line_unless_it_is_ok(words, monkeypatch, capsys):
     monkeypatch.setattr(screen, "verdict", lambda results: words)
@@ -594,9 +609,16 @@ def test_weights_without_a_gradient_are_in_the_checkpoint_and_frozen_ones_stay_f
 def test_a_model_of_init_that_is_written_over_does_not_change_the_run(starts, tmp_path):
     shutil.copytree(starts / "mlm", "first")
     list(started("mlm", "whole", init="first", lora_rank=2, steps=3).steps())
+    content = Path("first/model.pt").read_bytes()
     for _ in started("mlm", "run", init="first", lora_rank=2, steps=3).steps(every=1):
         Path("first/model.pt").write_bytes(b"another, shorter model")  # as cp does
     assert_equal(weights("run"), weights("whole"))
+    # A file that changes while it is read ends the start.
+    Path("first/model.pt").write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BadInput, match="changed while"):
+        patch.setattr(runs, "load", lambda *given, function=runs.load: (
+            function(*given), Path("first/model.pt").write_bytes(b""))[0])
+        started("mlm", "new", init="first", lora_rank=2)
 
 
 def test_a_window_is_that_of_training_of_evaluations_and_of_a_run_that_starts_there():
