@@ -9,8 +9,9 @@ from torch import nn
 from base.common import BadInput, atomic_file
 from harness.weights import Uninitialized
 from kernels.linear import in_whole_tiles
-from model import Model
+from model import DECODER, Model
 
+LLAMA_LAYERS = DECODER | dict(qkv_bias=False, qk_norm="none", embed_scale=1.0)
 HF_FILES = ("chat_template.jinja", "generation_config.json")
 
 
@@ -30,8 +31,13 @@ def adapt_shape(own, new, settings, objective_class, pool=None):
     weights = f"LoRA of rank {settings.lora_rank}" if settings.lora_rank else "all weights"
     notes = [f"from {settings.init}: {weights}, {masked}, pooling {shape.pool}"]
     if own.causal and not shape.causal:
-        notes.append("the decoder's tokens now see later ones, too [LLM2Vec, arXiv 2404.05961]; of "
-                     "such runs only those from Llama, Mistral and SmolLM2 can be exported")
+        notes.append("the decoder's tokens now see later ones, too [LLM2Vec, arXiv 2404.05961]")
+        # EuroBERT is transformers' only bidirectional class with the layers of a decoder: Llama's.
+        lacking = [f"{name} {getattr(own, name)}" for name, value in LLAMA_LAYERS.items()
+                   if getattr(own, name) != value]
+        if lacking:
+            notes.append("this run cannot be exported: no bidirectional class of transformers has "
+                         f"{', '.join(lacking)} (with --causal it can; interop encode reads both)")
     return shape, notes
 
 
