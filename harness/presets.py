@@ -40,6 +40,15 @@ PRESETS = {
     "llm-jepa": {"scratch": (dict(lr=8e-5, jepa_weight=2.0, predictors=3), {})},  # [table 2]
 }
 
+ABOUT = {  # for --help
+    "paper": "the paper's values alone",
+    "finetune": "for --init: 1,000 steps of 64, and a learning rate that rises and falls",
+    "bag": "the mean of token embeddings, the simplest encoder",
+    "from-bag": "a transformer that starts as a bag, and reads the mean",
+    "cls": "reads [CLS], and trains with Muon",
+    "hybrid": "the model and the settings of hybrid, as its baseline",
+    "scratch": "the paper's values from random weights [table 2]"}
+
 # What replaces the paper's values without --init, at every size but toy: with the losses of these
 # papers the embeddings would collapse.
 SCRATCH = {"mexma": MEXMA_SCRATCH, "llm-jepa": dict(align="info_nce", jepa_weight=0.1)}

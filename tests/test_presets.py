@@ -1,11 +1,14 @@
-"""Recorded experiments keep their settings when a default of the toy scale changes."""
+"""Presets in --help; recorded experiments keep their settings when a default changes."""
 
 import hashlib
 import json
 import re
 from pathlib import Path
 
+import pytest
+
 from harness import settings
+from harness.presets import ABOUT, PRESETS
 from results.compare import EXPERIMENTS, ROOT
 from results.run import jobs_of
 
@@ -46,3 +49,15 @@ def test_experiments_on_real_data_have_the_settings_of_their_records(monkeypatch
     *rest, last = today["encoders-recipe"]
     changed = hashed([*rest, last | {"koleo_weight": 0.5}], stored["settings"])
     assert changed != hashes["encoders-recipe"]
+
+
+def test_help_says_what_every_preset_is(capsys):
+    names = {"paper"}
+    for objective, presets in PRESETS.items():
+        with pytest.raises(SystemExit):
+            settings.parse(["--objective", objective, "--help"])
+        printed = capsys.readouterr().out
+        for name in ("paper", *presets):
+            assert re.search(rf"--preset {name} +{re.escape(ABOUT[name])}\n", printed)
+        names |= presets.keys()
+    assert names == ABOUT.keys()
