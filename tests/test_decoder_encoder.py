@@ -1,6 +1,7 @@
 """Encoders that start from a decoder: mask, [MASK], evaluations, refusals, exports."""
 
 import contextlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import evaluate
 import train
 from base.common import BadInput
 from data import Example, Packed, Segment
-from harness import runs
+from harness import runs, settings
 from harness.pretrained import adapt_shape
 from harness.settings import TrainConfig
 from interop import families, huggingface
@@ -110,6 +111,17 @@ def test_a_causal_encoder_keeps_its_pooling(encodes, causal, pool):
     own = replace(make(next(iter(SHAPES)))[1].config, causal=True, encodes=encodes, pool="max")
     shape, _ = adapt_shape(own, own, TrainConfig(causal=causal), Contrastive)
     assert (shape.pool, shape.causal, shape.encodes) == (pool, causal, causal)
+
+
+def test_help_has_the_defaults_of_a_run_from_an_imported_model(decoders, capsys):
+    folder = decoders / "bare"
+    given = dict(init=str(folder))
+    found, *_ = settings.resolve_config(Contrastive, given, runs.open_run(folder))
+    with pytest.raises(SystemExit):
+        settings.parse(["--objective", "contrastive", "--init", str(folder), "--help", "all"])
+    printed = capsys.readouterr().out
+    for name in ("size", "steps", "batch", "optimizer"):
+        assert re.search(rf"--{name} [^\[]*\[{getattr(found, name)}\]\n", printed), name
 
 
 def test_an_imported_decoder_says_that_it_answers(decoders, capsys):
