@@ -209,16 +209,17 @@ def narrowed(packed, window):
     return replace(packed, key_ranges=torch.stack(near, 1).int(), plans={}, windows={})
 
 
-def each_tensor(value, change):
-    """Change every tensor of a batch: in dictionaries, lists, tuples, Packed and plans."""
-    if torch.is_tensor(value):
+def each_tensor(value, change, kind=torch.Tensor):
+    """Change every tensor of a batch, or everything else of one `kind`: in dictionaries, lists,
+    tuples, Packed and plans."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {name: each_tensor(item, change) for name, item in value.items()}
+        return {name: each_tensor(item, change, kind) for name, item in value.items()}
     if isinstance(value, Packed):
-        return Packed(**each_tensor(vars(value), change))
+        return Packed(**each_tensor(vars(value), change, kind))
     if isinstance(value, (list, tuple)):
-        items = [each_tensor(item, change) for item in value]
+        items = [each_tensor(item, change, kind) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 

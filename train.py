@@ -58,7 +58,7 @@ from base.processes import (
     together,
     whole,
 )
-from data import Packed, pinned, to_device
+from data import Packed, each_tensor, pinned, to_device
 from harness import runs, screen
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
@@ -336,7 +336,7 @@ class Run:
 
     def answer(self, texts, max_new=128):
         """Return what a decoder answers to N texts, a list of N: at most max_new tokens, greedily.
-        Raises BadInput for an encoder."""
+        It reads no system text, also with --chat system. Raises BadInput for an encoder."""
         from harness.generation import answer
         return answer(self.model, self.data.tokenizer, evaluate.list_of(texts), max_new)[0]
 
@@ -366,12 +366,11 @@ def validate(run):
 def prepared(micro_batches, is_causal, layouts, device):
     """Return micro-batches with what attention and the copy to a GPU need, in the background
     thread. is_causal: an encoder keeps the mask of its decoder."""
-    for batch in micro_batches:
-        for name, packed in batch.items():
-            if isinstance(packed, Packed):
-                packed = packed.as_causal() if is_causal else packed
-                batch[name] = packed.make_plans(layouts, device)
-    return pinned(micro_batches, device)
+    def planned(packed):
+        packed = packed.as_causal() if is_causal else packed
+        return packed.make_plans(layouts, device)
+
+    return pinned(each_tensor(micro_batches, planned, Packed), device)
 
 
 def average_denominators(micro_batches):

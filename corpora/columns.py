@@ -102,7 +102,8 @@ def parallel_names(paths):
 
 
 # How the columns begin that belong to a pair, but are no translation of it, and what they are for.
-NEGATIVE = re.compile("negative|hard_neg|rejected", re.IGNORECASE)
+# A negative can have a prefix: de_negative.
+NEGATIVE = re.compile(r"(.*[\W_])?(negative|hard_neg|rejected)", re.IGNORECASE)
 SCORE = re.compile("score|label|similarity", re.IGNORECASE)
 HARD = "hard negatives, which gallery/triplets.py reads"
 SCORES = ("scores or labels, which no objective reads; wrong pairs can become hard negatives for "
@@ -211,6 +212,8 @@ def choose(names, rows, langs=(), like=(), default=(), views=1):
         found = found or default or known_names(names, fit)
     if views > 2 and len(found) > 1:
         negatives = [name for name in unfit if NEGATIVE.match(name)]
+        # Not negative_id or negative_score, unless all are such.
+        negatives = [name for name in negatives if kinds[name] != NO_TEXTS] or negatives
         found = ([*found[:2], *negatives] if negatives else found)[:views]
     default = tuple(found)
     columns = tuple(langs or like or default)

@@ -248,20 +248,25 @@ def read_jsonl(path, langs=(), counts=None):
                 key for key in objects if languages(row[key])]
             if len(nested) == 1:
                 inner = row.pop(nested[0])
-                row |= {key: value for key, value in inner.items() if key not in row}
+                if twice := [key for key in inner if row.get(key, inner[key]) != inner[key]]:
+                    raise ValueError(f"{twice[0]} stands twice, also in {nested[0]}")
+                row |= inner
             if isinstance(row.get("messages"), list):
                 turns = []
                 for turn in row.pop("messages"):
-                    more = [key for key in turn if key not in ("role", "content") and turn[key]]
+                    more = [key for key in turn if key not in ("role", "content")
+                            and turn[key] not in (None, "", [], {})]
                     content = turn.get("content") if more else turn["content"]
                     turns.append((turn["role"], content))
                     for key in more if counts is not None else ():
                         counts[f"turns have {shown(key)}, which is not read"
                                f"{', and no content' * (not content)}"] += 1
-                roles = sorted(role for role, _ in turns)
-                if roles not in (["assistant", "user"], ["assistant", "system", "user"]):
-                    raise ValueError("a chat has one turn of the user, one of the assistant, "
-                                     "perhaps one of the system")
+                roles = [role for role, _ in turns]
+                if roles not in (["user", "assistant"], ["system", "user", "assistant"]):
+                    raise ValueError("a chat has perhaps a turn of the system, then one of the "
+                                     "user, then one of the assistant")
+                if row.keys() & roles:
+                    raise ValueError("beside messages, no column is user, assistant or system")
                 row |= dict(turns)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise at_line(path, number, f"not JSON Lines ({shown(error)}): write one object of "

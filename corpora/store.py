@@ -28,7 +28,7 @@ from base.common import atomic_file, digest, make_folder
 from base.processes import is_alone, meet
 from corpora.overlap import EVAL
 
-LAYOUT = 14  # version of the files and of how rows are read and held out
+LAYOUT = 15  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 
@@ -68,8 +68,8 @@ def first_of_machine():
 def encoded(source, tokenizer, holdout=True):
     """Return TextFiles as Encoded, from the cache if they are there. `holdout`: some rows are held
     out."""
-    key = digest([LAYOUT, source.state, source.columns, source.names, source.schema.least,
-                  tokenizer.hash, holdout])[:10]
+    key = digest([LAYOUT, source.state, source.columns, source.compared, source.names,
+                  source.schema.least, tokenizer.hash, holdout])[:10]
     folder = Path("cache", f"{source.name[:40]}-{key}")
     with first_of_machine() as is_first:
         try:

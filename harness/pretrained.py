@@ -65,15 +65,14 @@ def load_init(model, init, lora_rank, masks):
     """Give a new model the weights of --init, as adapt_init returned it, and LoRA. masks: the
     objective masks tokens."""
     # strict=False: only the vocabulary head may be new or unused.
-    model.load_state_dict(init.model.state_dict(), strict=False)
+    new = model.load_state_dict(init.model.state_dict(), strict=False).missing_keys
     if lora_rank:
-        # The embeddings of new tokens have no meaning yet, so they are trained too: those of [PRED]
-        # tokens, and of [MASK] in an encoder that was a decoder.
+        # What has no meaning yet is trained too: the embeddings of [PRED] tokens, that of [MASK],
+        # which a model may never have read, and a new head.
         special = init.tokenizer.special
-        new_ids = special.preds
-        if masks and init.model.config.causal and not model.config.causal:
-            new_ids += (special.mask,)
-        add_lora(model, lora_rank, new_ids)
+        add_lora(model, lora_rank, special.preds + (special.mask,) * masks)
+        for name in new:
+            model.get_parameter(name).requires_grad_(True)
 
 
 def copy_hf(source, target):

@@ -65,6 +65,10 @@ def test_a_causal_batch_has_no_later_token():
     for number in (0, 1):
         assert torch.equal(causal.mask(number), packed.mask(number).tril())
     assert not causal.plans and packed.mask(0).all()
+    # Wherever it is in a batch, which `prepared` changes.
+    found, = train.prepared([{"views": [packed, (packed,)]}], True, (), torch.device("cpu"))
+    for one in (found["views"][0], found["views"][1][0]):
+        assert torch.equal(one.key_ranges, causal.key_ranges)
 
 
 @pytest.mark.parametrize("causal, name", [(False, "with begin"), (True, "bare")])

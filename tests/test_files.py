@@ -58,7 +58,7 @@ def chat(**turns):
 @pytest.mark.parametrize("record, row", [
     (dict(system="s", user="u", assistant="a"), ("u", "a", "s")),
     (chat(system="s", user="u", assistant="a"), ("u", "a", "s")),
-    (chat(assistant="a", user="u"), ("u", "a")),
+    (chat(user="u", assistant="a"), ("u", "a")),
     ({"Question": "q", "Answer": 7, "id": 1}, ("q", "7")),
     ({"translation": {"en": "a", "de": "b"}}, ("a", "b")),
     ({"length": {"en": 1, "de": 2}, "translation": {"en": "a", "de": "b"}}, ("a", "b"))])
@@ -201,11 +201,12 @@ def test_a_file_with_an_unknown_ending_is_read_as_text_and_a_note_says_so():
 
 def test_fields_of_a_turn_that_are_not_read_are_counted():
     turns = [{"role": "user", "content": "u"},
-             {"role": "assistant", "content": "a", "thinking": "t", "name": ""}]
+             {"role": "assistant", "content": "a", "thinking": "t", "name": "", "weight": 0}]
     calls = [turns[0], {"role": "assistant", "tool_calls": [{"id": 1}]}]
     source = open_text(write("a.jsonl", lines(*[{"messages": turns}] * 2, {"messages": calls})))
     assert list(source.rows("all")) == [("u", "a")] * 2
-    assert source.notes[-2:] == ["a: 2 turns have thinking, which is not read",
+    assert source.notes[-3:] == ["a: 2 turns have thinking, which is not read",
+                                 "a: 2 turns have weight, which is not read",
                                  "a: 1 turns have tool_calls, which is not read, and no content"]
 
 
@@ -253,6 +254,10 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl:2: not JSON Lines ('utf-8' codec"),
     ("a.jsonl", lines({"text": "a"}, {"messages": [{"role": "user"}, {}, 7]}),
      "a.jsonl:2: not JSON Lines ('content'): write one object of texts, or one chat,"),
+    ("a.jsonl", lines(chat(assistant="Hello", user="u")), "then one of the user, then one of"),
+    ("a.jsonl", lines(chat(user="u", assistant="a") | {"user": "7"}), "beside messages, no column"),
+    ("a.jsonl", lines({"id": 7, "translation": {"en": "a", "id": "b"}}),
+     "a.jsonl:1: not JSON Lines (id stands twice, also in translation)"),
     ("a.en", "<url>http://x.org</url>\nA cat.\n", "a.en:1: this is markup: extract its text"),
     ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: a NUL, as in a binary file: u"),
     ("a.zip", b"PK\3\4\x14\0\0\0", "a.zip:1: this is a zip archive or a spreadsheet: unpack it"),
@@ -395,11 +400,13 @@ def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, ofte
         assert not texts[0] & texts[1]
 
 
-def test_all_characters_of_category_cf_are_invisible():
+def test_all_characters_of_the_categories_cf_and_cc_are_invisible_or_spaces():
     hidden = {*overlap.INVISIBLE.findall("".join(map(chr, range(sys.maxunicode))))}
-    assert {unicodedata.category(c) for c in hidden} == {"Cf", "Mn", "Lo", "Cn"}
-    assert all(chr(c) in hidden for c in range(sys.maxunicode)
-               if unicodedata.category(chr(c)) == "Cf")
+    assert {unicodedata.category(c) for c in hidden} == {"Cc", "Cf", "Mn", "Lo", "Cn"}
+    assert not any(map(str.isspace, hidden))
+    assert all(c in hidden or c.isspace() for c in map(chr, range(sys.maxunicode))
+               if unicodedata.category(c) in ("Cc", "Cf"))
+    assert overlap.normalized("a\x08 c\x7fat\x92s") == overlap.normalized("A cats") == "a cats"
 
 
 def test_a_text_that_was_trained_on_is_found_wherever_it_is():

@@ -9,6 +9,7 @@ import pytest
 
 from harness import settings
 from harness.presets import ABOUT, PRESETS
+from objectives import Contrastive
 from results.compare import EXPERIMENTS, ROOT
 from results.run import jobs_of
 
@@ -61,3 +62,12 @@ def test_help_says_what_every_preset_is(capsys):
             assert re.search(rf"--preset {name} +{re.escape(ABOUT[name])}\n", printed)
         names |= presets.keys()
     assert names == ABOUT.keys()
+
+
+@pytest.mark.parametrize("given, changes", [
+    (dict(preset="from-bag"), True), (dict(preset="from-bag", size="small"), False),
+    (dict(preset="bag", size="small"), True)])
+def test_a_preset_without_values_for_a_size_says_so(given, changes):
+    *_, notes = settings.resolve_config(Contrastive, given)
+    lines = [note for note in notes if "changes nothing" in note]
+    assert lines == [] if changes else lines == ["--preset from-bag changes nothing at size small"]

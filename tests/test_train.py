@@ -942,6 +942,22 @@ def test_lora_trains_beside_the_heads_of_an_objective_and_resumes_exactly(name, 
     assert any("qkv" in key for key in changed) and not any("norm" in key for key in changed)
 
 
+def test_lora_trains_a_new_vocabulary_head_and_the_embedding_of_mask(starts):
+    """A contrastive run has no such head, and has never read [MASK]."""
+    list(started("contrastive", "first", steps=1).steps())
+    run = started("mlm", "run", init="first", lora_rank=2, steps=2)
+    trained = [name for name, one in run.model.named_parameters() if one.requires_grad]
+    new = {"transform.weight", "transform.bias", "transform_norm.weight", "transform_norm.bias",
+           "vocabulary_bias", "embed.rows"}
+    assert {name for name in trained if not re.search(r"\.[ab]\.\d$", name)} == new
+    list(run.steps())
+    assert_equal(runs.open_run("run").model.state_dict(), weights("run"))
+    before, after = weights("first")["embed.weight"], weights("run")["embed.weight"]
+    special = run.data.tokenizer.special
+    changed = {row for row in range(len(after)) if not torch.equal(before[row], after[row])}
+    assert {special.mask} <= changed <= {special.mask, *special.preds}
+
+
 def test_a_chat_trains_and_is_evaluated_with_and_without_its_system_text():
     rows = [f"write {i} twice\t{i} {i}\t{'You are short.' * (i % 3)}" for i in range(60)]
     write_rows("chat.tsv", rows, "user\tassistant\tsystem")

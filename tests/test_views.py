@@ -62,7 +62,28 @@ def test_an_example_has_the_texts_of_n_columns_in_order_and_a_shared_negative_re
     assert list(run.steps()) and run.data.validation
 
 
-def test_the_first_two_columns_are_evaluated_in_training_and_later():
+@pytest.mark.parametrize("header, negatives, columns", [
+    ("query_id query positive_id positive negative_id negative", 1, "query positive negative"),
+    ("id anchor 2 positive negative_score negative", 2, "anchor positive negative"),
+    ("0 anchor 2 positive 4 de_negative", 1, "anchor positive de_negative")])
+def test_ids_and_scores_of_negatives_are_none(header, negatives, columns):
+    write(header, [(str(1000 + n), a, str(2000 + n), b, f"0.{n + 100}", f"{c} {n}")
+                   for n, (a, b, c) in enumerate(rows())])
+    if negatives == 1:
+        assert start(TRIPLETS).data.columns == tuple(columns.split())
+        return
+    with pytest.raises(BadInput, match="anchor, positive, negative"):
+        start(TRIPLETS, negatives=negatives)
+
+
+def test_a_negative_of_the_second_language_is_no_translation():
+    write("en_anchor de_negative de_positive", [(a, c, b) for a, b, c in rows()])
+    run = start(Contrastive, langs="")
+    assert run.data.columns == ("en_anchor", "de_positive")
+    assert "de_negative" in note(run, "not read")
+
+
+def test_the_first_two_columns_are_evaluated_in_training_and_later(capsys):
     write("id en de hard_neg_1 Rejected", [(row[0][-6:], *row) for row in rows(4)])
     run = start(TRIPLETS, "run", negatives=2)
     assert run.data.columns == ("en", "de", "hard_neg_1", "Rejected")
@@ -78,6 +99,10 @@ def test_the_first_two_columns_are_evaluated_in_training_and_later():
     assert len(list(Path("cache").glob("t-*"))) == 2
     write("en de", rows(2))  # needs no negatives
     assert not evaluate.main(["run", "--data", "t.tsv"])
+    capsys.readouterr()
+    write("en de fr", rows())
+    assert not evaluate.main(["run", "--data", "t.tsv", "--langs", "en,de,fr"])
+    assert "warning: not evaluated: fr; " in capsys.readouterr().err
 
 
 def test_columns_are_read_in_order_without_names_of_negatives(few_rows):
