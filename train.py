@@ -17,6 +17,7 @@ In a notebook, pass the flags as keywords. With out=None no run folder is writte
 import contextlib
 import functools
 import math
+import os
 import shlex
 import signal
 import sys
@@ -437,7 +438,8 @@ def main(arguments):
         with together():
             objective_class, given = parse(arguments)
         _, world = rank_and_world()
-        program = ["python"] if world == 1 else ["torchrun", "--nproc_per_node", str(world)]
+        of_node = os.environ.get("LOCAL_WORLD_SIZE", str(world))
+        program = ["python"] if world == 1 else ["torchrun", "--nproc_per_node", of_node]
         command = shlex.join([*program, "train.py", *arguments])
         return screen.train_and_show(Run(objective_class, given, command=command))
     finally:

@@ -134,19 +134,18 @@ def test_collate_is_a_pure_function_of_its_examples_and_rng(objective):
 
 
 def test_a_row_attends_to_itself_alone(objective):
-    batch, = start(objective).make_batch(0)
-    for name, packed in batch.items():
-        if not isinstance(packed, Packed):
-            continue
+    parts_of_batch = []
+    each_tensor(start(objective).make_batch(0), parts_of_batch.append, Packed)
+    for packed in parts_of_batch:
         row = packed.row_of_token()
         for first, last in packed.key_ranges.T.view(2, 2, -1):
             # PyTorch's attention pads each row and would not show it, but our kernels would.
             outside = (first < last) & ((first < packed.cu_seqlens[row])
                                         | (last > packed.cu_seqlens[row + 1]))
             if outside.any():
-                broken(f"row {int(row[outside][0])} of batch[{name!r}] attends to another row, so "
-                       "its embedding depends on the batch. key_ranges must stay between the "
-                       "row's two cu_seqlens.")
+                broken(f"row {int(row[outside][0])} attends to another row, so its embedding "
+                       "depends on the batch. key_ranges must stay between the row's two "
+                       "cu_seqlens.")
 
 
 def test_the_embedding_of_a_text_is_its_own(objective):
