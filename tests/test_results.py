@@ -397,8 +397,8 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
 
 CHILD = """
 import pathlib, time
-pathlib.Path("ready").touch()
 try:
+    pathlib.Path("ready").touch()  # the signal can come before this returns
     time.sleep(60)
 except KeyboardInterrupt:
     time.sleep(0.5)  # a save
