@@ -173,7 +173,7 @@ class Packed:
             make_plan = kernels.uncompiled(kernels.make_plan)
             plan = make_plan(layout, self.key_ranges.cpu().numpy(), self.cu_seqlens.cpu().numpy(),
                              device or home)
-            self.plans[layout] = each_tensor(plan, lambda x: x.to(home))
+            self.plans[layout] = change_each(plan, lambda x: x.to(home))
         return self.plans[layout]
 
     def make_plans(self, layouts, device):
@@ -183,7 +183,7 @@ class Packed:
         return self
 
     def to(self, device):
-        return each_tensor(self, lambda x: x.to(device))
+        return change_each(self, lambda x: x.to(device))
 
     def __len__(self):
         return len(self.cu_seqlens) - 1
@@ -209,17 +209,17 @@ def narrowed(packed, window):
     return replace(packed, key_ranges=torch.stack(near, 1).int(), plans={}, windows={})
 
 
-def each_tensor(value, change, kind=torch.Tensor):
+def change_each(value, change, kind=torch.Tensor):
     """Change every tensor of a batch, or everything else of one `kind`: in dictionaries, lists,
     tuples, Packed and plans."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {name: each_tensor(item, change, kind) for name, item in value.items()}
+        return {name: change_each(item, change, kind) for name, item in value.items()}
     if isinstance(value, Packed):
-        return Packed(**each_tensor(vars(value), change, kind))
+        return Packed(**change_each(vars(value), change, kind))
     if isinstance(value, (list, tuple)):
-        items = [each_tensor(item, change, kind) for item in value]
+        items = [change_each(item, change, kind) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
@@ -228,12 +228,12 @@ def pinned(batch, device):
     """Return a batch that `to_device` moves without a wait: for a GPU, in pinned memory."""
     if device.type != "cuda":
         return batch
-    return each_tensor(batch, lambda x: x.pin_memory())
+    return change_each(batch, lambda x: x.pin_memory())
 
 
 def to_device(batch, device):
     """Move a batch to a device. The loop does not wait for what is `pinned`."""
-    return each_tensor(batch, lambda x: x.to(device, non_blocking=device.type == "cuda"))
+    return change_each(batch, lambda x: x.to(device, non_blocking=device.type == "cuda"))
 
 
 # ---- corpora

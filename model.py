@@ -106,7 +106,7 @@ class ModelConfig(Checked):
 
 # Llama's choices.
 DECODER = dict(norm="rmsnorm", norm_position="pre", positions="rotary", position_offset=0,
-               activation="swiglu", bias=False)
+               activation="swiglu", bias=False, qkv_bias=False, qk_norm="none", embed_scale=1.0)
 # Encoder shapes; base and large are XLM-R's.
 SIZES = {
     "toy": dict(width=128, layers=3, heads=4, ffn_dim=512, dropout=0.0),

@@ -59,7 +59,7 @@ from base.processes import (
     together,
     whole,
 )
-from data import Packed, each_tensor, pinned, to_device
+from data import Packed, change_each, pinned, to_device
 from harness import runs, screen
 from harness.rows import open_data
 from harness.settings import TrainConfig, find_objective, parse, resolve_config
@@ -371,7 +371,7 @@ def prepared(micro_batches, is_causal, layouts, device):
         packed = packed.as_causal() if is_causal else packed
         return packed.make_plans(layouts, device)
 
-    return pinned(each_tensor(micro_batches, planned, Packed), device)
+    return pinned(change_each(micro_batches, planned, Packed), device)
 
 
 def average_denominators(micro_batches):

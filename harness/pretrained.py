@@ -11,7 +11,6 @@ from harness.weights import Uninitialized
 from kernels.linear import in_whole_tiles
 from model import DECODER, Model
 
-LLAMA_LAYERS = DECODER | dict(qkv_bias=False, qk_norm="none", embed_scale=1.0)
 HF_FILES = ("chat_template.jinja", "generation_config.json")
 
 
@@ -33,7 +32,7 @@ def adapt_shape(own, new, settings, objective_class, pool=None):
     if own.causal and not shape.causal:
         notes.append("the decoder's tokens now see later ones, too [LLM2Vec, arXiv 2404.05961]")
         # EuroBERT is transformers' only bidirectional class with the layers of a decoder: Llama's.
-        lacking = [f"{name} {getattr(own, name)}" for name, value in LLAMA_LAYERS.items()
+        lacking = [f"{name} {getattr(own, name)}" for name, value in DECODER.items()
                    if getattr(own, name) != value]
         if lacking:
             notes.append("this run cannot be exported: no bidirectional class of transformers has "

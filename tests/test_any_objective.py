@@ -18,7 +18,7 @@ import data
 import train
 from base.common import BadInput
 from base.processes import leave_processes
-from data import Packed, each_tensor
+from data import Packed, change_each
 from harness.settings import find_objective
 from model import Model
 from objectives import OBJECTIVES
@@ -125,7 +125,7 @@ def test_collate_is_a_pure_function_of_its_examples_and_rng(objective):
 
     run = start(objective)
     before = states()
-    one, two, _, three = (each_tensor(run.make_batch(step), torch.Tensor.tolist)
+    one, two, _, three = (change_each(run.make_batch(step), torch.Tensor.tolist)
                           for step in (0, 0, 1, 0))
     if not one == two == three or states() != before:
         broken("collate makes two different batches from the same examples and rng, or draws from "
@@ -135,7 +135,7 @@ def test_collate_is_a_pure_function_of_its_examples_and_rng(objective):
 
 def test_a_row_attends_to_itself_alone(objective):
     parts_of_batch = []
-    each_tensor(start(objective).make_batch(0), parts_of_batch.append, Packed)
+    change_each(start(objective).make_batch(0), parts_of_batch.append, Packed)
     for packed in parts_of_batch:
         row = packed.row_of_token()
         for first, last in packed.key_ranges.T.view(2, 2, -1):

@@ -16,7 +16,7 @@ from test_objectives import SHAPE, batch_of, build
 from torch._dynamo.testing import CompileCounter
 
 import kernels
-from data import Packed, each_tensor
+from data import Packed, change_each
 from kernels import attention, schedule
 from kernels.schedule import TILES
 from model import DECODER, Model, ModelConfig, set_attention
@@ -37,7 +37,7 @@ SHARED = "prefix, answer, isolated segment"
 
 def plan_of(key_ranges, group_size=1, tiles=SMALL):
     plan = schedule.plan(torch.as_tensor(key_ranges).numpy(), group_size, tiles, tiles)
-    return each_tensor(plan, lambda x: x.to(DEVICE))
+    return change_each(plan, lambda x: x.to(DEVICE))
 
 
 APART = [segment(5), segment(3, True, (0, 5)), segment(4), segment(3, True, (0, 5))]
@@ -223,7 +223,7 @@ def results(objective_class, back_end):
     objective = build(objective_class, torch.float32, shape, **heads.get(objective_class.name, {}))
     objective.to(DEVICE)
     (layout, _), = set_attention(objective, back_end, DEVICE, 4)
-    batch = each_tensor(batch_of(objective), lambda x: x.to(DEVICE))
+    batch = change_each(batch_of(objective), lambda x: x.to(DEVICE))
     loss, terms = objective(batch)
     loss.backward()
     for packed in batch.values():  # no layer needs another plan
