@@ -249,7 +249,7 @@ def read_jsonl(path, langs=(), counts=None):
             if len(nested) == 1:
                 inner = row.pop(nested[0])
                 if twice := [key for key in inner if row.get(key, inner[key]) != inner[key]]:
-                    raise ValueError(f"{twice[0]} stands twice, also in {nested[0]}")
+                    raise ValueError(f"{twice[0]} occurs twice, also inside {nested[0]}")
                 row |= inner
             if isinstance(row.get("messages"), list):
                 turns = []

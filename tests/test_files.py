@@ -257,7 +257,7 @@ def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
     ("a.jsonl", lines(chat(assistant="Hello", user="u")), "then one of the user, then one of"),
     ("a.jsonl", lines(chat(user="u", assistant="a") | {"user": "7"}), "beside messages, no column"),
     ("a.jsonl", lines({"id": 7, "translation": {"en": "a", "id": "b"}}),
-     "a.jsonl:1: not JSON Lines (id stands twice, also in translation)"),
+     "a.jsonl:1: not JSON Lines (id occurs twice, also inside translation)"),
     ("a.en", "<url>http://x.org</url>\nA cat.\n", "a.en:1: this is markup: extract its text"),
     ("a.txt", "A cat.\n" * 40_000 + "A \0dog.\n", "a.txt:40001: a NUL, as in a binary file: u"),
     ("a.zip", b"PK\3\4\x14\0\0\0", "a.zip:1: this is a zip archive or a spreadsheet: unpack it"),
