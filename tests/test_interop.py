@@ -154,8 +154,8 @@ DECODE = dict(**DECODER, causal=True, tied=False)
 @pytest.mark.parametrize("changes, classes", [
     (dict(), "BertModel"), (dict(head="transform", pool="mean"), "BertForMaskedLM"),
     (dict(head="transform", pair="sep-sep", position_offset=1), "XLMRobertaForMaskedLM"),
-    (dict(**DECODE, pool="last", after="[PRED_1] [SEP]"), "LlamaForCausalLM"),
-    (dict(**DECODE, qk_norm="head", pool="mean"), "Qwen3ForCausalLM")])
+    (dict(DECODE, pool="last", after="[PRED_1] [SEP]"), "LlamaForCausalLM"),
+    (dict(DECODE, qk_norm="head", pool="mean"), "Qwen3ForCausalLM")])
 def test_sentence_transformers_has_the_embeddings_of_an_export(changes, classes, tmp_path):
     run = a_run(**changes)
     made = tmp_path / HOSTILE
