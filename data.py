@@ -316,10 +316,11 @@ class Corpus:
         else:  # a row without the pivot: any two columns
             ordered_pairs = list(itertools.permutations(filled, 2))
             columns = ordered_pairs[choice % len(ordered_pairs)]
+        turn = cells[self.columns.index("system")] if system else ()
         cut = tuple(max_length is not None and len(cells[column]) > max_length
                     for column in columns)
         return Example(tuple(cells[column][:max_length] for column in columns), columns, cut,
-                       cells[self.columns.index("system")][:max_length] if system else None)
+                       turn[:max_length] if len(turn) else None)
 
 
 def open_corpus(spec_or_source, tokenizer=None, *, split="train", langs=(), vocab=None,

@@ -31,6 +31,7 @@ from base.common import (
     shown,
     usable_device,
     warn,
+    warn_once,
 )
 from base.metrics import (
     exact,
@@ -150,9 +151,14 @@ class EncodedRows:
     def openings(self):
         """Return the ids of each row's system text, which opens a chat; None without them."""
         chat = self.tokenizer.special.chat
-        return self.system and [
-            [*chat.start, *chat.system, *ids[:self.max_length].tolist(), *chat.end]
-            for ids in self.tokenizer.encode(self.system)]
+        if not self.system:
+            return None
+        turns = self.tokenizer.encode(self.system)
+        if cut := sum(len(ids) > (self.max_length or math.inf) for ids in turns):
+            warn_once(f"{cut} of {len(turns)} system texts of {self.name} are longer than "
+                      f"{self.max_length} tokens and were truncated")
+        return [[*chat.start, *chat.system, *ids[:self.max_length].tolist(), *chat.end]
+                if len(ids) else [*chat.start] for ids in turns]
 
     def encode(self, texts, column=0, openings=None):
         """Tokenize N texts like those of a column: N rows of ids that fit into the model."""
@@ -316,8 +322,12 @@ def evaluation_of(opened, data="", langs=(), split="", limit=None, pool=None, co
     """Return the Evaluation of a RunFolder, by default on its own test rows. `complete`: without
     rows that lack a text."""
     rows = rows_of(opened, data, langs, split, limit)
-    rows = encoded(opened, rows.complete() if complete else rows)
-    return Evaluation(opened.model, rows, opened.header["views"], pool, answer_limit=None)
+    if complete and (whole := rows.complete()) is not rows:
+        warn(f"only the {len(whole.hashes()):,} of {len(rows.hashes()):,} rows of {rows.name} that "
+             "have all texts are evaluated")
+        rows = whole
+    return Evaluation(opened.model, encoded(opened, rows), opened.header["views"], pool,
+                      answer_limit=None)
 
 
 def encoded(opened, rows):

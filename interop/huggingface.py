@@ -396,6 +396,10 @@ def export(name, folder):
     if run.config.get("mlm", {}).get("predict_from") == "previous":
         warn("fill-mask reads the state of the mask, and --predict-from previous trained the state "
              "before it: its words will be wrong")
+    first, other = run.header["affixes"]
+    if first != other:
+        warn(f"the run reads a second text with other ids around it ({other}) than a first one "
+             f"({first}), and the folder reads every text as a first one")
     with new_folder(folder, f"cannot export {shown(name)}") as part:
         their_config = write_config(config, run.tokenizer.special)
         kind = transformers.AutoModelForCausalLM if config.causal else (

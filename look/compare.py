@@ -8,7 +8,7 @@ Tests are paired over seeds and two-sided. ± is the standard deviation over see
 import math
 import statistics
 
-from base.common import BadInput, Parser, comma_list, did_you_mean, shown
+from base.common import BadInput, Parser, comma_list, did_you_mean, file_hash, shown
 from harness import runs
 from harness.screen import METRICS
 
@@ -110,12 +110,21 @@ def aligned(heads, rows):
 # ---- runs
 
 
+def same_results(every):
+    """Return what eval.json says of each Seen: [{metric: number}]; [] unless all of them have it,
+    for the same rows, and for the model that is there now."""
+    stored = [runs.read_results(one.run / "eval.json") for one in every]
+    for one, results in zip(every, stored):
+        model = one.run / "model.pt"
+        if not results or model.is_file() and results.get("model") != file_hash(model)[:8]:
+            return []
+    return stored if len({results.get("rows") for results in stored}) == 1 else []
+
+
 def numbers(every):
     """Return {id of a Seen: its numbers}: those of the last evaluation in its log, and those of
-    eval.json if all runs have it for the same rows."""
-    stored = [runs.read_results(one.run / "eval.json") for one in every]
-    if len({results.get("rows") for results in stored}) > 1:
-        stored = [{}] * len(every)
+    eval.json if all runs have it for the same rows, and for the model that is there now."""
+    stored = same_results(every) or [{}] * len(every)
     return {id(one): one.last() | {metric: value for metric, value in more.items()
                                   if isinstance(value, (int, float))}
             for one, more in zip(every, stored)}
@@ -174,7 +183,14 @@ def compare_command(words):
         print("\nno t-test: it needs two seeds that both rows have")
     if unlike:
         print("\nlosses are not compared: those of these rows are different functions")
+    limits = {one.header["config"].get("eval_limit") for one in every}
+    if len(limits) > 1 and not same_results(every):
+        print("\nthese runs were evaluated on different rows (--eval-limit "
+              f"{', '.join(map(str, sorted(limits)))}): run evaluate.py on each of them")
     for one in every:
+        step, steps = max(one.evaluations(), default=0), one.header["config"].get("steps", 0)
+        if step < steps:
+            print(f"\n{shown(one.name)}: its last evaluation is that of step {step} of {steps}")
         for record in one.records:
             if record.get("warning", "").startswith("--steps"):
-                print(shown(f"\n{one.name}, step {record['step']}: {record['warning']}"))
+                print("\n" + shown(f"{one.name}, step {record['step']}: {record['warning']}"))

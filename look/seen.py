@@ -76,7 +76,7 @@ def since(one):
 
 def settings_of(header):
     """Return {name: value}: the settings of a run that can change its numbers."""
-    flat = {}
+    flat = {"processes": header.get("processes", 1)}  # --batch is per process
     for name, value in header["config"].items():
         flat |= value if isinstance(value, dict) else {name: value}
     return {name: value for name, value in flat.items() if name not in IGNORED}
@@ -85,9 +85,12 @@ def settings_of(header):
 def loss_of(one, total=True):
     """Return the settings that say which loss a run minimizes; of a term of it, without the weights
     of the terms. Numbers of different losses are not comparable."""
-    return tuple((name, str(value)) for name, value in sorted(settings_of(one.header).items())
-                 if name in ("objective", "align", "temperature")
-                 or total and name.endswith("_weight"))
+    names = settings_of(one.header)
+    return tuple((name, str(value)) for name, value in sorted(names.items())
+                 if name in ("objective", "align", "temperature", "labels", "gamma")
+                 or name.startswith("mask_") or total and name.endswith("_weight")
+                 # More texts of a batch are more candidates of InfoNCE.
+                 or name in ("batch", "processes") and "temperature" in names)
 
 
 def differing(every):

@@ -45,7 +45,8 @@ def parse_flags(words):
             raise BadInput(f"there is no set {shown(name)!r} among {', '.join(sets.CLASSES)}"
                            f"{did_you_mean(name, sets.CLASSES)}")
     flags.of_sets = set(flags.tasks) <= probes.SETS.keys()  # no task reads the rows of --data
-    for flag in ("data", "langs", "split", "hard"):
+    unread = ["data", "langs", "split", "hard"] + ([] if "gap" in flags.tasks else ["limit"])
+    for flag in unread:
         if flags.of_sets and getattr(flags, flag):
             raise BadInput(f"--{flag} has no effect on {', '.join(flags.tasks)}, which read the "
                            "data sets of --files: remove it")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from base.common import warn
 from corpora.files import at_line, read_jsonl
 from tasks import sets
 
@@ -120,6 +121,10 @@ def make_windows(questions, tokenizer, middle, longest):
     special = tokenizer.special
     most = longest - 2 - len(middle)
     question_ids = tokenizer.encode([question.question for question in questions])
+    room = min(MAX_QUESTION, most // 3)
+    if cut := sum(len(ids) > room for ids in question_ids):
+        warn(f"{cut:,} of {len(questions):,} questions are longer than {room} tokens and were "
+             "truncated")
     windows = []
     for number, (ids, question) in enumerate(zip(question_ids, questions)):
         start = [special.cls, *ids[:min(MAX_QUESTION, most // 3)], *middle]
@@ -191,8 +196,12 @@ def answering(name, settings, flags, opened):
         tests["mlqa", languages] = test([one for one in asked if one.languages == languages])
     questions = sample(read_questions("squad", flags.files, "train"), settings.limit)
     # Some files have answers that are not where they say.
-    questions = [question for question in questions
-                 if question.context.startswith(question.answers[0], question.start)]
+    right = [question for question in questions
+             if question.context.startswith(question.answers[0], question.start)]
+    if len(right) < len(questions):
+        warn(f"squad: {len(questions) - len(right):,} of {len(questions):,} questions are not "
+             "trained on: their answer is not at answer_start of the context")
+    questions = right
     windows = split(questions)
     spans = [gold_span(questions[window.question], window) for window in windows]
     return Prepared([window.row for window in windows], torch.tensor(spans), 2, tests)

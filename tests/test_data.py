@@ -169,6 +169,9 @@ def test_chats_may_have_the_same_system_text_which_is_no_view(table):
                            system=True).examples(step)
         assert all(np.array_equal(example.system, system) for example in examples)
         assert len({text for example in as_bytes(examples) for text in example}) == 40
+    some = table([("", "a", "b"), *rows], "system\tuser\tassistant")
+    first, second = [some.example(row, 2, 0, system=True).system for row in range(2)]
+    assert first is None and np.array_equal(second, some.tokenizer.encode(["Answer."])[0])
 
 
 def test_views_are_the_pivot_and_another_or_any_two_or_neighbors(table):

@@ -102,7 +102,7 @@ def test_one_string_and_a_diverged_model_are_refused(tokenizer):
             evaluate.encode(model, tokenizer, texts)
 
 
-def test_rows_have_affixes_and_system_texts_and_are_truncated_as_in_training(tokenizer):
+def test_rows_have_affixes_and_system_texts_and_are_truncated_as_in_training(tokenizer, capsys):
     cells = {"a": ["the cat", "seven dogs see the cat"], "b": ["die Katze", "Hunde"]}
     texts = corpora.EvaluationRows("x", cells, system=["seven", "the cat sees"])
     cls, sep = tokenizer.special.cls, tokenizer.special.sep
@@ -112,6 +112,10 @@ def test_rows_have_affixes_and_system_texts_and_are_truncated_as_in_training(tok
     for (before, after), (column, lines) in zip(affixes, cells.items()):
         assert one.rows.ids[column] == [[cls, *system[:2], sep, *before[1:], *text[:2], *after]
                                    for system, text in zip(systems, tokenizer.encode(lines))]
+    assert "2 of 2 system texts of x are longer than 2 tokens" in capsys.readouterr().err
+    # A chat without a system text has no such turn.
+    bare = evaluation(tokenizer, texts=texts._replace(system=["seven", ""]), affixes=affixes)
+    assert bare.rows.ids["a"][1] == [cls, 20, *tokenizer.encode(cells["a"])[1], 3]
 
 
 # ---- the screen

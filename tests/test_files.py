@@ -428,6 +428,10 @@ def test_a_text_that_was_trained_on_is_found_wherever_it_is():
     assert count(summaries) == len(summaries) > 30
     assert count([("nur",), ("Ja.",), ("new",), ("",)]) == 0  # skipped, frequent, unknown, none
     assert count(train, known[:0]) == 0
+    # A file that has each of its rows many times has no frequent texts.
+    hashes = np.arange(1, 101, dtype=np.uint64).reshape(50, 2)
+    assert len(overlap.without_frequent(np.repeat(hashes, 25, 0))) == 100
+    assert len(overlap.without_frequent(np.zeros((30, 2), np.uint64))) == 0
     assert count(open_text("toy", count=3).rows("train"), np.unique(
         open_text("toy", "en", count=3).find_hashes())) == 3
 

@@ -113,6 +113,14 @@ def test_the_whole_matrix_is_tested_and_learned(ask):
     assert found["mlqa/f1/gxlt"] == pytest.approx(sum(cells[2:]) / 2)
     assert found["mlqa/train_rows"] == 8
     assert found["squad/f1"] == cells[1] > 60 and found["squad/f1"] >= found["squad/exact"]
+    # A question that is too long is truncated, and one whose answer is elsewhere is left out.
+    lines = [json.loads(line) for line in Path("squad_train.jsonl").read_text().splitlines()]
+    lines[0]["question"] *= 40
+    lines[1]["answers"][0]["answer_start"] += 1
+    Path("squad_train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    _, printed = ask("--task mlqa --epochs 1 --max-length 64")
+    assert "squad: 1 of 8 questions are not trained on" in printed
+    assert "1 of 7 questions are longer than" in printed
 
 
 def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):

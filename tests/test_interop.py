@@ -196,6 +196,17 @@ def test_the_model_card_has_what_the_run_recorded(capsys, monkeypatch):
     assert "recall" not in Path("later/README.md").read_text(encoding="utf-8")
 
 
+def test_a_second_text_that_is_read_in_another_way_is_named(capsys):
+    a_run(**DECODE, pool="last")
+    log = Path("run/log.jsonl")
+    first = json.loads(log.read_text(encoding="utf-8"))
+    before, after = first["around"]
+    for number, second in enumerate(([before, after], [before, []])):
+        log.write_text(json.dumps(first | {"affixes": [first["around"], second]}) + "\n")
+        huggingface.export("run", f"out-{number}")
+        assert ("reads every text as a first one" in capsys.readouterr().err) == bool(number)
+
+
 def test_a_difference_refuses_the_folder(tmp_path, monkeypatch, refused):
     a_run()
     monkeypatch.setattr(evaluate, "embed", lambda model, rows, *_: torch.rand(len(rows), 16))

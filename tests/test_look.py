@@ -18,6 +18,7 @@ from test_house import ROOT, write_pairs
 from test_train import assert_same_run, started
 
 import train
+from base.common import file_hash
 from data import Packed
 from harness import runs, screen
 from look import batch, compare, panels, plots, report, seen
@@ -332,6 +333,32 @@ def test_compare_has_a_row_for_each_setting_and_the_paired_test(four_runs, capsy
     assert "is given twice" in refused(main, ["compare", four_runs[0], f"{four_runs[0]}/"])
     words[2] = "geometry/rank"
     assert "no run has it; did you mean geometry/rankme?" in refused(main, words)
+
+
+def test_compare_says_what_makes_numbers_different_beside_the_seed(four_runs, tmp_path, capsys):
+    copies = [tmp_path / run.name for run in four_runs[:2]]
+
+    def compared(pattern="", replacement=""):
+        """Compare two seeds, after a change of the second one's log."""
+        for run, copy in zip(four_runs, copies):
+            copy.mkdir(exist_ok=True)
+            for name in ("log.jsonl", "model.pt", "tokenizer.json"):
+                shutil.copy(run / name, copy)
+        log = copies[1] / "log.jsonl"
+        log.write_text(re.sub(pattern, replacement, log.read_text("utf-8"), count=1), "utf-8")
+        main(["compare", "--metric", "retrieval/xsim", *map(str, copies)])
+        return capsys.readouterr().out
+
+    as_it_is = compared()
+    assert "2  " in as_it_is and "its last evaluation" not in as_it_is
+    assert "processes" in compared('"processes": 1', '"processes": 2')
+    assert "on different rows (--eval-limit " in compared(r'"eval_limit": \d+', '"eval_limit": 7')
+    assert "is that of step 4 of 9" in compared(r'"steps": \d+', '"steps": 9')
+    for stored in ("0" * 8, None):  # numbers of an older model, and of this one
+        for copy in copies:
+            runs.write_results(copy / "eval.json", {"retrieval/xsim": 12.5}, "test",
+                               stored or file_hash(copy / "model.pt"))
+        assert ("12.5" in compared()) == (stored is None)
 
 
 def test_losses_of_different_objectives_are_never_compared(four_runs, small_runs, capsys):

@@ -57,6 +57,17 @@ def test_a_search_that_finds_a_copy_of_the_right_text_is_right():
         "mrr@10": pytest.approx(100 * (1 / 2 + 1 / 3 + 1) / 3)}
 
 
+def test_a_query_of_several_rows_may_find_the_text_of_each_of_them():
+    """Of passages with five queries each, in both directions."""
+    queries = torch.eye(20)
+    passages = queries.reshape(4, 5, 20).sum(1).repeat_interleave(5, 0)
+    texts = {"passage": [f"p{row // 5}" for row in range(20)], "query": [*map(str, range(20))]}
+    scores = metrics.retrieval({"passage": passages, "query": queries}, texts)
+    assert (scores["xsim"], scores["recall@1"], scores["mrr@10"]) == (0, 100, 100)
+    texts["passage"] = [*map(str, range(20))]  # if the passages differ, one of five is right
+    assert metrics.xsim(passages, queries, texts["query"], texts["passage"]) == 80
+
+
 @pytest.mark.parametrize("text, source, texts, error", [
     ("not a", 0, "abcdefgh", "number"), ("not h", 7, "abcdefgh", "misaligned"),
     ("not h", 7, "abcdefga", "number"), ("a", 7, "abcdefgh", None)])

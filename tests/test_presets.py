@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from test_house import write_pairs
+from test_train import started
 
-from harness import settings
+from harness import runs, settings
 from harness.presets import ABOUT, PRESETS
 from objectives import Contrastive
 from results.compare import EXPERIMENTS, ROOT
@@ -71,3 +73,20 @@ def test_a_preset_without_values_for_a_size_says_so(given, changes):
     *_, notes = settings.resolve_config(Contrastive, given)
     lines = [note for note in notes if "changes nothing" in note]
     assert lines == [] if changes else lines == ["--preset from-bag changes nothing at size small"]
+
+
+@pytest.mark.parametrize("preset, says", [("bag", True), ("cls", True), ("finetune", False)])
+def test_a_preset_cannot_change_the_model_of_init_and_help_shows_that_model(preset, says, capsys):
+    write_pairs(Path("pairs.tsv"), 100)
+    list(started("contrastive", "run", steps=1, pool="mean", max_length=40).steps())
+    init = runs.open_run("run")
+    *_, notes = settings.resolve_config(Contrastive, dict(preset=preset, init="run"), init)
+    said = [note for note in notes if note.startswith("--init brings its own")]
+    assert len(said) == says and (not says or f"those of --preset {preset}" in said[0])
+    used, _, model, _ = settings.resolve_config(Contrastive, dict(init="run"), init)
+    with pytest.raises(SystemExit):
+        settings.parse("--objective contrastive --init run --help all".split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (used.max_length, model.pool) == (40, "mean")
+    assert re.search(r"truncate texts to N tokens \[40", shown)
+    assert re.search(r"make the sentence embedding \[mean", shown)
