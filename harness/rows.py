@@ -93,7 +93,7 @@ def rows_of(opened, data, langs, split, limit):
         split = "test" if data == config["data"] else "all"
     if limit is None:
         limit = 0 if os.path.isdir(os.path.expanduser(data)) else 1000
-    if views > 2 and (left := langs[2:]):
+    if views > 2 and (left := (langs or ())[2:]):
         runs.warn(f"not evaluated: {', '.join(left)}; the evaluations of this run read two texts")
     source = corpora.open_text(data, langs, limit or 20_000, opened.header.get("columns", ()),
                                views)

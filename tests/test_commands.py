@@ -29,6 +29,7 @@ SECTIONS = {"MEXMA": "mexma", "BERT-JEPA": "bepa", "Predict-and-Reconstruct": "h
             "LLM-JEPA": "llm-jepa"}
 SHAPE = dict(vocab=300, width=16, layers=1, heads=2, ffn_dim=32)
 LIMITS = dict(steps=1, batch=4, eval_limit=20)
+OF_SETS = ("sts", "pairs", "senteval", "pairs,sts", "sts,pairs", "hybrid-probes")  # no --limit
 SMALLER = {"evaluate.py": ["--limit=40"], "tasks": ["--limit=40"],
            "finetune": ["--epochs=1", "--limit=8", "--eval-limit=8"]}
 
@@ -95,8 +96,9 @@ def write_answers(data):
     database.close()
 
 
-def write_translations(folder):
-    """Write parallel files: pairs, FLORES with altered sentences, BUCC, paraphrases."""
+def write_translations(folder, names):
+    """Write parallel files: pairs, FLORES with altered sentences, BUCC, paraphrases. names: the
+    columns of eval.tsv."""
     for name in ("pairs.tsv", "data/bucc_de-en.tsv"):
         write_pairs(folder / name, 300)
     lines = [sentence(number) for number in range(300)]
@@ -107,10 +109,11 @@ def write_translations(folder):
         write_json_lines(folder / f"{split}-mined.jsonl", [
             {"anchor": sentence(row), "positive": sentence(row)[::-1],
              "negative": sentence(row + 1)} for row in range(first, first + 250)])
-    rows = ["anchor\tpositive", *(f"{line}\t{line[::-1]}" for line in lines[:40])]
+    rows = ["\t".join(names), *(f"{line}\t{line[::-1]}" for line in lines[:40])]
     (folder / "eval.tsv").write_text("\n".join(rows))
-    rows = ["a\tb\tc", *(f"{line}\t{line[::-1]}\t{line.upper()}" for line in lines)]
-    (folder / "PARAPHRASES").write_text("\n".join(rows))
+    for name, header in (("PARAPHRASES", "a\tb\tc"), ("mine.tsv", "query\tpassage\thard_negative")):
+        rows = [header, *(f"{line}\t{line[::-1]}\t{line.upper()}" for line in lines)]
+        (folder / name).write_text("\n".join(rows))
     flores = folder / "data/flores"
     flores.mkdir()
     for code in ("eng_Latn", "deu_Latn", "fra_Latn"):
@@ -130,7 +133,8 @@ def desks(tmp_path_factory):
         if page not in made:
             made[page] = folder = tmp_path_factory.mktemp("page")
             (folder / "data").mkdir()
-            write_translations(folder)
+            # README evaluates a run of pairs.tsv, and FAQ one of mined rows.
+            write_translations(folder, ("anchor", "positive") if page == "FAQ.md" else ("en", "de"))
             write_sets(folder / "data")
             write_answers(folder / "data")
             (folder / "gallery").symlink_to(ROOT / "gallery")
@@ -185,14 +189,17 @@ def shortened(command, objective, in_block, number):
         words += [f"--{key.replace('_', '-')}={value}" for key, value in sizes.items()]
         if not in_block:  # what REPRODUCE and FAQ let a reader add
             words += [] if "--out" in words else ["--out", f"out/{number}"]
-            words += [] if "--data" in words else ["--data", known["FILE"]]
+            file = "mine.tsv" if "query,passage,hard_negative" in words else known["FILE"]
+            words += [] if "--data" in words else ["--data", file]
     if program == "results" and words[0] not in ("show", "board", "plot", "flops", "gpu"):
         words += ["--help"]
     if program == "results" and words[0] == "gpu":
         words += ["--part", "machine"]
     if "senteval" in words:  # cross-validation of the others takes minutes
         words += ["--sets=sst2"]
-    return program, words + SMALLER.get("finetune" if words[:1] == ["finetune"] else program, [])
+    program_of_limits = "finetune" if words[:1] == ["finetune"] else program
+    of_sets = "tasks" in program and any(name in OF_SETS for name in words)
+    return program, words + ([] if of_sets else SMALLER.get(program_of_limits, []))
 
 
 def tiny_model(name, folder):
