@@ -237,7 +237,7 @@ def test_gradient_checkpointing_keeps_fewer_numbers_and_changes_no_bit_of_a_step
     ("--out pairs.tsv", "(File exists)"), ("--help al", "choose from 'all'"),
     ("--langs en", "mlm; pairs: columns not read: de (not in --langs)"),
     ("--langs ,", "',' names nothing"), ("--eval-limit 1", "has 1 rows to evaluate"),
-    ("--data toy --max-length 1", "use a smaller --batch or a larger --max-length")])
+    ("--max-length 1", "use a smaller --batch or a larger --max-length")])
 def test_a_mistake_is_one_line_that_names_the_value_and_leaves_nothing(words, value, starts,
                                                                        refused):
     words = [word.replace("STARTS", str(starts)) for word in words.split()]
