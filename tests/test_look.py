@@ -354,6 +354,11 @@ def test_compare_says_what_makes_numbers_different_beside_the_seed(four_runs, tm
     assert "processes" in compared('"processes": 1', '"processes": 2')
     assert "on different rows (--eval-limit " in compared(r'"eval_limit": \d+', '"eval_limit": 7')
     assert "is that of step 4 of 9" in compared(r'"steps": \d+', '"steps": 9')
+    # With more texts in a batch, InfoNCE has more candidates.
+    compared(r'"batch": \d+', '"batch": 3')
+    assert len({seen.loss_of(seen.see(copy)) for copy in copies}) == 2
+    compared()
+    assert len({seen.loss_of(seen.see(copy)) for copy in copies}) == 1
     for stored in ("0" * 8, None):  # numbers of an older model, and of this one
         for copy in copies:
             runs.write_results(copy / "eval.json", {"retrieval/xsim": 12.5}, "test",
