@@ -183,9 +183,10 @@ def compare_command(words):
         print("\nno t-test: it needs two seeds that both rows have")
     if unlike:
         print("\nlosses are not compared: those of these rows are different functions")
-    limits = {one.header["config"].get("eval_limit") for one in every}
+    # An imported run has no limit.
+    limits = {one.header["config"].get("eval_limit") for one in every} - {None}
     if len(limits) > 1 and not same_results(every):
-        print("\nthese runs were evaluated on different rows (--eval-limit "
+        print("\nthese runs can have been evaluated on different rows (--eval-limit "
               f"{', '.join(map(str, sorted(limits)))}): run evaluate.py on each of them")
     for one in every:
         step, steps = max(one.evaluations(), default=0), one.header["config"].get("steps", 0)

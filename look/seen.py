@@ -85,12 +85,12 @@ def settings_of(header):
 def loss_of(one, total=True):
     """Return the settings that say which loss a run minimizes; of a term of it, without the weights
     of the terms. Numbers of different losses are not comparable."""
-    names = settings_of(one.header)
-    return tuple((name, str(value)) for name, value in sorted(names.items())
+    settings = settings_of(one.header)
+    return tuple((name, str(value)) for name, value in sorted(settings.items())
                  if name in ("objective", "align", "temperature", "labels", "gamma")
                  or name.startswith("mask_") or total and name.endswith("_weight")
-                 # More texts of a batch are more candidates of InfoNCE.
-                 or name in ("batch", "processes") and "temperature" in names)
+                 # More texts in a batch are more candidates of InfoNCE, more neighbors of KoLeo.
+                 or name in ("batch", "processes") and "temperature" in settings)
 
 
 def differing(every):

@@ -127,7 +127,7 @@ def make_windows(questions, tokenizer, middle, longest):
              "truncated")
     windows = []
     for number, (ids, question) in enumerate(zip(question_ids, questions)):
-        start = [special.cls, *ids[:min(MAX_QUESTION, most // 3)], *middle]
+        start = [special.cls, *ids[:room], *middle]
         room = longest - 1 - len(start)
         context = tokenizer.inner.encode(question.context, add_special_tokens=False)
         context.truncate(room, stride=min(STRIDE, room // 2))

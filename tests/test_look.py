@@ -353,6 +353,8 @@ def test_compare_says_what_makes_numbers_different_beside_the_seed(four_runs, tm
     assert "2  " in as_it_is and "its last evaluation" not in as_it_is
     assert "processes" in compared('"processes": 1', '"processes": 2')
     assert "on different rows (--eval-limit " in compared(r'"eval_limit": \d+', '"eval_limit": 7')
+    # An imported run has no limit.
+    assert "--eval-limit" not in compared(r'"eval_limit": \d+, ', "")
     assert "is that of step 4 of 9" in compared(r'"steps": \d+', '"steps": 9')
     # With more texts in a batch, InfoNCE has more candidates.
     compared(r'"batch": \d+', '"batch": 3')
