@@ -41,6 +41,7 @@ def in_one_view(frames, drawn=25):
 MARK = "<!-- made by nanoJEPA -->"
 STYLE = """<style>text{font:15px system-ui,sans-serif;fill:#1b1b1b}rect{fill:#fff}
 polyline{fill:none;stroke:#909090;stroke-width:.8}
+path{stroke-width:10;stroke-linecap:round}
 @media(prefers-color-scheme:dark){text{fill:#e6e6e6}rect{fill:#14171a}}</style>"""
 
 
@@ -58,13 +59,11 @@ def moving_svg(languages, frames, views, seconds=8):
     for sentence in points.permute(2, 0, 1, 3).tolist():  # (N, frames, L, 2)
         values = [" ".join(f"{x},{y}" for x, y in languages_of) for languages_of in sentence]
         out.append(f'<polyline points="{values[-1]}">{moves("points", values)}</polyline>')
-    for number, tracks in enumerate(points.permute(1, 2, 3, 0).tolist()):  # L of (N, 2, frames)
-        out.append(f'<g fill="{COLOURS[number]}">')
-        for track in tracks:
-            x, y = [list(map(str, values)) for values in track]
-            out.append(f'<circle r="5" cx="{x[-1]}" cy="{y[-1]}">{moves("cx", x)}{moves("cy", y)}'
-                       "</circle>")
-        out.append(f'<circle r="6" cx="{20 + 60 * number}" cy="20"/></g>'
+    for number, language in enumerate(points.transpose(0, 1).tolist()):  # L of (frames, N, 2)
+        # A line of length 0 with round ends is a dot.
+        values = ["".join(f"M{x} {y}h0" for x, y in sentences) for sentences in language]
+        out.append(f'<g stroke="{COLOURS[number]}"><path d="{values[-1]}">{moves("d", values)}'
+                   f'</path><path d="M{20 + 60 * number} 20h0"/></g>'
                    f'<text x="{31 + 60 * number}" y="25">{languages[number]}</text>')
     for number, (step, error, _) in enumerate(frames):
         shown = ["visible" if number == other else "hidden" for other in range(len(frames))]

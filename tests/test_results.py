@@ -198,7 +198,7 @@ def test_the_moving_picture_ends_with_the_last_frame_and_does_not_distort_it():
     views = plots.in_one_view(frames, 4)
     root = ElementTree.fromstring(plots.moving_svg(["en", "de"], frames, views))
     moving = [(one, move) for one in root.iter() for move in one if move.tag.endswith("animate")]
-    assert len({one for one, _ in moving}) == 4 + 2 * 4 + 3  # lines, points and captions
+    assert len({one for one, _ in moving}) == 4 + 2 + 3  # lines, languages and captions
     for one, move in moving:
         values = move.get("values").split(";")
         assert len(values) == 3 and values[-1] == one.get(move.get("attributeName"))
