@@ -482,6 +482,7 @@ class Ntp(Objective):
     views = 2
     texts_per_row = 2
     causal = True
+    masks = False
     pool = "last"
     paper = dict(lr=2e-5, batch=128, steps=248, warmup=0.0, schedule="linear", weight_decay=0.0,
                  clip=1.0, max_length=512, data="regex")

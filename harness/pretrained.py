@@ -69,7 +69,8 @@ def load_init(model, init, lora_rank, masks):
         # What has no meaning yet is trained too: the embeddings of [PRED] tokens, that of [MASK],
         # which a model may never have read, and a new head.
         special = init.tokenizer.special
-        add_lora(model, lora_rank, special.preds + (special.mask,) * masks)
+        mask = (special.mask,) if masks and special.mask is not None else ()
+        add_lora(model, lora_rank, special.preds + mask)
         for name in new:
             model.get_parameter(name).requires_grad_(True)
 

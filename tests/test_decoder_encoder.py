@@ -165,6 +165,12 @@ def test_every_encoders_objective_starts_from_a_llama_and_resumes(objective, tra
     assert trained(objective, lora_rank=2, **more)[0].step == 2
 
 
+@pytest.mark.parametrize("objective", ["ntp", "llm-jepa"])
+def test_a_decoder_without_mask_stays_a_decoder_under_lora(objective, trained):
+    run, record = trained(objective, "bare", lora_rank=2)
+    assert record["step"] == 2 and run.model.config.causal and run.data.tokenizer.special.mask is None
+
+
 @pytest.mark.parametrize("objective", ["mexma", "bepa"])
 def test_a_head_needs_a_token_before_each_text(objective, trained):
     """test_train.py has what else --init refuses of a decoder."""
