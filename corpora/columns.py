@@ -213,7 +213,8 @@ def choose(names, rows, langs=(), like=(), default=(), views=1):
     if views > 2 and len(found) > 1:
         negatives = [name for name in unfit if NEGATIVE.match(name)]
         # Not negative_id or negative_score, unless all are such.
-        negatives = [name for name in negatives if kinds[name] != NO_TEXTS] or negatives
+        of_words = kinds_of(negatives, rows, is_word)
+        negatives = [name for name in negatives if of_words[name] != NO_TEXTS] or negatives
         found = ([*found[:2], *negatives] if negatives else found)[:views]
     default = tuple(found)
     columns = tuple(langs or like or default)

@@ -245,7 +245,7 @@ def read_jsonl(path, langs=(), counts=None):
                 json.dumps(row, ensure_ascii=False).encode()
             objects = [key for key, value in row.items() if isinstance(value, dict)]
             nested = ["translation"] if "translation" in objects else [
-                key for key in objects if languages(row[key])]
+                key for key in objects if languages(row[key]) and not languages(row)]
             if len(nested) == 1:
                 inner = row.pop(nested[0])
                 if twice := [key for key in inner if row.get(key, inner[key]) != inner[key]]:

@@ -11,6 +11,7 @@ from base import metrics
 from base.common import BadInput, shown
 from harness import runs
 from harness.rows import rows_of
+from objectives import IN_BATCH
 
 # Settings that do not make two runs different ones.
 IGNORED = {"seed", "size"} | runs.RESUME_MAY_CHANGE - {"steps", "data", "eval_data"}
@@ -86,11 +87,13 @@ def loss_of(one, total=True):
     """Return the settings that say which loss a run minimizes; of a term of it, without the weights
     of the terms. Numbers of different losses are not comparable."""
     settings = settings_of(one.header)
+    # More texts in a batch are more candidates of InfoNCE, more neighbors of KoLeo.
+    by_batch = total and settings.get("koleo_weight") or (
+        "temperature" in settings and settings.get("align", "info_nce") in IN_BATCH)
     return tuple((name, str(value)) for name, value in sorted(settings.items())
                  if name in ("objective", "align", "temperature", "labels", "gamma")
                  or name.startswith("mask_") or total and name.endswith("_weight")
-                 # More texts in a batch are more candidates of InfoNCE, more neighbors of KoLeo.
-                 or name in ("batch", "processes") and "temperature" in settings)
+                 or name in ("batch", "processes") and by_batch)
 
 
 def differing(every):

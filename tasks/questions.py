@@ -128,9 +128,9 @@ def make_windows(questions, tokenizer, middle, longest):
     windows = []
     for number, (ids, question) in enumerate(zip(question_ids, questions)):
         start = [special.cls, *ids[:room], *middle]
-        room = longest - 1 - len(start)
+        rest = longest - 1 - len(start)
         context = tokenizer.inner.encode(question.context, add_special_tokens=False)
-        context.truncate(room, stride=min(STRIDE, room // 2))
+        context.truncate(rest, stride=min(STRIDE, rest // 2))
         for part in (context, *context.overflowing):
             row = np.array([*start, *part.ids, special.sep])
             windows.append(Window(row, number, len(start), part.offsets))

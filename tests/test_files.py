@@ -61,7 +61,8 @@ def chat(**turns):
     (chat(user="u", assistant="a"), ("u", "a")),
     ({"Question": "q", "Answer": 7, "id": 1}, ("q", "7")),
     ({"translation": {"en": "a", "de": "b"}}, ("a", "b")),
-    ({"length": {"en": 1, "de": 2}, "translation": {"en": "a", "de": "b"}}, ("a", "b"))])
+    ({"length": {"en": 1, "de": 2}, "translation": {"en": "a", "de": "b"}}, ("a", "b")),
+    ({"en": "a", "de": "b", "scores": {"en": 0.9, "de": 0.1}}, ("a", "b"))])
 def test_pairs_and_chats_have_two_views_and_a_system_text_is_none(record, row):
     source = open_text(write("a.jsonl", lines(record)))
     assert source.columns[2:] == ("system",)[:len(row) - 2] and source.num_text_columns == 2
@@ -381,6 +382,7 @@ def test_held_out_rows_are_the_same_for_any_columns_and_order_of_the_file():
     (PAIRS + [tuple(text.replace("a", f"{hidden}a") for text in pair)   # nobody sees these
               for pair, hidden in zip(PAIRS, "\u200b\xad\ufeff\u200e\ufe0f\U000e0101\u2060" * 9)],
      4, 4, 0),
+    ([(f"en {i}", f"de {j}") for i in range(40) for j in range(40)], 160, 0, 160),  # all pairs
     (PAIRS[:20], 2, 0, 0)])
 def test_no_text_of_a_held_out_row_is_trained_on(table, held_out, excluded, often):
     source = open_text(tsv("a.tsv", table, "src\ttgt\n"))

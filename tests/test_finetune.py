@@ -131,6 +131,7 @@ def test_gold_answers_score_100_over_windows_scripts_and_rules(tokenizer):
                                 f"{lang}-en") for lang, text, answer in rows]
     windows = questions.make_windows(asked, tokenizer, [tokenizer.special.sep], 96)
     assert max(len(window.row) for window in windows) == 96 and len(windows) > 9
+    assert len({window.at for window in windows}) == 1  # one question, truncated to one length
     outputs = []  # of a model that knows the answers
     for window in windows:
         logits = torch.zeros(len(window.row), 2)

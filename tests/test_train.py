@@ -536,6 +536,8 @@ def flipped(path):
      "json is"),
     (lambda path: torch.save(checkpoint(path.parent) | dict(precision="float16"), path),
      "resume this run on one"),
+    (lambda path: torch.save(checkpoint(path.parent) | dict(weights={}), path),
+     "has other weights than this version trains"),
     # A trained model without its checkpoint is not replaced by a new one.
     (Path.unlink, "model.pt, but no train.pt"),
     (lambda path: path.write_bytes(b"cos\nmkdir\n(S'executed'\ntR."), "train.pt"),  # a program

@@ -76,6 +76,12 @@ def test_ids_and_scores_of_negatives_are_none(header, negatives, columns):
         start(TRIPLETS, negatives=negatives)
 
 
+def test_a_column_of_negatives_with_one_word_is_one_of_them():
+    write("query positive negative_1 negative_2",
+          [(a, b, "e" * n if n % 5 else c, f"a {b}") for n, (a, b, c) in enumerate(rows())])
+    assert start(TRIPLETS, negatives=2).data.columns[2:] == ("negative_1", "negative_2")
+
+
 def test_a_negative_of_the_second_language_is_no_translation():
     write("en_anchor de_negative de_positive", [(a, c, b) for a, b, c in rows()])
     run = start(Contrastive, langs="")
