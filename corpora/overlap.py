@@ -70,7 +70,8 @@ def hold_out(texts, least=2):
 def frequent(texts, others=False):
     """Return the hashes among (N, C) of texts of many rows, such as "Yes.", and of no text, sorted
     (n,), or all others. They tell nothing about a row. Many are more than a tenth of a small file's
-    rows, 20 rows of a larger file, or 0.2 % of a very large one's, times the median number of copies of a row."""
+    rows, 20 rows of a larger file, or 0.2 % of a very large one's, times the median number of
+    copies of a row."""
     # Without counts, np.unique takes 20 times as long [NumPy 2.3].
     values, counts = np.unique(texts, return_counts=True)
     # A file can have every row several times.
