@@ -28,7 +28,7 @@ from base.common import atomic_file, digest, make_folder
 from base.processes import is_alone, meet
 from corpora.overlap import EVAL
 
-LAYOUT = 16  # version of the files and of how rows are read and held out
+LAYOUT = 17  # version of the files and of how rows are read and held out
 CHUNK = 4096  # rows that are encoded at once
 
 
