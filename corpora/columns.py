@@ -34,9 +34,10 @@ def language(name):
     # macOS writes some letters, such as the ñ of "español", as two characters.
     words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", name))
     codes = [re.sub(r"\d{1,2}$", "", word.lower()) for word in words]
-    # "It is" and "So sei es" are sentences, and "de-000000093" is the id of one.
+    # "It is" and "So sei es" are sentences, "source (en)" is not. "de-000000093" is an id.
     places = [place for place, code in enumerate(codes) if code in LANGUAGES
-              and (len(code) > 2 or " " not in name or words[place].isupper())]
+              and (len(code) > 2 or " " not in name or words[place].isupper()
+                   or f"({words[place]})" in name)]
     if not places or re.search(r"\d{5}", name):
         return "", ""
     if places[0] == 0 and (len(places) == len(words) or REGION.fullmatch(words[1])):  # toba_batak
@@ -112,7 +113,9 @@ SCORES = ("scores or labels, which no objective reads; wrong pairs can become ha
 
 def no_view(name):
     """Return what a column with this name is for if it is no text of a pair, or ""."""
-    return HARD if NEGATIVE.match(name) else SCORES if SCORE.match(name) else ""
+    if NEGATIVE.match(name):
+        return HARD
+    return SCORES if SCORE.match(name) and not language(name)[0] else ""  # not label_en
 
 
 def check_views(source, langs, views, objective_class):

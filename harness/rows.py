@@ -46,8 +46,9 @@ def read_rows(source, settings, objective_class, options, tokenizer, rank, world
     views = objective_class.num_views(options)
     columns = source.columns[:source.num_text_columns]
     if settings.eval_data:
-        eval_source = corpora.open_text(settings.eval_data, settings.langs, like=columns,
-                                        views=views)
+        eval_source = corpora.open_text(  # it may lack the negatives
+            settings.eval_data, settings.langs, like=columns[:2] if views > 2 else columns,
+            views=views)
     open_rows = functools.partial(open_corpus, langs=settings.langs, vocab=settings.vocab,
                                   holdout=not settings.eval_data, block=settings.block)
     corpus = open_rows(source, tokenizer, split="train")

@@ -84,10 +84,12 @@ def twin_lines(evaluation, number):
 
 
 def gap_lines(objective, rows):
-    """Return lines with the first row, whose middle token is masked, and the token that an
-    objective with a vocabulary head predicts there."""
+    """Return lines with the first row that has a text, whose middle token is masked, and the token
+    that an objective with a vocabulary head predicts there."""
     tokenizer = rows.tokenizer
-    ids = list(next(iter(rows.ids.values()))[0])
+    first, texts = next(iter(rows.texts.items()))
+    row = next((row for row, text in enumerate(texts) if text), 0)
+    ids = list(rows.ids[first][row])
     middle = len(ids) // 2
     gold, ids[middle] = ids[middle], tokenizer.special.mask
     device = next(objective.parameters()).device

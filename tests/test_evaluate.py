@@ -222,9 +222,9 @@ def test_one_twin_is_followed(tokenizer):
 
 def test_one_gap_is_filled(tokenizer, monkeypatch):
     objective = Mlm(tiny(head="transform"), Mlm.Config())
-    texts = corpora.EvaluationRows("x", {"text": ["seven dogs see the cat", "the cat"]})
+    texts = corpora.EvaluationRows("x", {"text": ["", "seven dogs see the cat", "the cat"]})
     rows = evaluation(tokenizer, texts=texts).rows
-    ids = [*rows.ids["text"][0]]
+    ids = [*rows.ids["text"][1]]
     middle = len(ids) // 2
     for mark, found in (("=", ids[middle]), ("!", ids[middle - 1])):
         monkeypatch.setattr(objective, "most_likely", lambda states, x=found: torch.tensor([x]))

@@ -153,6 +153,8 @@ TIMES = [f"{day}, {month} Mar 2020 10:{month}:11 CET" for day in ("Mon", "Tue")
     ("en_src de_human de_google", (EN, DE, FR), "en_src de_human", "de_google (others are read)"),
     # languages as their speakers write them
     ("Русский 中文", (EN, DE), "Русский 中文", ""),
+    # a name of a thing in two languages is no label of a pair
+    ("label_en label_de", (EN, DE), "label_en label_de", ""),
     ("en zh_cn zh_tw", (EN, ["我们看见猫"] * 3, ["我們看見貓"] * 3), "en zh_cn zh_tw", ""),
     # "src" is also where a text comes from
     ("src ref text", (["news", "web"] * 7, [f"http://x.org/{i}" for i in range(14)], EN), "text",
@@ -221,6 +223,8 @@ def test_a_file_that_is_named_twice_keeps_its_first_place():
 
 
 def test_langs_choose_and_order_columns_and_a_wide_table_may_have_gaps():
+    path = write("n.csv", "source (en),target (de)\nA dog runs.,Ein Hund rennt.\n")
+    assert open_text(path).columns == ("source (en)", "target (de)")
     table = [("1", "a", "b", "c"), ("2", "d", "", "f"), ("3", "g", "", ""), ("4", "", "h", "i")]
     path = tsv("w.tsv", table, "id\ten\tde\tfr\n")
     source = open_text(path)

@@ -111,6 +111,13 @@ def test_the_first_two_columns_are_evaluated_in_training_and_later(capsys):
     assert "warning: not evaluated: fr; " in capsys.readouterr().err
 
 
+def test_evaluation_data_can_lack_the_negatives():
+    write("anchor positive negative", rows())
+    write_rows("pairs.tsv", [f"{a} now\t{b} now" for a, b, _ in rows(count=20)], "anchor\tpositive")
+    run = start(TRIPLETS, eval_data="pairs.tsv")
+    assert note(run, "no validation loss") and list(run.rows.texts) == ["anchor", "positive"]
+
+
 def test_columns_are_read_in_order_without_names_of_negatives(few_rows):
     assert start(Texts, data="toy").data.columns == ("en", "de", "fr")
     write("fr en de", [(f"un chat {a}", a, b) for a, b in rows(2)])
