@@ -25,7 +25,7 @@ from base.common import (
     Positive,
     PositiveFraction,
 )
-from base.processes import all_gather_with_grad, num_processes, whole
+from base.processes import all_gather_with_grad, rank_and_world, whole
 from base.tokenizer import add_special, concat_ids
 from data import Packed, Segment, apply_bert_masking, fixed_count_mask, token_mask
 from kernels.cross_entropy import linear_cross_entropy, upcast
@@ -863,7 +863,7 @@ class LlmJepa(Ntp):
 
     def __init__(self, model, config):
         super().__init__(model, config)
-        if config.align in IN_BATCH and config.jepa_dropout and num_processes() > 1:
+        if config.align in IN_BATCH and config.jepa_dropout and rank_and_world()[1] > 1:
             # Each process would skip other steps, and the loss gathers embeddings.
             raise BadInput(f"--jepa-dropout with --align {config.align} needs a single process")
 

@@ -82,6 +82,8 @@ def run_flops(folder, named):
     known = {field.name for one in (settings.TrainConfig, objective_class.Config)
              for field in fields(one)}.union(settings.SHAPE)
     known -= settings.FIXED_BY_INIT if config.get("init") else set()
+    if config["model"].get("windows") and not config.get("window"):
+        known.discard("window")  # the model of --init has windows of its own
     # --causal is a flag of encoders alone, and the model of every decoder is causal.
     values = config["model"] | config | config[name]
     # A log has every setting, also those of no effect, which train.py refuses as flags.

@@ -312,7 +312,7 @@ def test_the_models_of_papers_have_their_numbers_of_parameters():
     (lambda: Hybrid.Config(balance_start=1.0), "balance_start is 1.0"),
     (lambda: Hybrid.Config(balance="scheduled"), "from 0.5 to 0.5, which is constant: add")])
 def test_a_value_that_cannot_work_is_refused_in_one_line(make, name, monkeypatch):
-    monkeypatch.setattr("objectives.num_processes", lambda: 2)
+    monkeypatch.setattr("objectives.rank_and_world", lambda: (0, 2))
     with pytest.raises(BadInput, match=f"^[^\n]*{name}[^\n]*$"):
         make()
 

@@ -11,7 +11,7 @@ from test_train import started
 
 from harness import runs, settings
 from harness.presets import ABOUT, PRESETS
-from objectives import Contrastive
+from objectives import Bepa, Contrastive, Objective
 from results.compare import EXPERIMENTS, ROOT
 from results.run import jobs_of
 
@@ -52,6 +52,14 @@ def test_experiments_on_real_data_have_the_settings_of_their_records(monkeypatch
     *rest, last = today["encoders-recipe"]
     changed = hashed([*rest, last | {"koleo_weight": 0.5}], stored["settings"])
     assert changed != hashes["encoders-recipe"]
+
+
+def test_a_readers_class_can_lack_an_option_of_the_class_that_it_extends():
+    class Own(Bepa):
+        paper = toy = {}
+        Config = Objective.Config
+    _, ours = settings.defaults(Own, "small")
+    assert "cls_view" not in ours and ours["batch"] == 256
 
 
 def test_help_says_what_every_preset_is(capsys):

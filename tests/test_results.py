@@ -23,7 +23,7 @@ from test_house import write_pairs
 import evaluate
 import train
 from harness import runs, settings
-from objectives import Mexma
+from objectives import Contrastive, Mexma
 from results import compare, flops, plots, run, show
 from results.__main__ import main
 from tasks import finetune
@@ -393,6 +393,16 @@ def test_the_runner_records_what_is_missing_and_matches_compute(own_records, pai
     assert "a/geometry/rankme" in second["eval"] and "generate/exact" in first["eval"]
     monkeypatch.setattr(run, "call", None)
     main(["mini"])  # all is recorded, so nothing runs
+
+
+def test_the_windows_that_init_brings_are_counted(pairs):
+    flags = dict(data="pairs.tsv", steps=1, batch=8, eval_limit=20, precision="float32")
+    shape = dict(width=16, layers=1, heads=2, ffn_dim=32, vocab=300, window=2)
+    for more in (shape | dict(out="first"), dict(init="first", out="second")):
+        list(train.start("contrastive", **flags | more).steps())
+    words = [f"--{name.replace('_', '-')}={flags[name]}" for name in flags]
+    found, _ = flops.step_flops(["--objective=contrastive", "--init=first", *words])
+    assert flops.run_flops("second", Contrastive) == found
 
 
 CHILD = """

@@ -500,6 +500,21 @@ def test_a_finished_run_is_evaluated_again_and_can_be_moved_and_trained_longer(r
     assert not evaluate.main(["moved_run", "--json"])  # it finds the rows where they are now
 
 
+def test_a_schedule_is_named_once_at_the_step_where_it_changed(starts):
+    killed = [{"step": 2, "warning": "--steps was 2, is 60"}]
+    for out, mistaken in (("run", []), ("killed", killed)):
+        shutil.copytree(starts / "mlm", out)
+        with open(f"{out}/log.jsonl", "a", encoding="utf-8") as log:
+            log.writelines(json.dumps(line) + "\n" for line in mistaken)  # killed before a save
+        run = started("mlm", out, steps=4)
+        for record in run.steps(every=1):
+            if record["step"] == 3:
+                break
+        assert run.step == 3 and list(run.steps())
+        said, = [one for one in runs.read_log(out)[1:] if "warning" in one]
+        assert said["step"] == 2 and said["warning"].startswith("--steps was 2, is 4, ")
+
+
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory):
     """Return a folder with the runs mlm and ntp, which tests must not change."""
